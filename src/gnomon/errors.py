@@ -1,0 +1,69 @@
+"""The exception tree. Every error a user can cause is one of these, and says what was asked, what the limit is and what to do.
+
+    GnomonError(ValueError)
+    ├── InputError         a file or value that cannot be read: carries the path to the value (`$.stages[2].calls`)
+    │   ├── UnitError      a quantity without a unit, with a wrong unit, or not finite
+    │   └── FormatError    a text form (Program, Timeline, another tool's file) that does not parse: carries line and column
+    ├── GraphError         a model that is not well formed (unknown tensor, shapes that disagree)
+    ├── PlanError          a plan that cannot run on this graph or cluster, or that contradicts itself
+    ├── ProgramError       a Program that cannot run: carries the `Problem`s that validate found
+    ├── UnpricedError      an action, op, link or buffer without a price or size
+    └── CatalogueError     an unknown device, cluster or model: carries the nearest names
+
+`assert` is for our own mistakes, never for a user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class GnomonError(ValueError):
+    """Base of every error that Gnomon raises on purpose."""
+
+
+class InputError(GnomonError):
+    """A value that cannot be read. `path` says where, as in `$.stages[2].calls`; the message ends with it."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        self.path = path
+        super().__init__(f"{message} - at `{path}`" if path else message)
+
+
+class UnitError(InputError):
+    """A quantity without a unit, with a unit of the wrong kind, or not finite."""
+
+
+class FormatError(InputError):
+    """Text that does not parse. `path` is `file:line:column` or `line N`."""
+
+
+class GraphError(GnomonError):
+    """A model graph that is not well formed."""
+
+
+class PlanError(GnomonError):
+    """A plan that contradicts itself, its graph or its cluster."""
+
+
+class ProgramError(GnomonError):
+    """A Program that cannot run. `problems` holds what `validate` found, first cause first."""
+
+    def __init__(self, message: str, problems: tuple[object, ...] = ()) -> None:
+        self.problems = problems
+        super().__init__(message)
+
+
+class UnpricedError(GnomonError):
+    """Something without a price or a size: naming it beats a total that is silently low."""
+
+
+class CatalogueError(GnomonError):
+    """An unknown name of a device, cluster or model."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """` (did you mean 'a', 'b'?)` for an error message, or `` when nothing is close."""
+    close = get_close_matches(name, list(known), n=count, cutoff=0.5)
+    return f" (did you mean {', '.join(repr(c) for c in close)}?)" if close else ""

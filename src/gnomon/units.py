@@ -1,9 +1,10 @@
 """Quantities: parse the text that people write, print it back exactly, and the grid that all times lie on.
 
-Inside Gnomon every number is canonical (seconds, whole bytes, bytes/s, FLOP/s, hertz, watts, dollars/hour); units exist only in text. `parse_*` is
-strict: a bare number, NaN, infinity, a negative number or a unit of another kind is a `UnitError` that lists the accepted units. `format_*` is its exact
-inverse (`parse(format(x)) == x` for every legal value); `show_*` rounds, for reports. GB is 10**9 bytes, GiB is 2**30, Gb is bits and only legal in a rate.
-`quantise` puts durations on a dyadic grid, on which float64 sums and maxima are exact. Left out: arithmetic on quantities; plain numbers do that.
+Inside Gnomon every number is canonical (seconds, whole bytes, bytes/s, FLOP/s, hertz, watts, dollars/hour); units
+exist only in text. `parse_*` is strict: a bare number, NaN, infinity, a negative number or a unit of another kind is a
+`UnitError` that lists the accepted units. `format_*` is its exact inverse (`parse(format(x)) == x` for every legal
+value); `show_*` rounds, for reports. GB is 10**9 bytes, GiB is 2**30, Gb is bits and only legal in a rate. `quantise`
+puts durations on a dyadic grid, on which float64 sums and maxima are exact. Left out: arithmetic on quantities.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from gnomon.errors import UnitError, nearest
 
 TICK_S = 2.0**-36
-"""Spacing of the grid of time (14.6 ps). Below MAX_TIME_S a multiple of it is exact in float64, and so are sums and maxima of multiples."""
+"""Spacing of the grid of time (14.6 ps). Up to MAX_TIME_S, multiples of it and their sums and maxima are exact."""
 
 MAX_TIME_S = 2.0**17
 """Largest time on the grid (36.4 hours): 17 + 36 bits are the 53 of float64."""
@@ -33,7 +34,7 @@ MAX_INTEGER = 2**63 - 1
 _SI = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
-# Possessive quantifiers and a bounded exponent: no text, however hostile, makes this slow or the number astronomically long.
+# Possessive quantifiers and a bounded exponent: no text makes this slow or the number astronomically long.
 _NUMBER = re.compile(r"[0-9][0-9_]*+(?:\.[0-9]++)?(?:[eE][+-]?[0-9]{1,3}(?![0-9]))?")
 _MAX_TEXT = 2048
 
@@ -50,7 +51,8 @@ _BIT = Fraction(1, 8)
 
 
 class Unit(Enum):
-    """The kinds of quantity. In an annotation (`Annotated[float, Unit.SECONDS]`) it tells `gnomon.schema` how a file spells the field."""
+    """The kinds of quantity. In an annotation (`Annotated[float, Unit.SECONDS]`) it tells `gnomon.schema` how a
+    file spells the field."""
 
     SECONDS = "seconds"
     BYTES = "bytes"
@@ -103,7 +105,8 @@ _OFFERED = {
     Unit.DOLLARS_PER_HOUR: "$/h, USD/h",
 }
 
-# Units that exact printing chooses from, smallest first. All powers of ten, so shifting a decimal point is exact; bytes are apart (below).
+# Units that exact printing chooses from, smallest first. All are powers of ten, so shifting the decimal point is
+# exact; bytes are apart (below).
 _PRINTED = {
     Unit.SECONDS: ((-9, "ns"), (-6, "us"), (-3, "ms"), (0, "s")),
     Unit.BYTES_PER_S: ((0, "B/s"), (3, "kB/s"), (6, "MB/s"), (9, "GB/s"), (12, "TB/s")),
@@ -120,9 +123,10 @@ _COUNTS |= {"K": Fraction(1000), "B": Fraction(10**9)} | {p: Fraction(2**b) for 
 def parse(text: str, unit: Unit, path: str = "") -> float | int:
     """The canonical number of a quantity such as `"900 GB/s"`: int for bytes, float for the others.
 
-    text: a number that is not negative, then a unit of this kind; a blank between them is optional. Dollars may also be written `$2.49/h`.
+    text: a number that is not negative, then a unit of this kind; a blank between them is optional. Dollars may also
+        be written `$2.49/h`.
     path: where the text stands, for the error message.
-    Bytes written with a fraction (`"79.6 GiB"`) become the nearest whole byte. UnitError if the text is anything else.
+    Bytes written with a fraction (`"79.6 GiB"`) become the nearest whole byte. UnitError if it is anything else.
     """
     body = text.strip()
     if unit is Unit.DOLLARS_PER_HOUR and body.startswith("$"):
@@ -135,7 +139,7 @@ def parse(text: str, unit: Unit, path: str = "") -> float | int:
 
 
 def format_quantity(value: float | int, unit: Unit) -> str:
-    """The shortest exact text of a canonical number: `parse(format_quantity(x, u), u) == x`. UnitError if x is not legal."""
+    """Exact text of a canonical number: `parse(format_quantity(x, u), u) == x`. UnitError if x is not legal."""
     check(value, unit)
     if unit is Unit.BYTES:
         return _format_bytes(int(value))
@@ -192,15 +196,17 @@ def parse_dollars_per_hour(text: str) -> float:
 
 
 def parse_count(text: str, path: str = "") -> int:
-    """A whole number of things: `"4096"`, `"4k"` -> 4000, `"4Ki"` -> 4096, `"1.5M"`, `"8B"` (10**9). UnitError if not whole, negative or something else."""
+    """A whole number of things: `"4096"`, `"4k"` -> 4000, `"4Ki"` -> 4096, `"1.5M"`, `"8B"` (10**9).
+
+    UnitError if it is not whole, negative or something else.
+    """
     number, suffix = _split(text.strip(), "a count such as 4096, 4k, 4Ki or 1.5M", path)
     if suffix and suffix not in _COUNTS:
-        raise UnitError(
-            f"Unknown suffix {suffix!r} in count {text!r}; use k, M, G or B, T (powers of 1000) or Ki, Mi, Gi, Ti", path
-        )
+        accepted = "k, M, G or B, T (powers of 1000) or Ki, Mi, Gi, Ti (powers of 1024)"
+        raise UnitError(f"Unknown suffix {_quoted(suffix)} in count {_quoted(text)}; use {accepted}", path)
     value = number * _COUNTS[suffix]
     if value.denominator != 1:
-        raise UnitError(f"Expected a whole number, got {text!r}", path)
+        raise UnitError(f"Expected a whole number, got {_quoted(text)}", path)
     return _whole(value, text, path)
 
 
@@ -210,7 +216,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_bytes(value: int) -> str:
-    """Exact text, `parse_bytes(format_bytes(x)) == x`: in GiB or GB where that is whole, else in the largest unit that is."""
+    """Exact text, `parse_bytes(format_bytes(x)) == x`, in the unit that makes the number whole and shortest."""
     return format_quantity(value, Unit.BYTES)
 
 
@@ -240,7 +246,8 @@ def show_seconds(value: float, digits: int = 3) -> str:
 
 def show_bytes(value: float, digits: int = 3) -> str:
     """A size for people, rounded, in powers of 1024: `"61.4 GiB"`."""
-    check(float(value), Unit.WATTS if value >= 0 else Unit.BYTES)
+    if not 0 <= value < math.inf:
+        raise UnitError(f"Expected a finite number of bytes of at least 0, got {value!r}")
     steps = tuple((2.0**power, f"{prefix}B") for prefix, power in reversed(_BINARY.items()))
     return _show(value, (*steps, (1.0, "B")), digits)
 
@@ -259,7 +266,8 @@ def quantise(seconds: NDArray[np.float64]) -> NDArray[np.float64]: ...
 def quantise(seconds: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
     """The nearest multiple of TICK_S (half to even), for one duration or an array of any shape.
 
-    An error of at most TICK_S / 2 a duration buys exact sums and maxima. UnitError if any is NaN, infinite, negative or above MAX_TIME_S.
+    An error of at most TICK_S / 2 a duration buys exact sums and maxima. UnitError if any is NaN, infinite, negative
+    or above MAX_TIME_S.
     """
     values = np.asarray(seconds, dtype=np.float64)
     # The comparison is False for NaN, so one pass finds everything that is not legal.
@@ -346,9 +354,9 @@ def _show(value: float, steps: tuple[tuple[float, str], ...], digits: int) -> st
     if value == 0:
         return f"0 {steps[-1][1]}"
     for scale, symbol in steps:
-        # Rounding first keeps 999.96 ms from printing as 1e+03 ms.
+        # Rounding before choosing keeps 999.96 us from printing as 1000 us.
         rounded = float(f"{value / scale:.{digits - 1}e}")
         if rounded >= 1:
-            break
-    decimals = max(digits - 1 - math.floor(math.log10(rounded)), 0) if rounded > 0 else digits
-    return f"{rounded:.{decimals}f} {symbol}"
+            decimals = max(digits - 1 - math.floor(math.log10(rounded)), 0)
+            return f"{rounded:.{decimals}f} {symbol}"
+    return f"{value / steps[-1][0]:.{digits}g} {steps[-1][1]}"

@@ -1,0 +1,47 @@
+# make test       everything CI checks: format, lint, types, tests. Makes $(VENV) first; needs Python >= 3.11 and PyPI.
+# make lint       the same without the tests
+# make format     rewrite the files as the formatter wants them
+# make clean      remove what the above made
+# The environment is the Makefile's own: it is emptied and filled again whenever pyproject.toml or constraints.txt change.
+
+VENV ?= .venv
+# The first that is 3.11 or later and can make an environment. Pinned numpy has wheels for the numbered ones.
+# `make test PYTHON=/path/to/python` chooses another.
+PYTHON ?= python3.13 python3.12 python3.11 python3.14 python3 python
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+
+.PHONY: test lint format install clean
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@for candidate in $(PYTHON); do \
+	    if "$$candidate" -c '$(PYTHON_IS_FIT)' >/dev/null 2>&1; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "Gnomon needs Python 3.11 or later with its venv and ensurepip modules; tried: $(PYTHON)." >&2; \
+	    echo "Install one (on Debian or Ubuntu: apt install python3 python3-venv) or name it: make test PYTHON=/path/to/python3.12" >&2; \
+	    exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,218 @@
+"""The order of the rooms: a module imports only from its own room and from rooms above it.
+
+Read from the source by `ast`, so nothing is imported and an import under `if TYPE_CHECKING` counts too. Also held here:
+no cycle between modules, no import of ours inside a function, only numpy (and torch in three rooms) from outside, and a
+docstring that opens each module. The checker is itself tried on small bad packages, so that it is known to fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+ROOMS = tuple(
+    "errors units schema graph models hardware plans sharding program timeline prices simulate schedules search "
+    "formats report frontend compiler runtime cli".split()
+)
+TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
+FACE = ("__init__", "__main__")
+"""The package's own two modules stand below every room: they may import all, and no room imports them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    line: int
+    target: str
+    """Dotted name of a module; for `from a import b` it is `a.b` where that is a module of ours, else `a`."""
+    in_function: bool
+
+
+class ImportReader(ast.NodeVisitor):
+    """Collects every import of one module, wherever it stands, including `import_module("...")`."""
+
+    def __init__(self, package: str, known: Mapping[str, object]) -> None:
+        self.package, self.known = package, known
+        self.found: list[Import] = []
+        self.depth = 0
+
+    def add(self, node: ast.stmt | ast.expr, target: str) -> None:
+        self.found.append(Import(line=node.lineno, target=target, in_function=self.depth > 0))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.depth += 1
+        self.generic_visit(node)
+        self.depth -= 1
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.add(node, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = node.module or ""
+        if node.level:
+            parents = self.package.split(".")
+            kept = parents[: len(parents) - node.level + 1]
+            base = ".".join([*kept, *([node.module] if node.module else [])])
+        for alias in node.names:
+            inner = f"{base}.{alias.name}"
+            self.add(node, inner if inner in self.known else base)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in ("import_module", "__import__"):
+            first = node.args[0] if node.args else None
+            # A name that cannot be read here, or is relative, is kept as one that no rule allows.
+            readable = isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value[:1] != "."
+            self.add(node, first.value if readable else "<computed>")
+        self.generic_visit(node)
+
+
+def module_name(path: str) -> str:
+    """`graph/types.py` is `gnomon.graph.types`, `graph/__init__.py` is `gnomon.graph`."""
+    parts = ["gnomon", *PurePosixPath(path).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    return [*module.split("."), "__init__"][1]
+
+
+def depth_of(room: str) -> int:
+    return len(ROOMS) if room in FACE else ROOMS.index(room)
+
+
+def import_problems(path: str, room: str, found: Import) -> Iterator[str]:
+    """What is wrong with one import of the module at `path`."""
+    where, top = f"{path}:{found.line}", found.target.split(".")[0]
+    if top != "gnomon":
+        allowed = top in sys.stdlib_module_names or top == "numpy" or (top == "torch" and room in TORCH_ROOMS)
+        if not allowed:
+            yield f"{where} imports {top!r}: {room} may use the standard library and numpy only"
+        return
+    if found.in_function:
+        yield f"{where} imports {found.target} inside a function: move it to the top, or the code to another room"
+    to = room_of(found.target)
+    if to not in ROOMS and to not in FACE:
+        yield f"{where} imports {found.target}: {to!r} is not a room"
+    elif depth_of(to) > depth_of(room):
+        yield f"{where} imports {found.target}: {to!r} is below {room!r}"
+
+
+def problems(files: Mapping[str, str]) -> list[str]:
+    """Everything wrong with a package given as path below `gnomon/` → source, one sentence each."""
+    known = {module_name(path): path for path in files}
+    edges: dict[str, set[str]] = {}
+    out = []
+    for path, source in sorted(files.items()):
+        module = module_name(path)
+        room = room_of(module)
+        if known[module] != path:
+            out.append(f"{path} and {known[module]} are the same module")
+        if room not in ROOMS and room not in FACE:
+            out.append(f"{path}: {room!r} is not a room; put it in its place in ROOMS and in docs/design.md")
+            continue
+        tree = ast.parse(source, filename=path)
+        if len([line for line in (ast.get_docstring(tree) or "").splitlines() if line.strip()]) < 2:
+            out.append(f"{path} must open with two lines or more: what it is, what it returns, what it leaves out")
+        reader = ImportReader(module if path.endswith("__init__.py") else module.rpartition(".")[0], known)
+        reader.visit(tree)
+        edges[module] = {found.target for found in reader.found if found.target in known}
+        out += [problem for found in reader.found for problem in import_problems(path, room, found)]
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        out.append(f"modules import each other in a cycle: {' <- '.join(error.args[1])}")
+    return out
+
+
+def test_the_package_keeps_the_order() -> None:
+    source = REPOSITORY / "src/gnomon"
+    files = {path.relative_to(source).as_posix(): path.read_text() for path in source.rglob("*.py")}
+    assert "errors.py" in files
+    assert problems(files) == []
+
+
+def test_the_design_lists_the_rooms_in_this_order() -> None:
+    text = (REPOSITORY / "docs/design.md").read_text().split("## Rooms, in import order")[1]
+    lines = [re.findall(r"\w+", line.split("  ")[0]) for line in re.findall(r"(?m)^ {4}(\w.*)$", text.split("\n`")[0])]
+    listed = [sorted(names, key=ROOMS.index) for names in lines]
+    flat = [name for names in listed for name in names]
+    assert len(flat) > 15
+    assert flat == sorted(flat, key=ROOMS.index)
+
+
+DOC = '"""What it is and what it returns.\n\nWhat it leaves out.\n"""\n'
+
+
+def package(**sources: str) -> dict[str, str]:
+    """`graph__types="import os"` → the file `graph/types.py`, opened by a docstring."""
+    return {f"{name.replace('__', '/', 1)}.py": DOC + source for name, source in sources.items()}
+
+
+def test_every_pair_of_rooms_is_judged_by_the_order() -> None:
+    for i, room in enumerate(ROOMS):
+        for j, other in enumerate(ROOMS):
+            files = package(**{f"{room}__a": f"from gnomon.{other}.b import x", f"{other}__b": ""})
+            assert bool(problems(files)) == (j > i), (room, other)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        package(graph__types="from gnomon.errors import GraphError\nfrom ..units import seconds", errors="", units=""),
+        package(errors="import os.path, numpy as np\nfrom collections import abc"),
+        package(runtime__mesh="def f():\n    import torch\n    import torch.distributed"),
+        {"__init__.py": DOC + "from gnomon.cli import main\nfrom .graph import Dim", **package(cli="", graph="")},
+        {"graph/__init__.py": DOC + "from gnomon.graph.types import Dim\nfrom . import ops", **package(graph__ops="")},
+        {"__main__.py": DOC + "from gnomon.cli import main", **package(cli="")},
+    ],
+)
+def test_what_is_allowed_passes(files: dict[str, str]) -> None:
+    assert problems(files) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (package(graph="import gnomon.plans.plan"), "graph.py:5 imports gnomon.plans.plan: 'plans' is below 'graph'"),
+        (package(graph="from gnomon import plans", plans=""), "'plans' is below 'graph'"),
+        (package(graph__types="from ..plans import Plan"), "'plans' is below 'graph'"),
+        (package(graph="if TYPE_CHECKING:\n    from gnomon.plans import Plan"), "'plans' is below 'graph'"),
+        (package(graph="import importlib\nx = importlib.import_module('gnomon.plans')"), "'plans' is below 'graph'"),
+        (package(cli="from gnomon import __version__"), "'__init__' is below 'cli'"),
+        (package(cli="import gnomon"), "'__init__' is below 'cli'"),
+        (package(cli="from gnomon.fleet import Fleet"), "'fleet' is not a room"),
+        (package(fleet__types=""), "fleet/types.py: 'fleet' is not a room"),
+        (package(plans="def f():\n    from gnomon.graph import Dim"), "gnomon.graph inside a function"),
+        (package(plans="class A:\n    async def f(self):\n        from .graph import Dim"), "inside a function"),
+        (package(plans="import torch"), "imports 'torch'"),
+        (package(cli="def f():\n    import torch.nn"), "imports 'torch'"),
+        (package(runtime="import pandas"), "imports 'pandas'"),
+        (package(runtime="x = __import__(name)"), "imports '<computed>'"),
+        (package(graph__a="from gnomon.graph import b", graph__b="from . import a"), "in a cycle"),
+        (
+            package(graph__a="from gnomon.graph.b import x", graph__b="from .c import x", graph__c="from .a import x"),
+            "<-",
+        ),
+        (
+            {"graph/__init__.py": DOC + "from .a import x", **package(graph__a="from gnomon.graph import x")},
+            "in a cycle",
+        ),
+        ({"graph.py": DOC, "graph/__init__.py": DOC}, "are the same module"),
+        ({"errors.py": '"""One line."""\n'}, "errors.py must open with two lines"),
+        ({"errors.py": "# no docstring\nx = 1\n"}, "errors.py must open with two lines"),
+    ],
+)
+def test_what_is_not_allowed_is_named(files: dict[str, str], said: str) -> None:
+    [problem] = problems(files)
+    assert said in problem

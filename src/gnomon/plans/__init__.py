@@ -1,0 +1,46 @@
+"""Plans: every decision about how a job runs, and the questions around it.
+
+`Plan` and its parts, `Mesh` with its rank groups, `Workload` and `Unit`, `Goal`, `Stack`; `resolve` writes a plan's
+stages out, `check` compares it with graph, cluster and workload. Leaves out how tensors lie on the axes (`sharding`)
+and how long it takes.
+"""
+
+from gnomon.plans.goal import Goal as Goal
+from gnomon.plans.mesh import DENSE_AXES as DENSE_AXES
+from gnomon.plans.mesh import Mesh as Mesh
+from gnomon.plans.mesh import View as View
+from gnomon.plans.parts import DType as DType
+from gnomon.plans.parts import Fp8 as Fp8
+from gnomon.plans.parts import Layout as Layout
+from gnomon.plans.parts import LayoutRule as LayoutRule
+from gnomon.plans.parts import Offload as Offload
+from gnomon.plans.parts import Optimizer as Optimizer
+from gnomon.plans.parts import Overlap as Overlap
+from gnomon.plans.parts import Pass as Pass
+from gnomon.plans.parts import Precision as Precision
+from gnomon.plans.parts import Saved as Saved
+from gnomon.plans.parts import SavedRule as SavedRule
+from gnomon.plans.parts import Schedule as Schedule
+from gnomon.plans.parts import Split as Split
+from gnomon.plans.parts import Stage as Stage
+from gnomon.plans.plan import Plan as Plan
+from gnomon.plans.plan import layers_per_stage as layers_per_stage
+from gnomon.plans.plan import pipeline_rank as pipeline_rank
+from gnomon.plans.plan import resolve as resolve
+from gnomon.plans.select import format_ranks as format_ranks
+from gnomon.plans.select import parse_ranks as parse_ranks
+from gnomon.plans.select import select as select
+from gnomon.plans.stack import Fact as Fact
+from gnomon.plans.stack import Stack as Stack
+from gnomon.plans.workload import Arrivals as Arrivals
+from gnomon.plans.workload import Lengths as Lengths
+from gnomon.plans.workload import Piece as Piece
+from gnomon.plans.workload import RouterLoad as RouterLoad
+from gnomon.plans.workload import Unit as Unit
+from gnomon.plans.workload import Workload as Workload
+from gnomon.plans.workload import check_cover as check_cover
+from gnomon.plans.workload import chunked_units as chunked_units
+from gnomon.plans.workload import normalised as normalised
+from gnomon.plans.workload import ordinary_units as ordinary_units
+from gnomon.plans.workload import prefix_units as prefix_units
+from gnomon.plans.workload import shared_units as shared_units

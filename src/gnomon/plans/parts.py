@@ -1,0 +1,322 @@
+"""The parts of a Plan: stage, schedule, what is saved, layout, overlap, optimizer, precision.
+
+Each is a frozen value whose defaults are the plain choice, so that a plan file lists only what differs. A part checks
+what it can know alone; what needs the graph, the cluster or the workload is in `check`. Leaves out everything that is
+not a decision: speeds, sizes, what the software can do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.errors import PlanError
+from gnomon.plans.mesh import Mesh
+from gnomon.plans.select import parse_ranks
+from gnomon.units import Bytes
+
+DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1"]
+Action = Literal["keep", "recompute", "offload"]
+Scalar = bool | int | float | str
+
+ScheduleName = Literal[
+    "gpipe",
+    "one_f_one_b",
+    "interleaved_one_f_one_b",
+    "looped_bfs",
+    "zero_bubble_h1",
+    "zero_bubble_h2",
+    "interleaved_zero_bubble",
+    "zero_bubble_v",
+    "v_half",
+    "v_min",
+    "dualpipe_v",
+    "generate",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A part of the graph on a group of ranks. Stages of one plan may differ in every field."""
+
+    calls: tuple[str, ...]
+    """Selectors of the layers it computes, as in `embedding`, `layers[0:8]`, `layers[31]`."""
+    mesh: Mesh = Mesh()
+    """Axes of its ranks; pp is 1."""
+    devices: str = ""
+    """Its ranks as half-open ranges, `0:8` or `0:4,12:16`. Empty: the ranks that follow those of the stage before.
+    Two stages may name the same ranks: they are virtual stages of one pipeline rank."""
+    shares: tuple[int, ...] = ()
+    """Sequences of each microbatch that each data-parallel rank takes (Whale's uneven batches). Empty: equal."""
+    inputs: tuple[int, ...] | None = None
+    """Earlier stages, by number, that send to this one. Left out: those that hold what it reads. A value of a stage
+    that is not listed travels through one that is."""
+
+    def __post_init__(self) -> None:
+        if not self.calls:
+            raise PlanError("a stage selects no layers; give calls, as in calls = ['layers[0:8]']")
+        if self.mesh.pp != 1:
+            raise PlanError(f"a stage's mesh has pp = {self.mesh.pp}, but pp counts stages; use 1 and list more stages")
+        ranks = parse_ranks(self.devices)
+        if ranks and len(ranks) != self.mesh.world_size:
+            raise PlanError(
+                f"stage of {', '.join(self.calls)} has devices {self.devices!r}, {len(ranks)} ranks, but its mesh "
+                f"{self.mesh.describe()} needs {self.mesh.world_size}"
+            )
+        if self.shares and (len(self.shares) != self.mesh.data_ranks or min(self.shares) < 0 or sum(self.shares) == 0):
+            raise PlanError(
+                f"shares {self.shares} must give each of the {self.mesh.data_ranks} data-parallel ranks "
+                f"(dp_replicate x dp_shard) a number of sequences >= 0, not all 0"
+            )
+        if self.inputs is not None and len(set(self.inputs)) != len(self.inputs):
+            raise PlanError(f"stage inputs {self.inputs} name a stage twice")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that `devices` names; empty while it is left to the plan."""
+        return parse_ranks(self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A rewriting of the schedule by a published method, with its parameters."""
+
+    name: str
+    """The method: `mario`, `chunkflow`, `dapple_warmup`, `bamboo` … `schedules` refuses a name that it does not
+    know."""
+    params: tuple[tuple[str, Scalar], ...] = ()
+    """(parameter, value) pairs, as in `["policy", "2p"]`."""
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise PlanError(f"pass name {self.name!r} must be an identifier, as in 'mario'")
+        if len({key for key, _ in self.params}) != len(self.params):
+            raise PlanError(f"pass {self.name} is given a parameter twice: {self.params}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The order of forwards and backwards in a step."""
+
+    name: ScheduleName = "one_f_one_b"
+    """The base order, by its paper's name; with one stage it is plain gradient accumulation."""
+    micro_batch_size: int | None = None
+    """Sequences in a microbatch on one data-parallel rank. Give this or num_microbatches; the other follows from the
+    batch."""
+    num_microbatches: int | None = None
+    """Microbatches in a step, each split over the data-parallel ranks."""
+    virtual_stages: int = 1
+    """Stages on each pipeline rank."""
+    placement: Literal["loop", "v"] = "loop"
+    """Where stage s sits on p ranks. `loop`: rank s mod p. `v`: 0 … p-1 and back again, turning at each end, so that
+    for two virtual stages the last stage shares rank 0 with the first."""
+    layers_per_stage: tuple[int, ...] = ()
+    """Layers of the uniform split, stage by stage; embedding and head are not counted. Empty: as equal as possible,
+    the first stages taking one more."""
+    passes: tuple[Pass, ...] = ()
+    """Methods applied to the schedule, in order."""
+
+    def __post_init__(self) -> None:
+        for field in ("micro_batch_size", "num_microbatches", "virtual_stages"):
+            if (value := getattr(self, field)) is not None and value < 1:
+                raise PlanError(f"schedule {field} = {value} must be at least 1")
+        if self.layers_per_stage and min(self.layers_per_stage) < 0:
+            raise PlanError(f"schedule layers_per_stage {self.layers_per_stage} must be >= 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRule:
+    """What happens to some tensors that backward needs, in some layers."""
+
+    calls: str = "*"
+    """Selector of layers, as in `layers[0:8]`; `*` for all."""
+    tensors: tuple[str, ...] = ("*",)
+    """Patterns over tensor names and op paths within the block, with `*` for any text, as in `attention.*` or
+    `gate_up`."""
+    action: Action = "keep"
+    """`keep` in device memory, `recompute` from what is kept before it, or `offload` to the host until backward."""
+    first_per_stage: int | None = None
+    """Apply to the first n matching layers of each stage only (Megatron-LM's `block` recompute). Left out: to all."""
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise PlanError(f"saved rule for {self.calls} names no tensors; give patterns, or '*' for all")
+        if self.first_per_stage is not None and self.first_per_stage < 0:
+            raise PlanError(f"saved rule first_per_stage = {self.first_per_stage} must be at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What is kept between forward and backward: a preset, then rules that change it; the last rule that matches
+    decides."""
+
+    preset: Literal["none", "selective", "full"] = "none"
+    """What is recomputed. `none`: nothing. `selective`: the inside of attention, i.e. scores, probabilities and their
+    dropout (Korthikanti et al. 2022). `full`: everything but the input of each layer, or of each run of `every`
+    layers."""
+    every: int = 1
+    """Layers between two kept inputs under `full` (Megatron-LM's `uniform` recompute with that many layers)."""
+    rules: tuple[SavedRule, ...] = ()
+    """Exceptions and additions, in order."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or (self.every > 1 and self.preset != "full"):
+            raise PlanError(
+                f"saved every = {self.every} with preset {self.preset!r}: at least 1, and above 1 only with 'full'"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRule:
+    """A dim of a region on chosen axes, in place of the usual ones."""
+
+    region: str
+    """Where: `dense`, `sequence` (between the tensor-parallel regions), `experts`, `embedding`, `head`, or a selector
+    of calls."""
+    dim: str
+    """The dim, by its name in the graph."""
+    axes: tuple[str, ...] = ()
+    """Mesh axes that divide it, outermost first. Empty: none, the dim is whole on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How tensors lie on the axes. The usual layout needs no rules: batch over dp, seq over cp, heads, ffn and vocab
+    over tp, experts over ep."""
+
+    sequence_parallel: bool = False
+    """Divide seq over tp between the tensor-parallel regions (norms, residuals); all-reduces become gather and
+    scatter."""
+    context: Literal["ring", "all_gather", "ulysses"] = "ring"
+    """How attention sees the whole sequence when cp > 1: keys and values pass around, are gathered, or heads are
+    exchanged for sequence by all-to-all (DeepSpeed-Ulysses)."""
+    context_order: Literal["contiguous", "zigzag"] = "zigzag"
+    """Which part a rank holds: the r-th of cp, or the r-th and the r-th from the end of 2·cp, which evens out a
+    causal mask."""
+    vocab_parallel: bool = True
+    """Divide the embedding and the head by vocabulary over tp."""
+    loss_parallel: bool = True
+    """Compute the loss on logits divided by vocabulary; otherwise they are gathered first."""
+    rules: tuple[LayoutRule, ...] = ()
+    """Dims that lie otherwise; the last rule that matches decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """An op and its collective cut into parts, so that one part travels while another is computed."""
+
+    op: str
+    """Pattern over op paths, as in `mlp.down` or `*.combine`."""
+    dim: str
+    """The dim that is cut."""
+    parts: int
+    """Number of parts."""
+
+    def __post_init__(self) -> None:
+        if self.parts < 2:
+            raise PlanError(f"split of {self.op} into {self.parts} parts; use 2 or more, or leave the split out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What is issued before it is needed, or while something else is computed."""
+
+    grad_reduce: bool = True
+    """Reduce gradients while backward goes on. Otherwise all of them after the last backward."""
+    param_gather: bool = True
+    """Gather parameters ahead: under ZeRO 3 the next blocks', under ZeRO 1 and 2 while the next step's forward
+    begins."""
+    prefetch: int = 1
+    """Blocks whose parameters are gathered ahead under ZeRO 3; 0 gathers a block when it is reached."""
+    bucket_bytes: Bytes | None = None
+    """Gradient bytes reduced together. Left out: one bucket for each block."""
+    pipeline_sends: bool = True
+    """Send and receive between stages while computing. Otherwise the stage waits for its send."""
+    optimizer: bool = False
+    """Update parameters bucket by bucket during backward."""
+    priority: tuple[str, ...] = ()
+    """Collectives first in line when several wait for one link, most urgent first: `all_to_all`, `all_gather`,
+    `reduce_scatter`, `all_reduce`, `send`. Empty: in the order of issue. Lina puts `all_to_all` first."""
+    splits: tuple[Split, ...] = ()
+    """Ops cut for overlap: asynchronous tensor parallelism, Lina's micro-operations, chunked loss."""
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 0:
+            raise PlanError(f"overlap prefetch = {self.prefetch} must be at least 0")
+        if self.bucket_bytes is not None and self.bucket_bytes < 1:
+            raise PlanError(
+                f"overlap bucket_bytes = {self.bucket_bytes} must be at least 1; leave it out for one bucket a block"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Optimizer states and the update on the host (ZeRO-Offload)."""
+
+    fraction: float = 1.0
+    """Share of the parameters whose states are there."""
+    tiles: int = 1
+    """Pieces in which gradients go down and parameters come back, so that transfers overlap with the update."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.fraction <= 1.0 or self.tiles < 1:
+            raise PlanError(
+                f"optimizer offload with fraction {self.fraction} and {self.tiles} tiles: 0 < fraction <= 1, tiles >= 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """The update, and how its states, the gradients and the parameters are divided among data-parallel ranks."""
+
+    kind: Literal["adamw", "adam", "sgd", "momentum", "adafactor", "lion", "muon"] = "adamw"
+    """The update rule, which fixes the number of state tensors: two for Adam, one for momentum, Lion and Muon, none
+    for SGD."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """ZeRO stage over dp_shard × cp: 1 divides optimizer states, 2 also gradients, 3 also parameters (FSDP). With
+    dp_replicate > 1 it is hybrid: gradients are then reduced over the replicas too."""
+    reshard_after_forward: bool = True
+    """Under ZeRO 3, free gathered parameters after forward and gather them again for backward; otherwise keep them."""
+    keep_last_block: bool = True
+    """Under ZeRO 3, do not free the block that backward needs first."""
+    offload: Offload | None = None
+    """Update on the host. Left out: on the device."""
+    delay: Literal[0, 1] = 0
+    """Steps by which the update lags (ZeRO-Offload's delayed update). 1 changes the mathematics."""
+    clip: bool = True
+    """Clip by the global gradient norm: one small all-reduce over all ranks, and a wait for it, before the update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8:
+    """Eight-bit matrix products (the compute dtype stays for everything else)."""
+
+    recipe: Literal["tensorwise", "delayed", "rowwise", "blockwise", "mxfp8"]
+    """How scales are found: a scale per tensor now or from earlier steps, per row, per 128-block, per 32 values."""
+    calls: tuple[str, ...] = ("*",)
+    """Layers that use it."""
+    except_ops: tuple[str, ...] = ()
+    """Patterns over op paths that stay in the compute dtype, as in `head`."""
+    gather: bool = False
+    """Gather parameters in eight bits under ZeRO 3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Dtypes. The default is mixed precision with 18 bytes a parameter: 2 + 4 (gradient) + 4 + 4 + 4; with grad =
+    bf16 it is ZeRO's 16."""
+
+    param: DType = "bf16"
+    """Parameters that forward reads, as they are stored between steps."""
+    compute: DType = "bf16"
+    """Matrix products and the activations between them."""
+    grad: DType = "fp32"
+    """Gradients as they are accumulated over microbatches."""
+    reduce: DType = "fp32"
+    """Gradients as they travel."""
+    master: DType | Literal["none"] = "fp32"
+    """The optimizer's own copy of the parameters; `none` when `param` is that copy."""
+    states: DType = "fp32"
+    """Moments of the optimizer."""
+    fp8: Fp8 | None = None
+    """Eight-bit matrix products. Left out: none."""

@@ -1,0 +1,178 @@
+"""Plan: every decision about how a job runs, as one frozen value that a person reads and edits.
+
+A plan is written short (one `mesh`, whose equal stages are understood) or in full (`stages`). `resolve` turns the
+short form into the full one for a given graph; both mean the same. Returns nothing about speed or memory, and does
+not know what the software or the cluster can do: `check` compares a plan with its graph, cluster and workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from gnomon.errors import PlanError
+from gnomon.plans.mesh import Mesh
+from gnomon.plans.parts import Layout, Optimizer, Overlap, Precision, Saved, Schedule, Stage
+from gnomon.plans.select import Layer, format_layers, format_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a job runs. The default is one device, mixed precision, AdamW, nothing recomputed."""
+
+    SCHEMA = "gnomon.plan/1"
+
+    mesh: Mesh = Mesh()
+    """Axes of the whole job when its stages are equal. With `stages` it stays at its default: each stage has its own
+    mesh."""
+    stages: tuple[Stage, ...] = ()
+    """The stages in order of the graph. Empty: pp × virtual_stages equal ones."""
+    schedule: Schedule = Schedule()
+    """The order of forwards and backwards."""
+    saved: Saved = Saved()
+    """What is kept, recomputed or offloaded between forward and backward."""
+    layout: Layout = Layout()
+    """How tensors lie on the axes."""
+    overlap: Overlap = Overlap()
+    """What is issued early."""
+    optimizer: Optimizer = Optimizer()
+    """The update and how its states are divided."""
+    precision: Precision = Precision()
+    """Dtypes."""
+    placement: tuple[int, ...] = ()
+    """Device of each rank, in the cluster's order; several ranks may share one (logical workers). Empty: rank r on
+    device r."""
+
+    def __post_init__(self) -> None:
+        if self.stages and self.mesh != Mesh():
+            raise PlanError(
+                f"a plan has either one mesh or stages with a mesh each, but mesh ({self.mesh.describe()}) and "
+                f"{len(self.stages)} stages are given; move the axes into the stages"
+            )
+        if self.schedule.layers_per_stage and len(self.schedule.layers_per_stage) != self.num_stages:
+            raise PlanError(
+                f"schedule layers_per_stage lists {len(self.schedule.layers_per_stage)} stages, but the plan has "
+                f"{self.num_stages}; list one number for each stage"
+            )
+        for index, stage in enumerate(self.stages):
+            if any(not 0 <= source < index for source in stage.inputs or ()):
+                raise PlanError(
+                    f"stage {index} has inputs {stage.inputs}, but it can only read stages 0 to {index - 1}"
+                )
+        if self.placement and len(self.placement) != self.world_size:
+            raise PlanError(
+                f"placement gives a device to {len(self.placement)} ranks, but the plan has {self.world_size}; "
+                f"give one for each rank, or none for rank r on device r"
+            )
+        if self.placement and min(self.placement) < 0:
+            raise PlanError(f"placement names device {min(self.placement)}; devices count from 0")
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the graph, virtual ones included."""
+        return len(self.stages) or self.mesh.pp * self.schedule.virtual_stages
+
+    @property
+    def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each stage, in the order of its mesh."""
+        if not self.stages:
+            # Rows of groups("pp") follow the other axes in order, so a column is a pipeline rank's mesh in order.
+            columns = [tuple(int(rank) for rank in column) for column in self.mesh.dense.groups("pp").T]
+            return tuple(columns[rank] for rank in self.pipeline_ranks)
+        ranks: list[tuple[int, ...]] = []
+        following = 0
+        for stage in self.stages:
+            ranks.append(stage.ranks or tuple(range(following, following + stage.mesh.world_size)))
+            following = max(ranks[-1]) + 1
+        return tuple(ranks)
+
+    @property
+    def pipeline_ranks(self) -> tuple[int, ...]:
+        """Pipeline rank of each stage: stages on the same ranks are virtual stages of one."""
+        if not self.stages:
+            return tuple(pipeline_rank(s, self.mesh.pp, self.schedule.placement) for s in range(self.num_stages))
+        first_seen: dict[tuple[int, ...], int] = {}
+        return tuple(first_seen.setdefault(ranks, len(first_seen)) for ranks in self.stage_ranks)
+
+    @property
+    def num_pipeline_ranks(self) -> int:
+        """Different sets of ranks that hold stages."""
+        return max(self.pipeline_ranks) + 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return max(max(ranks) for ranks in self.stage_ranks) + 1 if self.stages else self.mesh.world_size
+
+    @property
+    def device_of(self) -> tuple[int, ...]:
+        """Device of each rank."""
+        return self.placement or tuple(range(self.world_size))
+
+    def stage_mesh(self, stage: int) -> Mesh:
+        """Mesh of one stage, with pp = 1."""
+        return self.stages[stage].mesh if self.stages else replace(self.mesh, pp=1)
+
+
+def pipeline_rank(stage: int, pp: int, placement: str) -> int:
+    """Rank that holds `stage` among `pp`: `loop` gives stage mod pp; `v` goes up and down in turn."""
+    turn, position = divmod(stage, pp)
+    return pp - 1 - position if placement == "v" and turn % 2 else position
+
+
+def resolve(plan: Plan, layers: Sequence[Layer]) -> Plan:
+    """The same plan with every stage written out: calls, mesh and ranks.
+
+    layers: every (call, repetition) of the graph in order. Repeated calls are divided as equally as possible, or as
+    `schedule.layers_per_stage` says; a call that is not repeated (embedding, final norm, head) goes with the layer
+    before it, or with the first. A graph without repeated calls is divided call by call. A plan with stages gets
+    their ranks only. PlanError when there are fewer layers than stages, or other layers than listed.
+    """
+    ranks = tuple(format_ranks(r) for r in plan.stage_ranks)
+    if plan.stages:
+        return replace(plan, stages=tuple(replace(s, devices=r) for s, r in zip(plan.stages, ranks, strict=True)))
+    repeats: dict[str, int] = {}
+    for call, _ in layers:
+        repeats[call] = repeats.get(call, 0) + 1
+    counted = [i for i, (call, _) in enumerate(layers) if repeats[call] > 1] or list(range(len(layers)))
+    counts = layers_per_stage(plan, len(counted))
+    # A stage begins at its first counted layer; the first one begins with the graph.
+    starts = [counted[first] if first < len(counted) else len(layers) for first in (0, *accumulate(counts[:-1]))]
+    starts[0] = 0
+    parts = [tuple(layers[a:b]) for a, b in zip(starts, [*starts[1:], len(layers)], strict=True)]
+    if counts[-1] == 0:  # the last stage has no repeated layer: it takes what follows them (final norm, head)
+        parts = _tail_to_last_stage(parts, layers, counted)
+    if empty := [i for i, part in enumerate(parts) if not part]:
+        raise PlanError(
+            f"stage {empty[0]} of {len(parts)} gets no layers from layers_per_stage {counts}; give each at least one"
+        )
+    mesh = replace(plan.mesh, pp=1)
+    stages = tuple(Stage(calls=format_layers(p), mesh=mesh, devices=r) for p, r in zip(parts, ranks, strict=True))
+    schedule = replace(plan.schedule, layers_per_stage=())
+    return replace(plan, mesh=Mesh(), stages=stages, schedule=schedule)
+
+
+def layers_per_stage(plan: Plan, num_layers: int) -> tuple[int, ...]:
+    """Repeated layers of each stage of a uniform plan. PlanError if they cannot be divided so."""
+    stages = plan.num_stages
+    if listed := plan.schedule.layers_per_stage:
+        if sum(listed) != num_layers:
+            raise PlanError(f"schedule layers_per_stage {listed} has {sum(listed)} layers, the graph {num_layers}")
+        return listed
+    if num_layers < stages:
+        raise PlanError(
+            f"{stages} stages (pp = {plan.mesh.pp} x virtual_stages = {plan.schedule.virtual_stages}) need as many layers, but "
+            f"the graph has {num_layers}; lower pp or virtual_stages so that their product is at most {num_layers}"
+        )
+    each, more = divmod(num_layers, stages)
+    return tuple(each + (stage < more) for stage in range(stages))
+
+
+def _tail_to_last_stage(
+    parts: list[tuple[Layer, ...]], layers: Sequence[Layer], counted: Sequence[int]
+) -> list[tuple[Layer, ...]]:
+    tail = tuple(layers[counted[-1] + 1 :])
+    parts = [tuple(layer for layer in part if layer not in tail) for part in parts]
+    parts[-1] = tail
+    return parts

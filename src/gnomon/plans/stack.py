@@ -1,0 +1,98 @@
+"""Stack: what the software that will run a plan does, as an input to prediction and not a decision.
+
+Two programs given the same plan keep different tensors, launch different kernels and overlap different things. A
+`Stack` says which, and for every field that is set where that is known from. Returns values only: the records of real
+stacks, and how prices read them, are elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from gnomon.errors import PlanError, nearest
+
+Fusion = Literal["fused", "unfused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Where one field of a stack is known from."""
+
+    field: str
+    """The field, as in `attention`."""
+    source: str
+    """Document, or repository, version and path, with the line or function."""
+    date: str
+    """When it was read, as in `2026-11-21`."""
+    note: str = ""
+    """Conditions, as in `from 0.9 on`."""
+
+    def __post_init__(self) -> None:
+        if not self.source or not self.date:
+            raise PlanError(f"fact on {self.field!r} needs a source and a date")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What one version of one program does."""
+
+    SCHEMA = "gnomon.stack/1"
+
+    name: str
+    """As in `megatron-lm`, `torchtitan`, `gnomon`."""
+    version: str
+    """Release or commit."""
+    attention: Literal["flash", "memory_efficient", "unfused"] | None = None
+    """Attention kernel: `flash` keeps q, k, v, output and the logarithms of row sums; `unfused` keeps scores and
+    probabilities."""
+    norm: Fusion | None = None
+    """Norm in one kernel, keeping its input and the row statistics, or op by op."""
+    activation: Fusion | None = None
+    """Activation (and the product of a gated one) in one kernel."""
+    cross_entropy: Literal["fused", "unfused", "chunked"] | None = None
+    """Loss in one kernel; op by op in fp32; or with the head, part by part, so that logits are never whole."""
+    dropout_add: Fusion | None = None
+    """Bias, dropout and residual addition in one kernel."""
+    rotary: Fusion | None = None
+    """Rotary embedding in one kernel."""
+    launch: Literal["eager", "compiled", "cuda_graph"] | None = None
+    """How kernels get to the device: one host call each, generated and fused, or replayed."""
+    optimizer_step: Literal["fused", "foreach", "single"] | None = None
+    """One kernel for many parameters with the whole update, one for each arithmetic step, or parameter by parameter."""
+    grad_buffers: Literal["contiguous", "per_parameter"] | None = None
+    """Gradients in buffers that live for the whole job, or allocated when first written."""
+    grad_accumulation_fused: bool | None = None
+    """The weight-gradient product adds into the gradient buffer itself."""
+    logits_dtype: Literal["compute", "fp32"] | None = None
+    """Dtype in which logits reach the loss."""
+    causal_skip: bool | None = None
+    """Attention skips the blocks that the causal mask empties."""
+    allocator: Literal["caching", "expandable_segments", "graph_pool"] | None = None
+    """How device memory is handed out."""
+    tp_reduce_dtype: Literal["compute", "fp32"] | None = None
+    """Dtype in which tensor-parallel partial sums travel."""
+    p2p: Literal["batched", "separate", "synchronous"] | None = None
+    """Pipeline sends and receives: one group call, calls on streams of their own, or calls that the host waits for."""
+    moe_dispatch: Literal["all_to_all", "all_gather", "fused"] | None = None
+    """How tokens get to their experts when ep > 1."""
+    moe_capacity_factor: float | None = None
+    """Tokens an expert takes, over the mean; None while unknown, 0 for dropless."""
+    schedules: tuple[str, ...] = ()
+    """Schedules it can run."""
+    overlaps: tuple[str, ...] = ()
+    """Fields of `Overlap` that it honours."""
+    device_overhead_bytes: int | None = None
+    """Device memory taken outside the allocator: context, libraries, communication buffers."""
+    facts: tuple[Fact, ...] = ()
+    """One or more for each field that is set."""
+
+    def __post_init__(self) -> None:
+        known = {f.name for f in fields(self)} - {"name", "version", "facts"}
+        proven = {fact.field for fact in self.facts}
+        if wrong := sorted(proven - known):
+            raise PlanError(
+                f"stack {self.name!r} has a fact on {wrong[0]!r}, which is no field{nearest(wrong[0], known)}"
+            )
+        if missing := sorted(name for name in known if getattr(self, name) not in (None, ()) and name not in proven):
+            raise PlanError(f"stack {self.name!r} sets {', '.join(missing)} without a source; add a fact for each")

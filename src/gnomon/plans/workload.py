@@ -1,0 +1,328 @@
+"""What comes in: sequences, router load, arrivals; and `Unit`, what a microbatch really is.
+
+A `Workload` is one global batch given by length and count or sequence by sequence, or a distribution to draw it from.
+A `Unit` is the tokens that pass through the pipeline together: an ordinary microbatch, a chunk of a long sequence, a
+pack of short ones, a decode batch. Loss weights over the units of one global batch add up to 1 (normalised by global
+tokens), so that how a batch is cut does not change the gradient. Leaves out the token values and how long anything
+takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import PlanError
+
+Piece = tuple[int, int, int]
+"""(sequence, start, stop): tokens start … stop-1 of that sequence of the global batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Tokens that pass through the pipeline together on one data-parallel worker."""
+
+    pieces: tuple[Piece, ...]
+    """Parts of sequences. Attention stays within a sequence (block-diagonal), and reaches back to its token 0."""
+    weight: float = 0.0
+    """Share of the global batch's loss. `normalised` sets it to tokens / global tokens; 0 while unknown, and when
+    decoding."""
+    worker: int = 0
+    """Data-parallel worker that takes it, 0 … data_ranks-1."""
+
+    def __post_init__(self) -> None:
+        if not self.pieces:
+            raise PlanError("a unit has no pieces; give at least one (sequence, start, stop)")
+        for sequence, start, stop in self.pieces:
+            if sequence < 0 or start < 0 or stop <= start:
+                raise PlanError(f"piece ({sequence}, {start}, {stop}) must have sequence >= 0 and 0 <= start < stop")
+        ordered = sorted(self.pieces)
+        for (a, _, stop), (b, start, _) in zip(ordered, ordered[1:], strict=False):
+            if a == b and start < stop:
+                raise PlanError(
+                    f"a unit holds token {start} of sequence {a} twice; pieces of a sequence must not overlap"
+                )
+        if not 0.0 <= self.weight <= 1.0:
+            raise PlanError(f"unit weight {self.weight} must be between 0 and 1: it is a share of the global batch")
+        if self.worker < 0:
+            raise PlanError(f"unit worker {self.worker} must be 0 or more")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed in this unit."""
+        return sum(stop - start for _, start, stop in self.pieces)
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Earlier tokens whose keys and values this unit reads but does not compute."""
+        starts: dict[int, int] = {}
+        own: dict[int, int] = {}
+        for sequence, start, stop in sorted(self.pieces):
+            starts[sequence] = stop
+            own[sequence] = own.get(sequence, 0) + stop - start
+        return sum(end - own[sequence] for sequence, end in starts.items())
+
+    def attention_pairs(self, *, causal: bool = True) -> int:
+        """(query, key) pairs over all pieces: a query sees its sequence's tokens up to itself, or all of the prefix
+        and its own piece when not `causal`."""
+        total = 0
+        for _, start, stop in self.pieces:
+            queries = stop - start
+            total += queries * start + (queries * (queries + 1) // 2 if causal else queries * queries)
+        return total
+
+
+def prefix_units(index: int, units: Sequence[Unit]) -> tuple[int, ...]:
+    """Indices of the units that hold earlier tokens of a sequence in `units[index]`: those whose keys and values it
+    reads."""
+    last_start = {sequence: start for sequence, start, _ in sorted(units[index].pieces)}
+    return tuple(
+        i
+        for i, unit in enumerate(units)
+        if i != index and any(start < last_start.get(sequence, 0) for sequence, start, _ in unit.pieces)
+    )
+
+
+def normalised(units: Sequence[Unit]) -> tuple[Unit, ...]:
+    """The same units with weight = tokens / global tokens, so that the weights of the batch add up to 1."""
+    total = sum(unit.tokens for unit in units)
+    return tuple(replace(unit, weight=unit.tokens / total) for unit in units)
+
+
+def check_cover(units: Sequence[Unit], lengths: Sequence[int]) -> None:
+    """PlanError unless every token of every sequence (of `lengths` tokens) is in exactly one unit."""
+    pieces = sorted(piece for unit in units for piece in unit.pieces)
+    reached = [0] * len(lengths)
+    for sequence, start, stop in pieces:
+        if sequence >= len(lengths):
+            raise PlanError(
+                f"a unit names sequence {sequence}, but the batch has {len(lengths)} (0 to {len(lengths) - 1})"
+            )
+        if start != reached[sequence]:
+            what = "missing" if start > reached[sequence] else "taken twice"
+            raise PlanError(
+                f"token {min(start, reached[sequence])} of sequence {sequence} is {what}; cover each token once"
+            )
+        reached[sequence] = stop
+    for sequence, (end, length) in enumerate(zip(reached, lengths, strict=True)):
+        if end != length:
+            raise PlanError(
+                f"units cover {end} tokens of sequence {sequence}, which has {length}; cover each token once"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterLoad:
+    """How a router spreads tokens over experts, as a share of the routed tokens for each expert, largest first or as
+    listed."""
+
+    kind: Literal["balanced", "zipf", "histogram"] = "balanced"
+    """`balanced`: equal shares. `zipf`: share of the k-th expert ∝ 1/k^s. `histogram`: counts as observed."""
+    s: float = 0.0
+    """Exponent of `zipf`; 0 is balanced."""
+    counts: tuple[float, ...] = ()
+    """Tokens seen by each expert, for `histogram`; only the ratios matter."""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "zipf") != (self.s != 0.0) and not (self.kind == "zipf" and self.s == 0.0):
+            raise PlanError(f"router load {self.kind!r} does not use s = {self.s}; write kind = 'zipf' or leave s out")
+        if (self.kind == "histogram") != bool(self.counts):
+            raise PlanError("router load 'histogram' needs counts, one for each expert, and only it takes them")
+        if self.s < 0 or any(count < 0 for count in self.counts) or (self.counts and sum(self.counts) <= 0):
+            raise PlanError("router load needs s >= 0 and counts >= 0 with a positive sum")
+
+    def fractions(self, num_experts: int) -> NDArray[np.float64]:
+        """Share of routed tokens of each expert: shape (num_experts,), adding up to 1. PlanError if counts are not as
+        many."""
+        if self.kind == "histogram":
+            if len(self.counts) != num_experts:
+                raise PlanError(
+                    f"router histogram has {len(self.counts)} counts, but the block has {num_experts} experts"
+                )
+            weights = np.asarray(self.counts, dtype=np.float64)
+        else:
+            weights = np.arange(1, num_experts + 1, dtype=np.float64) ** -self.s
+        fractions: NDArray[np.float64] = weights / weights.sum()
+        return fractions
+
+    def rank_fractions(self, num_experts: int, ep: int) -> NDArray[np.float64]:
+        """Share of routed tokens on each of `ep` ranks, which hold consecutive experts. The largest times `ep` is the
+        slowdown of the slowest rank; 1 when balanced."""
+        if num_experts % ep:
+            raise PlanError(
+                f"{num_experts} experts do not divide over ep = {ep}; choose ep from the divisors of {num_experts}"
+            )
+        fractions: NDArray[np.float64] = self.fractions(num_experts).reshape(ep, -1).sum(axis=1)
+        return fractions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """When requests arrive, for serving. `none` for training: the batch is there."""
+
+    kind: Literal["none", "poisson", "trace"] = "none"
+    """`poisson`: a steady rate. `trace`: the listed times."""
+    rate_per_s: float = 0.0
+    """Mean requests a second, for `poisson`."""
+    times_s: tuple[float, ...] = ()
+    """Arrival times in seconds, not decreasing, for `trace`."""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "poisson") != (self.rate_per_s != 0.0) or self.rate_per_s < 0:
+            raise PlanError(
+                f"arrivals {self.kind!r} with rate_per_s = {self.rate_per_s}: only 'poisson' has a rate, a positive one"
+            )
+        if (self.kind == "trace") != bool(self.times_s):
+            raise PlanError("arrivals 'trace' needs times_s, and only it takes them")
+        if any(b < a for a, b in zip(self.times_s, self.times_s[1:], strict=False)) or any(t < 0 for t in self.times_s):
+            raise PlanError("arrival times must be >= 0 and not decreasing; sort them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """A distribution of sequence lengths: each length with its weight (probabilities or counts)."""
+
+    values: tuple[int, ...]
+    """Lengths in tokens."""
+    weights: tuple[float, ...]
+    """Weight of each; only the ratios matter."""
+
+    def __post_init__(self) -> None:
+        if not self.values or len(self.values) != len(self.weights):
+            raise PlanError(
+                f"{len(self.values)} lengths with {len(self.weights)} weights; give one weight for each length"
+            )
+        if min(self.values) < 1 or min(self.weights) < 0 or sum(self.weights) <= 0:
+            raise PlanError("lengths must be at least 1 token, weights >= 0 with a positive sum")
+
+    def draw(self, count: int, seed: int) -> tuple[int, ...]:
+        """`count` lengths, reproducible from `seed`."""
+        probabilities = np.asarray(self.weights, dtype=np.float64) / sum(self.weights)
+        return tuple(int(n) for n in np.random.default_rng(seed).choice(self.values, size=count, p=probabilities))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One global batch, or a distribution to draw one from.
+
+    Give `seq_len` (all equal), or `lengths` (each sequence), or `distribution`. Only with `lengths` may
+    `global_batch_size` be left out: it is their number.
+    """
+
+    SCHEMA = "gnomon.workload/1"
+
+    global_batch_size: int = 0
+    """Sequences in one optimizer step over all ranks."""
+    seq_len: int = 0
+    """Tokens of every sequence."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each sequence, in batch order."""
+    distribution: Lengths | None = None
+    """Lengths to draw."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Sizes of further dims that the graph leaves open, as `["kv_seq", 512]` for the other side of an
+    encoder–decoder."""
+    router: RouterLoad = RouterLoad()
+    """How tokens spread over experts."""
+    arrivals: Arrivals = Arrivals()
+    """When requests arrive."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("seq_len", "lengths", "distribution") if getattr(self, name)]
+        if len(given) != 1:
+            raise PlanError(
+                f"a workload takes exactly one of seq_len, lengths, distribution, not {' and '.join(given) or 'none'}"
+            )
+        if self.seq_len < 0 or any(length < 1 for length in self.lengths):
+            raise PlanError("sequences have at least 1 token")
+        if self.lengths and self.global_batch_size not in (0, len(self.lengths)):
+            raise PlanError(
+                f"global_batch_size = {self.global_batch_size}, but lengths lists {len(self.lengths)}; leave it out"
+            )
+        if not self.lengths and self.global_batch_size < 1:
+            raise PlanError("a workload needs global_batch_size >= 1: sequences in one optimizer step over all ranks")
+        names = [name for name, _ in self.sizes]
+        if len(set(names)) != len(names) or any(size < 1 for _, size in self.sizes):
+            raise PlanError(f"workload sizes {self.sizes} must name each dim once, with a size of at least 1")
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences in one optimizer step."""
+        return len(self.lengths) or self.global_batch_size
+
+    def sequence_lengths(self, seed: int = 0) -> tuple[int, ...]:
+        """Tokens of each sequence of one global batch; a distribution is drawn with `seed`."""
+        if self.distribution is not None:
+            return self.distribution.draw(self.batch_size, seed)
+        return self.lengths or (self.seq_len,) * self.batch_size
+
+
+def ordinary_units(lengths: Sequence[int], *, data_ranks: int, micro_batch_size: int) -> tuple[Unit, ...]:
+    """Units of whole sequences, `micro_batch_size` each, worker by worker: the batch is dealt in consecutive runs.
+
+    PlanError unless the number of sequences is micro_batch_size × microbatches × data_ranks. Weights are normalised.
+    """
+    per_worker, rest = divmod(len(lengths), data_ranks * micro_batch_size)
+    if rest or not per_worker:
+        legal = max(1, per_worker) * data_ranks * micro_batch_size
+        raise PlanError(
+            f"a global batch of {len(lengths)} sequences is not a multiple of micro_batch_size x data ranks = "
+            f"{micro_batch_size} x {data_ranks}; the nearest legal batch is {legal}"
+        )
+    units = []
+    for first in range(0, len(lengths), micro_batch_size):
+        pieces = tuple((i, 0, lengths[i]) for i in range(first, first + micro_batch_size))
+        units.append(Unit(pieces=pieces, worker=first // micro_batch_size // per_worker))
+    return normalised(units)
+
+
+def shared_units(lengths: Sequence[int], *, shares: Sequence[int], num_microbatches: int) -> tuple[Unit, ...]:
+    """Units of whole sequences for workers that take unequal shares: worker w takes `shares[w]` sequences of each
+    microbatch.
+
+    PlanError unless the number of sequences is num_microbatches × sum(shares). A share of 0 gives that worker no unit.
+    """
+    whole = sum(shares)
+    if len(lengths) != num_microbatches * whole:
+        raise PlanError(
+            f"{num_microbatches} microbatches of {whole} sequences (shares {tuple(shares)}) need "
+            f"{num_microbatches * whole} sequences, but the batch has {len(lengths)}"
+        )
+    offsets = (0, *accumulate(shares))
+    units = []
+    for microbatch in range(num_microbatches):
+        for worker, (first, last) in enumerate(zip(offsets, offsets[1:], strict=False)):
+            base = microbatch * whole
+            if pieces := tuple((base + i, 0, lengths[base + i]) for i in range(first, last)):
+                units.append(Unit(pieces=pieces, worker=worker))
+    return normalised(units)
+
+
+def chunked_units(lengths: Sequence[int], *, chunk_tokens: int, worker: int = 0) -> tuple[Unit, ...]:
+    """ChunkFlow's units (ICML 2025, algorithm 1): a longer sequence is cut into chunks of `chunk_tokens`, shorter
+    ones are packed first-fit by decreasing length. Weights are normalised. Chunks of a sequence come in order; packs
+    come after."""
+    if chunk_tokens < 1:
+        raise PlanError(f"chunk_tokens = {chunk_tokens} must be at least 1")
+    units: list[Unit] = []
+    bins: list[list[Piece]] = []
+    room: list[int] = []
+    for sequence in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        length = lengths[sequence]
+        if length > chunk_tokens:
+            for start in range(0, length, chunk_tokens):
+                stop = min(start + chunk_tokens, length)
+                units.append(Unit(pieces=((sequence, start, stop),), worker=worker))
+            continue
+        target = next((i for i, free in enumerate(room) if free >= length), len(bins))
+        if target == len(bins):
+            bins.append([])
+            room.append(chunk_tokens)
+        bins[target].append((sequence, 0, length))
+        room[target] -= length
+    return normalised([*units, *(Unit(pieces=tuple(pack), worker=worker) for pack in bins)])

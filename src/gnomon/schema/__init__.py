@@ -1,0 +1,84 @@
+"""The one strict reader and writer between files (TOML text, JSON-like mappings) and frozen dataclasses.
+
+A dataclass's annotations are its schema: nested dataclasses, `tuple[X, ...]`, fixed tuples, `Mapping[str, X]`, unions,
+`Literal`, `Enum`, bool, int, float, str, and quantities (`gnomon.units.Bytes`: an int in memory, `"80 GiB"` in a file).
+A class that is a file of its own declares `SCHEMA: ClassVar[str] = "gnomon.plan/1"`; the header is written and checked.
+Whatever does not fit is an `InputError` or `UnitError` with the path to the value: nothing is ignored, guessed or
+coerced (except an integer where a number is wanted). `load(cls, dump(value)) == value` exactly; values equal to their
+default are not written. Left out: comments, key order and layout of a file are not kept; old versions are not migrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from gnomon.errors import InputError
+from gnomon.schema.codec import check_header, read_table, write_table
+from gnomon.schema.toml import MAX_DEPTH, MAX_TEXT_BYTES, check_depth, emit_toml, parse_toml
+
+__all__ = ["MAX_DEPTH", "MAX_TEXT_BYTES", "dump", "from_mapping", "load", "load_file", "to_mapping"]
+
+T = TypeVar("T")
+
+
+def load(cls: type[T], text: str | bytes, *, source: str = "<text>") -> T:
+    """A value of dataclass `cls` from TOML text.
+
+    text: str, or bytes in UTF-8; at most MAX_TEXT_BYTES, checked before parsing.
+    source: the file's name, for messages.
+    Raises FormatError (not TOML: with `source:line:column`), InputError or UnitError (with the path to the value).
+    """
+    mapping = parse_toml(text, source)
+    try:
+        if getattr(cls, "SCHEMA", None) and "schema" not in mapping:
+            raise InputError(f'Missing header; the first line must be `schema = "{_header(cls)}"`', "$")
+        return from_mapping(cls, mapping)
+    except InputError as error:
+        message = str(error).removesuffix(f" - at `{error.path}`")
+        raise type(error)(f"{source}: {message}", error.path) from error
+
+
+def load_file(cls: type[T], path: str | Path) -> T:
+    """`load` of a file. InputError if it cannot be read or is over MAX_TEXT_BYTES."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"Cannot read {str(path)!r}: {error.strerror}") from error
+    return load(cls, text, source=str(path))
+
+
+def dump(value: object) -> str:
+    """TOML text of a dataclass, `load(type(value), dump(value)) == value`. InputError if a field is not legal."""
+    return emit_toml(to_mapping(value))
+
+
+def from_mapping(cls: type[T], mapping: Mapping[str, object], path: str = "$") -> T:
+    """A value of dataclass `cls` from a mapping of plain values, as `json.loads` gives it.
+
+    path: where the mapping stands in its file. A `schema` entry is checked if `cls` declares SCHEMA, and need not be
+    there. Raises InputError or UnitError with the path to the value.
+    """
+    check_depth(mapping, path)
+    if isinstance(mapping, Mapping) and getattr(cls, "SCHEMA", None) and "schema" in mapping:
+        check_header(_header(cls), mapping["schema"], f"{path}.schema")
+        mapping = {key: value for key, value in mapping.items() if key != "schema"}
+    value: T = read_table(cls, mapping, path)
+    return value
+
+
+def to_mapping(value: object) -> dict[str, object]:
+    """Plain values (dict, list, str, int, float, bool) of a dataclass, header first if its class declares SCHEMA.
+
+    Ready for `json.dumps`, and the inverse of `from_mapping`. InputError if a field holds no legal value.
+    """
+    header: dict[str, object] = {"schema": _header(type(value))} if getattr(type(value), "SCHEMA", None) else {}
+    mapping = header | write_table(type(value), value, "$")
+    check_depth(mapping, "$")
+    return mapping
+
+
+def _header(cls: type) -> str:
+    return str(cls.SCHEMA)  # type: ignore[attr-defined]

@@ -1,13 +1,13 @@
-# make test       everything CI checks: format, lint, types, tests. Makes $(VENV) first; needs Python >= 3.11 and PyPI.
+# make test       everything CI checks: format, lint, types, tests. Makes $(VENV) first; needs Python >= 3.11 and PyPI
 # make lint       the same without the tests
 # make format     rewrite the files as the formatter wants them
 # make clean      remove what the above made
 # The environment is the Makefile's own: it is emptied and filled again whenever pyproject.toml or constraints.txt change.
 
-VENV ?= .venv
-# The first that is 3.11 or later and can make an environment. Pinned numpy has wheels for the numbered ones.
-# `make test PYTHON=/path/to/python` chooses another.
-PYTHON ?= python3.13 python3.12 python3.11 python3.14 python3 python
+VENV := .venv
+# The first of these that is 3.11 or later and can make an environment. The numbered ones come first because the pinned
+# numpy has wheels for them. `make test PYTHON=/path/to/python` chooses another.
+PYTHON := python3.13 python3.12 python3.11 python3.14 python3 python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
@@ -29,7 +29,7 @@ format: $(STAMP)
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@for candidate in $(PYTHON); do \
+	@python=; for candidate in $(PYTHON); do \
 	    if "$$candidate" -c '$(PYTHON_IS_FIT)' >/dev/null 2>&1; then python=$$candidate; break; fi; \
 	done; \
 	if [ -z "$$python" ]; then \

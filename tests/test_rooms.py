@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -70,10 +71,12 @@ class ImportReader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name in ("import_module", "__import__"):
-            first = node.args[0] if node.args else None
-            # A name that cannot be read here, or is relative, is kept as one that no rule allows.
-            readable = isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value[:1] != "."
-            self.add(node, first.value if readable else "<computed>")
+            # A name that is computed or relative cannot be judged here: it becomes one that no rule allows.
+            match node.args:
+                case [ast.Constant(value=str(target)), *_] if not target.startswith("."):
+                    self.add(node, target)
+                case _:
+                    self.add(node, "<computed>")
         self.generic_visit(node)
 
 
@@ -137,18 +140,20 @@ def problems(files: Mapping[str, str]) -> list[str]:
 
 def test_the_package_keeps_the_order() -> None:
     source = REPOSITORY / "src/gnomon"
-    files = {path.relative_to(source).as_posix(): path.read_text() for path in source.rglob("*.py")}
+    files = {path.relative_to(source).as_posix(): path.read_text(encoding="utf-8") for path in source.rglob("*.py")}
     assert "errors.py" in files
     assert problems(files) == []
 
 
 def test_the_design_lists_the_rooms_in_this_order() -> None:
-    text = (REPOSITORY / "docs/design.md").read_text().split("## Rooms, in import order")[1]
-    lines = [re.findall(r"\w+", line.split("  ")[0]) for line in re.findall(r"(?m)^ {4}(\w.*)$", text.split("\n`")[0])]
-    listed = [sorted(names, key=ROOMS.index) for names in lines]
-    flat = [name for names in listed for name in names]
-    assert len(flat) > 15
-    assert flat == sorted(flat, key=ROOMS.index)
+    """One line of the design may name several rooms (`errors · units`); their order within the line is not judged."""
+    text = (REPOSITORY / "docs/design.md").read_text(encoding="utf-8")
+    after_heading = text.split("## Rooms, in import order")[1].splitlines()[1:]
+    block = takewhile(lambda line: line.startswith("    "), after_heading)
+    named = [re.findall(r"\w+", line.strip().split("  ")[0]) for line in block if not line.startswith("     ")]
+    listed = [room for rooms in named for room in sorted(rooms, key=ROOMS.index)]
+    assert {"errors", "program", "cli"} <= set(listed)
+    assert listed == sorted(listed, key=ROOMS.index)
 
 
 DOC = '"""What it is and what it returns.\n\nWhat it leaves out.\n"""\n'

@@ -366,11 +366,11 @@ def read_table(cls: type, value: Any, path: str) -> Any:
 
 def write_table(cls: type, value: Any, path: str) -> dict[str, Any]:
     """Plain values of a dataclass, defaults left out; `path` is where it will stand."""
-    given: object = value
-    if type(given) is not cls:
-        raise InputError(f"Expected {cls.__name__}, got {type(given).__name__}", path)
+    fields = _fields(cls)
+    if type(value) is not cls:
+        raise InputError(f"Expected {cls.__name__}, got {type(value).__name__}", path)
     table = {}
-    for key, field in _fields(cls).items():
+    for key, field in fields.items():
         entry = getattr(value, key)
         if not (field.is_default(entry) or (entry is None and field.optional)):
             table[key] = field.codec.write(entry, join(path, key))

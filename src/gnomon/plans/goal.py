@@ -6,7 +6,7 @@ A value only: `search` reads it. Leaves out how good a plan is, which the simula
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gnomon.errors import PlanError
 from gnomon.units import Bytes, DollarsPerHour, Seconds
@@ -18,7 +18,7 @@ Quantity = Literal["tokens_per_s", "tokens_per_s_per_device", "tokens_per_dollar
 class Goal:
     """What to optimise under which limits."""
 
-    SCHEMA = "gnomon.goal/1"
+    SCHEMA: ClassVar[str] = "gnomon.goal/1"
 
     best: Quantity = "tokens_per_s"
     """The quantity to make best: rates as high, time and memory as low as they go."""

@@ -16,6 +16,7 @@ from gnomon.plans.select import parse_ranks
 from gnomon.units import Bytes
 
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1"]
+MasterDType = Literal[DType, "none"]
 Action = Literal["keep", "recompute", "offload"]
 Scalar = bool | int | float | str
 
@@ -314,7 +315,7 @@ class Precision:
     """Gradients as they are accumulated over microbatches."""
     reduce: DType = "fp32"
     """Gradients as they travel."""
-    master: DType | Literal["none"] = "fp32"
+    master: MasterDType = "fp32"
     """The optimizer's own copy of the parameters; `none` when `param` is that copy."""
     states: DType = "fp32"
     """Moments of the optimizer."""

@@ -7,21 +7,19 @@ not know what the software or the cluster can do: `check` compares a plan with i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from typing import ClassVar
 
 from gnomon.errors import PlanError
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.parts import Layout, Optimizer, Overlap, Precision, Saved, Schedule, Stage
-from gnomon.plans.select import Layer, format_layers, format_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How a job runs. The default is one device, mixed precision, AdamW, nothing recomputed."""
 
-    SCHEMA = "gnomon.plan/1"
+    SCHEMA: ClassVar[str] = "gnomon.plan/1"
 
     mesh: Mesh = Mesh()
     """Axes of the whole job when its stages are equal. With `stages` it stays at its default: each stage has its own
@@ -119,60 +117,3 @@ def pipeline_rank(stage: int, pp: int, placement: str) -> int:
     """Rank that holds `stage` among `pp`: `loop` gives stage mod pp; `v` goes up and down in turn."""
     turn, position = divmod(stage, pp)
     return pp - 1 - position if placement == "v" and turn % 2 else position
-
-
-def resolve(plan: Plan, layers: Sequence[Layer]) -> Plan:
-    """The same plan with every stage written out: calls, mesh and ranks.
-
-    layers: every (call, repetition) of the graph in order. Repeated calls are divided as equally as possible, or as
-    `schedule.layers_per_stage` says; a call that is not repeated (embedding, final norm, head) goes with the layer
-    before it, or with the first. A graph without repeated calls is divided call by call. A plan with stages gets
-    their ranks only. PlanError when there are fewer layers than stages, or other layers than listed.
-    """
-    ranks = tuple(format_ranks(r) for r in plan.stage_ranks)
-    if plan.stages:
-        return replace(plan, stages=tuple(replace(s, devices=r) for s, r in zip(plan.stages, ranks, strict=True)))
-    repeats: dict[str, int] = {}
-    for call, _ in layers:
-        repeats[call] = repeats.get(call, 0) + 1
-    counted = [i for i, (call, _) in enumerate(layers) if repeats[call] > 1] or list(range(len(layers)))
-    counts = layers_per_stage(plan, len(counted))
-    # A stage begins at its first counted layer; the first one begins with the graph.
-    starts = [counted[first] if first < len(counted) else len(layers) for first in (0, *accumulate(counts[:-1]))]
-    starts[0] = 0
-    parts = [tuple(layers[a:b]) for a, b in zip(starts, [*starts[1:], len(layers)], strict=True)]
-    if counts[-1] == 0:  # the last stage has no repeated layer: it takes what follows them (final norm, head)
-        parts = _tail_to_last_stage(parts, layers, counted)
-    if empty := [i for i, part in enumerate(parts) if not part]:
-        raise PlanError(
-            f"stage {empty[0]} of {len(parts)} gets no layers from layers_per_stage {counts}; give each at least one"
-        )
-    mesh = replace(plan.mesh, pp=1)
-    stages = tuple(Stage(calls=format_layers(p), mesh=mesh, devices=r) for p, r in zip(parts, ranks, strict=True))
-    schedule = replace(plan.schedule, layers_per_stage=())
-    return replace(plan, mesh=Mesh(), stages=stages, schedule=schedule)
-
-
-def layers_per_stage(plan: Plan, num_layers: int) -> tuple[int, ...]:
-    """Repeated layers of each stage of a uniform plan. PlanError if they cannot be divided so."""
-    stages = plan.num_stages
-    if listed := plan.schedule.layers_per_stage:
-        if sum(listed) != num_layers:
-            raise PlanError(f"schedule layers_per_stage {listed} has {sum(listed)} layers, the graph {num_layers}")
-        return listed
-    if num_layers < stages:
-        raise PlanError(
-            f"{stages} stages (pp = {plan.mesh.pp} x virtual_stages = {plan.schedule.virtual_stages}) need as many layers, but "
-            f"the graph has {num_layers}; lower pp or virtual_stages so that their product is at most {num_layers}"
-        )
-    each, more = divmod(num_layers, stages)
-    return tuple(each + (stage < more) for stage in range(stages))
-
-
-def _tail_to_last_stage(
-    parts: list[tuple[Layer, ...]], layers: Sequence[Layer], counted: Sequence[int]
-) -> list[tuple[Layer, ...]]:
-    tail = tuple(layers[counted[-1] + 1 :])
-    parts = [tuple(layer for layer in part if layer not in tail) for part in parts]
-    parts[-1] = tail
-    return parts

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from gnomon.errors import PlanError, nearest
+from gnomon.graph import Graph, Layer
 
 _SELECTOR = re.compile(r"([\w.*]+)(?:\[(\d*)(:?)(\d*)\])?")
 _RANGE = re.compile(r"(\d+)(?::(\d+))?")
-
-Layer = tuple[str, int]
-"""(call, repetition)."""
 
 
 def parse_selector(text: str) -> tuple[str, int, int | None]:
@@ -43,40 +41,47 @@ def parse_selector(text: str) -> tuple[str, int, int | None]:
     return name, start, stop
 
 
-def select(selectors: Sequence[str], layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers that any selector names, in graph order, each once. PlanError for a name or an index that no layer
-    has.
+def place(layer: Layer) -> tuple[str, int]:
+    """(name, index) that selectors go by: the family and the index in it, or the call and 0 when it is not indexed."""
+    call = layer.call
+    return (call.name, 0) if call.first is None else (call.group, call.first + layer.index)
 
-    layers: every (call, repetition) of the graph in order.
-    """
-    repeats: dict[str, int] = {}
-    for call, _ in layers:
-        repeats[call] = repeats.get(call, 0) + 1
-    chosen: set[Layer] = set()
+
+def select(selectors: Sequence[str], graph: Graph) -> tuple[Layer, ...]:
+    """The layers that any selector names, in graph order, each once. PlanError for a name or index that no layer
+    has."""
+    layers = {place(layer): layer for layer in graph.layers()}
+    chosen: set[tuple[str, int]] = set()
     for text in selectors:
         pattern, start, stop = parse_selector(text)
-        names = [call for call in repeats if fnmatchcase(call, pattern)]
+        names = dict.fromkeys(name for name, _ in layers if fnmatchcase(name, pattern))
         if not names:
-            known = ", ".join(repeats)
-            raise PlanError(f"selector {text!r} matches no call; the graph has {known}{nearest(pattern, repeats)}")
-        for call in names:
-            end = repeats[call] if stop is None else stop
-            if end > repeats[call] or start >= repeats[call]:
-                raise PlanError(f"selector {text!r} goes to layer {end - 1}, but {call} ends at {repeats[call] - 1}")
-            chosen.update((call, i) for i in range(start, end))
-    return tuple(layer for layer in layers if layer in chosen)
+            known = dict.fromkeys(name for name, _ in layers)
+            raise PlanError(
+                f"selector {text!r} matches no layer; the graph has {', '.join(known)}{nearest(pattern, known)}"
+            )
+        for name in names:
+            indices = [index for known, index in layers if known == name]
+            end = max(indices) + 1 if stop is None else stop
+            wanted = [index for index in indices if start <= index < end]
+            if not wanted or (stop is not None and len(wanted) < stop - start):
+                raise PlanError(
+                    f"selector {text!r} goes beyond {name}, whose layers are {min(indices)} to {max(indices)}"
+                )
+            chosen.update((name, index) for index in wanted)
+    return tuple(layer for where, layer in layers.items() if where in chosen)
 
 
 def format_layers(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Selectors for `layers`, shortest form: a call of one repetition by name alone only if that is its repetition
-    0."""
-    runs: list[tuple[str, int, int]] = []
-    for call, index in layers:
-        if runs and runs[-1][0] == call and runs[-1][2] == index:
-            runs[-1] = (call, runs[-1][1], index + 1)
+    """Selectors for `layers`: `embed`, or a range for a run of indexed layers."""
+    runs: list[tuple[str, int, int, bool]] = []
+    for layer in layers:
+        name, index = place(layer)
+        if runs and runs[-1][0] == name and runs[-1][2] == index:
+            runs[-1] = (name, runs[-1][1], index + 1, True)
         else:
-            runs.append((call, index, index + 1))
-    return tuple(f"{call}[{start}:{stop}]" for call, start, stop in runs)
+            runs.append((name, index, index + 1, layer.call.first is not None))
+    return tuple(f"{name}[{start}:{stop}]" if indexed else name for name, start, stop, indexed in runs)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

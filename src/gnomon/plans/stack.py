@@ -8,7 +8,7 @@ stacks, and how prices read them, are elsewhere.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gnomon.errors import PlanError, nearest
 
@@ -37,7 +37,7 @@ class Fact:
 class Stack:
     """What one version of one program does."""
 
-    SCHEMA = "gnomon.stack/1"
+    SCHEMA: ClassVar[str] = "gnomon.stack/1"
 
     name: str
     """As in `megatron-lm`, `torchtitan`, `gnomon`."""

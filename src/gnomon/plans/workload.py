@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,7 +214,7 @@ class Workload:
     `global_batch_size` be left out: it is their number.
     """
 
-    SCHEMA = "gnomon.workload/1"
+    SCHEMA: ClassVar[str] = "gnomon.workload/1"
 
     global_batch_size: int = 0
     """Sequences in one optimizer step over all ranks."""

@@ -5,6 +5,10 @@ stages out, `check` compares it with graph, cluster and workload. Leaves out how
 and how long it takes.
 """
 
+from gnomon.plans.check import Problem as Problem
+from gnomon.plans.check import batch as batch
+from gnomon.plans.check import check as check
+from gnomon.plans.check import problems as problems
 from gnomon.plans.goal import Goal as Goal
 from gnomon.plans.mesh import DENSE_AXES as DENSE_AXES
 from gnomon.plans.mesh import Mesh as Mesh

@@ -198,6 +198,9 @@ class Layout:
     """Divide the embedding and the head by vocabulary over tp."""
     loss_parallel: bool = True
     """Compute the loss on logits divided by vocabulary; otherwise they are gathered first."""
+    keep_gathered: bool = False
+    """Keep a tensor that was gathered over tp or cp for backward, instead of keeping this rank's part and gathering
+    it again."""
     rules: tuple[LayoutRule, ...] = ()
     """Dims that lie otherwise; the last rule that matches decides."""
 

@@ -54,7 +54,8 @@ def layers_per_stage(plan: Plan, num_layers: int) -> tuple[int, ...]:
         return listed
     if num_layers < stages:
         raise PlanError(
-            f"{stages} stages (pp = {plan.mesh.pp} x virtual_stages = {plan.schedule.virtual_stages}) need as many layers, "
+            f"{stages} stages (pp = {plan.mesh.pp} x virtual_stages = {plan.schedule.virtual_stages}) need "
+            f"as many layers, "
             f"but the graph has {num_layers}; lower pp or virtual_stages to a product of at most {num_layers}"
         )
     each, more = divmod(num_layers, stages)

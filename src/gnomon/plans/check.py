@@ -1,0 +1,400 @@
+"""Compare a plan with its graph, cluster and workload: what cannot run, and what is worth knowing.
+
+`problems` returns every `Problem` with a name, what was asked, the limit and the nearest legal value; `check` raises
+PlanError with the errors among them. `batch` says how the global batch divides into microbatches. Leaves out memory
+(that takes prices) and what a given software supports (`Stack`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, Protocol
+
+from gnomon.errors import PlanError, nearest
+from gnomon.graph import Dim, Graph, Layer
+from gnomon.graph import Op as GraphOp
+from gnomon.plans.mesh import Mesh
+from gnomon.plans.plan import Plan
+from gnomon.plans.select import select
+from gnomon.plans.stages import dependencies, stage_layers, transfers
+from gnomon.plans.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One finding about a plan."""
+
+    severity: Literal["error", "note"]
+    """`error`: it cannot run. `note`: it can, in a way that may not be meant."""
+    name: str
+    """Short and stable, as in `heads_not_divisible`."""
+    message: str
+    """What was asked, the limit, and the nearest legal value."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.message}"
+
+
+class Machines(Protocol):
+    """What is asked of a cluster here; `gnomon.hardware.Cluster` has it."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+
+
+def check(
+    plan: Plan, graph: Graph, cluster: Machines | None = None, workload: Workload | None = None
+) -> tuple[Problem, ...]:
+    """The notes on a plan that can run. PlanError listing every error otherwise."""
+    found = problems(plan, graph, cluster, workload)
+    if errors := [problem for problem in found if problem.severity == "error"]:
+        raise PlanError("; ".join(problem.message for problem in errors))
+    return found
+
+
+def problems(
+    plan: Plan, graph: Graph, cluster: Machines | None = None, workload: Workload | None = None
+) -> tuple[Problem, ...]:
+    """Every problem, errors first. What needs a cluster or a workload is checked when it is given."""
+    found = [*_devices(plan, cluster), *_stages(plan, graph), *_schedule(plan), *_selectors(plan, graph)]
+    if not any(problem.name == "layers_not_covered" for problem in found):
+        found += _dims(plan, graph, workload)
+    found += [*_axes_without_effect(plan, graph), *_batch(plan, workload)]
+    unique = dict.fromkeys(found)
+    return tuple(sorted(unique, key=lambda problem: problem.severity))
+
+
+def batch(plan: Plan, workload: Workload) -> tuple[int, int]:
+    """(number of microbatches, sequences in each over all data-parallel ranks). PlanError when the batch does not
+    divide so."""
+    schedule, total = plan.schedule, workload.batch_size
+    data_ranks = sorted({plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)})
+    shares = {sum(stage.shares) for stage in plan.stages if stage.shares}
+    if schedule.micro_batch_size is None and schedule.num_microbatches is None and not shares:
+        raise PlanError("the schedule has neither micro_batch_size nor num_microbatches; give one of them")
+    if len(shares) > 1:
+        raise PlanError(
+            f"stages share out {sorted(shares)} sequences of a microbatch; every stage sees all of it, so "
+            f"make them equal"
+        )
+    if schedule.micro_batch_size is not None:
+        if len(data_ranks) > 1:
+            raise PlanError(
+                f"micro_batch_size is for one data-parallel rank, but stages have {data_ranks} of them; give "
+                f"num_microbatches instead"
+            )
+        size = schedule.micro_batch_size * data_ranks[0]
+        if shares and shares != {size}:
+            raise PlanError(
+                f"shares add up to {shares.pop()} sequences, but micro_batch_size x data ranks = "
+                f"{schedule.micro_batch_size} x {data_ranks[0]} = {size}; leave micro_batch_size out"
+            )
+    else:
+        size = shares.pop() if shares else total // (schedule.num_microbatches or 1)
+    count = schedule.num_microbatches or max(1, total // max(size, 1))
+    if size < 1 or count * size != total:
+        legal = max(1, round(total / max(1, count * size))) * max(1, count * size)
+        raise PlanError(
+            f"a global batch of {total} sequences is not {count} microbatches of {size} sequences "
+            f"(data ranks {data_ranks[-1]}); the nearest legal global batch is {legal}"
+        )
+    for index, stage in enumerate(plan.stages):
+        if not stage.shares and size % stage.mesh.data_ranks:
+            raise PlanError(
+                f"stage {index} cannot divide a microbatch of {size} sequences over "
+                f"{stage.mesh.data_ranks} data-parallel "
+                f"ranks; give it shares, or a multiple of {stage.mesh.data_ranks}"
+            )
+    if not plan.stages and size % data_ranks[0]:
+        raise PlanError(
+            f"{count} microbatches of a batch of {total} have {size} sequences, which {data_ranks[0]} "
+            f"data-parallel ranks "
+            f"cannot share equally; use a number of microbatches that divides {total // data_ranks[0] or 1}"
+        )
+    return count, size
+
+
+def _error(name: str, message: str) -> Problem:
+    return Problem(severity="error", name=name, message=message)
+
+
+def _note(name: str, message: str) -> Problem:
+    return Problem(severity="note", name=name, message=message)
+
+
+def _devices(plan: Plan, cluster: Machines | None) -> Iterator[Problem]:
+    if cluster is None:
+        return
+    devices = set(plan.device_of)
+    if max(devices) >= cluster.num_devices or (not plan.placement and len(devices) != cluster.num_devices):
+        axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages"
+        fewer = max(devices) < cluster.num_devices
+        fix = (
+            "raise dp_shard or dp_replicate, or choose a smaller cluster"
+            if fewer
+            else "lower an axis, or choose a larger cluster"
+        )
+        yield _error(
+            "world_size",
+            f"plan needs {max(devices) + 1} devices ({axes}), but cluster {cluster.name!r} has "
+            f"{cluster.num_devices}; {fix}",
+        )
+
+
+def _stages(plan: Plan, graph: Graph) -> Iterator[Problem]:
+    try:
+        parts = stage_layers(plan, graph)
+    except PlanError as error:
+        yield _error("layers_not_covered", str(error))
+        return
+    labels = [layer.label for part in parts for layer in part]
+    missing = [layer.label for layer in graph.layers() if layer.label not in labels]
+    twice = sorted({label for label in labels if labels.count(label) > 1}) if len(set(labels)) < len(labels) else []
+    if missing or twice:
+        what = f"leave out {', '.join(missing[:3])}" if missing else f"compute {', '.join(twice[:3])} more than once"
+        yield _error("layers_not_covered", f"the stages {what}; every layer of the graph belongs to exactly one stage")
+        return
+    stage_of = {layer.label: stage for stage, part in enumerate(parts) for layer in part}
+    for reader, maker, tensor in dependencies(graph):
+        if stage_of[maker] > stage_of[reader]:
+            yield _error(
+                "stage_order",
+                f"stage {stage_of[reader]} has {reader}, which reads {tensor} of {maker} in stage {stage_of[maker]}; "
+                f"order the stages as the graph runs",
+            )
+            return
+    try:
+        transfers(plan, graph)
+    except PlanError as error:
+        yield _error("stage_inputs", str(error))
+
+
+V_SCHEDULES = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
+"""Schedules of two stages on each rank in V placement (Qi et al. 2024, "Pipeline parallelism with controllable
+memory")."""
+
+LOOPED_SCHEDULES = ("interleaved_one_f_one_b", "looped_bfs", "interleaved_zero_bubble")
+"""Schedules of several stages on each rank in loop placement (Narayanan et al. 2021)."""
+
+
+def _schedule(plan: Plan) -> Iterator[Problem]:
+    schedule, ranks = plan.schedule, plan.num_pipeline_ranks
+    virtual, rest = divmod(plan.num_stages, ranks)
+    name, count = schedule.name, schedule.num_microbatches
+    if rest or (plan.stages and schedule.virtual_stages not in (1, virtual)):
+        yield _error(
+            "virtual_stages",
+            f"{plan.num_stages} stages on {ranks} pipeline ranks are not {schedule.virtual_stages} on each; "
+            f"every rank holds "
+            f"the same number of stages",
+        )
+        return
+    if name in V_SCHEDULES:
+        if virtual != 2 or (not plan.stages and schedule.placement != "v"):
+            yield _error(
+                "v_placement",
+                f"schedule {name} needs virtual_stages = 2 and placement = 'v', but has {virtual} and "
+                f"{schedule.placement!r}; set both",
+            )
+        if plan.stages and plan.pipeline_ranks != tuple(min(s, 2 * ranks - 1 - s) for s in range(2 * ranks)):
+            yield _error(
+                "v_placement", f"schedule {name} needs stage s and stage {2 * ranks - 1} - s on the same ranks"
+            )
+    elif name in LOOPED_SCHEDULES:
+        if ranks < 2 or virtual < 2:
+            yield _error(
+                "interleaved",
+                f"schedule {name} needs at least 2 pipeline ranks and 2 virtual stages, but has {ranks} and {virtual}; "
+                f"raise them, or use one_f_one_b",
+            )
+    elif virtual > 1:
+        yield _error(
+            "virtual_stages", f"schedule {name} takes one stage on each rank, but has {virtual}; use an interleaved one"
+        )
+    if count is not None:
+        yield from _microbatch_rules(name, count, ranks)
+
+
+def _microbatch_rules(name: str, count: int, ranks: int) -> Iterator[Problem]:
+    if name in ("interleaved_one_f_one_b", "interleaved_zero_bubble") and count % ranks:
+        yield _error(
+            "microbatches",
+            f"schedule {name} needs a multiple of {ranks} microbatches (its pipeline ranks), not {count}; "
+            f"the nearest is "
+            f"{max(1, round(count / ranks)) * ranks}",
+        )
+    elif name == "dualpipe_v" and count < 2 * ranks:
+        yield _error(
+            "microbatches", f"schedule dualpipe_v needs at least 2 x {ranks} = {2 * ranks} microbatches, not {count}"
+        )
+    elif count < ranks > 1:
+        yield _note(
+            "few_microbatches",
+            f"{count} microbatches cannot fill {ranks} pipeline ranks: at most {count} of them work at a time; "
+            f"use {ranks} or more",
+        )
+
+
+def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
+    """Patterns that match nothing: a decision that would be lost in silence."""
+    calls = [(f"saved rule {i}", rule.calls) for i, rule in enumerate(plan.saved.rules)]
+    calls += [("precision.fp8", text) for text in (plan.precision.fp8.calls if plan.precision.fp8 else ())]
+    for where, text in calls:
+        try:
+            select((text,), graph)
+        except PlanError as error:
+            yield _error("selector", f"{where}: {error}")
+    ops = {op.path: op for block in graph.blocks for op in block.ops}
+    for split in plan.overlap.splits:
+        chosen = [path for path in ops if fnmatchcase(path, split.op)]
+        if not chosen:
+            yield _error("selector", f"split of {split.op!r} matches no op{nearest(split.op, ops)}")
+    names = {tensor.name for block in graph.blocks for tensor in block.tensors} | set(ops)
+    for rule in plan.saved.rules:
+        for pattern in rule.tensors:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                yield _error("selector", f"saved rule on {pattern!r} matches no tensor or op{nearest(pattern, names)}")
+    dims = {dim.name for block in graph.blocks for dim in block.dims}
+    for layout in plan.layout.rules:
+        if layout.dim not in dims:
+            yield _error(
+                "selector", f"layout rule on dim {layout.dim!r} matches no dim of the graph{nearest(layout.dim, dims)}"
+            )
+
+
+def _dims(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Problem]:
+    for stage, layers in enumerate(stage_layers(plan, graph)):
+        mesh = plan.stage_mesh(stage)
+        for name in dict.fromkeys(layer.call.block for layer in layers):
+            for dim in graph.block(name).dims:
+                if rule := _DIM_RULES.get(dim.name.rpartition(".")[2]):
+                    yield from rule(plan, mesh, dim)
+        if any(_has(graph, layer, "attention") for layer in layers):
+            yield from _sequence(plan, mesh, workload)
+
+
+def _has(graph: Graph, layer: Layer, kind: str) -> bool:
+    ops: tuple[GraphOp, ...] = graph.block(layer.call.block).ops
+    return any(op.kind == kind for op in ops)
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of `number` that is nearest to `wanted`, the smaller one of two."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
+
+
+def _divides(name: str, axis: str, ways: int, dim: Dim) -> Iterator[Problem]:
+    size = dim.size
+    if size is not None and size % ways:
+        fix = f"the nearest legal {axis} is {nearest_divisor(size, ways)}"
+        yield _error(name, f"{axis} = {ways} does not divide {dim.name} = {size}; {fix}")
+
+
+def _head_ways(plan: Plan, mesh: Mesh) -> tuple[str, int]:
+    """Into how many parts heads are cut: over tp, and under Ulysses over cp too."""
+    if plan.layout.context == "ulysses" and mesh.cp > 1:
+        return "tp x cp", mesh.tp * mesh.cp
+    return "tp", mesh.tp
+
+
+def _heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
+    yield from _divides("heads_not_divisible", *_head_ways(plan, mesh), dim)
+
+
+def _kv_heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
+    axis, ways = _head_ways(plan, mesh)
+    if dim.size is not None and dim.size < ways and ways % dim.size == 0:
+        yield _note(
+            "kv_heads_replicated",
+            f"{axis} = {ways} is above {dim.name} = {dim.size}: each key-value head is held by "
+            f"{ways // dim.size} ranks, and "
+            f"the gradients of its weights are added up over them",
+        )
+    else:
+        yield from _divides("kv_heads_not_divisible", axis, ways, dim)
+
+
+def _ffn(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
+    yield from _divides("ffn_not_divisible", "tp", mesh.tp, dim)
+
+
+def _expert_ffn(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
+    yield from _divides("expert_ffn_not_divisible", "etp", mesh.etp, dim)
+
+
+def _experts(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
+    yield from _divides("experts_not_divisible", "ep", mesh.ep, dim)
+
+
+def _vocab(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
+    if plan.layout.vocab_parallel and dim.size is not None and dim.size % mesh.tp:
+        padded = -(-dim.size // mesh.tp) * mesh.tp
+        yield _note("vocab_padded", f"tp = {mesh.tp} does not divide {dim.name} = {dim.size}; it is padded to {padded}")
+
+
+_DIM_RULES: dict[str, Callable[[Plan, Mesh, Dim], Iterator[Problem]]] = {
+    "heads": _heads,
+    "kv_heads": _kv_heads,
+    "ffn": _ffn,
+    "expert_ffn": _expert_ffn,
+    "experts": _experts,
+    "vocab": _vocab,
+}
+
+
+def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Problem]:
+    """Whether the sequence divides into what the axes need."""
+    if workload is None or not workload.seq_len:
+        return
+    parts, why = 1, []
+    if mesh.cp > 1:
+        zigzag = plan.layout.context_order == "zigzag"
+        parts *= mesh.cp * (2 if zigzag else 1)
+        why.append(f"{'2 x ' if zigzag else ''}cp = {parts}")
+    if plan.layout.sequence_parallel and mesh.tp > 1:
+        parts *= mesh.tp
+        why.append(f"tp = {mesh.tp} (sequence parallel)")
+    if workload.seq_len % parts:
+        legal = max(1, round(workload.seq_len / parts)) * parts
+        yield _error(
+            "sequence_not_divisible",
+            f"seq_len = {workload.seq_len} does not divide into {' x '.join(why)} parts; the nearest legal "
+            f"length is {legal}",
+        )
+
+
+def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    dims = {dim.name.rpartition(".")[2] for block in graph.blocks for dim in block.dims}
+    if "experts" not in dims and (ep := max(mesh.ep * mesh.etp for mesh in meshes)) > 1:
+        yield _error("no_experts", f"ep x etp = {ep}, but graph {graph.name!r} has no experts; use ep = 1 and etp = 1")
+    if plan.layout.sequence_parallel and all(mesh.tp == 1 for mesh in meshes):
+        yield _note("no_effect", "sequence_parallel has no effect at tp = 1")
+    if plan.optimizer.zero and all(mesh.dp_shard * mesh.cp == 1 for mesh in meshes):
+        yield _note(
+            "no_effect",
+            f"ZeRO {plan.optimizer.zero} has no effect: dp_shard x cp = 1, so there is nothing to divide over",
+        )
+    if plan.optimizer.zero == 3 and plan.num_stages > 1 and plan.optimizer.reshard_after_forward:
+        yield _note(
+            "gathers", "ZeRO 3 in a pipeline gathers every stage's parameters again for each microbatch and direction"
+        )
+
+
+def _batch(plan: Plan, workload: Workload | None) -> Iterator[Problem]:
+    if workload is None:
+        return
+    try:
+        count, _ = batch(plan, workload)
+    except PlanError as error:
+        yield _error("batch", str(error))
+        return
+    if plan.schedule.num_microbatches is None:
+        yield from _microbatch_rules(plan.schedule.name, count, plan.num_pipeline_ranks)

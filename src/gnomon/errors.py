@@ -1,9 +1,11 @@
-"""The exception tree. Every error a user can cause is one of these, and says what was asked, what the limit is and what to do.
+"""The exception tree.
+
+Every error a user can cause is one of these, and says what was asked, what the limit is and what to do.
 
     GnomonError(ValueError)
     ├── InputError         a file or value that cannot be read: carries the path to the value (`$.stages[2].calls`)
     │   ├── UnitError      a quantity without a unit, with a wrong unit, or not finite
-    │   └── FormatError    a text form (Program, Timeline, another tool's file) that does not parse: carries line and column
+    │   └── FormatError    a text form (Program, Timeline, another tool's file) that does not parse: line and column
     ├── GraphError         a model that is not well formed (unknown tensor, shapes that disagree)
     ├── PlanError          a plan that cannot run on this graph or cluster, or that contradicts itself
     ├── ProgramError       a Program that cannot run: carries the `Problem`s that validate found

@@ -1,0 +1,84 @@
+"""Programs: what every rank does in a step, as data that the simulator plays and the runtime executes.
+
+Holds the rows (`Program`), their text form, what follows from their effects (`validate` and its `Structure`), and
+memory in issue order. Durations, prices and clocks are elsewhere.
+"""
+
+from gnomon.program.dependencies import Dependencies, Edges, dependencies, lanes
+from gnomon.program.effects import EffectTable, effect_table, row_effects
+from gnomon.program.kinds import (
+    EFFECT_OPS,
+    STANDARD_BUFFERS,
+    STANDARD_KINDS,
+    BufferClass,
+    Effect,
+    Kind,
+    effects,
+    effects_text,
+    with_buffers,
+    with_kinds,
+)
+from gnomon.program.memory import IssuePeak, Moves, buffer_bytes, issue_order_peak, moves
+from gnomon.program.order import Deadlock, Order, order
+from gnomon.program.problems import PROBLEMS, Problem
+from gnomon.program.program import (
+    NO_UNIT,
+    BufferRef,
+    Communicator,
+    Key,
+    Override,
+    Pool,
+    Program,
+    ProgramBuilder,
+    RowEffect,
+    from_columns,
+    plain_units,
+    unit_shapes,
+)
+from gnomon.program.validate import Structure, over_limit, problems, validate
+
+__all__ = [
+    "EFFECT_OPS",
+    "NO_UNIT",
+    "PROBLEMS",
+    "STANDARD_BUFFERS",
+    "STANDARD_KINDS",
+    "BufferClass",
+    "BufferRef",
+    "Communicator",
+    "Deadlock",
+    "Dependencies",
+    "Edges",
+    "Effect",
+    "EffectTable",
+    "IssuePeak",
+    "Key",
+    "Kind",
+    "Moves",
+    "Order",
+    "Override",
+    "Pool",
+    "Problem",
+    "Program",
+    "ProgramBuilder",
+    "RowEffect",
+    "Structure",
+    "buffer_bytes",
+    "dependencies",
+    "effect_table",
+    "effects",
+    "effects_text",
+    "from_columns",
+    "issue_order_peak",
+    "lanes",
+    "moves",
+    "order",
+    "over_limit",
+    "plain_units",
+    "problems",
+    "row_effects",
+    "unit_shapes",
+    "validate",
+    "with_buffers",
+    "with_kinds",
+]

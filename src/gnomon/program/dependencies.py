@@ -1,0 +1,246 @@
+"""Which row waits for which, derived from effects, messages, pools and streams alone.
+
+`dependencies(program)` returns edges (source row, target row, distance in steps, and whether the edge carries data)
+and the problems met on the way: buffers that are missing, freed twice, overwritten or leaked, and messages without
+a partner. The rules, with e1 … en the effects on one buffer in issue order:
+- a read waits for the latest write before it, or for the last write of the step before when the buffer is carried;
+- a write waits for the reads of the version it replaces (`slots` versions back), within the step or from the step
+  before;
+- a step buffer written in step k waits for its release in step k - slots; a free waits for every read;
+- RECV waits for its SEND; with capacity n, SEND j waits for RECV j - n; in a pool of n, allocation k waits for free
+  k - n. Streams are not edges here: their order is the order of rows, also from one step to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.program.effects import EffectTable, effect_table
+from gnomon.program.kinds import ACCUMULATE, CONSUME, EXTEND, FREE, READ, WRITE
+from gnomon.program.messages import messages, pool_edges
+from gnomon.program.problems import Problem
+from gnomon.program.program import Program
+
+Longs = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Edges:
+    """source[i] happens before target[i], `distance` steps later; `data` edges also wait for the source's lag."""
+
+    source: Longs
+    target: Longs
+    distance: NDArray[np.int32]
+    data: Bools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dependencies:
+    """Everything about a Program that does not depend on durations, except the order of play."""
+
+    table: EffectTable
+    edges: Edges
+    pairs: tuple[Longs, Longs]
+    """(sends, receives) matched, as rows."""
+    alloc: Bools
+    """For each entry of the table: does it allocate (or grow) its buffer?"""
+    release: Bools
+    """For each entry: does it free its buffer?"""
+    problems: tuple[Problem, ...]
+
+
+def dependencies(program: Program) -> Dependencies:
+    """Edges and problems of a Program, in one pass over its effects. Cost is a few vector operations per effect."""
+    table = effect_table(program)
+    lane = lanes(program)
+    out = _Collector(lane)
+    history = _History(program, table)
+    problems = _liveness(program, table, history) + _leaks(program, table, history)
+    _data_edges(history, out)
+    _reuse_edges(history, out)
+    pairs, message_problems = messages(program, out.add)
+    pool_edges(program, table, history.alloc, history.release, out.add)
+    return Dependencies(
+        table=table,
+        edges=out.edges(),
+        pairs=pairs,
+        alloc=history.alloc,
+        release=history.release,
+        problems=tuple(sorted(problems + message_problems, key=lambda p: (p.rank_class, p.row))),
+    )
+
+
+def lanes(program: Program) -> NDArray[np.int32]:
+    """Lane of each row: one per (rank class, stream)."""
+    lane = program.stream.astype(np.int32)
+    for cls in range(program.num_classes):
+        lane[int(program.class_ptr[cls]) : int(program.class_ptr[cls + 1])] += np.int32(cls * len(program.streams))
+    return lane
+
+
+class _Collector:
+    """Gathers edges and drops those that a stream's own order already gives."""
+
+    def __init__(self, lane: NDArray[np.int32]) -> None:
+        self.lane = lane
+        self.parts: list[tuple[Longs, Longs, NDArray[np.int32], Bools]] = []
+
+    def add(self, source: Longs, target: Longs, distance: int | NDArray[np.int32], *, data: bool) -> None:
+        keep = self.lane[source] != self.lane[target]
+        steps = np.full(len(source), distance, np.int32) if isinstance(distance, int) else distance
+        keep |= (steps == 0) & (source > target)
+        if not keep.all():
+            source, target, steps = source[keep], target[keep], steps[keep]
+        self.parts.append((source, target, steps, np.full(len(source), data, bool)))
+
+    def edges(self) -> Edges:
+        columns = [np.concatenate(column) for column in zip(*self.parts, strict=True)]
+        return Edges(
+            source=columns[0].astype(np.int64), target=columns[1].astype(np.int64), distance=columns[2], data=columns[3]
+        )
+
+
+class _History:
+    """The table's entries as one history per buffer: what was live when, and which entries open and end versions."""
+
+    def __init__(self, program: Program, table: EffectTable) -> None:
+        self.row, self.op = table.row.astype(np.int64), table.op
+        size = len(self.op)
+        new = np.ones(size, bool)
+        np.not_equal(table.buffer[1:], table.buffer[:-1], out=new[1:])
+        self.first = np.flatnonzero(new)
+        """First entry of each buffer."""
+        self.length = np.diff(np.append(self.first, size))
+        self.starts = np.repeat(self.first, self.length)
+        self.ends = np.repeat(self.first + self.length, self.length)
+        kind = table.buffer_class(table.buffer[self.first])
+        self.slots = np.array([b.slots for b in program.buffers], np.int64)[kind]
+        self.carried_class = np.array([b.lifetime == "carried" for b in program.buffers], bool)[kind]
+        self.in_step = np.array([b.lifetime in ("action", "step") for b in program.buffers], bool)[kind]
+        self.carried = np.repeat(self.carried_class, self.length)
+        self.write = self.op == WRITE
+        self.modify = self.write | (self.op == ACCUMULATE) | (self.op == EXTEND)
+        self.free = self.op >= CONSUME
+        self.last_modify = self.before(self.modify)
+        self.last_free = self.before(self.free)
+        self.live = (self.last_modify > self.last_free) | (self.carried & (self.last_free < 0))
+        self.opens = self.modify & ~self.live
+        self.alloc = self.opens | (self.op == EXTEND)
+        self.release = self.free & self.live & ~self.carried
+
+    def before(self, flag: Bools) -> Longs:
+        """For each entry the index of the latest earlier flagged entry of its buffer, or -1."""
+        index = np.where(flag, np.arange(len(flag)), -1)
+        last = np.full(len(flag), -1, np.int64)
+        np.maximum.accumulate(index[:-1], out=last[1:])
+        last[last < self.starts] = -1
+        return last
+
+    def after(self, flag: Bools) -> Longs:
+        """For each entry the index of the next later flagged entry of its buffer, or -1."""
+        size = len(flag)
+        index = np.where(flag, np.arange(size), size)
+        following = np.full(size, size, np.int64)
+        following[:-1] = np.minimum.accumulate(index[:0:-1])[::-1]
+        following[following >= self.ends] = -1
+        return following
+
+    def first_of(self, flag: Bools) -> Longs:
+        """Index of the first flagged entry of each buffer, or -1."""
+        size = len(flag)
+        found = np.minimum.reduceat(np.where(flag, np.arange(size), size), self.first) if size else self.first
+        return np.where(found < self.first + self.length, found, -1)
+
+    def final_of(self, flag: Bools) -> Longs:
+        """Index of the last flagged entry of each buffer, or -1."""
+        found = np.maximum.reduceat(np.where(flag, np.arange(len(flag)), -1), self.first) if len(flag) else self.first
+        return np.where(found >= self.first, found, -1)
+
+
+def _liveness(program: Program, table: EffectTable, h: _History) -> list[Problem]:
+    """Entries that find their buffer in the wrong state."""
+    problems = []
+
+    def report(i: int, what: str, why: str) -> None:
+        name = table.name(program, int(table.buffer[i]))
+        problems.append(Problem.of(program, what, int(table.row[i]), f"{name} {why}"))
+
+    for i in np.flatnonzero(~h.modify & ~h.live).tolist():
+        if h.last_free[i] >= 0:
+            what = "double free" if h.op[i] == FREE else "use after free"
+            report(i, what, f"was freed by {program.token(int(h.row[h.last_free[i]]))} before")
+        else:
+            report(i, "missing buffer", "has not been written before, in issue order")
+    for i in np.flatnonzero(h.write & h.live & ~h.carried).tolist():
+        report(i, "overwrite", "is still live; free it before it is written again")
+    for i in np.flatnonzero(h.free & h.carried).tolist():
+        report(i, "carried buffer freed", "lives from step to step and cannot be freed")
+    return problems
+
+
+def _leaks(program: Program, table: EffectTable, h: _History) -> list[Problem]:
+    """Step buffers that are live at the end of the step."""
+    problems = []
+    modified = h.final_of(h.modify)
+    for i in np.flatnonzero((modified > h.final_of(h.free)) & h.in_step).tolist():
+        name = table.name(program, int(table.buffer[h.first[i]]))
+        row = int(h.row[modified[i]])
+        problems.append(Problem.of(program, "leak", row, f"{name} is written but not freed by the end of the step"))
+    return problems
+
+
+def _data_edges(h: _History, out: _Collector) -> None:
+    """Read after write, accumulations in their order, and the last write of a carried buffer to the next step's
+    reads."""
+    here = np.flatnonzero((h.last_modify > h.last_free) & (~h.write | h.carried))
+    out.add(h.row[h.last_modify[here]], h.row[here], 0, data=True)
+    wraps = np.flatnonzero(h.carried & (h.last_modify < 0))
+    source = np.repeat(h.final_of(h.modify), h.length)[wraps]
+    wraps, source = wraps[source >= 0], source[source >= 0]
+    out.add(h.row[source], h.row[wraps], 1, data=True)
+
+
+def _reuse_edges(h: _History, out: _Collector) -> None:
+    """Frees and rewrites wait for the reads before them; a new version for the release of the one `slots` before it."""
+    single = np.repeat(h.slots == 1, h.length)
+    ender = h.after(h.modify | h.free)
+    read = np.flatnonzero((h.op == READ) & (ender >= 0))
+    read = read[single[read] | ~h.write[ender[read]]]
+    out.add(h.row[read], h.row[ender[read]], 0, data=False)
+    again = np.flatnonzero(h.opens & (h.last_free >= 0) & single)
+    out.add(h.row[h.last_free[again]], h.row[again], 0, data=False)
+    opening = np.repeat(h.first_of(h.modify), h.length)
+    tail = np.flatnonzero(h.carried & single & (h.op == READ) & (ender < 0) & (opening >= 0))
+    out.add(h.row[tail], h.row[opening[tail]], 1, data=False)
+    released, opened = h.final_of(h.release), h.first_of(h.opens)
+    step = np.flatnonzero((released >= 0) & (opened >= 0) & (h.slots == 1))
+    out.add(h.row[released[step]], h.row[opened[step]], 1, data=False)
+    for buffer in np.flatnonzero(h.slots > 1).tolist():
+        _several_slots(h, buffer, out)
+
+
+def _several_slots(h: _History, buffer: int, out: _Collector) -> None:
+    """Reuse edges of one buffer with more than one slot: version j waits for what ends version j - slots."""
+    begin, slots = int(h.first[buffer]), int(h.slots[buffer])
+    entries = range(begin, begin + int(h.length[buffer]))
+    carried = bool(h.carried_class[buffer])
+    opened = [i for i in entries if (h.write[i] if carried else h.opens[i])]
+    if not opened:
+        return
+    ends: list[list[tuple[int, int]]] = [[] for _ in opened]
+    for i in entries:
+        version = sum(o <= i for o in opened) - 1
+        if (h.op[i] == READ) if carried else h.release[i]:
+            ends[version].append(
+                (i, 1 if version < 0 else 0)
+            )  # reads before the first write use the last step's version
+    for j, start in enumerate(opened):
+        steps, version = divmod(j - slots, len(opened))
+        for end, later in ends[version]:
+            distance = -steps - later
+            if distance > 0 or (distance == 0 and end < start):
+                out.add(h.row[[end]], h.row[[start]], distance, data=False)

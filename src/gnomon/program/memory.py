@@ -1,0 +1,154 @@
+"""Memory in issue order: what a caching allocator on the host's side sees, a property of the structure alone.
+
+`Sizes` gives each buffer its bytes; `issue_order_peak` replays allocations and frees as issued (allocation at the
+start of a row, free at its end) and returns each rank class's peak and the row where it happens. What offload and
+prefetch see is the peak in time order, which needs durations: see `simulate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import UnpricedError, nearest
+from gnomon.program.dependencies import Dependencies
+from gnomon.program.kinds import EXTEND
+from gnomon.program.program import Program, unit_shapes
+
+Doubles = NDArray[np.float64]
+
+
+def size_labels(program: Program, buffer: str, stage: int, shape: str) -> tuple[str, ...]:
+    """The labels under which a size may be given, most specific first: `2S~4`, `S~4`, `2S`, `S`."""
+    shaped = (f"{stage}{buffer}~{shape}", f"{buffer}~{shape}") if shape else ()
+    return (*shaped, f"{stage}{buffer}", buffer)
+
+
+def buffer_bytes(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> Doubles:
+    """[number of buffer ids] bytes of each buffer (per token for buffers that are extended).
+
+    sizes: label -> bytes, see `size_labels`. UnpricedError names a buffer without a size.
+    """
+    table = deps.table
+    out = np.zeros(table.num_ids)
+    shapes, shape_of = unit_shapes(program.units)
+    used = np.zeros(table.num_ids, bool)
+    used[table.buffer] = True
+    for b, buffer in enumerate(program.buffers):
+        for place, (_, stage) in enumerate(table.places):
+            first = int(table.base[b, place])
+            if first < 0 or not used[first : first + table.width].any():
+                continue
+            if buffer.per == "unit" and len(shapes) > 1:
+                by_shape = np.array([_lookup(program, sizes, buffer.name, stage, shape) for shape in shapes])
+                out[first : first + len(shape_of)] = by_shape[shape_of]
+            else:
+                out[first : first + table.width] = _lookup(program, sizes, buffer.name, stage, "")
+    return out
+
+
+def _lookup(program: Program, sizes: Mapping[str, float], buffer: str, stage: int, shape: str) -> float:
+    labels = size_labels(program, buffer, stage, shape)
+    for label in labels:
+        if label in sizes:
+            return float(sizes[label])
+    raise UnpricedError(
+        f"no size for buffer {buffer} of stage {stage}: give one of {', '.join(labels)}{nearest(labels[-1], sizes)}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moves:
+    """Allocations and frees of every row."""
+
+    allocated: Doubles
+    """[rows] bytes allocated at the start of each row."""
+    freed: Doubles
+    """[rows] bytes freed at the end of each row."""
+    resident: Doubles
+    """[rank classes] bytes of carried buffers, always there."""
+
+
+def moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> Moves:
+    """What each row allocates and frees, in bytes."""
+    table = deps.table
+    each = buffer_bytes(program, deps, sizes)
+    amount = each[table.buffer]
+    extend = np.flatnonzero(table.op == EXTEND)
+    held = None
+    if len(extend):
+        tokens = np.array([table.amounts[int(table.row[i]), int(table.buffer[i])] for i in extend.tolist()], float)
+        amount = amount.copy()
+        amount[extend] *= tokens
+        held = np.zeros(table.num_ids)
+    allocated: Doubles = np.bincount(table.row[deps.alloc], amount[deps.alloc], program.num_rows).astype(float)
+    gone = np.flatnonzero(deps.release)
+    if held is None:
+        given = amount[gone]
+    else:
+        given = _grown(deps, amount, held, gone)
+    freed: Doubles = np.bincount(table.row[gone], given, program.num_rows).astype(float)
+    return Moves(allocated=allocated, freed=freed, resident=_resident(program, deps, each))
+
+
+def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.int64]) -> Doubles:
+    """Bytes given back by each free, for buffers that may have been extended; entries are in issue order per buffer."""
+    given = []
+    freeing = set(gone.tolist())
+    for i in np.flatnonzero(deps.alloc | deps.release).tolist():
+        buffer = int(deps.table.buffer[i])
+        if deps.alloc[i]:
+            held[buffer] += amount[i]
+        if i in freeing:
+            given.append(held[buffer])
+            held[buffer] = 0.0
+    return np.array(given)
+
+
+def _resident(program: Program, deps: Dependencies, each: Doubles) -> Doubles:
+    """Carried buffers of each class, aliases counted once."""
+    table = deps.table
+    out = np.zeros(program.num_classes)
+    counted: set[int] = set()
+    used = set(np.unique(table.buffer).tolist())
+    for b, buffer in enumerate(program.buffers):
+        if buffer.lifetime != "carried":
+            continue
+        for place, (cls, _) in enumerate(table.places):
+            first = int(table.base[b, place])
+            for i in range(first, first + table.width) if first >= 0 else ():
+                if i in used and i not in counted:
+                    counted.add(i)
+                    out[cls] += each[i] * buffer.slots
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuePeak:
+    """Peak memory of one rank class in issue order."""
+
+    rank_class: int
+    bytes: float
+    """Peak, carried buffers included."""
+    row: int
+    """The row during which it is reached first; -1 for a class without rows."""
+
+
+def issue_order_peak(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> tuple[IssuePeak, ...]:
+    """Peak of each rank class, in bytes, allocations at the start and frees at the end of each row as issued."""
+    change = moves(program, deps, sizes)
+    after = np.cumsum(change.allocated - change.freed)
+    during = after + change.freed
+    peaks = []
+    for cls in range(program.num_classes):
+        low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
+        if low == high:
+            peaks.append(IssuePeak(rank_class=cls, bytes=float(change.resident[cls]), row=-1))
+            continue
+        base = float(after[low - 1]) if low else 0.0
+        row = low + int(np.argmax(during[low:high]))
+        peaks.append(IssuePeak(rank_class=cls, bytes=float(during[row]) - base + float(change.resident[cls]), row=row))
+    return tuple(peaks)

@@ -1,0 +1,179 @@
+"""Messages between ranks, the order of communicators, and pools: the rules that are not about one buffer's contents.
+
+A send and its receive are matched by (communicator, sender's stage, receiver's stage, unit), so no order is
+assumed; whether the order is right for a communicator that matches by order is checked apart, as is the order of
+collectives over their members: a wrong order on two streams leaves the graph of dependencies acyclic.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.program.effects import EffectTable
+from gnomon.program.problems import Problem
+from gnomon.program.program import Communicator, Program
+
+Longs = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_UNIT_BITS, _STAGE_BITS, _ROW_BITS = 18, 11, 23  # what from_columns allows: 2**18 units, 2**11 stages, 2**23 rows
+
+
+class AddEdges(Protocol):
+    """Receives edges: source rows, target rows, distance in steps."""
+
+    def __call__(self, source: Longs, target: Longs, distance: int | NDArray[np.int32], *, data: bool) -> None: ...
+
+
+def messages(program: Program, add: AddEdges) -> tuple[tuple[Longs, Longs], list[Problem]]:
+    """Matched (sends, receives) of all communicators, and the problems met. Adds their edges through `add`."""
+    all_sends, all_receives = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    problems: list[Problem] = []
+    for comm in program.comms:
+        sends, receives = _side(program, comm, "send"), _side(program, comm, "recv")
+        problems += _duplicates(program, *sends) + _duplicates(program, *receives)
+        matched = _match(sends, receives)
+        problems += _unmatched(program, comm, sends, matched[0], "send without receive")
+        problems += _unmatched(program, comm, receives, matched[1], "receive without send")
+        pair = sends[1][matched[0]], receives[1][matched[1]]
+        if comm.semantics != "rendezvous":
+            add(*pair, 0, data=True)
+        if comm.ordered or comm.capacity:
+            problems += _flows(program, comm, pair, add)
+        all_sends.append(pair[0])
+        all_receives.append(pair[1])
+    return (np.concatenate(all_sends), np.concatenate(all_receives)), problems
+
+
+def _side(program: Program, comm: Communicator, side: str) -> tuple[Longs, Longs]:
+    """(tags, rows) of one side of a communicator, sorted by tag."""
+    parts = []
+    moved = {row: o for row, o in program.overrides.items() if o.comm or o.peer is not None}
+    for k, kind in enumerate(program.kinds):
+        if kind.message != side:
+            continue
+        rows = np.flatnonzero(program.kind == k) if kind.comm == comm.name else np.zeros(0, np.int64)
+        leave = [r for r, o in moved.items() if o.comm and o.comm != comm.name]
+        join = [r for r, o in moved.items() if o.comm == comm.name != kind.comm and program.kind[r] == k]
+        if leave or join:
+            rows = np.union1d(np.setdiff1d(rows, leave), np.array(join, np.int64))
+        here = program.stage[rows].astype(np.int64)
+        there = here + (kind.hop if side == "send" else -kind.hop)
+        for row in moved:
+            peer = moved[row].peer
+            if peer is not None:
+                there[rows == row] = peer
+        source, target = (here, there) if side == "send" else (there, here)
+        tag = ((source + 1) << _STAGE_BITS | (target + 1)) << _UNIT_BITS | (program.unit[rows] + 1)
+        parts.append(tag << _ROW_BITS | rows)
+    packed = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+    return packed >> _ROW_BITS, packed & ((1 << _ROW_BITS) - 1)
+
+
+def _duplicates(program: Program, tags: Longs, rows: Longs) -> list[Problem]:
+    twice = np.flatnonzero(tags[1:] == tags[:-1]) + 1
+    return [
+        Problem.of(
+            program,
+            "duplicate message",
+            int(max(rows[i], rows[i - 1])),
+            f"the same message as {program.where(int(min(rows[i], rows[i - 1])))}",
+        )
+        for i in twice.tolist()
+    ]
+
+
+def _match(sends: tuple[Longs, Longs], receives: tuple[Longs, Longs]) -> tuple[Longs, Longs]:
+    """Indices into the two sides whose tags agree; of duplicates the first."""
+    tags, index = np.unique(sends[0], return_index=True) if len(sends[0]) else (sends[0], np.zeros(0, np.int64))
+    first = np.ones(len(receives[0]), bool)
+    np.not_equal(receives[0][1:], receives[0][:-1], out=first[1:])
+    at = np.searchsorted(tags, receives[0])
+    found = np.zeros(len(receives[0]), bool)
+    inside = at < len(tags)
+    found[inside] = tags[at[inside]] == receives[0][inside]
+    keep = np.flatnonzero(found & first)
+    return index[at[keep]], keep
+
+
+def _unmatched(
+    program: Program, comm: Communicator, side: tuple[Longs, Longs], matched: Longs, what: str
+) -> list[Problem]:
+    tags, rows = side
+    if len(matched) == len(rows):
+        return []
+    alone = ~np.isin(tags, tags[matched])
+    problems = []
+    for i in np.flatnonzero(alone).tolist():
+        pair, unit = divmod(int(tags[i]), 1 << _UNIT_BITS)
+        source, target = divmod(pair, 1 << _STAGE_BITS)
+        route = f"stage {source - 1} to stage {target - 1}" + (f", unit {unit - 1}" if unit else "")
+        problems.append(Problem.of(program, what, int(rows[i]), f"no partner on communicator {comm.name!r} ({route})"))
+    return problems
+
+
+def _flows(program: Program, comm: Communicator, pair: tuple[Longs, Longs], add: AddEdges) -> list[Problem]:
+    """Order and capacity of the messages between each pair of rank classes."""
+    sends, receives = pair
+    cls = np.searchsorted(program.class_ptr, sends, side="right") * np.int64(program.num_classes + 1)
+    cls += np.searchsorted(program.class_ptr, receives, side="right")
+    order = np.lexsort((sends, cls)) if len(sends) else np.zeros(0, np.int64)
+    sends, receives, cls = sends[order], receives[order], cls[order]
+    problems = []
+    if comm.ordered:
+        for i in np.flatnonzero((cls[1:] == cls[:-1]) & (receives[1:] < receives[:-1])).tolist():
+            early, late = program.token(int(receives[i + 1])), program.token(int(receives[i]))
+            why = f"{late} comes after {early}, but {program.token(int(sends[i]))} is sent first and {comm.name!r} is ordered"
+            problems.append(Problem.of(program, "wrong order on a communicator", int(receives[i + 1]), why))
+    if comm.capacity and comm.semantics == "buffered":
+        starts = np.flatnonzero(np.append(True, cls[1:] != cls[:-1])) if len(cls) else cls
+        for begin, end in zip(starts.tolist(), np.append(starts[1:], len(cls)).tolist(), strict=True):
+            flow = np.sort(receives[begin:end])
+            steps, index = np.divmod(np.arange(end - begin) - comm.capacity, end - begin)
+            add(flow[index], sends[begin:end], (-steps).astype(np.int32), data=False)
+    return problems
+
+
+def collective_orders(program: Program) -> list[Problem]:
+    """Groups on one communicator must come in one order in all of its rank classes; and every group must be complete."""
+    grouped = np.flatnonzero(program.group >= 0)
+    sequences: dict[str, dict[int, list[int]]] = {}
+    row_of: dict[tuple[int, int], int] = {}
+    for row in grouped.tolist():
+        comm = program.comm_of(row)
+        if comm and not program.kinds[program.kind[row]].message:
+            cls, group = program.rank_class(row), int(program.group[row])
+            sequences.setdefault(comm, {}).setdefault(cls, []).append(group)
+            row_of.setdefault((cls, group), row)
+    problems = []
+    for comm, by_class in sequences.items():
+        (first, wanted), *others = sorted(by_class.items())
+        for cls, found in others:
+            if found == wanted:
+                continue
+            i = next(
+                (i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), min(len(wanted), len(found))
+            )
+            row = row_of[cls, found[i]] if i < len(found) else row_of[first, wanted[i]]
+            ours = program.token(row_of[first, wanted[i]]) if i < len(wanted) else "nothing"
+            theirs = program.token(row_of[cls, found[i]]) if i < len(found) else "nothing"
+            why = f"collective {i} on {comm!r} is {ours} on rank class {first} but {theirs} on rank class {cls}"
+            problems.append(Problem.of(program, "communicator orders disagree", row, why))
+    return problems
+
+
+def pool_edges(program: Program, table: EffectTable, alloc: Bools, release: Bools, add: AddEdges) -> None:
+    """In a pool of n the k-th allocation of a rank waits for its (k - n)-th free, wrapping into the step before."""
+    for pool in program.pools:
+        members = [i for i, b in enumerate(program.buffers) if b.pool == pool.name]
+        mine = np.isin(table.buffer_class(table.buffer), members)
+        opened = np.sort(table.row[mine & alloc].astype(np.int64))
+        freed = np.sort(table.row[mine & release].astype(np.int64))
+        for cls in range(program.num_classes):
+            low, high = program.class_ptr[cls], program.class_ptr[cls + 1]
+            takes, gives = (rows[(rows >= low) & (rows < high)] for rows in (opened, freed))
+            if len(takes) and len(gives):
+                steps, index = np.divmod(np.arange(len(takes)) - pool.size, len(gives))
+                add(gives[index], takes, (-steps).astype(np.int32), data=False)

@@ -1,0 +1,319 @@
+"""The order of play: rows of a Program renumbered so that everything a row waits for comes in an earlier level.
+
+`order(program, dependencies)` advances all streams together, one ready entry each a round; a round is a level. Its
+result holds, per entry, the positions it waits for, so that playing a Program is a few vector operations a level,
+for one set of durations or for thousands. No progress is a deadlock, which is returned as the shortest cycle of
+waiting rows. Entries are rows, except that rows of one group on one stream (a composite such as `(0F3&1B1)`) are
+one entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.program.dependencies import Dependencies, lanes
+from gnomon.program.program import Program
+
+Longs = NDArray[np.int64]
+Positions = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Order:
+    """Entries in an order that respects all dependencies within the step. `size` stands for "nothing" in
+    predecessors."""
+
+    size: int
+    """Entries."""
+    rows: Longs
+    """[size] the (first) row of each position."""
+    position: Positions
+    """[rows of the Program] position of each row."""
+    level_ptr: Longs
+    """Positions level_ptr[i]:level_ptr[i + 1] wait only for positions before level_ptr[i]."""
+    lane_before: Positions
+    """[size] the entry before on the same stream, or `size`."""
+    waits: tuple[Positions, Positions]
+    """Two further predecessors of each position, or `size`."""
+    wait_is_data: tuple[NDArray[np.bool_], NDArray[np.bool_]]
+    """Whether each of `waits` also waits for the lag of its source."""
+    more: tuple[tuple[int, Longs, Longs, NDArray[np.bool_]], ...]
+    """Rare further predecessors: (level, positions, predecessors, data?), each position once in an item."""
+    groups: tuple[tuple[int, Longs, Longs], ...]
+    """(level, positions of grouped entries sorted by group, start of each group): they start together."""
+    before: tuple[Positions, Positions, NDArray[np.int32], NDArray[np.bool_]]
+    """Edges from earlier steps: (source position, target position, distance, data?), streams included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlock:
+    """No entry can go on: a shortest cycle of rows, each waiting for the next."""
+
+    rows: tuple[int, ...]
+    finished: int
+    """Rows that ran before everything stopped."""
+
+
+def order(program: Program, deps: Dependencies) -> Order | Deadlock:
+    """The order of play, or the deadlock. Time: about 20 microseconds a level on one core."""
+    graph = _Entries(program, deps)
+    sequence, level_ptr = _advance(graph)
+    if len(sequence) < graph.count:
+        return _deadlock(program, graph, sequence)
+    return _renumber(program, deps, graph, sequence, level_ptr)
+
+
+class _Entries:
+    """Rows as entries in lanes, with the edges of the step between them and the groups that must start together."""
+
+    def __init__(self, program: Program, deps: Dependencies) -> None:
+        rows = program.num_rows
+        group = _groups(program, deps)
+        lane = lanes(program)
+        by_lane = np.argsort(lane, kind="stable")
+        lane_sorted = lane[by_lane]
+        follows = np.zeros(rows, bool)
+        if group is not None:
+            g = group[by_lane]
+            follows[1:] = (g[1:] >= 0) & (g[1:] == g[:-1]) & (lane_sorted[1:] == lane_sorted[:-1])
+        entry_sorted = np.cumsum(~follows) - 1
+        self.count = int(entry_sorted[-1]) + 1 if rows else 0
+        """Entries are numbered lane by lane in stream order, so the entry before on a stream is the number before."""
+        self.of_row = np.empty(rows, np.int64)
+        self.of_row[by_lane] = entry_sorted
+        self.row = by_lane[~follows]
+        entry_lane = lane_sorted[~follows]
+        starts = np.flatnonzero(np.append(True, entry_lane[1:] != entry_lane[:-1])) if rows else np.zeros(0, np.int64)
+        self.lane_start = starts
+        self.lane_end = np.append(starts[1:], self.count)
+        self.is_head = np.zeros(self.count, bool)
+        self.is_head[starts] = True
+        self.group = np.full(self.count, -1, np.int64) if group is None else group[self.row]
+        self.has_groups = group is not None
+        same_step = deps.edges.distance == 0
+        source, target = self.of_row[deps.edges.source[same_step]], self.of_row[deps.edges.target[same_step]]
+        self.source, self.target, self.data = source, target, deps.edges.data[same_step]
+        if self.has_groups:
+            keep = source != target
+            self.source, self.target, self.data = source[keep], target[keep], self.data[keep]
+        sort = np.argsort(self.target, kind="stable")
+        self.source, self.target, self.data = self.source[sort], self.target[sort], self.data[sort]
+        self.wait_ptr = np.searchsorted(self.target, np.arange(self.count + 1))
+
+    def columns(self) -> list[Longs]:
+        """Predecessors off the lane as columns, padded with `count`."""
+        wide = int(np.diff(self.wait_ptr).max(initial=0))
+        rank = np.arange(len(self.target)) - self.wait_ptr[self.target]
+        out = []
+        for j in range(wide):
+            column = np.full(self.count + 1, self.count, np.int64)
+            column[self.target[rank == j]] = self.source[rank == j]
+            out.append(column)
+        return out
+
+
+def _groups(program: Program, deps: Dependencies) -> Longs | None:
+    """Group of each row, rendezvous messages included, or None when there are no groups: connected rows get one
+    number."""
+    sends, receives = deps.pairs
+    names = {c.name for c in program.comms if c.semantics == "rendezvous"}
+    meet = (
+        np.array([program.comm_of(r) in names for r in sends.tolist()], bool) if names else np.zeros(len(sends), bool)
+    )
+    grouped = np.flatnonzero(program.group >= 0)
+    if not meet.any() and not len(grouped):
+        return None
+    _, first, which = np.unique(program.group[grouped], return_index=True, return_inverse=True)
+    a = np.concatenate([sends[meet], grouped])
+    b = np.concatenate([receives[meet], grouped[first[which]]])
+    label = np.arange(program.num_rows)
+    while True:
+        lowest = np.minimum(label[a], label[b])
+        if np.array_equal(lowest, label[a]) and np.array_equal(lowest, label[b]):
+            break
+        np.minimum.at(label, a, lowest)
+        np.minimum.at(label, b, lowest)
+    out = np.full(program.num_rows, -1, np.int64)
+    members = np.union1d(a, b)
+    out[members] = np.unique(label[members], return_inverse=True)[1]
+    return out
+
+
+def _advance(graph: _Entries) -> tuple[Longs, Longs]:
+    """Entries in the order in which they can run, and where each level starts."""
+    columns = graph.columns()
+    done = np.zeros(graph.count + 1, bool)
+    done[graph.count] = True  # "nothing" is always done
+    heads, ends = graph.lane_start.copy(), graph.lane_end
+    sizes = np.bincount(graph.group[graph.group >= 0]) if graph.has_groups else np.zeros(0, np.int64)
+    arrived = np.zeros(len(sizes), np.int64)
+    waiting = np.zeros(graph.count + 1, bool)
+    levels: list[Longs] = []
+    alive = np.arange(len(heads))
+    while len(alive):
+        now = heads[alive]
+        ok = done[columns[0][now]] if columns else np.ones(len(now), bool)
+        for column in columns[1:]:
+            ok &= done[column[now]]
+        if graph.has_groups:
+            ok = _meet(graph.group, now, ok, arrived, sizes, waiting)
+        ran = now[ok]
+        if not len(ran):
+            break
+        levels.append(ran)
+        done[ran] = True
+        moved = alive[ok]
+        heads[moved] += 1
+        if (heads[moved] == ends[moved]).any():
+            alive = alive[heads[alive] < ends[alive]]
+    ptr = np.concatenate([[0], np.cumsum([len(level) for level in levels])]).astype(np.int64)
+    return (np.concatenate(levels) if levels else np.zeros(0, np.int64)), ptr
+
+
+def _meet(
+    group: Longs, now: Longs, ok: NDArray[np.bool_], arrived: Longs, sizes: Longs, waiting: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Of the entries that could run alone, those whose whole group could run."""
+    g = group[now]
+    fresh = now[ok & (g >= 0) & ~waiting[now]]
+    if len(fresh):
+        waiting[fresh] = True
+        np.add.at(arrived, group[fresh], 1)
+    ready: NDArray[np.bool_] = ok & ((g < 0) | (arrived[g] == sizes[g]))
+    return ready
+
+
+def _renumber(program: Program, deps: Dependencies, graph: _Entries, sequence: Longs, level_ptr: Longs) -> Order:
+    """Positions in order of play instead of entry numbers."""
+    count = graph.count
+    at = np.empty(count + 1, np.int32)
+    at[sequence] = np.arange(count, dtype=np.int32)
+    at[count] = count
+    head = graph.is_head[sequence]
+    lane_before = np.where(head, np.int32(count), at[sequence - 1]).astype(np.int32)
+    rank = np.arange(len(graph.target)) - graph.wait_ptr[graph.target]
+    waits, is_data = [], []
+    for j in (0, 1):
+        column, flag = np.full(count, count, np.int32), np.zeros(count, bool)
+        mine = rank == j
+        column[at[graph.target[mine]]] = at[graph.source[mine]]
+        flag[at[graph.target[mine]]] = graph.data[mine]
+        waits.append(column)
+        is_data.append(flag)
+    return Order(
+        size=count,
+        rows=graph.row[sequence],
+        position=at[graph.of_row],
+        level_ptr=level_ptr,
+        lane_before=lane_before,
+        waits=(waits[0], waits[1]),
+        wait_is_data=(is_data[0], is_data[1]),
+        more=_more(graph, at, rank, level_ptr),
+        groups=_group_slices(graph, sequence, level_ptr),
+        before=_before(deps, graph, at),
+    )
+
+
+def _more(
+    graph: _Entries, at: Positions, rank: Longs, level_ptr: Longs
+) -> tuple[tuple[int, Longs, Longs, NDArray[np.bool_]], ...]:
+    """Third and further predecessors, by level and then by rank so that no position comes twice in an item."""
+    extra = np.flatnonzero(rank >= 2)
+    target, source = at[graph.target[extra]].astype(np.int64), at[graph.source[extra]].astype(np.int64)
+    level = np.searchsorted(level_ptr, target, side="right") - 1
+    items = []
+    for lv, r in sorted(set(zip(level.tolist(), rank[extra].tolist(), strict=True))):
+        mine = (level == lv) & (rank[extra] == r)
+        items.append((lv, target[mine], source[mine], graph.data[extra][mine]))
+    return tuple(items)
+
+
+def _group_slices(graph: _Entries, sequence: Longs, level_ptr: Longs) -> tuple[tuple[int, Longs, Longs], ...]:
+    if not graph.has_groups:
+        return ()
+    group = graph.group[sequence]
+    members = np.flatnonzero(group >= 0)
+    level = np.searchsorted(level_ptr, members, side="right") - 1
+    sort = np.lexsort((group[members], level))
+    members, level = members[sort], level[sort]
+    items = []
+    for lv, begin in zip(*np.unique(level, return_index=True), strict=True):
+        end = int(np.searchsorted(level, lv, side="right"))
+        mine = members[begin:end]
+        starts = np.flatnonzero(np.append(True, group[mine][1:] != group[mine][:-1]))
+        if len(starts) < len(mine):
+            items.append((int(lv), mine, starts))
+    return tuple(items)
+
+
+def _before(
+    deps: Dependencies, graph: _Entries, at: Positions
+) -> tuple[Positions, Positions, NDArray[np.int32], NDArray[np.bool_]]:
+    """Edges from earlier steps, and from the end of each stream to its head."""
+    later = deps.edges.distance > 0
+    source = np.append(at[graph.of_row[deps.edges.source[later]]], at[graph.lane_end - 1])
+    target = np.append(at[graph.of_row[deps.edges.target[later]]], at[graph.lane_start])
+    distance = np.append(deps.edges.distance[later], np.ones(len(graph.lane_start), np.int32))
+    data = np.append(deps.edges.data[later], np.zeros(len(graph.lane_start), bool))
+    return source.astype(np.int32), target.astype(np.int32), distance.astype(np.int32), data
+
+
+def _deadlock(program: Program, graph: _Entries, sequence: Longs) -> Deadlock:
+    """A shortest cycle among the entries that did not run."""
+    stuck = np.ones(graph.count, bool)
+    stuck[sequence] = False
+    waits: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
+    for entry in np.flatnonzero(stuck).tolist():
+        own = int(graph.group[entry])
+        members.setdefault(own if own >= 0 else -1 - entry, []).append(entry)
+    node_of = {entry: node for node, entries in members.items() for entry in entries}
+    for node, entries in members.items():
+        found: dict[int, None] = {}
+        for entry in entries:
+            before = [] if graph.is_head[entry] else [entry - 1]
+            before += graph.source[graph.wait_ptr[entry] : graph.wait_ptr[entry + 1]].tolist()
+            found.update((node_of[b], None) for b in before if b in node_of)
+        waits[node] = list(found)
+    cycle = _shortest_cycle(waits)
+    rows = [int(graph.row[entry]) for node in cycle for entry in sorted(members[node])]
+    return Deadlock(rows=tuple(rows), finished=len(sequence))
+
+
+def _shortest_cycle(waits: dict[int, list[int]], limit: int = 400) -> list[int]:
+    """Nodes of a shortest cycle of `waits`, each waiting for the next. Searches from up to `limit` nodes on cycles."""
+    node = next(iter(waits))
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    while node not in seen:  # every stuck node waits for a stuck node, so this walk closes
+        seen[node] = len(path)
+        path.append(node)
+        node = waits[node][0]
+    best = path[seen[node] :]
+    candidates = best if len(waits) > limit else list(waits)
+    for start in candidates[:limit]:
+        parent: dict[int, int] = {start: start}
+        frontier, depth = [start], 1
+        while frontier and depth < len(best):
+            following: list[int] = []
+            for at in frontier:
+                for after in waits[at]:
+                    if after == start:
+                        best, back = [], at
+                        while back != start:
+                            best.append(back)
+                            back = parent[back]
+                        best = [start, *reversed(best)]
+                        following = []
+                        break
+                    if after not in parent:
+                        parent[after] = at
+                        following.append(after)
+                else:
+                    continue
+                break
+            frontier, depth = following, depth + 1
+    return best

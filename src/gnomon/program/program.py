@@ -1,0 +1,418 @@
+"""A Program: what every rank does in one step, as columns of rows in issue order.
+
+Rows of one rank class stand together (`class_ptr`), in the order in which the host issues them; a stream's order is
+that list restricted to it. Defaults (stream, communicator, effects) come from the row's `Kind`; `overrides` hold
+the few rows that differ. Buffers are named by (class of buffer, stage, unit or sequence) and belong to one rank class.
+Left out: durations and sizes (looked up by `keys` and buffer labels), and dependencies, which `dependencies` derives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import ProgramError, nearest
+from gnomon.plans import Unit
+from gnomon.program.kinds import STANDARD_BUFFERS, STANDARD_KINDS, BufferClass, EffectOp, Kind
+
+Ints = NDArray[np.int32]
+NO_UNIT = -1
+"""Unit of a row that belongs to no unit (a reduction, the optimizer)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicator:
+    """A declared communicator and what sending on it means."""
+
+    name: str
+    """Name that rows use."""
+    semantics: Literal["buffered", "rendezvous", "collective"] = "buffered"
+    """buffered: a send ends without its receive. rendezvous: both start and end together. collective: no messages."""
+    capacity: int = 0
+    """Messages that may be in flight between two ranks when buffered; 0 is no limit."""
+    ordered: bool = True
+    """Messages between two ranks match by order, as in NCCL: they must be received in the order sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """A bound on how many buffers of a pool a rank holds at once."""
+
+    name: str
+    """Name that buffer classes use."""
+    size: int
+    """Buffers in the pool: the k-th allocation waits for the (k - size)-th free, also across the step."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ProgramError(f"pool {self.name}: size must be at least 1, not {self.size}")
+
+
+class BufferRef(NamedTuple):
+    """One buffer of the rank class that names it."""
+
+    buffer: str
+    stage: int
+    at: int = 0
+    """Unit or sequence; 0 for buffers that are per stage."""
+
+
+class RowEffect(NamedTuple):
+    """An effect given for one row."""
+
+    op: EffectOp
+    ref: BufferRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """Where one row differs from its kind. Empty fields keep the default."""
+
+    stream: str = ""
+    comm: str = ""
+    peer: int | None = None
+    """Stage at the other end of a message, when it is not one hop away."""
+    name: str = ""
+    """A name for this row's price."""
+    effects: tuple[RowEffect, ...] | None = None
+    """Effects instead of the kind's (or, with `adds`, in addition to them)."""
+    adds: bool = False
+    inside: bool = False
+    """Mode: this row describes a collective that runs inside a block (checked by trace), not an action of its own."""
+
+
+class Key(NamedTuple):
+    """What a row's price depends on; prices resolve it with the plan into a LocalContext."""
+
+    rank_class: int
+    kind: str
+    stage: int
+    shape: str
+    """Shape of the unit among the Program's units: empty when all units are alike, else as `4` or `2+2` (tokens +
+    prefix)."""
+    name: str
+    """Set by an override."""
+
+    @property
+    def label(self) -> str:
+        """`2F`, `2F~4`, or the override's name."""
+        return self.name or f"{self.stage}{self.kind}" + (f"~{self.shape}" if self.shape else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """Rows of all rank classes. Arrays are read-only; build one with `ProgramBuilder` or `from_columns`."""
+
+    kinds: tuple[Kind, ...]
+    buffers: tuple[BufferClass, ...]
+    comms: tuple[Communicator, ...]
+    pools: tuple[Pool, ...]
+    units: tuple[Unit, ...]
+    num_stages: int
+    chains: tuple[int, ...]
+    """Stages that start a chain: they take no input from the stage before them. (0,) for a plain pipeline."""
+    inputs: Literal["resident", "loaded"]
+    """Whether inputs of first stages are always there, or written by rows (LOAD)."""
+    counts: tuple[int, ...]
+    """Ranks in each class."""
+    aliases: tuple[tuple[BufferRef, BufferRef], ...]
+    """Buffers (per stage) that are one and the same: tied parameters on one rank. The first stands for the second."""
+    streams: tuple[str, ...]
+    class_ptr: NDArray[np.int64]
+    kind: NDArray[np.int8]
+    stage: NDArray[np.int16]
+    unit: Ints
+    """NO_UNIT where the row belongs to none."""
+    stream: NDArray[np.int8]
+    group: Ints
+    """Rows of one group (>= 0) start and end together; -1 elsewhere."""
+    key: Ints
+    """Index into `keys`."""
+    keys: tuple[Key, ...]
+    overrides: Mapping[int, Override] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all classes."""
+        return int(self.class_ptr[-1])
+
+    @property
+    def num_classes(self) -> int:
+        """Rank classes."""
+        return len(self.counts)
+
+    def rank_class(self, row: int) -> int:
+        """The class a row belongs to."""
+        return int(np.searchsorted(self.class_ptr, row, side="right")) - 1
+
+    def comm_of(self, row: int) -> str:
+        """The communicator a row uses, or ''."""
+        override = self.overrides.get(row)
+        return (override.comm if override else "") or self.kinds[self.kind[row]].comm
+
+    def token(self, row: int) -> str:
+        """The action's name, `2F0`: stage, kind, unit."""
+        unit = int(self.unit[row])
+        return f"{self.stage[row]}{self.kinds[self.kind[row]].name}" + ("" if unit < 0 else str(unit))
+
+    def where(self, row: int) -> str:
+        """`rank class 1, action 2F0 (row 3)`, for messages."""
+        cls = self.rank_class(row)
+        return f"rank class {cls}, action {self.token(row)} (row {row - int(self.class_ptr[cls])})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Program):
+            return NotImplemented
+        return all(_same(getattr(self, name), getattr(other, name)) for name in Program.__slots__)
+
+    def __hash__(self) -> int:
+        return hash((self.num_rows, self.num_stages, self.counts, self.keys))
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b))
+    return a == b
+
+
+def plain_units(count: int) -> tuple[Unit, ...]:
+    """Ordinary microbatches: unit i holds all of sequence i (one token long), equal weights."""
+    return tuple(Unit(pieces=((i, 0, 1),), weight=1.0 / count, worker=0) for i in range(count))
+
+
+def unit_shapes(units: Sequence[Unit]) -> tuple[tuple[str, ...], Ints]:
+    """Distinct shapes of the units (tokens, and prefix where there is one) and the shape of each unit.
+
+    All units alike give the single shape ''.
+    """
+    seen: dict[str, int] = {}
+    index = np.zeros(len(units), np.int32)
+    for i, unit in enumerate(units):
+        text = ",".join(f"{stop - start}" + (f"+{start}" if start else "") for _, start, stop in unit.pieces)
+        index[i] = seen.setdefault(text, len(seen))
+    return (tuple(seen) if len(seen) > 1 else ("",)), index
+
+
+def from_columns(
+    *,
+    class_ptr: NDArray[np.int64],
+    kind: NDArray[np.int8],
+    stage: NDArray[np.int16],
+    unit: Ints,
+    num_stages: int,
+    units: tuple[Unit, ...],
+    kinds: tuple[Kind, ...] = STANDARD_KINDS,
+    buffers: tuple[BufferClass, ...] = STANDARD_BUFFERS,
+    comms: tuple[Communicator, ...] = (),
+    pools: tuple[Pool, ...] = (),
+    counts: tuple[int, ...] = (),
+    chains: tuple[int, ...] = (0,),
+    inputs: Literal["resident", "loaded"] = "resident",
+    aliases: tuple[tuple[BufferRef, BufferRef], ...] = (),
+    group: Ints | None = None,
+    overrides: Mapping[int, Override] | None = None,
+) -> Program:
+    """A Program from its columns. Streams and price keys follow from the kinds; communicators not declared are
+    buffered.
+
+    `kind` indexes `kinds`; `class_ptr[c]:class_ptr[c + 1]` are the rows of class c in issue order. Checks names and
+    ranges (ProgramError); whether the Program can run is `validate`'s question.
+    """
+    overrides = dict(overrides or {})
+    num_rows, num_classes = int(class_ptr[-1]), len(class_ptr) - 1
+    _check_columns(kind, stage, unit, num_stages, len(kinds), len(units), num_rows)
+    streams = tuple(dict.fromkeys([k.stream for k in kinds] + [o.stream for o in overrides.values() if o.stream]))
+    stream = np.array([streams.index(k.stream) for k in kinds], np.int8)[kind]
+    for row, override in overrides.items():
+        if override.stream:
+            stream[row] = streams.index(override.stream)
+    keys, key = _keys(class_ptr, kind, stage, unit, kinds, units, num_stages, overrides)
+    columns = (class_ptr, kind, stage, unit, stream, key)
+    group = np.full(num_rows, -1, np.int32) if group is None else group
+    for column in (*columns, group):
+        column.flags.writeable = False
+    return Program(
+        kinds=kinds,
+        buffers=buffers,
+        comms=_all_comms(comms, kinds, overrides),
+        pools=_all_pools(pools, buffers),
+        units=units,
+        num_stages=num_stages,
+        chains=chains,
+        inputs=inputs,
+        counts=counts or (1,) * num_classes,
+        aliases=aliases,
+        streams=streams,
+        class_ptr=class_ptr,
+        kind=kind,
+        stage=stage,
+        unit=unit,
+        stream=stream,
+        group=group,
+        key=key,
+        keys=keys,
+        overrides=overrides,
+    )
+
+
+def _check_columns(
+    kind: NDArray[np.int8], stage: NDArray[np.int16], unit: Ints, stages: int, kinds: int, units: int, rows: int
+) -> None:
+    if rows >= 1 << 23 or stages >= (1 << 11) - 1 or units >= (1 << 18) - 1:
+        raise ProgramError(
+            f"{rows} rows, {stages} stages, {units} units: a Program holds up to 2**23, 2**11 - 2 and 2**18 - 2 of them"
+        )
+    if not len(kind) == len(stage) == len(unit) == rows:
+        raise ProgramError(f"columns have {len(kind)}, {len(stage)} and {len(unit)} rows, class_ptr says {rows}")
+    for name, column, low, limit in (
+        ("kind", kind, 0, kinds),
+        ("stage", stage, 0, stages),
+        ("unit", unit, NO_UNIT, units),
+    ):
+        if rows and not (low <= int(column.min()) and int(column.max()) < limit):
+            bad = int(np.flatnonzero((column < low) | (column >= limit))[0])
+            raise ProgramError(f"row {bad} has {name} {int(column[bad])}, but the Program declares {limit} {name}s")
+
+
+def _all_comms(
+    given: tuple[Communicator, ...], kinds: tuple[Kind, ...], overrides: Mapping[int, Override]
+) -> tuple[Communicator, ...]:
+    by_name = {comm.name: comm for comm in given}
+    for kind in kinds:
+        if kind.comm and kind.comm not in by_name:
+            by_name[kind.comm] = Communicator(name=kind.comm, semantics="buffered" if kind.message else "collective")
+    for override in overrides.values():
+        if override.comm and override.comm not in by_name:
+            raise ProgramError(
+                f"communicator {override.comm!r} is used but not declared{nearest(override.comm, by_name)}"
+            )
+    return tuple(by_name.values())
+
+
+def _all_pools(pools: tuple[Pool, ...], buffers: tuple[BufferClass, ...]) -> tuple[Pool, ...]:
+    known = {pool.name for pool in pools}
+    for buffer in buffers:
+        if buffer.pool and buffer.pool not in known:
+            raise ProgramError(
+                f"buffer {buffer.name} is in pool {buffer.pool!r}, which is not declared{nearest(buffer.pool, known)}"
+            )
+    return pools
+
+
+def _keys(
+    class_ptr: NDArray[np.int64],
+    kind: NDArray[np.int8],
+    stage: NDArray[np.int16],
+    unit: Ints,
+    kinds: tuple[Kind, ...],
+    units: tuple[Unit, ...],
+    num_stages: int,
+    overrides: Mapping[int, Override],
+) -> tuple[tuple[Key, ...], Ints]:
+    """Interned price keys: one per (class, kind, stage, unit shape), and one per named override."""
+    shapes, shape_of = unit_shapes(units)
+    num_classes, num_shapes = len(class_ptr) - 1, len(shapes) + 1
+    code = kind.astype(np.int32)
+    code *= num_stages
+    code += stage
+    code *= num_shapes
+    code += np.append(shape_of, np.int32(num_shapes - 1))[unit] if num_shapes > 2 else 0
+    per_class = len(kinds) * num_stages * num_shapes
+    keys: list[Key] = []
+    out = np.empty(len(kind), np.int32)
+    for cls in range(num_classes):
+        part = slice(int(class_ptr[cls]), int(class_ptr[cls + 1]))
+        used = np.zeros(per_class, bool)
+        used[code[part]] = True
+        found = np.flatnonzero(used)
+        remap = np.zeros(per_class, np.int32)
+        remap[found] = np.arange(len(keys), len(keys) + len(found), dtype=np.int32)
+        out[part] = remap[code[part]]
+        for value in found.tolist():
+            rest, shape = divmod(value, num_shapes)
+            k, s = divmod(rest, num_stages)
+            text = shapes[shape] if shape < len(shapes) else ""
+            keys.append(Key(cls, kinds[k].name, s, text, ""))
+    named: dict[Key, int] = {}
+    for row, override in sorted(overrides.items()):
+        if override.name:
+            key = keys[out[row]]._replace(name=override.name)
+            if key not in named:
+                named[key] = len(keys)
+                keys.append(key)
+            out[row] = named[key]
+    return tuple(keys), out
+
+
+class ProgramBuilder:
+    """Collects rows one at a time; for schedules by hand, parsers and passes. Large schedules use `from_columns`."""
+
+    def __init__(
+        self, *, num_stages: int, units: int | tuple[Unit, ...], kinds: tuple[Kind, ...] = STANDARD_KINDS
+    ) -> None:
+        self.num_stages = num_stages
+        self.units = plain_units(units) if isinstance(units, int) else units
+        self.kinds = kinds
+        self._index = {kind.name: i for i, kind in enumerate(kinds)}
+        self._rows: list[list[tuple[int, int, int, int]]] = []
+        self._overrides: list[dict[int, Override]] = []
+        self.counts: list[int] = []
+
+    def rank_class(self, count: int = 1) -> int:
+        """Opens the next rank class of `count` ranks and returns its index."""
+        self._rows.append([])
+        self._overrides.append({})
+        self.counts.append(count)
+        return len(self.counts) - 1
+
+    def add(
+        self, cls: int, kind: str, stage: int, unit: int = NO_UNIT, *, group: int = -1, override: Override | None = None
+    ) -> None:
+        """Appends one row to class `cls`, in issue order."""
+        if kind not in self._index:
+            raise ProgramError(f"unknown kind {kind!r}{nearest(kind, self._index)}")
+        if override is not None and override != Override():
+            self._overrides[cls][len(self._rows[cls])] = override
+        self._rows[cls].append((self._index[kind], stage, unit, group))
+
+    def add_all(self, cls: int, rows: Iterable[tuple[str, int, int]]) -> None:
+        """Appends (kind, stage, unit) rows."""
+        for kind, stage, unit in rows:
+            self.add(cls, kind, stage, unit)
+
+    def build(
+        self,
+        *,
+        buffers: tuple[BufferClass, ...] = STANDARD_BUFFERS,
+        comms: tuple[Communicator, ...] = (),
+        pools: tuple[Pool, ...] = (),
+        chains: tuple[int, ...] = (0,),
+        inputs: Literal["resident", "loaded"] = "resident",
+        aliases: tuple[tuple[BufferRef, BufferRef], ...] = (),
+    ) -> Program:
+        """The Program. Groups keep their numbers."""
+        ptr = np.concatenate([[0], np.cumsum([len(rows) for rows in self._rows])]).astype(np.int64)
+        table = np.array([row for rows in self._rows for row in rows], np.int64).reshape(-1, 4)
+        overrides = {int(ptr[c]) + i: o for c, given in enumerate(self._overrides) for i, o in given.items()}
+        return from_columns(
+            class_ptr=ptr,
+            kind=table[:, 0].astype(np.int8),
+            stage=table[:, 1].astype(np.int16),
+            unit=table[:, 2].astype(np.int32),
+            group=table[:, 3].astype(np.int32),
+            num_stages=self.num_stages,
+            units=self.units,
+            kinds=self.kinds,
+            buffers=buffers,
+            comms=comms,
+            pools=pools,
+            counts=tuple(self.counts),
+            chains=chains,
+            inputs=inputs,
+            aliases=aliases,
+            overrides=overrides,
+        )

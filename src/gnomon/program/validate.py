@@ -1,0 +1,77 @@
+"""Can this Program run? Finds and explains what is wrong before anything is played or executed.
+
+`validate(program)` returns the `Structure` (dependencies and order of play) that simulator and runtime work on, or
+raises ProgramError with every problem found, first cause first. `problems(program)` returns them instead. A deadlock
+is looked for only when buffers, messages and collectives are in order, because each of those would show as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gnomon.errors import ProgramError
+from gnomon.program.dependencies import Dependencies, dependencies
+from gnomon.program.memory import issue_order_peak
+from gnomon.program.messages import collective_orders
+from gnomon.program.order import Deadlock, Order, order
+from gnomon.program.problems import Problem
+from gnomon.program.program import Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Structure:
+    """A valid Program with everything that does not depend on durations and sizes, derived once."""
+
+    program: Program
+    deps: Dependencies
+    order: Order
+
+
+def validate(program: Program) -> Structure:
+    """The Program's Structure. ProgramError, with all problems found, if it cannot run."""
+    found = _examine(program)
+    if isinstance(found, Structure):
+        return found
+    shown = "\n".join(f"  {problem}" for problem in found[:5])
+    more = f"\n  … and {len(found) - 5} more" if len(found) > 5 else ""
+    raise ProgramError(f"this Program cannot run:\n{shown}{more}", found)
+
+
+def problems(program: Program) -> tuple[Problem, ...]:
+    """Everything that keeps the Program from running, first cause first; empty when it can run."""
+    found = _examine(program)
+    return () if isinstance(found, Structure) else found
+
+
+def over_limit(
+    structure: Structure, sizes: Mapping[str, float], limit: Mapping[int, float] | float
+) -> tuple[Problem, ...]:
+    """Rank classes whose issue-order peak is over the limit.
+
+    limit: bytes for every rank class, or by rank class.
+    """
+    found = []
+    for peak in issue_order_peak(structure.program, structure.deps, sizes):
+        allowed = limit[peak.rank_class] if isinstance(limit, Mapping) else limit
+        if peak.bytes > allowed and peak.row >= 0:
+            why = f"needs {peak.bytes:g} of {allowed:g} bytes at its issue-order peak"
+            found.append(Problem.of(structure.program, "over the memory limit", peak.row, why))
+    return tuple(found)
+
+
+def _examine(program: Program) -> Structure | tuple[Problem, ...]:
+    deps = dependencies(program)
+    found = (*deps.problems, *collective_orders(program))
+    if found:
+        return found
+    play = order(program, deps)
+    if isinstance(play, Deadlock):
+        return (_explain(program, play),)
+    return Structure(program=program, deps=deps, order=play)
+
+
+def _explain(program: Program, deadlock: Deadlock) -> Problem:
+    steps = " -> ".join(f"{program.rank_class(row)}:{program.token(row)}" for row in (*deadlock.rows, deadlock.rows[0]))
+    why = f"each waits for the next: {steps} (after {deadlock.finished} of {program.num_rows} actions)"
+    return Problem.of(program, "deadlock", deadlock.rows[0], why)

@@ -1,0 +1,131 @@
+"""Plays a Program once: start and end of every action, given durations and when the steps before ended.
+
+Positions are those of the Program's `Order`; a level is a slice, so one step is a few vector operations per level.
+Times of an earlier step enter as `base`, one number per position, computed at once for the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.program import Order, Structure
+from gnomon.simulate.durations import Durations
+
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Times:
+    """One step, by position in the order of play."""
+
+    start: Doubles
+    end: Doubles
+    seen: Doubles
+    """End plus lag: when readers on other streams may go on. The same array as `end` without lags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Clock:
+    """Durations by position, ready to be played any number of times."""
+
+    order: Order
+    busy: Doubles
+    """[positions] seconds; members of a group have the longest of theirs."""
+    lag: Doubles | None
+
+    @staticmethod
+    def of(structure: Structure, durations: Durations) -> Clock:
+        """Durations of one scenario by position."""
+        order, program = structure.order, structure.program
+        busy, lag = _by_position(structure, durations.busy[program.key]), None
+        if durations.lag is not None and durations.lag.any():
+            lag = _by_position(structure, durations.lag[program.key])
+        return Clock(order=order, busy=busy, lag=lag)
+
+    def scaled(self, factor: float) -> Clock:
+        """All durations times `factor`."""
+        return Clock(order=self.order, busy=self.busy * factor, lag=None if self.lag is None else self.lag * factor)
+
+
+def _by_position(structure: Structure, by_row: Doubles) -> Doubles:
+    order = structure.order
+    if order.size == len(by_row) and not order.groups:
+        return by_row[order.rows]
+    out = np.zeros(order.size)
+    np.maximum.at(out, order.position, by_row)
+    for _, members, starts in order.groups:
+        longest = np.maximum.reduceat(out[members], starts)
+        out[members] = np.repeat(longest, np.diff(np.append(starts, len(members))))
+    return out
+
+
+def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubles:
+    """Earliest start of each position given earlier steps, the latest last.
+
+    A step that is not there imposes nothing. shift: seconds subtracted per step of distance.
+    """
+    source, target, distance, data = order.before
+    base = np.full(order.size, -np.inf)
+    for back in range(1, min(len(steps), int(distance.max(initial=0))) + 1):
+        times, mine = steps[-back], distance == back
+        reached = np.where(data[mine], times.seen[source[mine]], times.end[source[mine]]) - shift * back
+        np.maximum.at(base, target[mine], reached)
+    return base
+
+
+def play(clock: Clock, base: Doubles | None = None) -> Times:
+    """One step. base: earliest start of each position; None starts from rest at 0."""
+    order, size = clock.order, clock.order.size
+    base = np.zeros(size) if base is None else base
+    lagged = clock.lag is not None
+    ends = np.empty((2 if lagged else 1) * (size + 1))
+    ends[size :: size + 1] = -np.inf
+    start = np.empty(size)
+    lane, first, second = _columns(order, lagged)
+    groups = {level: (members, starts) for level, members, starts in order.groups}
+    more: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+    for level, positions, sources, data in order.more:
+        more.setdefault(level, []).append((positions, sources + data * (size + 1) if lagged else sources))
+    two = _any_by_level(order, order.waits[1])
+    ptr = order.level_ptr.tolist()
+    busy, lag, take, maximum = clock.busy, clock.lag, ends.take, np.maximum
+    for level, (a, b) in enumerate(zip(ptr[:-1], ptr[1:], strict=True)):
+        t = start[a:b]
+        maximum(take(lane[a:b]), base[a:b], out=t)
+        maximum(t, take(first[a:b]), out=t)
+        if two[level]:
+            maximum(t, take(second[a:b]), out=t)
+        for positions, sources in more.get(level, ()):
+            start[positions] = maximum(start[positions], take(sources))
+        if level in groups:
+            members, starts = groups[level]
+            together = maximum.reduceat(start[members], starts)
+            start[members] = np.repeat(together, np.diff(np.append(starts, len(members))))
+        np.add(t, busy[a:b], out=ends[a:b])
+        if lag is not None:
+            np.add(ends[a:b], lag[a:b], out=ends[size + 1 + a : size + 1 + b])
+    end = ends[:size]
+    return Times(start=start, end=end, seen=ends[size + 1 : -1] if lagged else end)
+
+
+def _columns(order: Order, lagged: bool) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Predecessor columns as indices into ends, or into ends followed by seen times when there are lags."""
+    if not lagged:
+        return order.lane_before, order.waits[0], order.waits[1]
+    first, second = (
+        wait + np.where(data, np.int32(order.size + 1), np.int32(0))
+        for wait, data in zip(order.waits, order.wait_is_data, strict=True)
+    )
+    return order.lane_before, first.astype(np.int32), second.astype(np.int32)
+
+
+def _any_by_level(order: Order, column: NDArray[np.int32]) -> list[bool]:
+    """Whether a level has any predecessor in this column."""
+    if not order.size:
+        return []
+    found: list[bool] = np.logical_or.reduceat(column < order.size, order.level_ptr[:-1]).tolist()
+    return found

@@ -5,6 +5,16 @@ exact parameter counts, FLOPs, bytes, and the derived backward with what it must
 devices (`sharding`), how long it takes (`prices`).
 """
 
+from gnomon.graph.backward import Action as Action
+from gnomon.graph.backward import BackwardBlock as BackwardBlock
+from gnomon.graph.backward import Policy as Policy
+from gnomon.graph.backward import Saved as Saved
+from gnomon.graph.backward import SavedTensor as SavedTensor
+from gnomon.graph.backward import backward as backward
+from gnomon.graph.backward import gradients as gradients
+from gnomon.graph.backward import saved as saved
+from gnomon.graph.backward import storages as storages
+from gnomon.graph.build import BlockBuilder as BlockBuilder
 from gnomon.graph.dims import BF16 as BF16
 from gnomon.graph.dims import DTYPE_BITS as DTYPE_BITS
 from gnomon.graph.dims import Dim as Dim
@@ -15,6 +25,24 @@ from gnomon.graph.dims import numel as numel
 from gnomon.graph.dims import product as product
 from gnomon.graph.dims import size_of as size_of
 from gnomon.graph.graph import Graph as Graph
+from gnomon.graph.kernels import FUSED as FUSED
+from gnomon.graph.kernels import UNFUSED as UNFUSED
+from gnomon.graph.kernels import Kernels as Kernels
+from gnomon.graph.kernels import kv_dim as kv_dim
+from gnomon.graph.kernels import lower as lower
+from gnomon.graph.ops import GradOp as GradOp
+from gnomon.graph.ops import Setting as Setting
+from gnomon.graph.ops import Work as Work
+from gnomon.graph.ops import attention_pairs_x2 as attention_pairs_x2
+from gnomon.graph.ops import forward_work as forward_work
+from gnomon.graph.ops import grad_work as grad_work
+from gnomon.graph.ops import nbytes as nbytes
+from gnomon.graph.totals import BlockWork as BlockWork
+from gnomon.graph.totals import block_work as block_work
+from gnomon.graph.totals import call_backward as call_backward
+from gnomon.graph.totals import graph_saved_bytes as graph_saved_bytes
+from gnomon.graph.totals import graph_work as graph_work
+from gnomon.graph.totals import saved_bytes as saved_bytes
 from gnomon.graph.types import CONTRACTIONS as CONTRACTIONS
 from gnomon.graph.types import OP_KINDS as OP_KINDS
 from gnomon.graph.types import VIEWS as VIEWS

@@ -145,7 +145,7 @@ class Graph:
                 elif tensor.name not in shared:
                     raise GraphError(
                         f"parameter {name!r} of {layer.label} is already that of an earlier call; to share it say so "
-                        f"in the call's params, otherwise change its family or first"
+                        f"in the call's params, otherwise change its prefix or first"
                     )
                 elif known.dims != tensor.dims or known.dtype != tensor.dtype:
                     raise GraphError(f"parameter {name!r} is {known} in one call and {tensor} in {layer.label}")

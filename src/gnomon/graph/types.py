@@ -51,6 +51,7 @@ OP_KINDS = (
     "modulate",  # x, shift, scale -> x·(1+scale)+shift
     "softcap",  # cap · tanh(x / cap)
     "cast",
+    "row_stats",  # one number a row (mean of squares, then rsqrt); only in lowered blocks
     "timestep",  # sinusoidal features of a diffusion time
 )
 """Every op kind that has a rule in `ops.py`."""
@@ -229,6 +230,8 @@ def _check_op(block: Block, op: Op) -> None:
     where = f"{block.name}/{op.path}"
     if op.kind in ("linear", "grouped_linear", "matmul"):
         _check_contraction(block, op, where)
+    elif op.kind == "attention":
+        _check_attention(block, op, where)
     elif op.kind in ("add", "mul", "glu", "activation", "norm", "softmax", "dropout", "softcap", "cast"):
         left, out = block.tensor(op.inputs[0]), block.tensor(op.outputs[0])
         if left.dims != out.dims:
@@ -237,6 +240,20 @@ def _check_op(block: Block, op: Op) -> None:
             extra = [d.name for d in block.tensor(name).atoms if d not in left.atoms]
             if extra:
                 raise GraphError(f"{where}: {block.tensor(name)} has dims {extra} that {left} has not")
+
+
+def _check_attention(block: Block, op: Op, where: str) -> None:
+    q, k, v = (block.tensor(n) for n in op.inputs[:3])
+    out = block.tensor(op.outputs[0])
+    if min(len(t.dims) for t in (q, k, v)) < 3 or q.dims[-1] != k.dims[-1] or k.dims[:-1] != v.dims[:-1]:
+        raise GraphError(
+            f"{where}: attention of {q}, {k}, {v}: dims are (…, seq, heads, dim); k and v share the first two"
+        )
+    if q.dims[:-3] != k.dims[:-3] or out.dims != (*q.dims[:-1], v.dims[-1]):
+        raise GraphError(f"{where}: attention of {q}, {k}, {v} cannot write {out}")
+    heads, kv_heads = q.dims[-2].size, k.dims[-2].size
+    if heads and kv_heads and heads % kv_heads:
+        raise GraphError(f"{where}: {heads} query heads are not a multiple of {kv_heads} key heads")
 
 
 def _check_contraction(block: Block, op: Op, where: str) -> None:
@@ -272,7 +289,9 @@ class Call:
     first: int | None = None
     """Index of the first repeat in its family (`layers[3]`); None: not indexed, and then repeat is 1."""
     family: str | None = None
-    """Prefix of parameter names, and of labels when indexed. None: the call's name. Empty: no prefix."""
+    """Name of the indexed family, for labels (`layers[3]`). None: the call's name."""
+    prefix: str | None = None
+    """Prefix of parameter names, before the index (`model.layers`). None: the family. Empty: no prefix."""
     params: tuple[tuple[str, str], ...] = ()
     """(block parameter, full parameter name): overrides the default name, for tied weights and shared blocks."""
 
@@ -295,11 +314,12 @@ class Call:
         return self.name if self.first is None else f"{self.group}[{self.first + index}]"
 
     def parameter_name(self, parameter: str, index: int = 0) -> str:
-        """Full name of a block parameter in repeat `index`: `layers.17.self_attn.q_proj.weight`."""
+        """Full name of a block parameter in repeat `index`: `model.layers.17.self_attn.q_proj.weight`."""
         for own, full in self.params:
             if own == parameter:
                 return full
-        parts = [self.group] if self.group else []
+        prefix = self.group if self.prefix is None else self.prefix
+        parts = [prefix] if prefix else []
         if self.first is not None:
             parts.append(str(self.first + index))
         return ".".join([*parts, parameter])

@@ -1,0 +1,239 @@
+"""The backward of a block, derived: its gradient steps and what they need kept, for one choice of kernels.
+
+`backward` lowers a block and walks it in reverse; `saved` says which tensors are kept, offloaded or made again under a
+policy. A tensor is identified by its storage: three linears reading one tensor keep it once, and a view keeps the
+storage it looks into. Parameters and states are not counted: they live anyway. Leaves out: numbers (`totals.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias
+
+from gnomon.errors import GraphError, nearest
+from gnomon.graph.dims import Dtypes
+from gnomon.graph.kernels import Kernels, lower
+from gnomon.graph.ops import GradOp, saves
+from gnomon.graph.types import VIEWS, Block, Op, Tensor
+
+Action: TypeAlias = Literal["keep", "recompute", "offload"]
+Policy: TypeAlias = Mapping[str, Action]
+"""Tensor name or pattern (`self_attn.core:*`, `*`) -> action. An exact name beats a pattern; of patterns, the first."""
+
+_SPLIT = ("linear", "grouped_linear", "conv2d", "embedding")
+"""Kinds whose weight gradient is a step of its own, so that a schedule can delay it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """A tensor that lives from forward to backward."""
+
+    tensor: Tensor
+    """The storage that is kept (the base, if a view was asked for)."""
+    needed_by: tuple[str, ...]
+    """Paths of the ops whose backward reads it, in forward order."""
+    where: Literal["input", "internal", "output"]
+    """input: made by an earlier block, so two blocks may share it. output: later blocks may read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardBlock:
+    """A lowered block with its backward."""
+
+    forward: Block
+    """The lowered block that the paths and names refer to."""
+    ops: tuple[GradOp, ...]
+    """Gradient steps in an order in which they can run."""
+    saved: tuple[SavedTensor, ...]
+    """What the steps read, if nothing is recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What becomes of a block's tensors between forward and backward, under a policy."""
+
+    kept: tuple[SavedTensor, ...]
+    """Stay in device memory."""
+    offloaded: tuple[SavedTensor, ...]
+    """Leave device memory and come back."""
+    recomputed: tuple[SavedTensor, ...]
+    """Needed by backward but made again."""
+    recompute_ops: tuple[str, ...]
+    """Paths of the lowered ops to run again before the backward, in forward order."""
+
+
+def storages(block: Block, dtypes: Dtypes) -> Mapping[str, str]:
+    """Tensor name -> name of the tensor whose storage it looks into (itself, unless made by a view).
+
+    A cast between dtypes that resolve to the same one is a view.
+    """
+    roots = {t.name: t.name for t in block.tensors}
+    for op in block.ops:
+        source = op.inputs[0] if op.inputs else ""
+        same = [block.tensor(o) for o in op.outputs]
+        if op.kind in VIEWS or (
+            op.kind == "cast" and dtypes.resolve(block.tensor(source).dtype) == dtypes.resolve(same[0].dtype)
+        ):
+            for out in op.outputs:
+                roots[out] = roots[source]
+    return roots
+
+
+def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[str, ...] = ()) -> frozenset[str]:
+    """Names of the tensors of a block that get a gradient.
+
+    frozen: parameters that are not trained. no_grad_inputs: block inputs that want none (the model's own inputs).
+    """
+    for name in (*frozen, *no_grad_inputs):
+        block.tensor(name)
+    wanted = {t.name for t in block.parameters if t.name not in frozen}
+    wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
+    for op in block.ops:
+        if any(name in wanted for name in op.inputs):
+            wanted |= {name for name in op.outputs if block.tensor(name).is_float and ":lse" not in name}
+    return frozenset(wanted)
+
+
+def backward(
+    block: Block,
+    kernels: Kernels,
+    dtypes: Dtypes,
+    *,
+    frozen: tuple[str, ...] = (),
+    no_grad_inputs: tuple[str, ...] = (),
+) -> BackwardBlock:
+    """The gradient steps of a block and what they read, for a choice of kernels.
+
+    frozen, no_grad_inputs: as in `gradients`. Raises GraphError for a name that the block does not have.
+    """
+    forward = lower(block, kernels)
+    wanted = gradients(forward, frozen, no_grad_inputs)
+    readers: dict[str, list[str]] = {}
+    for op in forward.ops:
+        for name in dict.fromkeys(op.inputs):
+            if name in wanted and any(out in wanted for out in op.outputs):
+                readers.setdefault(name, []).append(op.path)
+    steps: list[GradOp] = []
+    for op in reversed(forward.ops):
+        for out in op.outputs:
+            if len(readers.get(out, ())) > 1:
+                steps.append(_accumulate(out, readers[out]))
+        steps += _steps(op, forward, wanted)
+    for name in forward.inputs:
+        if len(readers.get(name, ())) > 1:
+            steps.append(_accumulate(name, readers[name]))
+    return BackwardBlock(forward=forward, ops=tuple(steps), saved=_needed(forward, wanted, dtypes))
+
+
+def _accumulate(name: str, readers: list[str]) -> GradOp:
+    return GradOp(phase="accumulate", path=name, reads=tuple(readers), grads_in=(), grads_out=(name,))
+
+
+def _steps(op: Op, block: Block, wanted: frozenset[str]) -> list[GradOp]:
+    grads_in = tuple(n for n in op.outputs[:2] if n in wanted and not _is_side(op, n))
+    if not grads_in or not any(n in wanted for n in op.inputs):
+        return []
+    activations = tuple(n for n in dict.fromkeys(op.inputs) if n in wanted and block.tensor(n).kind != "parameter")
+    parameters = tuple(n for n in dict.fromkeys(op.inputs) if n in wanted and block.tensor(n).kind == "parameter")
+    reads = saves(op, block, wanted)
+    if op.kind not in _SPLIT:
+        both = (*activations, *parameters)
+        return [GradOp(phase="input_grad", path=op.path, reads=reads, grads_in=grads_in, grads_out=both)]
+    steps = []
+    if activations:
+        steps.append(
+            GradOp(phase="input_grad", path=op.path, reads=op.inputs[1:2], grads_in=grads_in, grads_out=activations)
+        )
+    if parameters:
+        left = op.inputs[:1] if op.inputs[1] in wanted else ()  # a bias alone needs only the incoming gradient
+        steps.append(GradOp(phase="weight_grad", path=op.path, reads=left, grads_in=grads_in, grads_out=parameters))
+    return steps
+
+
+def _is_side(op: Op, name: str) -> bool:
+    """Whether an output is a mask or statistic that `lower` added: no gradient flows through it."""
+    return name.startswith(f"{op.path}:") and name != op.outputs[0]
+
+
+def _needed(block: Block, wanted: frozenset[str], dtypes: Dtypes) -> tuple[SavedTensor, ...]:
+    roots = storages(block, dtypes)
+    users: dict[str, list[str]] = {}
+    for op in block.ops:
+        if not any(n in wanted for n in op.inputs):
+            continue
+        for name in saves(op, block, wanted):
+            root = roots[name]
+            if block.tensor(root).kind == "activation" and op.path not in users.setdefault(root, []):
+                users[root].append(op.path)
+    order = [t.name for t in block.tensors if t.name in users]
+    return tuple(_saved(block, name, tuple(users[name])) for name in order)
+
+
+def _saved(block: Block, name: str, users: tuple[str, ...]) -> SavedTensor:
+    where: Literal["input", "internal", "output"] = "internal"
+    if name in block.inputs:
+        where = "input"
+    elif name in block.outputs:
+        where = "output"
+    return SavedTensor(tensor=block.tensor(name), needed_by=users, where=where)
+
+
+def _action(block: Block, policy: Policy, name: str) -> Action:
+    if name in policy:
+        return policy[name]
+    for pattern, action in policy.items():
+        if fnmatchcase(name, pattern) and not (action == "recompute" and name in block.inputs):
+            return action
+    return "keep"
+
+
+def _check_policy(block: Block, policy: Policy) -> None:
+    names = [t.name for t in block.tensors if t.kind == "activation"]
+    for pattern, action in policy.items():
+        if action not in ("keep", "recompute", "offload"):
+            raise GraphError(f"block {block.name!r}: policy {pattern!r} is {action!r}; use keep, recompute or offload")
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise GraphError(f"block {block.name!r}: policy {pattern!r} matches no tensor{nearest(pattern, names)}")
+        if action == "recompute" and pattern in block.inputs:
+            raise GraphError(f"block {block.name!r}: input {pattern!r} cannot be recomputed inside the block; keep it")
+
+
+def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes, *, storage: Mapping[str, str] | None = None) -> Saved:
+    """What is kept, offloaded and made again under `policy` (empty: all that backward reads is kept).
+
+    A tensor marked recompute is made again by its op from what that op reads: tensors that are kept or offloaded, block
+    inputs (which are then kept), and, failing these, others made again in turn. A name marked `keep` or `offload`
+    explicitly ends that chain there. Raises GraphError for a pattern that matches nothing.
+    """
+    block = back.forward
+    _check_policy(block, policy)
+    roots = storages(block, dtypes) if storage is None else storage
+    made_by = {out: op for op in block.ops for out in op.outputs}
+    needed = {s.tensor.name: s for s in back.saved}
+    held = {n for n in needed if _action(block, policy, n) != "recompute" or n in block.inputs}
+    rerun: set[str] = set()
+    todo = [n for n in needed if n not in held]
+    while todo:
+        op = made_by[todo.pop()]
+        if op.path in rerun:
+            continue
+        rerun.add(op.path)
+        for name in op.inputs:
+            root = roots[name]
+            if block.tensor(root).kind != "activation" or root in held:
+                continue
+            if root in block.inputs or (root not in needed and policy.get(root) in ("keep", "offload")):
+                held.add(root)
+                continue
+            todo.append(root)
+    order = [t.name for t in block.tensors if t.name in held]
+    entries = [needed.get(n) or _saved(block, n, ()) for n in order]
+    offloaded = tuple(s for s in entries if _action(block, policy, s.tensor.name) == "offload")
+    return Saved(
+        kept=tuple(s for s in entries if s not in offloaded),
+        offloaded=offloaded,
+        recomputed=tuple(s for s in back.saved if s.tensor.name not in held),
+        recompute_ops=tuple(op.path for op in block.ops if op.path in rerun),
+    )

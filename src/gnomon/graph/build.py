@@ -1,0 +1,172 @@
+"""`BlockBuilder`: write a block as one writes a forward pass; returns a checked, frozen `Block`.
+
+Each method adds an op and returns the name of the tensor it makes, which is the op's path unless `name` is given.
+Leaves out: anything that depends on sizes or kernels.
+"""
+
+from __future__ import annotations
+
+from gnomon.errors import GraphError
+from gnomon.graph.dims import Dim
+from gnomon.graph.types import AttrValue, Block, Lifetime, Op, Tensor, attrs
+
+
+class BlockBuilder:
+    """Collects tensors and ops; `build` freezes them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._inputs: list[str] = []
+        self._tensors: dict[str, Tensor] = {}
+        self._ops: list[Op] = []
+
+    def input(self, name: str, *dims: Dim, dtype: str = "compute") -> str:
+        """An activation that each call supplies."""
+        self._inputs.append(name)
+        return self._add(Tensor(name=name, dims=dims, dtype=dtype))
+
+    def parameter(self, name: str, *dims: Dim) -> str:
+        """A trained array; naming it twice with the same dims is the same parameter."""
+        return self._add(Tensor(name=name, dims=dims, dtype="param", kind="parameter"))
+
+    def state(self, name: str, *dims: Dim, dtype: str, lifetime: Lifetime) -> str:
+        """An array that is neither trained nor made by an op here (position ids, caches)."""
+        return self._add(Tensor(name=name, dims=dims, dtype=dtype, kind="state", lifetime=lifetime))
+
+    def dims(self, tensor: str) -> tuple[Dim, ...]:
+        """Dims of a tensor added before."""
+        return self._tensors[tensor].dims
+
+    def op(
+        self,
+        kind: str,
+        path: str,
+        inputs: tuple[str, ...],
+        dims: tuple[Dim, ...] | None = None,
+        *,
+        name: str = "",
+        dtype: str = "compute",
+        contracts: tuple[str, ...] = (),
+        **values: AttrValue,
+    ) -> str:
+        """An op with one output of `dims` (None: those of the first input)."""
+        out = self._add(Tensor(name=name or path, dims=self.dims(inputs[0]) if dims is None else dims, dtype=dtype))
+        op = Op(kind=kind, path=path, inputs=inputs, outputs=(out,), contracts=contracts, attrs=attrs(**values))
+        self._ops.append(op)
+        return out
+
+    def outputs(
+        self, kind: str, path: str, inputs: tuple[str, ...], outputs: tuple[Tensor, ...], **values: AttrValue
+    ) -> tuple[str, ...]:
+        """An op with several outputs."""
+        names = tuple(self._add(tensor) for tensor in outputs)
+        self._ops.append(Op(kind=kind, path=path, inputs=inputs, outputs=names, attrs=attrs(**values)))
+        return names
+
+    def linear(
+        self,
+        path: str,
+        x: str,
+        *,
+        out: tuple[Dim, ...],
+        contract: tuple[Dim, ...],
+        bias: bool,
+        weight: str = "",
+        name: str = "",
+    ) -> str:
+        """`x` times a weight of dims (out …, contract …), over `contract`; parameters `path.weight` and `path.bias`.
+
+        weight: another parameter's name, for weights tied within the block.
+        """
+        kept = tuple(d for d in self.dims(x) if d not in contract)
+        inputs = [x, self.parameter(weight or f"{path}.weight", *out, *contract)]
+        if bias:
+            inputs.append(self.parameter(f"{path}.bias", *out))
+        contracts = tuple(atom.name for d in contract for atom in d.atoms)
+        return self.op("linear", path, tuple(inputs), (*kept, *out), name=name, contracts=contracts)
+
+    def conv2d(self, path: str, x: str, out: tuple[Dim, Dim, Dim], kernel: int, *, bias: bool = True) -> str:
+        """2-D convolution of (batch, channels, h, w) to (batch, *out), out = (channels, h, w); a square kernel.
+
+        Parameters `path.weight` (out, in, kernel, kernel) and `path.bias`; stride is what the sizes say.
+        """
+        batch, channels = self.dims(x)[:2]
+        window = tuple(Dim(name=f"kernel_{axis}.{kernel}", size=kernel) for axis in "hw")
+        inputs = [x, self.parameter(f"{path}.weight", out[0], channels, *window)]
+        if bias:
+            inputs.append(self.parameter(f"{path}.bias", out[0]))
+        contracts = (channels.name, *(d.name for d in window))
+        return self.op("conv2d", path, tuple(inputs), (batch, *out), contracts=contracts)
+
+    def experts(self, path: str, rows: str, *, experts: Dim, out: Dim, contract: Dim) -> str:
+        """Each row of `rows` times the weight (experts, out, contract) of its own expert; parameter `path.weight`."""
+        kept = tuple(d for d in self.dims(rows) if d != contract)
+        weight = self.parameter(f"{path}.weight", experts, out, contract)
+        return self.op(
+            "grouped_linear", path, (rows, weight), (*kept, out), contracts=(contract.name,), groups=experts.name
+        )
+
+    def norm(self, path: str, x: str, over: Dim, *, fn: str, bias: bool, affine: bool = True, name: str = "") -> str:
+        """Normalise `x` over one dim; `fn` is rms, layer or group; parameters `path.weight`, `path.bias` if affine."""
+        inputs = [x]
+        if affine:
+            inputs.append(self.parameter(f"{path}.weight", over))
+        if bias:
+            inputs.append(self.parameter(f"{path}.bias", over))
+        return self.op("norm", path, tuple(inputs), name=name, fn=fn, over=over.name)
+
+    def attention(
+        self,
+        path: str,
+        q: str,
+        k: str,
+        v: str,
+        *,
+        causal: bool,
+        bias: str = "",
+        window: int = 0,
+        scale: float = 0.0,
+        softcap: float = 0.0,
+        dropout: float = 0.0,
+    ) -> str:
+        """softmax(scale · q kᵀ) v for q, k, v of dims (…, seq, heads, dim); heads may be a multiple of kv heads.
+
+        bias: a tensor added to the scores. window: a query sees that many last keys (0: all); scale 0: 1/√dim.
+        """
+        inputs = (q, k, v, bias) if bias else (q, k, v)
+        dims = (*self.dims(q)[:-1], self.dims(v)[-1])
+        given: dict[str, AttrValue] = {"causal": causal, "window": window, "scale": scale}
+        given |= {"softcap": softcap, "dropout": dropout}
+        out = self._add(Tensor(name=path, dims=dims))
+        kept = attrs(**{name: value for name, value in given.items() if value or name == "causal"})
+        self._ops.append(Op(kind="attention", path=path, inputs=inputs, outputs=(out,), attrs=kept))
+        return out
+
+    def embedding(self, path: str, ids: str, rows: Dim, width: Dim, *, name: str = "") -> str:
+        """Rows of the table `path.weight` (rows, width) chosen by integer `ids`."""
+        table = self.parameter(f"{path}.weight", rows, width)
+        return self.op("embedding", path, (ids, table), (*self.dims(ids), width), name=name)
+
+    def add(self, path: str, a: str, b: str, *, name: str = "") -> str:
+        """a + b, where b's dims are among a's."""
+        return self.op("add", path, (a, b), name=name)
+
+    def dropout(self, path: str, x: str, p: float, *, name: str = "") -> str:
+        """Dropout with probability p; x itself when p is 0."""
+        return self.op("dropout", path, (x,), name=name, p=p) if p > 0 else x
+
+    def build(self, *outputs: str) -> Block:
+        """The frozen block."""
+        return Block(
+            name=self._name,
+            inputs=tuple(self._inputs),
+            outputs=outputs,
+            tensors=tuple(self._tensors.values()),
+            ops=tuple(self._ops),
+        )
+
+    def _add(self, tensor: Tensor) -> str:
+        known = self._tensors.setdefault(tensor.name, tensor)
+        if known is not tensor and (known != tensor or tensor.kind == "activation"):
+            raise GraphError(f"block {self._name!r} makes {tensor} but already has {known}: give one another name")
+        return tensor.name

@@ -1,0 +1,171 @@
+"""Which kernels run a block: `lower` rewrites its ops into those that kernels execute, with their side outputs.
+
+Flash attention is one op that also writes the log-sum-exp; unfused it is repeat, matmul, softmax, dropout, matmul, with
+all the s² tensors between. Dropout writes a mask, norms their statistics. After lowering, what backward needs is
+among the inputs and outputs of each op, by name. Side tensors are named `path:what`.
+Leaves out: which implementation is fastest, tiles, launch costs (room `prices`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gnomon.errors import GraphError
+from gnomon.graph.dims import Dim
+from gnomon.graph.types import Block, Op, Tensor, attrs
+
+Fusion = Literal["fused", "unfused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The choices that change what is kept and moved. No defaults: they belong to the stack that runs the model."""
+
+    attention: Literal["flash", "unfused"]
+    """flash: one kernel, keeps q, k, v, out and the fp32 log-sum-exp (Dao 2022). unfused: matmul, softmax, matmul."""
+    norm: Fusion
+    """unfused: RMSNorm in steps as in eager PyTorch, with an fp32 copy of the input. Other norms: always fused."""
+    glu: Fusion
+    """unfused: the activation and the product are two kernels, and the activated gate is kept too."""
+    cross_entropy: Fusion
+    """fused: keeps the logits and an fp32 log-sum-exp. unfused: casts the logits to fp32 and keeps the log-softmax."""
+
+
+FUSED = Kernels(attention="flash", norm="fused", glu="fused", cross_entropy="fused")
+"""Flash attention and fused norms, activations and loss."""
+UNFUSED = Kernels(attention="unfused", norm="unfused", glu="unfused", cross_entropy="unfused")
+"""Everything in steps, as eager code does."""
+
+
+def kv_dim(dim: Dim) -> Dim:
+    """The key axis that runs over the same positions as `dim`: `seq` -> `kv_seq`, of the same size unless said."""
+    if dim.factors:
+        return Dim(name=f"kv_{dim.name}", factors=tuple(kv_dim(f) for f in dim.factors))
+    if dim.size is not None:
+        return Dim(name=f"kv_{dim.name}", size=dim.size)
+    return Dim(name=f"kv_{dim.name}", same_as=dim.name)
+
+
+def lower(block: Block, kernels: Kernels) -> Block:
+    """The same block in the ops that kernels run. Idempotent on ops that have no choice."""
+    low = _Lowering(block)
+    for op in block.ops:
+        if op.kind == "attention":
+            low.attention(op, kernels.attention == "flash")
+        elif op.kind == "norm":
+            low.norm(op, kernels.norm == "fused" or op.attr("fn", "") != "rms")
+        elif op.kind == "glu" and kernels.glu == "unfused":
+            low.glu(op)
+        elif op.kind == "cross_entropy":
+            low.cross_entropy(op, kernels.cross_entropy == "fused")
+        elif op.kind == "dropout":
+            x = block.tensor(op.inputs[0])
+            low.emit(op, Tensor(name=f"{op.path}:mask", dims=x.dims, dtype="bool"))
+        else:
+            low.ops.append(op)
+    return replace(block, tensors=tuple(low.tensors), ops=tuple(low.ops))
+
+
+class _Lowering:
+    """The growing lowered block."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.tensors = list(block.tensors)
+        self.ops: list[Op] = []
+
+    def emit(self, op: Op, *side: Tensor) -> None:
+        """The op itself, with side outputs."""
+        self.tensors += side
+        self.ops.append(replace(op, outputs=(*op.outputs, *(t.name for t in side))))
+
+    def step(self, parent: Op, what: str, kind: str, inputs: tuple[str, ...], like: Tensor, **rest: object) -> str:
+        """One op of an expansion; writes a new tensor `path:what` with the dims and dtype of `like`."""
+        out = Tensor(name=f"{parent.path}:{what}", dims=like.dims, dtype=like.dtype)
+        self.tensors.append(out)
+        self.ops.append(Op(kind=kind, path=out.name, inputs=inputs, outputs=(out.name,), **rest))  # type: ignore[arg-type]
+        return out.name
+
+    def attention(self, op: Op, flash: bool) -> None:
+        q, k, v = (self.block.tensor(n) for n in op.inputs[:3])
+        if flash:
+            stats = Tensor(name=f"{op.path}:lse", dims=(*q.dims[:-3], q.dims[-2], q.dims[-3]), dtype="fp32")
+            self.emit(op, stats)
+            return
+        heads, kv = q.dims[-2], kv_dim(k.dims[-3])
+        shared = dict(op.attrs)
+        keys, values = k.name, v.name
+        if k.dims[-2] != heads:  # batched matmul needs as many key heads as query heads: eager code copies them
+            for what, source in (("k_repeated", k), ("v_repeated", v)):
+                copy = Tensor(name=source.name, dims=(*source.dims[:-2], heads, source.dims[-1]))
+                self.step(op, what, "repeat", (source.name,), copy)
+            keys, values = f"{op.path}:k_repeated", f"{op.path}:v_repeated"
+        for what, source, name in (("k_view", k, keys), ("v_view", v, values)):
+            dims = (*source.dims[:-3], kv, heads, source.dims[-1])
+            self.step(op, what, "rename", (name,), Tensor(name=source.name, dims=dims))
+        pairs = attrs(
+            causal=shared.get("causal", False),
+            window=shared.get("window", 0),
+            q_dim=q.dims[-3].name,
+            kv_dim=kv.name,
+        )
+        like = Tensor(name="scores", dims=(*q.dims[:-3], heads, q.dims[-3], kv))
+        contracts = tuple(a.name for a in q.dims[-1].atoms)
+        x = self.step(op, "scores", "matmul", (q.name, f"{op.path}:k_view"), like, contracts=contracts, attrs=pairs)
+        if shared.get("softcap"):
+            x = self.step(op, "capped", "softcap", (x,), like)
+        if len(op.inputs) > 3:
+            x = self.step(op, "biased", "add", (x, op.inputs[3]), like)
+        x = self.step(op, "probs", "softmax", (x,), like)
+        p = shared.get("dropout", 0.0)
+        if p:
+            mask = Tensor(name=f"{op.path}:mask", dims=like.dims, dtype="bool")
+            dropped = Tensor(name=f"{op.path}:dropped", dims=like.dims)
+            self.tensors += [mask, dropped]
+            names = (dropped.name, mask.name)
+            self.ops.append(Op(kind="dropout", path=dropped.name, inputs=(x,), outputs=names, attrs=attrs(p=p)))
+            x = dropped.name
+        kv_names = tuple(a.name for a in kv.atoms)
+        inputs = (x, f"{op.path}:v_view")
+        self.ops.append(replace(op, kind="matmul", inputs=inputs, contracts=kv_names, attrs=pairs))
+
+    def norm(self, op: Op, fused: bool) -> None:
+        x = self.block.tensor(op.inputs[0])
+        over = str(op.attr("over", ""))
+        if over not in [d.name for d in x.dims]:
+            raise GraphError(f"{self.block.name}/{op.path}: norm over {over!r}, which is not a dim of {x}")
+        groups = (Dim(name="norm_groups", size=int(op.attr("groups", 32))),) if op.attr("fn", "") == "group" else ()  # type: ignore[arg-type]
+        kept = (x.dims[0],) if groups else tuple(d for d in x.dims if d.name != over)
+        row = Tensor(name=f"{op.path}:rstd", dims=(*kept, *groups), dtype="fp32")
+        if fused:
+            mean = () if op.attr("fn", "") == "rms" else (replace(row, name=f"{op.path}:mean"),)
+            self.emit(op, *mean, row)
+            return
+        wide = replace(x, name="wide", dtype="fp32", kind="activation")
+        copy = self.step(op, "fp32", "cast", (x.name,), wide)
+        # mean of squares and rsqrt: reads the fp32 copy, writes one number a row
+        self.tensors.append(row)
+        self.ops.append(Op(kind="row_stats", path=row.name, inputs=(copy,), outputs=(row.name,)))
+        scaled = self.step(op, "scaled", "mul", (copy, row.name), wide)
+        if len(op.inputs) == 1:
+            self.ops.append(replace(op, kind="cast", inputs=(scaled,), attrs=()))
+            return
+        normed = self.step(op, "normed", "cast", (scaled,), replace(x, kind="activation"))
+        self.ops.append(replace(op, kind="mul", inputs=(normed, *op.inputs[1:]), attrs=()))
+
+    def glu(self, op: Op) -> None:
+        gate, up = op.inputs
+        fn = attrs(fn=op.attr("fn", "silu"))
+        act = self.step(op, "activated", "activation", (gate,), self.block.tensor(gate), attrs=fn)
+        self.ops.append(replace(op, kind="mul", inputs=(act, up), attrs=()))
+
+    def cross_entropy(self, op: Op, fused: bool) -> None:
+        logits = self.block.tensor(op.inputs[0])
+        if fused:
+            self.emit(op, Tensor(name=f"{op.path}:lse", dims=logits.dims[:-1], dtype="fp32"))
+            return
+        wide = replace(logits, name="wide", dtype="fp32")
+        copy = self.step(op, "fp32", "cast", (logits.name,), wide)
+        logp = self.step(op, "log_probs", "softmax", (copy,), wide, attrs=attrs(fn="log"))
+        self.ops.append(replace(op, inputs=(logp, *op.inputs[1:]), attrs=attrs(nll=True)))

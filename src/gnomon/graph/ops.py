@@ -1,0 +1,277 @@
+"""One rule for each op kind: work of the forward, of the input gradient and of the weight gradient, and what is saved.
+
+Rules apply to lowered blocks (`kernels.lower`). A matrix product of m×k by k×n is 2·m·k·n FLOPs. `matmul_flops` are
+those of the mathematics, as model FLOPs and MFU count them; `extra_matmul_flops` are what the chosen kernel does beyond
+(flash attention's QKᵀ again, masked-out scores of an unfused kernel). `vector_flops` are rough (a few an element): they
+matter only where bytes do not, so no total of FLOPs includes them. Bytes: each distinct tensor read or written once.
+Leaves out: caches, tiles, time (room `prices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from gnomon.errors import GraphError
+from gnomon.graph.dims import Dim, Dtypes, Number, Sizes, numel, size_of
+from gnomon.graph.kernels import kv_dim
+from gnomon.graph.types import VIEWS, Block, Op, Tensor
+
+CausalFlops: TypeAlias = Literal["full", "half"]
+"""How causal attention counts: full, as if nothing were masked (Megatron's formula), or half (as flash kernels do)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an op asks of a device. Adds up and scales like a number."""
+
+    matmul_flops: Number = 0
+    """FLOPs of matrix products and convolutions that the mathematics needs."""
+    extra_matmul_flops: Number = 0
+    """Further matrix FLOPs that the kernel executes; can be negative where a kernel skips masked work that counts."""
+    vector_flops: Number = 0
+    """Elementwise and reduction FLOPs, rough."""
+    read_bytes: Number = 0
+    """Bytes read from device memory."""
+    write_bytes: Number = 0
+    """Bytes written to device memory."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def __mul__(self, times: int) -> Work:
+        return Work(**{f.name: getattr(self, f.name) * times for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What turns rules into numbers."""
+
+    sizes: Sizes
+    """Sizes of symbolic dims, and local sizes that replace a dim's own."""
+    dtypes: Dtypes
+    """What `compute` and `param` are."""
+    causal_flops: CausalFlops
+    """The convention for causal attention; windows count what they let through under `half` only."""
+
+
+def nbytes(tensor: Tensor, sizes: Sizes, dtypes: Dtypes) -> Number:
+    """Bytes of one tensor; 4-bit elements are packed and the last byte filled up."""
+    bits = numel(tensor.dims, sizes) * dtypes.bits(tensor.dtype)
+    if isinstance(bits, int):
+        return -(-bits // 8)
+    return np.asarray(np.ceil(bits / 8), dtype=np.float64)
+
+
+def attention_pairs_x2(q: Number, kv: Number, *, causal: bool, window: int, convention: CausalFlops) -> Number:
+    """Twice the number of (query, key) pairs that count; twice, so that half of an odd square stays an integer.
+
+    q: queries, the last q of kv positions. Full: q·kv. Half: a query at position t sees min(t, window) keys,
+    integrated over t from kv−q to kv, so a causal square counts q²/2 (not q(q+1)/2). window 0: none.
+    Raises GraphError if q > kv under a causal mask.
+    """
+    if not causal and not window or convention == "full":
+        return 2 * q * kv
+    if not causal:
+        return 2 * q * np.minimum(2 * window, kv) if isinstance(kv, np.ndarray) else 2 * q * min(2 * window, kv)
+    if np.any(np.asarray(q) > np.asarray(kv)):
+        raise GraphError(f"causal attention of {q} queries over {kv} keys: keys include the queries' own positions")
+    if not window:
+        return kv * kv - (kv - q) * (kv - q)
+    limit: int = window
+    if isinstance(kv, int) and isinstance(q, int):
+        low, high = min(kv - q, limit), min(kv, limit)
+        return high * high - low * low + 2 * limit * (max(kv, limit) - max(kv - q, limit))
+    low_a, high_a = np.minimum(kv - q, limit), np.minimum(kv, limit)
+    return np.asarray(high_a**2 - low_a**2 + 2 * limit * (np.maximum(kv, limit) - np.maximum(kv - q, limit)))
+
+
+def saves(op: Op, block: Block, needs_grad: Collection[str]) -> tuple[str, ...]:
+    """Names of the tensors that the backward of a lowered op reads, parameters included.
+
+    needs_grad: tensors that want a gradient. Source: the derivative of each kind; as PyTorch's own formulas keep them.
+    """
+    inputs, outputs = op.inputs, op.outputs
+    match op.kind:
+        case "linear" | "grouped_linear" | "matmul" | "conv2d" | "mul":
+            left = inputs[:1] if inputs[1] in needs_grad else ()
+            return (*left, *(inputs[1:2] if inputs[0] in needs_grad else ()))
+        case "attention":
+            return (*inputs, *outputs)
+        case "norm":
+            return (*inputs[:2], *outputs[1:])
+        case "row_stats":
+            return (inputs[0], outputs[0])
+        case "softmax" | "softcap":
+            return outputs[:1]
+        case "activation":
+            keeps_output = op.attr("fn", "") in ("relu", "tanh", "sigmoid")
+            return outputs[:1] if keeps_output else inputs[:1]
+        case "glu":
+            return inputs
+        case "dropout":
+            return outputs[1:]
+        case "embedding":
+            return inputs[:1] if inputs[1] in needs_grad else ()
+        case "cross_entropy":
+            return (*inputs[:2], *outputs[1:])
+        case "mse":
+            return inputs
+        case "router":
+            return (inputs[0], *outputs)
+        case "dispatch":
+            return inputs[1:]
+        case "combine":
+            return inputs
+        case "modulate":
+            return tuple(n for n, other in ((inputs[0], inputs[2]), (inputs[2], inputs[0])) if other in needs_grad)
+        case "pool":
+            return outputs[1:]
+        case "scale":
+            return inputs if len(inputs) > 1 else ()
+        case _:  # add, views, rotary, concat, repeat, upsample, patchify, cast, timestep: constants suffice
+            return ()
+
+
+VECTOR_FLOPS: Mapping[str, tuple[int, int]] = {
+    "attention": (0, 0),
+    "softmax": (5, 4),
+    "norm": (6, 9),
+    "row_stats": (2, 2),
+    "activation": (8, 10),
+    "glu": (9, 14),
+    "add": (1, 0),
+    "mul": (1, 2),
+    "rotary": (3, 3),
+    "cross_entropy": (5, 3),
+    "mse": (3, 2),
+    "dropout": (2, 1),
+    "router": (6, 5),
+    "combine": (2, 4),
+    "scale": (1, 1),
+    "modulate": (2, 4),
+    "softcap": (5, 3),
+    "upsample": (0, 1),
+    "pool": (1, 1),
+}
+"""Rough vector FLOPs for each element of the first input: (forward, backward). Kinds not here do none."""
+
+_NO_BACKWARD_WORK = (*VIEWS, "add")
+"""The gradient is the incoming one, as a view; sums over several readers are ops of their own (`accumulate`)."""
+
+
+def _attention_dims(op: Op, block: Block) -> tuple[Dim, Dim]:
+    q, k = block.tensor(op.inputs[0]), block.tensor(op.inputs[1])
+    return q.dims[-3], kv_dim(k.dims[-3])
+
+
+def _pairs_x2(op: Op, q: Number, kv: Number, convention: CausalFlops) -> Number:
+    window = op.attr("window", 0)
+    assert isinstance(window, int)
+    return attention_pairs_x2(q, kv, causal=bool(op.attr("causal", False)), window=window, convention=convention)
+
+
+def _matmul(op: Op, block: Block, setting: Setting) -> tuple[Number, Number]:
+    """(model FLOPs, extra FLOPs) of one product of a contraction or a flash attention forward."""
+    sizes = setting.sizes
+    if op.kind == "attention":
+        q, v = block.tensor(op.inputs[0]), block.tensor(op.inputs[2])
+        q_dim, kv = _attention_dims(op, block)
+        pairs_x2 = _pairs_x2(op, size_of(q_dim, sizes), size_of(kv, sizes), setting.causal_flops)
+        rows = numel((*q.dims[:-3], q.dims[-2]), sizes)
+        width = size_of(q.dims[-1], sizes) + size_of(v.dims[-1], sizes)
+        return rows * width * pairs_x2, 0
+    out = block.tensor(op.outputs[0])
+    inner = {a.name: a for t in op.inputs[:2] for a in block.tensor(t).atoms}
+    full = 2 * numel(out.dims, sizes) * numel((inner[name] for name in op.contracts), sizes)
+    q_name, kv_name = op.attr("q_dim", ""), op.attr("kv_dim", "")
+    if op.kind != "matmul" or not q_name:
+        return full, 0
+    dims = {d.name: d for t in (*op.inputs, *op.outputs) for d in block.tensor(t).dims}
+    q_len, kv_len = size_of(dims[str(q_name)], sizes), size_of(dims[str(kv_name)], sizes)
+    counted = full // (2 * q_len * kv_len) * _pairs_x2(op, q_len, kv_len, setting.causal_flops)
+    return counted, full - counted
+
+
+def _bytes(names: Collection[str], block: Block, setting: Setting) -> Number:
+    total: Number = 0
+    for name in dict.fromkeys(names):
+        total = total + nbytes(block.tensor(name), setting.sizes, setting.dtypes)
+    return total
+
+
+def _vector(op: Op, block: Block, setting: Setting, phase: int) -> Number:
+    per_element = VECTOR_FLOPS.get(op.kind, (0, 0))[phase]
+    return numel(block.tensor(op.inputs[0]).dims, setting.sizes) * per_element if per_element else 0
+
+
+def forward_work(op: Op, block: Block, setting: Setting) -> Work:
+    """Work of running a lowered op once. Views are free."""
+    if op.kind in VIEWS:
+        return Work()
+    flops, extra = _matmul(op, block, setting) if op.contracts or op.kind == "attention" else (0, 0)
+    reads: Number = _bytes(op.inputs, block, setting)
+    if op.kind == "embedding":  # only the chosen rows are read
+        out = block.tensor(op.outputs[0])
+        table = block.tensor(op.inputs[1])
+        bits = setting.dtypes.bits(table.dtype)
+        reads = _bytes(op.inputs[:1], block, setting) + numel(out.dims, setting.sizes) * bits // 8
+    return Work(
+        matmul_flops=flops,
+        extra_matmul_flops=extra,
+        vector_flops=_vector(op, block, setting, 0),
+        read_bytes=reads,
+        write_bytes=_bytes(op.outputs, block, setting),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradOp:
+    """One step of a derived backward."""
+
+    phase: Literal["input_grad", "weight_grad", "accumulate"]
+    """accumulate: add up the gradients that several readers of one tensor send back."""
+    path: str
+    """Path of the forward op; of an accumulate, the tensor's name."""
+    reads: tuple[str, ...]
+    """Saved tensors and parameters read, beside the gradients of `grads_in`."""
+    grads_in: tuple[str, ...]
+    """Tensors whose gradients are read."""
+    grads_out: tuple[str, ...]
+    """Tensors whose gradients are written."""
+
+
+def grad_work(grad: GradOp, block: Block, setting: Setting) -> Work:
+    """Work of one step of the backward of a lowered block. A gradient has the dims and dtype of its tensor."""
+    reads = _bytes(grad.grads_in, block, setting)
+    writes = _bytes(grad.grads_out, block, setting)
+    if grad.phase == "accumulate":
+        tensor = block.tensor(grad.path)
+        added = numel(tensor.dims, setting.sizes) * (len(grad.reads) - 1)
+        read = writes * len(grad.reads)
+        return Work(vector_flops=added, read_bytes=read, write_bytes=writes)
+    op = block.op(grad.path)
+    if op.kind in _NO_BACKWARD_WORK:
+        narrow = [
+            n for n in grad.grads_out if op.kind == "add" and block.tensor(n).dims != block.tensor(op.outputs[0]).dims
+        ]
+        return Work(read_bytes=reads, write_bytes=_bytes(narrow, block, setting)) if narrow else Work()
+    reads = reads + _bytes(grad.reads, block, setting)
+    multiplies = op.kind == "attention" or (bool(op.contracts) and bool(grad.reads))
+    flops, extra = _matmul(op, block, setting) if multiplies else (0, 0)
+    if op.kind == "attention":  # dV, dP, dQ, dK: twice the forward; P is made again from q and k
+        q, v = block.tensor(op.inputs[0]), block.tensor(op.inputs[2])
+        d_k, d_v = size_of(q.dims[-1], setting.sizes), size_of(v.dims[-1], setting.sizes)
+        flops, extra = 2 * flops, flops * d_k // (d_k + d_v)
+    elif op.kind == "matmul":
+        flops, extra = flops * len(grad.grads_out), extra * len(grad.grads_out)
+    return Work(
+        matmul_flops=flops,
+        extra_matmul_flops=extra,
+        vector_flops=_vector(op, block, setting, 1) if grad.phase == "input_grad" else 0,
+        read_bytes=reads,
+        write_bytes=writes,
+    )

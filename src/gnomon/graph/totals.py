@@ -1,0 +1,136 @@
+"""Totals of a block and of a graph: work by phase, and bytes kept for the backward by tensor identity.
+
+Everything is a sum over `ops.py` rules on lowered blocks; nothing is tabulated per model. A graph's totals use that its
+repeated calls are equal. Bytes kept are counted once for a tensor that two blocks keep (one as output, one as input, or
+an encoder's output in every decoder layer). Leaves out: splits over devices, microbatches, optimizer state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gnomon.graph.backward import BackwardBlock, Policy, backward, saved
+from gnomon.graph.dims import Number
+from gnomon.graph.graph import Graph
+from gnomon.graph.kernels import Kernels
+from gnomon.graph.ops import Setting, Work, forward_work, grad_work, nbytes
+from gnomon.graph.types import Block, Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWork:
+    """Work of a block by phase. Adds up and scales like a number."""
+
+    forward: Work
+    """The forward."""
+    input_grad: Work
+    """Gradients of activations, sums of gradients, and whatever a schedule cannot delay."""
+    weight_grad: Work
+    """Gradients of the weights of contractions and embeddings: what zero-bubble schedules delay."""
+
+    def __add__(self, other: BlockWork) -> BlockWork:
+        return BlockWork(
+            forward=self.forward + other.forward,
+            input_grad=self.input_grad + other.input_grad,
+            weight_grad=self.weight_grad + other.weight_grad,
+        )
+
+    def __mul__(self, times: int) -> BlockWork:
+        return BlockWork(
+            forward=self.forward * times, input_grad=self.input_grad * times, weight_grad=self.weight_grad * times
+        )
+
+    @property
+    def total(self) -> Work:
+        """All three phases."""
+        return self.forward + self.input_grad + self.weight_grad
+
+
+NO_WORK = BlockWork(forward=Work(), input_grad=Work(), weight_grad=Work())
+"""The zero of sums."""
+
+
+def backward_work(back: BackwardBlock, setting: Setting) -> BlockWork:
+    """Work of a lowered block with its backward, by phase."""
+    block = back.forward
+    forward = sum((forward_work(op, block, setting) for op in block.ops), Work())
+    grads = [(g.phase, grad_work(g, block, setting)) for g in back.ops]
+    return BlockWork(
+        forward=forward,
+        input_grad=sum((w for phase, w in grads if phase != "weight_grad"), Work()),
+        weight_grad=sum((w for phase, w in grads if phase == "weight_grad"), Work()),
+    )
+
+
+def block_work(block: Block, kernels: Kernels, setting: Setting, *, no_grad_inputs: tuple[str, ...] = ()) -> BlockWork:
+    """Work of one run of a block and of its backward."""
+    return backward_work(backward(block, kernels, setting.dtypes, no_grad_inputs=no_grad_inputs), setting)
+
+
+def no_grad_inputs(graph: Graph, call: Call) -> tuple[str, ...]:
+    """Inputs of a call into which no gradient flows, because they are the graph's own."""
+    return tuple(own for own, source in call.inputs if graph.source(source)[0] is None)
+
+
+def call_backward(graph: Graph, call: Call, kernels: Kernels, setting: Setting) -> BackwardBlock:
+    """The backward of a call's block, with no gradient into the graph's own inputs."""
+    return backward(graph.block(call.block), kernels, setting.dtypes, no_grad_inputs=no_grad_inputs(graph, call))
+
+
+def graph_work(graph: Graph, kernels: Kernels, setting: Setting) -> BlockWork:
+    """Work of one forward and backward of the whole model on one batch of `setting.sizes`."""
+    known: dict[tuple[str, tuple[str, ...]], BlockWork] = {}
+    total = NO_WORK
+    for call in graph.calls:
+        key = (call.block, no_grad_inputs(graph, call))
+        if key not in known:
+            known[key] = backward_work(call_backward(graph, call, kernels, setting), setting)
+        total = total + known[key] * call.repeat
+    return total
+
+
+def saved_bytes(back: BackwardBlock, setting: Setting, policy: Policy) -> Number:
+    """Bytes that one run of a block keeps in device memory until its backward: inputs, internals, and outputs it needs.
+
+    Offloaded tensors are not counted; `saved` lists them.
+    """
+    total: Number = 0
+    for entry in saved(back, policy, setting.dtypes).kept:
+        total = total + nbytes(entry.tensor, setting.sizes, setting.dtypes)
+    return total
+
+
+def graph_saved_bytes(graph: Graph, kernels: Kernels, setting: Setting, policies: Mapping[str, Policy]) -> Number:
+    """Bytes kept between the forward and the backward of the whole model, each storage once.
+
+    policies: block name -> policy; a block that is not named keeps all that its backward reads. Graph inputs (token
+    ids) that an op keeps are counted.
+    """
+    for name in policies:
+        graph.block(name)
+    kept: dict[str, Number] = {}
+    for call in graph.calls:
+        back = call_backward(graph, call, kernels, setting)
+        entries = saved(back, policies.get(call.block, {}), setting.dtypes).kept
+        sizes = [nbytes(e.tensor, setting.sizes, setting.dtypes) for e in entries]
+        chained = {own: out for out, own in call.chain}
+        sources = dict(call.inputs)
+        for index in range(call.repeat):
+            for entry, size in zip(entries, sizes, strict=True):
+                name = entry.tensor.name
+                key = f"{call.name}#{index}.{name}"
+                if name in chained and index > 0:
+                    key = f"{call.name}#{index - 1}.{chained[name]}"
+                elif name in sources:
+                    key = _source_key(graph, sources[name])
+                kept[key] = size
+    total: Number = 0
+    for size in kept.values():
+        total = total + size
+    return total
+
+
+def _source_key(graph: Graph, source: str) -> str:
+    producer, tensor = graph.source(source)
+    return source if producer is None else f"{producer.name}#{producer.repeat - 1}.{tensor.name}"

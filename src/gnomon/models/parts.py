@@ -1,0 +1,185 @@
+"""Parts that model families share: the dims of text, self-attention, feed-forwards, routed experts, embedding, head.
+
+Each adds ops to a `BlockBuilder` under the module paths of the public implementation and returns a tensor name.
+Leaves out: residuals and norms, whose place is what tells families apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.errors import GraphError
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Tensor
+
+BATCH = Dim(name="batch")
+"""Sequences in a microbatch; the workload gives it."""
+SEQ = Dim(name="seq")
+"""Tokens of a sequence; the workload gives it."""
+INPUT_IDS = Tensor(name="input_ids", dims=(BATCH, SEQ), dtype="int64")
+"""Token ids, as a graph input."""
+LABELS = Tensor(name="labels", dims=(BATCH, SEQ), dtype="int64")
+"""Next-token ids, as a graph input."""
+
+
+def positive(**sizes: int) -> None:
+    """Raise GraphError naming the first size that is not a positive integer."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise GraphError(f"{name} is {size!r}: needs an integer of at least 1")
+
+
+def divisible(what: str, size: int, by_what: str, by: int) -> None:
+    """Raise GraphError unless `size` is a multiple of `by`."""
+    if size % by:
+        raise GraphError(f"{what}={size} is not a multiple of {by_what}={by}: the nearest is {size // by * by}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Shape and variant of a self-attention with separate q, k, v projections."""
+
+    heads: Dim
+    """Query heads."""
+    kv_heads: Dim
+    """Key and value heads; the same dim as `heads` without grouping."""
+    head_dim: Dim
+    """Width of a head."""
+    causal: bool
+    """Whether a token sees only earlier ones and itself."""
+    qkv_bias: bool = False
+    """Biases of q_proj, k_proj and v_proj."""
+    out_bias: bool = False
+    """Bias of o_proj."""
+    qk_norm: bool = False
+    """RMSNorm over the head_dim of q and k (Qwen3)."""
+    rotary: bool = True
+    """Rotary position embedding of q and k."""
+    window: int = 0
+    """Sliding window in tokens; 0 is none."""
+    scale: float = 0.0
+    """Factor of the scores; 0 is 1/√head_dim."""
+    softcap: float = 0.0
+    """Cap of the scores by tanh (Gemma 2); 0 is none."""
+    dropout: float = 0.0
+    """Dropout of the attention probabilities."""
+
+
+def attention_dims(heads: int, kv_heads: int, head_dim: int) -> tuple[Dim, Dim, Dim]:
+    """(heads, kv_heads, head_dim); equal numbers of heads share one dim, so that they are split together."""
+    divisible("num_heads", heads, "num_kv_heads", kv_heads)
+    query = Dim(name="heads", size=heads)
+    keys = query if heads == kv_heads else Dim(name="kv_heads", size=kv_heads)
+    return query, keys, Dim(name="head_dim", size=head_dim)
+
+
+def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str = "self_attn") -> str:
+    """q, k, v projections, rotary, attention, output projection; the result has the dims of `x`."""
+    made = {}
+    for letter, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
+        name = f"{path}.{letter}_proj"
+        made[letter] = b.linear(name, x, out=(heads, a.head_dim), contract=(hidden,), bias=a.qkv_bias)
+        if a.qk_norm and letter != "v":
+            made[letter] = b.norm(f"{path}.{letter}_norm", made[letter], a.head_dim, fn="rms", bias=False)
+        if a.rotary and letter != "v":
+            made[letter] = b.op("rotary", f"{path}.{letter}_rotary", (made[letter],))
+    core = b.attention(
+        f"{path}.core",
+        made["q"],
+        made["k"],
+        made["v"],
+        causal=a.causal,
+        window=a.window,
+        scale=a.scale,
+        softcap=a.softcap,
+        dropout=a.dropout,
+    )
+    return b.linear(f"{path}.o_proj", core, out=(hidden,), contract=(a.heads, a.head_dim), bias=a.out_bias)
+
+
+def gated_ffn(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, *, fn: str, bias: bool = False, path: str = "mlp") -> str:
+    """down(fn(gate(x)) · up(x)): SwiGLU with fn silu, GeGLU with gelu."""
+    gate = b.linear(f"{path}.gate_proj", x, out=(ffn,), contract=(hidden,), bias=bias)
+    up = b.linear(f"{path}.up_proj", x, out=(ffn,), contract=(hidden,), bias=bias)
+    act = b.op("glu", f"{path}.act", (gate, up), fn=fn)
+    return b.linear(f"{path}.down_proj", act, out=(hidden,), contract=(ffn,), bias=bias)
+
+
+def dense_ffn(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, *, fn: str, bias: bool, paths: tuple[str, str]) -> str:
+    """down(fn(up(x))); `paths` are those of the two linears."""
+    up = b.linear(paths[0], x, out=(ffn,), contract=(hidden,), bias=bias)
+    act = b.op("activation", f"{paths[0]}.act", (up,), fn=fn)
+    return b.linear(paths[1], act, out=(hidden,), contract=(ffn,), bias=bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts of a mixture."""
+
+    experts: Dim
+    """Number of routed experts."""
+    topk: Dim
+    """Experts chosen for each token."""
+    ffn: Dim
+    """Width of one expert."""
+    router: Literal["softmax", "sigmoid"]
+    """How scores are made from logits."""
+    router_bias: bool = False
+    """A bias on the scores that choose (DeepSeek-V3); it gets no gradient but is stored."""
+    paths: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Names of an expert's linears: gate, up, down."""
+
+
+def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
+    """Router, dispatch, grouped gated feed-forward, combine. No token is dropped: rows = tokens × topk."""
+    logits = b.linear(f"{path}.gate", x, out=(e.experts,), contract=(hidden,), bias=False)
+    tokens = b.dims(x)[:-1]
+    inputs = (logits, b.parameter(f"{path}.gate.e_score_correction_bias", e.experts)) if e.router_bias else (logits,)
+    weights, indices = b.outputs(
+        "router",
+        f"{path}.router",
+        inputs,
+        (
+            Tensor(name=f"{path}.router.weights", dims=(*tokens, e.topk)),
+            Tensor(name=f"{path}.router.indices", dims=(*tokens, e.topk), dtype="int64"),
+        ),
+        fn=e.router,
+    )
+    rows = b.op("dispatch", f"{path}.dispatch", (x, indices), (*tokens, e.topk, hidden), experts=e.experts.name)
+    gate_path, up_path, down_path = (f"{path}.experts.{p}" for p in e.paths)
+    gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=hidden)
+    up = b.experts(up_path, rows, experts=e.experts, out=e.ffn, contract=hidden)
+    act = b.op("glu", f"{path}.experts.act", (gate, up), fn="silu")
+    out = b.experts(down_path, act, experts=e.experts, out=hidden, contract=e.ffn)
+    return b.op("combine", f"{path}.combine", (out, weights, indices), (*tokens, hidden))
+
+
+def embed_block(vocab: Dim, hidden: Dim, *, scale: float = 0.0, path: str = "embed_tokens") -> Block:
+    """Token embedding from `input_ids` to `x`, times `scale` if that is not 0."""
+    b = BlockBuilder("embed")
+    ids = b.input("input_ids", BATCH, SEQ, dtype="int64")
+    x = b.embedding(path, ids, vocab, hidden, name="rows" if scale else "x")
+    return b.build(b.op("scale", f"{path}.scale", (x,), name="x", factor=scale) if scale else x)
+
+
+def head_block(vocab: Dim, hidden: Dim, *, fn: str = "rms", bias: bool = False, softcap: float = 0.0) -> Block:
+    """Final norm, language-model head and cross-entropy: from `x` and `labels` to the scalar `loss`."""
+    b = BlockBuilder("head")
+    x = b.input("x", BATCH, SEQ, hidden)
+    labels = b.input("labels", BATCH, SEQ, dtype="int64")
+    normed = b.norm("norm", x, hidden, fn=fn, bias=bias)
+    logits = b.linear("lm_head", normed, out=(vocab,), contract=(hidden,), bias=False)
+    if softcap:
+        logits = b.op("softcap", "lm_head.softcap", (logits,), cap=softcap)
+    return b.build(b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32"))
+
+
+def embed_call(prefix: str = "model") -> Call:
+    """The call of `embed_block`."""
+    return Call(block="embed", name="embed", inputs=(("input_ids", "input_ids"),), prefix=prefix)
+
+
+def head_call(x: str, *, norm: str = "model.norm", lm_head: str = "lm_head.weight") -> Call:
+    """The call of `head_block` on `x`; `norm` and `lm_head` name its parameters in full (tied: the table's name)."""
+    params = (("norm.weight", f"{norm}.weight"), ("lm_head.weight", lm_head))
+    return Call(block="head", name="head", inputs=(("x", x), ("labels", "labels")), prefix="", params=params)

@@ -6,6 +6,8 @@ Leaves out: anything that depends on sizes or kernels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gnomon.errors import GraphError
 from gnomon.graph.dims import Dim
 from gnomon.graph.types import AttrValue, Block, Lifetime, Op, Tensor, attrs
@@ -62,6 +64,12 @@ class BlockBuilder:
         names = tuple(self._add(tensor) for tensor in outputs)
         self._ops.append(Op(kind=kind, path=path, inputs=inputs, outputs=names, attrs=attrs(**values)))
         return names
+
+    def split(self, path: str, x: str, parts: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
+        """Views of `x`, named and shaped by `parts`, in order."""
+        dtype = self._tensors[x].dtype
+        made = tuple(Tensor(name=name, dims=dims, dtype=dtype) for name, dims in parts.items())
+        return self.outputs("split", path, (x,), made)
 
     def linear(
         self,

@@ -1,0 +1,19 @@
+"""The simulator: a virtual clock over any Program. It knows levels and predecessors, nothing about pipelines.
+
+`play` times one step, `period` the steady state with its proof, `time_order_peak` the memory; `durations` resolves a table
+of seconds by label. Where durations come from is the prices' business, what a Timeline says is the timeline's.
+"""
+
+from gnomon.simulate.durations import Durations as Durations
+from gnomon.simulate.durations import durations as durations
+from gnomon.simulate.durations import labels as labels
+from gnomon.simulate.memory import TimePeak as TimePeak
+from gnomon.simulate.memory import memory_events as memory_events
+from gnomon.simulate.memory import play_steps as play_steps
+from gnomon.simulate.memory import time_order_peak as time_order_peak
+from gnomon.simulate.period import Period as Period
+from gnomon.simulate.period import period as period
+from gnomon.simulate.play import Clock as Clock
+from gnomon.simulate.play import Times as Times
+from gnomon.simulate.play import base_from as base_from
+from gnomon.simulate.play import play as play

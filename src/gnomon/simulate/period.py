@@ -1,0 +1,181 @@
+"""The steady-state time per step: the maximum cycle ratio of a Program's dependencies across steps, exact and proved.
+
+A step maps the ends of the steps before to its own ends using maxima and sums only, so the time per step tends to the
+largest (duration of a cycle) / (steps it spans) over all cycles of dependencies. Two ways to it:
+- if all clocks advance by the same amount from one step to the next, that amount is it (an eigenvector of the map);
+- else follow what each action waited for backwards until an action repeats some steps earlier: that cycle is a lower
+  bound. It is proved to be the maximum by times y with y >= f(y) - ratio for every action, found by a few more plays.
+Waiting until clocks repeat is not enough: that can take thousands of steps, or for ever when streams have rates of
+their own. All numbers are on the dyadic grid, ratios are kept as (seconds, steps), so nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import ProgramError
+from gnomon.program import Order, Structure
+from gnomon.simulate.durations import Durations
+from gnomon.simulate.play import Clock, Times, base_from, play
+
+_QUICK = 4  # plays before looking for a cycle: pipelines repeat after two
+_MOST = 4096  # steps after which a period that is still unproved is our bug
+_WINDOW_BYTES = 1 << 28  # of the steps remembered for following a cycle back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """Steady-state time per step."""
+
+    seconds: float
+    """Seconds per step: cycle_seconds / cycle_steps."""
+    cycle_seconds: float
+    """Length of the critical cycle, exact."""
+    cycle_steps: int
+    """Steps it spans."""
+    proof: Literal["repeats", "fixed point"]
+    """`repeats`: all clocks advance alike. `fixed point`: times that satisfy every dependency at this ratio exist."""
+    plays: int
+    """Steps played to find and prove it."""
+    cycle: tuple[int, ...]
+    """Rows on the critical cycle that wait for an earlier step; empty when proved by repetition."""
+
+
+def period(structure: Structure, durations: Durations) -> Period:
+    """Steady-state time per step of one scenario. Exact for durations on the grid."""
+    clock = Clock.of(structure, durations)
+    order = structure.order
+    if not order.size:
+        return Period(seconds=0.0, cycle_seconds=0.0, cycle_steps=1, proof="repeats", plays=0, cycle=())
+    reach = int(order.before[2].max())
+    steps, plays = [play(clock)], 1
+    window = max(_QUICK + reach, int(_WINDOW_BYTES // (24 * order.size)))
+    target = _QUICK
+    while plays <= _MOST:
+        while plays < target:
+            steps = [*steps[-window + 1 :], play(clock, base_from(order, steps))]
+            plays += 1
+            advance = _common_advance(order, steps, reach)
+            if advance is not None:
+                return Period(
+                    seconds=advance, cycle_seconds=advance, cycle_steps=1, proof="repeats", plays=plays, cycle=()
+                )
+        ratio, cycle = _cycle(structure, steps)
+        proved, extra = _prove(clock, steps[-1], ratio, reach) if ratio is not None else (False, 0)
+        plays += extra
+        if proved and ratio is not None:
+            return Period(
+                seconds=float(ratio[0] / ratio[1]),
+                cycle_seconds=ratio[0],
+                cycle_steps=ratio[1],
+                proof="fixed point",
+                plays=plays,
+                cycle=cycle,
+            )
+        target = plays + 2 * target
+    raise ProgramError(f"no period was proved within {_MOST} steps of {order.size} actions; this is a mistake of ours")
+
+
+def _common_advance(order: Order, steps: Sequence[Times], reach: int) -> float | None:
+    """The amount by which everything that later steps see advanced, in each of the last `reach` steps, if it is one."""
+    if len(steps) <= reach:
+        return None
+    source = order.before[0]
+    first = float(steps[-1].end[source[0]] - steps[-2].end[source[0]])
+    for back in range(1, reach + 1):
+        if not np.all(steps[-back].end[source] - steps[-back - 1].end[source] == first):
+            return None
+    return first
+
+
+class _Waits:
+    """What each position may have waited for, for following one chain backwards."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.more: dict[int, list[tuple[int, bool]]] = {}
+        for _, positions, sources, data in order.more:
+            for p, s, d in zip(positions.tolist(), sources.tolist(), data.tolist(), strict=True):
+                self.more.setdefault(p, []).append((s, d))
+        self.together: dict[int, list[int]] = {}
+        for _, members, starts in order.groups:
+            for part in np.split(members, starts[1:]):
+                self.together.update((p, part.tolist()) for p in part.tolist())
+        self.sorted = np.argsort(order.before[1], kind="stable")
+        self.targets = order.before[1][self.sorted]
+
+    def binding(self, steps: Sequence[Times], step: int, position: int) -> tuple[int, int, int] | None:
+        """(step, position, position that crossed) of what `position` waited for in `step`; None if for nothing.
+
+        The third item is the member of a group whose wait from an earlier step bound, or -1 within the step.
+        """
+        order, now = self.order, steps[step]
+        start = now.start[position]
+        members = self.together.get(position, [position])
+        for member in members:
+            near = [(int(order.lane_before[member]), False)]
+            near += [(int(w[member]), bool(d[member])) for w, d in zip(order.waits, order.wait_is_data, strict=True)]
+            for source, data in near + self.more.get(member, []):
+                if source < order.size and (now.seen if data else now.end)[source] == start:
+                    return step, source, -1
+        for member in members:
+            low, high = np.searchsorted(self.targets, [member, member + 1])
+            for edge in self.sorted[low:high].tolist():
+                source, back, data = (int(order.before[i][edge]) for i in (0, 2, 3))
+                if back <= step and (steps[step - back].seen if data else steps[step - back].end)[source] == start:
+                    return step - back, source, member
+        return None
+
+
+def _cycle(structure: Structure, steps: Sequence[Times]) -> tuple[tuple[float, int] | None, tuple[int, ...]]:
+    """Best (seconds, steps) among the cycles met when walking back from what advanced most, and its crossing rows."""
+    order = structure.order
+    waits, source = _Waits(order), order.before[0]
+    advance = steps[-1].end[source] - steps[-2].end[source]
+    step, position = len(steps) - 1, int(source[int(np.argmax(advance))])
+    crossings: dict[int, list[tuple[int, float]]] = {}
+    path: list[int] = []
+    best: tuple[float, int] | None = None
+    rows: tuple[int, ...] = ()
+    while (found := waits.binding(steps, step, position)) is not None:
+        before, at, crossed = found
+        if crossed >= 0:
+            start = float(steps[step].start[position])
+            for later, then in crossings.get(crossed, ()):
+                ratio = (then - start, later - step)
+                if best is None or Fraction(ratio[0]) * best[1] > Fraction(best[0]) * ratio[1]:
+                    best, rows = ratio, _between(path, crossed)
+            crossings.setdefault(crossed, []).append((step, start))
+            path.append(crossed)
+        step, position = before, at
+    return best, tuple(int(order.rows[p]) for p in rows)
+
+
+def _between(path: Sequence[int], crossed: int) -> tuple[int, ...]:
+    """The crossings since `crossed` was last met, itself first, in the order in which they happen."""
+    last = len(path) - 1 - path[::-1].index(crossed)
+    return (crossed, *reversed(path[last + 1 :]))
+
+
+def _prove(clock: Clock, times: Times, ratio: tuple[float, int], reach: int) -> tuple[bool, int]:
+    """Whether times exist that satisfy all dependencies at this ratio; and the plays that took.
+
+    Durations are multiplied by the cycle's steps so that the ratio is a number on the grid. Each round raises the times
+    to what the dependencies from earlier steps ask; if a larger cycle exists they rise for ever, and we give up.
+    """
+    seconds, steps = ratio
+    scaled = clock.scaled(float(steps))
+    start: NDArray[np.float64] = times.start * steps
+    now = play(scaled, start)
+    for round_ in range(1, 65):
+        base = base_from(clock.order, [now] * reach, shift=seconds)
+        if np.all(base <= now.start):
+            return True, round_
+        now = play(scaled, np.maximum(base, now.start))
+    return False, 65

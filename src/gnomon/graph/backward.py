@@ -88,7 +88,9 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
     """
     for name in (*frozen, *no_grad_inputs):
         block.tensor(name)
-    wanted = {t.name for t in block.parameters if t.name not in frozen}
+    # a router's bias only shifts which experts are chosen; it is moved by a rule of its own (DeepSeek-V3, 2.1.2)
+    shifts = {op.inputs[1] for op in block.ops if op.kind == "router" and len(op.inputs) > 1}
+    wanted = {t.name for t in block.parameters if t.name not in frozen and t.name not in shifts}
     wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
     for op in block.ops:
         if any(name in wanted for name in op.inputs):

@@ -8,7 +8,7 @@ raises GraphError with the path `block/op`. Leaves out: numbers (`ops.py`), the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from gnomon.errors import GraphError, nearest
@@ -92,6 +92,10 @@ class Tensor:
     def is_float(self) -> bool:
         """Whether a gradient can flow through it."""
         return not self.dtype.startswith(("int", "uint", "bool"))
+
+    def renamed(self, name: str) -> Tensor:
+        """The same array under another name."""
+        return replace(self, name=name)
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.dims))}]:{self.dtype}"

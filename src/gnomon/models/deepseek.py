@@ -1,0 +1,222 @@
+"""DeepSeek-V3: latent attention (MLA), shared and routed experts, first layers dense, multi-token prediction optional.
+
+`deepseek_v3(config)` returns a Graph of embed, dense layers, mixture layers, optionally MTP modules, and head. In
+training MLA is run uncompressed: keys and values of every head are made from the latent. Leaves out: group-limited
+choice of experts (no effect on FLOPs; it bounds how many nodes a token visits), the absorbed form used in decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.errors import GraphError
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
+from gnomon.models.parts import (
+    BATCH,
+    INPUT_IDS,
+    LABELS,
+    SEQ,
+    Experts,
+    embed_block,
+    embed_call,
+    gated_ffn,
+    head_block,
+    head_call,
+    moe_ffn,
+    positive,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekConfig:
+    """A DeepSeek-V3 decoder."""
+
+    name: str
+    """Of the model."""
+    num_layers: int
+    """Decoder layers, without MTP modules."""
+    num_dense_layers: int
+    """Of these, the first that have a dense feed-forward."""
+    hidden_size: int
+    """Width of the residual stream."""
+    num_heads: int
+    """Attention heads."""
+    q_rank: int
+    """Width of the query latent; 0: queries come straight from the hidden state."""
+    kv_rank: int
+    """Width of the key and value latent."""
+    nope_dim: int
+    """Part of a query or key head without position."""
+    rope_dim: int
+    """Rotated part; the key's is shared by all heads."""
+    v_head_dim: int
+    """Width of a value head."""
+    ffn_size: int
+    """Width of a dense feed-forward."""
+    num_experts: int
+    """Routed experts of a mixture layer."""
+    experts_per_token: int
+    """Routed experts that a token visits."""
+    num_shared_experts: int
+    """Experts that every token visits, run as one of that many times the width."""
+    expert_ffn_size: int
+    """Width of one expert."""
+    vocab_size: int
+    """Rows of the embedding."""
+    mtp_modules: int = 0
+    """Multi-token prediction modules: 0, or 1 as V3 was trained with (its embedding and head are the model's own)."""
+
+    def __post_init__(self) -> None:
+        positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
+        positive(kv_rank=self.kv_rank, nope_dim=self.nope_dim, rope_dim=self.rope_dim, v_head_dim=self.v_head_dim)
+        positive(ffn_size=self.ffn_size, num_experts=self.num_experts, experts_per_token=self.experts_per_token)
+        positive(expert_ffn_size=self.expert_ffn_size, vocab_size=self.vocab_size)
+        if not 0 <= self.num_dense_layers <= self.num_layers:
+            raise GraphError(f"num_dense_layers={self.num_dense_layers} is not between 0 and {self.num_layers}")
+        if self.mtp_modules not in (0, 1):
+            raise GraphError(f"mtp_modules={self.mtp_modules}: 0 or 1; deeper chains of predictions are not described")
+
+
+def latent_attention(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig, path: str = "self_attn") -> str:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1), uncompressed."""
+    heads = Dim(name="heads", size=c.num_heads)
+    nope, rope = Dim(name="qk_nope_dim", size=c.nope_dim), Dim(name="rope_dim", size=c.rope_dim)
+    qk, value = Dim(name="qk_head_dim", size=c.nope_dim + c.rope_dim), Dim(name="v_head_dim", size=c.v_head_dim)
+    kv_rank = Dim(name="kv_rank", size=c.kv_rank)
+    tokens = (BATCH, SEQ)
+    if c.q_rank:
+        q_rank = Dim(name="q_rank", size=c.q_rank)
+        latent = b.linear(f"{path}.q_a_proj", x, out=(q_rank,), contract=(hidden,), bias=False)
+        latent = b.norm(f"{path}.q_a_layernorm", latent, q_rank, fn="rms", bias=False)
+        q = b.linear(f"{path}.q_b_proj", latent, out=(heads, qk), contract=(q_rank,), bias=False)
+    else:
+        q = b.linear(f"{path}.q_proj", x, out=(heads, qk), contract=(hidden,), bias=False)
+    q_parts = {f"{path}.q_nope": (*tokens, heads, nope), f"{path}.q_pe": (*tokens, heads, rope)}
+    q_nope, q_pe = b.split(f"{path}.q_split", q, q_parts)
+    both = Dim(name="kv_rank_and_rope", size=c.kv_rank + c.rope_dim)
+    compressed = b.linear(f"{path}.kv_a_proj_with_mqa", x, out=(both,), contract=(hidden,), bias=False)
+    kv_parts = {f"{path}.kv_latent": (*tokens, kv_rank), f"{path}.k_pe": (*tokens, rope)}
+    kv_latent, k_pe = b.split(f"{path}.kv_a_split", compressed, kv_parts)
+    normed = b.norm(f"{path}.kv_a_layernorm", kv_latent, kv_rank, fn="rms", bias=False)
+    wide = Dim(name="nope_and_v", size=c.nope_dim + c.v_head_dim)
+    kv = b.linear(f"{path}.kv_b_proj", normed, out=(heads, wide), contract=(kv_rank,), bias=False)
+    parts = {f"{path}.k_nope": (*tokens, heads, nope), f"{path}.v": (*tokens, heads, value)}
+    k_nope, v = b.split(f"{path}.kv_b_split", kv, parts)
+    q_pe = b.op("rotary", f"{path}.q_rotary", (q_pe,))
+    k_pe = b.op("rotary", f"{path}.k_rotary", (k_pe,))
+    q = b.op("concat", f"{path}.q", (q_nope, q_pe), (*tokens, heads, qk))
+    k = b.op("concat", f"{path}.k", (k_nope, k_pe), (*tokens, heads, qk))
+    core = b.attention(f"{path}.core", q, k, v, causal=True)
+    return b.linear(f"{path}.o_proj", core, out=(hidden,), contract=(heads, value), bias=False)
+
+
+def mixture(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig) -> str:
+    """Routed experts plus the shared ones."""
+    e = Experts(
+        experts=Dim(name="experts", size=c.num_experts),
+        topk=Dim(name="topk", size=c.experts_per_token),
+        ffn=Dim(name="expert_ffn", size=c.expert_ffn_size),
+        router="sigmoid",
+        router_bias=True,
+    )
+    routed = moe_ffn(b, x, hidden, e, "mlp")
+    if not c.num_shared_experts:
+        return routed
+    shared = Dim(name="shared_ffn", size=c.num_shared_experts * c.expert_ffn_size)
+    return b.add("mlp.sum", routed, gated_ffn(b, x, hidden, shared, fn="silu", path="mlp.shared_experts"))
+
+
+def decoder_layer(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig, *, dense: bool) -> str:
+    """One layer on `x`; returns `y`."""
+    normed = b.norm("input_layernorm", x, hidden, fn="rms", bias=False)
+    middle = b.add("attention_residual", x, latent_attention(b, normed, hidden, c))
+    normed = b.norm("post_attention_layernorm", middle, hidden, fn="rms", bias=False)
+    if dense:
+        out = gated_ffn(b, normed, hidden, Dim(name="ffn", size=c.ffn_size), fn="silu")
+    else:
+        out = mixture(b, normed, hidden, c)
+    return b.add("mlp_residual", middle, out, name="y")
+
+
+def layer_block(c: DeepseekConfig, name: str, *, dense: bool) -> Block:
+    """One decoder layer from `x` to `y`."""
+    hidden = Dim(name="hidden", size=c.hidden_size)
+    b = BlockBuilder(name)
+    return b.build(decoder_layer(b, b.input("x", BATCH, SEQ, hidden), hidden, c, dense=dense))
+
+
+def mtp_block(c: DeepseekConfig) -> Block:
+    """A multi-token prediction module (DeepSeek-V3, section 2.2): x joined with the next token, one layer."""
+    hidden = Dim(name="hidden", size=c.hidden_size)
+    vocab, joined = Dim(name="vocab", size=c.vocab_size), Dim(name="joined_hidden", size=2 * c.hidden_size)
+    b = BlockBuilder("mtp")
+    x = b.input("x", BATCH, SEQ, hidden)
+    ids = b.input("next_ids", BATCH, SEQ, dtype="int64")
+    labels = b.input("labels", BATCH, SEQ, dtype="int64")
+    rows = b.norm("enorm", b.embedding("embed_tokens", ids, vocab, hidden), hidden, fn="rms", bias=False)
+    old = b.norm("hnorm", x, hidden, fn="rms", bias=False)
+    pair = b.op("concat", "pair", (rows, old), (BATCH, SEQ, joined))
+    start = b.linear("eh_proj", pair, out=(hidden,), contract=(joined,), bias=False)
+    y = decoder_layer(b, start, hidden, c, dense=False)
+    normed = b.norm("shared_head.norm", y, hidden, fn="rms", bias=False)
+    logits = b.linear("shared_head.head", normed, out=(vocab,), contract=(hidden,), bias=False)
+    return b.build(b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32"))
+
+
+def deepseek_v3(c: DeepseekConfig) -> Graph:
+    """The model as a Graph; inputs `input_ids`, `labels` (and the next ones with MTP), outputs the losses."""
+    hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
+    blocks, calls, x = [embed_block(vocab, hidden)], [embed_call()], "embed.x"
+    for name, dense, first, repeat in (
+        ("dense_layers", True, 0, c.num_dense_layers),
+        ("moe_layers", False, c.num_dense_layers, c.num_layers - c.num_dense_layers),
+    ):
+        if repeat:
+            blocks.append(layer_block(c, name, dense=dense))
+            calls.append(
+                Call(
+                    block=name,
+                    name=name,
+                    inputs=(("x", x),),
+                    repeat=repeat,
+                    chain=(("y", "x"),),
+                    first=first,
+                    family="layers",
+                    prefix="model.layers",
+                )
+            )
+            x = f"{name}.y"
+    blocks.append(head_block(vocab, hidden))
+    calls.append(head_call(x))
+    inputs, outputs = [INPUT_IDS, LABELS], ["head.loss"]
+    if c.mtp_modules:
+        later = [INPUT_IDS.renamed("mtp_ids"), LABELS.renamed("mtp_labels")]
+        blocks.append(mtp_block(c))
+        shared = (("embed_tokens.weight", "model.embed_tokens.weight"), ("shared_head.head.weight", "lm_head.weight"))
+        given = (("x", x), ("next_ids", "mtp_ids"), ("labels", "mtp_labels"))
+        calls.append(Call(block="mtp", name="mtp", inputs=given, prefix=f"model.layers.{c.num_layers}", params=shared))
+        inputs, outputs = [*inputs, *later], [*outputs, "mtp.loss"]
+    return Graph(name=c.name, inputs=tuple(inputs), blocks=tuple(blocks), calls=tuple(calls), outputs=tuple(outputs))
+
+
+def deepseek_v3_671b(*, mtp_modules: int = 0) -> DeepseekConfig:
+    """DeepSeek-V3 671B. Source: DeepSeek-AI 2024, section 4.2, and its config.json (deepseek-ai/DeepSeek-V3)."""
+    return DeepseekConfig(
+        name="deepseek-v3",
+        num_layers=61,
+        num_dense_layers=3,
+        hidden_size=7168,
+        num_heads=128,
+        q_rank=1536,
+        kv_rank=512,
+        nope_dim=128,
+        rope_dim=64,
+        v_head_dim=128,
+        ffn_size=18432,
+        num_experts=256,
+        experts_per_token=8,
+        num_shared_experts=1,
+        expert_ffn_size=2048,
+        vocab_size=129280,
+        mtp_modules=mtp_modules,
+    )

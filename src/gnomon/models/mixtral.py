@@ -1,0 +1,188 @@
+"""Mixtures of experts with a softmax router: Mixtral and Qwen3-MoE.
+
+`mixtral(config)` returns a Graph of embed, layers and head; every layer routes. No token is dropped and none is padded:
+an expert's load comes from the workload's router, not from here. Leaves out: the auxiliary loss (a few reductions over
+the router's probabilities) and capacity factors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.errors import GraphError
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
+from gnomon.models.parts import (
+    BATCH,
+    INPUT_IDS,
+    LABELS,
+    SEQ,
+    Attention,
+    Experts,
+    attention_dims,
+    embed_block,
+    embed_call,
+    head_block,
+    head_call,
+    moe_ffn,
+    positive,
+    self_attention,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtralConfig:
+    """A decoder whose every feed-forward is a mixture of experts."""
+
+    name: str
+    """Of the model."""
+    num_layers: int
+    """Decoder layers."""
+    hidden_size: int
+    """Width of the residual stream."""
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads."""
+    head_dim: int
+    """Width of a head."""
+    num_experts: int
+    """Experts of a layer."""
+    experts_per_token: int
+    """Experts that a token visits."""
+    expert_ffn_size: int
+    """Width of one expert."""
+    vocab_size: int
+    """Rows of the embedding."""
+    qk_norm: bool = False
+    """RMSNorm on each head of q and k (Qwen3)."""
+    qkv_bias: bool = False
+    """Biases on q, k, v."""
+    out_bias: bool = False
+    """Bias on o_proj."""
+    window: int = 0
+    """Sliding window in tokens; 0 is none."""
+    tied: bool = False
+    """Whether lm_head is the embedding table."""
+    moe_path: str = "block_sparse_moe"
+    """Module path of the mixture: `block_sparse_moe` (Mixtral) or `mlp` (Qwen3)."""
+    expert_paths: tuple[str, str, str] = ("w1", "w3", "w2")
+    """Names of an expert's gate, up and down linears."""
+
+    def __post_init__(self) -> None:
+        positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
+        positive(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, expert_ffn_size=self.expert_ffn_size)
+        positive(num_experts=self.num_experts, experts_per_token=self.experts_per_token, vocab_size=self.vocab_size)
+        if self.experts_per_token > self.num_experts:
+            raise GraphError(f"experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}")
+
+
+def layer_block(c: MixtralConfig) -> Block:
+    """One layer from `x` to `y`."""
+    hidden = Dim(name="hidden", size=c.hidden_size)
+    heads, kv_heads, head_dim = attention_dims(c.num_heads, c.num_kv_heads, c.head_dim)
+    a = Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        causal=True,
+        qkv_bias=c.qkv_bias,
+        out_bias=c.out_bias,
+        qk_norm=c.qk_norm,
+        window=c.window,
+    )
+    e = Experts(
+        experts=Dim(name="experts", size=c.num_experts),
+        topk=Dim(name="topk", size=c.experts_per_token),
+        ffn=Dim(name="expert_ffn", size=c.expert_ffn_size),
+        router="softmax",
+        paths=c.expert_paths,
+    )
+    b = BlockBuilder("layers")
+    x = b.input("x", BATCH, SEQ, hidden)
+    normed = b.norm("input_layernorm", x, hidden, fn="rms", bias=False)
+    middle = b.add("attention_residual", x, self_attention(b, normed, hidden, a))
+    normed = b.norm("post_attention_layernorm", middle, hidden, fn="rms", bias=False)
+    return b.build(b.add("mlp_residual", middle, moe_ffn(b, normed, hidden, e, c.moe_path), name="y"))
+
+
+def mixtral(c: MixtralConfig) -> Graph:
+    """The model as a Graph; inputs `input_ids` and `labels`, output `head.loss`."""
+    hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
+    layers = Call(
+        block="layers",
+        name="layers",
+        inputs=(("x", "embed.x"),),
+        repeat=c.num_layers,
+        chain=(("y", "x"),),
+        first=0,
+        prefix="model.layers",
+    )
+    table = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
+    return Graph(
+        name=c.name,
+        inputs=(INPUT_IDS, LABELS),
+        blocks=(embed_block(vocab, hidden), layer_block(c), head_block(vocab, hidden)),
+        calls=(embed_call(), layers, head_call("layers.y", lm_head=table)),
+        outputs=("head.loss",),
+    )
+
+
+def mixtral_8x7b() -> MixtralConfig:
+    """Mixtral 8x7B. Source: Jiang et al. 2024, table 1."""
+    return MixtralConfig(
+        name="mixtral-8x7b",
+        num_layers=32,
+        hidden_size=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        num_experts=8,
+        experts_per_token=2,
+        expert_ffn_size=14336,
+        vocab_size=32000,
+    )
+
+
+def mixtral_8x22b() -> MixtralConfig:
+    """Mixtral 8x22B v0.1. Source: its config.json (mistralai/Mixtral-8x22B-v0.1)."""
+    return MixtralConfig(
+        name="mixtral-8x22b",
+        num_layers=56,
+        hidden_size=6144,
+        num_heads=48,
+        num_kv_heads=8,
+        head_dim=128,
+        num_experts=8,
+        experts_per_token=2,
+        expert_ffn_size=16384,
+        vocab_size=32000,
+    )
+
+
+def _qwen3_moe(name: str, layers: int, hidden: int, heads: int, expert_ffn: int) -> MixtralConfig:
+    """Qwen3 MoE: 128 experts of which 8, 4 key heads of 128."""
+    return MixtralConfig(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=4,
+        head_dim=128,
+        num_experts=128,
+        experts_per_token=8,
+        expert_ffn_size=expert_ffn,
+        vocab_size=151936,
+        qk_norm=True,
+        moe_path="mlp",
+        expert_paths=("gate_proj", "up_proj", "down_proj"),
+    )
+
+
+def qwen3_30b_a3b() -> MixtralConfig:
+    """Qwen3 30B-A3B. Source: its config.json (Qwen/Qwen3-30B-A3B)."""
+    return _qwen3_moe("qwen3-30b-a3b", 48, 2048, 32, 768)
+
+
+def qwen3_235b_a22b() -> MixtralConfig:
+    """Qwen3 235B-A22B. Source: its config.json (Qwen/Qwen3-235B-A22B)."""
+    return _qwen3_moe("qwen3-235b-a22b", 94, 4096, 64, 1536)

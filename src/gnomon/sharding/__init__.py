@@ -1,0 +1,30 @@
+"""Sharding: how tensors lie on the mesh axes, and which collectives follow.
+
+`Sharding` of a tensor and `redistribute` between two; `strategies` of an op; `shard_block` for a whole block, with
+local sizes and its collectives in order; `parameters` for gradients and ZeRO; `context` for causal masks; `reshard`
+between stages. No times.
+"""
+
+from gnomon.sharding.block import ShardedBlock as ShardedBlock
+from gnomon.sharding.block import ShardedOp as ShardedOp
+from gnomon.sharding.block import shard_block as shard_block
+from gnomon.sharding.context import causal_shares as causal_shares
+from gnomon.sharding.context import ring_step_pairs as ring_step_pairs
+from gnomon.sharding.homes import home as home
+from gnomon.sharding.layout import Collective as Collective
+from gnomon.sharding.layout import Scene as Scene
+from gnomon.sharding.layout import Sharding as Sharding
+from gnomon.sharding.layout import local_bytes as local_bytes
+from gnomon.sharding.layout import local_size as local_size
+from gnomon.sharding.layout import redistribute as redistribute
+from gnomon.sharding.parameters import ParameterCollective as ParameterCollective
+from gnomon.sharding.parameters import ParameterMemory as ParameterMemory
+from gnomon.sharding.parameters import parameter_collectives as parameter_collectives
+from gnomon.sharding.parameters import parameter_memory as parameter_memory
+from gnomon.sharding.reshard import Message as Message
+from gnomon.sharding.reshard import deal as deal
+from gnomon.sharding.reshard import reshard as reshard
+from gnomon.sharding.reshard import stage_messages as stage_messages
+from gnomon.sharding.strategies import Setting as Setting
+from gnomon.sharding.strategies import Strategy as Strategy
+from gnomon.sharding.strategies import strategies as strategies

@@ -1,0 +1,257 @@
+"""A block on a mesh: the strategy of each op, local sizes, and every collective in order, forward and backward.
+
+`shard_block` walks the ops. Between ops a tensor is at home (`homes`); where an op needs it otherwise, the
+collectives that bring it there come before the op, once for all readers that need it alike, and their conjugates
+carry the gradient back (gather ↔ scatter, copy ↔ all-reduce: Megatron-LM's f and g). Leaves out gradients' reduction
+over data-parallel ranks (`parameters`) and all times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gnomon.errors import PlanError, nearest
+from gnomon.graph import Block, Dtypes, Number, Op, Sizes, Tensor
+from gnomon.plans import Layout, Mesh
+from gnomon.sharding.homes import home, routed_tensors
+from gnomon.sharding.layout import Collective, Scene, Sharding, ceil_div, local_size, redistribute
+from gnomon.sharding.strategies import Setting, Strategy, strategies
+
+INNER_AXES = ("cp", "tp", "ep", "etp")
+"""Mesh axes that a block's collectives run on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedOp:
+    """One op as a rank runs it."""
+
+    op: Op
+    """The op of the graph."""
+    strategy: Strategy
+    """How it runs."""
+    sizes: Mapping[str, Number]
+    """Local size of every dim that its tensors have, to be given to the graph's rules for FLOPs and bytes. In
+    attention over cp the queries are this rank's and `kv_…` the whole sequence; what a causal mask leaves of that is
+    `causal_shares`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedBlock:
+    """A block as one rank of a mesh runs it."""
+
+    block: Block
+    """The block of the graph."""
+    ops: tuple[ShardedOp, ...]
+    """One for each op, in order."""
+    homes: Mapping[str, Sharding]
+    """How each tensor lies between ops."""
+    local_elements: Mapping[str, Number]
+    """Elements of each tensor on one rank, as it lies at home."""
+    local_bytes: Mapping[str, Number]
+    """Bytes of each tensor on one rank, as it lies at home, in the dtypes that kernels read."""
+    forward: tuple[Collective, ...]
+    """In order of issue."""
+    backward: tuple[Collective, ...]
+    """In order of issue."""
+    partial_grads: Mapping[str, tuple[str, ...]]
+    """For parameters: axes among cp and tp on which ranks hold the same part of it but each only a term of its
+    gradient. cp belongs to the reduction over data-parallel ranks; tp is one all-reduce a step (norms under sequence
+    parallelism)."""
+    copies: Mapping[str, int]
+    """For parameters that more ranks divide than there are elements: neighbouring tp ranks that hold the same part
+    (key-value heads under larger tp). Their gradients are added up over them."""
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Forward, then backward."""
+        return self.forward + self.backward
+
+    def op(self, path: str) -> ShardedOp:
+        """The op at `path`, or the one that an op of the lowered block (`core:scores`) belongs to. PlanError if there
+        is none."""
+        origin = path.partition(":")[0]
+        for sharded in self.ops:
+            if sharded.op.path == origin:
+                return sharded
+        known = [sharded.op.path for sharded in self.ops]
+        raise PlanError(f"block {self.block.name!r} has no op {origin!r}{nearest(origin, known)}")
+
+    def sizes(self, path: str) -> Mapping[str, Number]:
+        """Local sizes of the dims of the op at `path`."""
+        return self.op(path).sizes
+
+
+def shard_block(
+    block: Block, layout: Layout, mesh: Mesh, sizes: Sizes, dtypes: Dtypes, *, no_grad: Collection[str] = ()
+) -> ShardedBlock:
+    """`block` on one rank of `mesh` under `layout`.
+
+    sizes: of the dims that the graph leaves open, undivided (`seq` is the whole sequence), `batch` being one
+    data-parallel rank's. They may be arrays, for many shapes at once. no_grad: block inputs whose gradient nobody
+    wants (pixels). PlanError if an op has no known strategy under the layout.
+    """
+    scene = Scene(axis_sizes={axis: getattr(mesh, axis) for axis in INNER_AXES}, sizes=sizes, dtypes=dtypes)
+    walk = _Walk(block, layout, scene, no_grad)
+    for op in block.ops:
+        walk.forward_op(op)
+    for sharded in reversed(walk.ops):
+        walk.backward_op(sharded)
+    elements = walk.local_elements()
+    return ShardedBlock(
+        block=block,
+        ops=tuple(walk.ops),
+        homes=walk.homes,
+        local_elements=elements,
+        local_bytes={name: _bytes(block.tensor(name), count, dtypes) for name, count in elements.items()},
+        forward=tuple(walk.forward),
+        backward=tuple(walk.backward),
+        partial_grads=walk.partial_grads(),
+        copies=walk.copies(),
+    )
+
+
+_Need = tuple[str, Sharding, tuple[str, ...]]
+"""(tensor, sharding that some ops need, axes on which they make partial gradients): readers of one need share its
+collectives."""
+
+
+class _Walk:
+    """The growing result of `shard_block`."""
+
+    def __init__(self, block: Block, layout: Layout, scene: Scene, no_grad: Collection[str]) -> None:
+        self.block = block
+        self.layout = layout
+        self.scene = scene
+        self.setting = Setting(block=block, layout=layout, scene=scene)
+        self.homes = {tensor.name: home(tensor, block, layout, scene) for tensor in block.tensors}
+        self.routed = routed_tensors(block)
+        self.ops: list[ShardedOp] = []
+        self.forward: list[Collective] = []
+        self.backward: list[Collective] = []
+        # A graph input of integers can be read in any layout: the loader gives each rank the part it needs.
+        self.free = {name for name in block.inputs if not block.tensor(name).is_float}
+        self.no_grad = {*no_grad, *(tensor.name for tensor in block.tensors if not tensor.is_float)}
+        self.readers: dict[_Need, list[str]] = {}
+
+    def needs(self, op: Op, strategy: Strategy) -> list[_Need]:
+        """The activations that `op` reads, as it needs them; parameters are always at home."""
+        triples = zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True)
+        wanted = [
+            need for need in triples if self.block.tensor(need[0]).kind == "activation" and need[0] not in self.free
+        ]
+        return list(dict.fromkeys(wanted))
+
+    def forward_op(self, op: Op) -> None:
+        strategy = strategies(op, self.setting)[0]
+        for need in self.needs(op, strategy):
+            name, sharding, _ = need
+            moved = any(known[:2] == need[:2] for known in self.readers)
+            self.readers.setdefault(need, []).append(op.path)
+            if not moved:
+                self.forward += self.move(name, self.homes[name], sharding, op.path)
+        self.forward += [collective for collective in strategy.inside if collective.phase == "forward"]
+        for name, made in zip(op.outputs, strategy.outputs, strict=True):
+            if self.block.tensor(name).dims or not made.partial:  # a scalar loss is added up with the reported metrics
+                self.forward += self.move(name, made, self.homes[name], op.path)
+        self.ops.append(ShardedOp(op=op, strategy=strategy, sizes=self.local_sizes(op, strategy)))
+
+    def backward_op(self, sharded: ShardedOp) -> None:
+        op, strategy = sharded.op, sharded.strategy
+        for name, made in zip(op.outputs, strategy.outputs, strict=True):
+            if name not in self.no_grad and self.block.tensor(name).dims:
+                whole = Sharding(shards=made.shards)
+                self.backward += self.move(name, self.homes[name], whole, op.path, backward=True)
+        needs = [need for need in self.needs(op, strategy) if need[0] not in self.no_grad]
+        for need in needs:
+            self.gather_again(need, op)
+        self.backward += [collective for collective in strategy.inside if collective.phase == "backward"]
+        for need in needs:
+            name, sharding, partial = need
+            if self.readers[need][0] == op.path:  # the last to run in backward: all terms are there
+                made = sharding.with_partial(*partial)
+                self.backward += self.move(name, made, self.homes[name], op.path, backward=True)
+
+    def gather_again(self, need: _Need, op: Op) -> None:
+        """A gathered input is not kept: the weight gradient gathers it once more, for all readers of the need."""
+        name, sharding, _ = need
+        multiplies = [path for path in self.readers[need] if self.block.op(path).kind in ("linear", "conv2d")]
+        if self.layout.keep_gathered or not multiplies or multiplies[-1] != op.path:
+            return
+        moves = redistribute(
+            self.block.tensor(name),
+            self.homes[name],
+            sharding,
+            self.scene,
+            path=op.path,
+            phase="backward",
+            weight_grad=True,
+        )
+        self.backward += [move for move in moves if move.kind == "all_gather"]
+
+    def move(
+        self, name: str, source: Sharding, target: Sharding, path: str, *, backward: bool = False
+    ) -> tuple[Collective, ...]:
+        tensor = self.block.tensor(name)
+        return redistribute(tensor, source, target, self.scene, path=path, phase="backward" if backward else "forward")
+
+    def local_sizes(self, op: Op, strategy: Strategy) -> dict[str, Number]:
+        """Local size of each dim inside `op`. Rows of experts count once for each slice of an expert."""
+        found: dict[str, Number] = {}
+        sides = (*zip(op.inputs, strategy.inputs, strict=True), *zip(op.outputs, strategy.outputs, strict=True))
+        for name, sharding in sides:
+            for dim in self.block.tensor(name).atoms:
+                size = local_size(dim, sharding, self.scene.axis_sizes, self.scene.sizes)
+                found[dim.name] = size if dim.name not in found else _smaller(found[dim.name], size)
+        if self.scene.ranks("etp") > 1 and any(name in self.routed for name in (*op.inputs[:1], *op.outputs)):
+            for count in self.row_dims(op):
+                found[count] = found[count] * self.scene.ranks("etp")
+        return {**found, **strategy.sizes}
+
+    def row_dims(self, op: Op) -> tuple[str, ...]:
+        """The dim that counts rows for each token, if `op` works on rows."""
+        for name in (*op.outputs, *op.inputs[:1]):
+            tensor = self.block.tensor(name)
+            if name in self.routed and tensor.kind == "activation":
+                return tuple(dim.name for dim in tensor.atoms if dim.name.rpartition(".")[2] == "topk")
+        return ()
+
+    def local_elements(self) -> dict[str, Number]:
+        local: dict[str, Number] = {}
+        for tensor in self.block.tensors:
+            is_row = tensor.name in self.routed and tensor.kind == "activation"
+            count: Number = self.scene.ranks("etp") if is_row else 1
+            for dim in tensor.atoms:
+                count = count * local_size(dim, self.homes[tensor.name], self.scene.axis_sizes, self.scene.sizes)
+            local[tensor.name] = count
+        return local
+
+    def partial_grads(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, set[str]] = {}
+        for sharded in self.ops:
+            for name, axes in zip(sharded.op.inputs, sharded.strategy.grad_partial, strict=True):
+                if self.block.tensor(name).kind == "parameter" and axes:
+                    found.setdefault(name, set()).update(axes)
+        return {name: tuple(sorted(axes)) for name, axes in found.items()}
+
+    def copies(self) -> dict[str, int]:
+        found = {}
+        for tensor in self.block.parameters:
+            if (count := self.copies_of(tensor)) > 1:
+                found[tensor.name] = count
+        return found
+
+    def copies_of(self, tensor: Tensor) -> int:
+        ways = self.scene.ranks("tp")
+        dim = next((d for d in tensor.atoms if d.name == self.homes[tensor.name].dim_of("tp")), None)
+        return ways // dim.size if dim is not None and dim.size is not None and dim.size < ways else 1
+
+
+def _bytes(tensor: Tensor, elements: Number, dtypes: Dtypes) -> Number:
+    return ceil_div(elements * dtypes.bits(tensor.dtype), 8)
+
+
+def _smaller(a: Number, b: Number) -> Number:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return a if (a <= b).all() else b  # type: ignore[union-attr]

@@ -1,0 +1,71 @@
+"""Context parallelism under a causal mask: which tokens a rank holds, and what share of the attention work it does.
+
+A query at position t sees t+1 keys, so ranks that hold late parts of a sequence work more. Returns exact fractions.
+Leaves out windows and packed sequences (their masks are the unit's), and the ring's own waiting, which the simulator
+finds.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from gnomon.errors import PlanError
+
+
+def chunks_of(rank: int, cp: int, order: str) -> tuple[int, ...]:
+    """Chunks of the sequence that `rank` holds: of cp chunks the rank-th (`contiguous`); of 2·cp chunks the rank-th
+    from the start and the rank-th from the end (`zigzag`)."""
+    if order == "contiguous":
+        return (rank,)
+    if order == "zigzag":
+        return rank, 2 * cp - 1 - rank
+    raise PlanError(f"unknown context_order {order!r}; use 'contiguous' or 'zigzag'")
+
+
+def causal_shares(seq_len: int, cp: int, order: str) -> tuple[Fraction, ...]:
+    """Share of the (query, key) pairs under a causal mask that each of `cp` ranks computes; they add up to 1.
+
+    seq_len: tokens; chunks must be equal. Counts pairs exactly, the diagonal included: seq_len·(seq_len+1)/2 in all.
+    zigzag gives every rank exactly 1/cp; contiguous gives the last rank nearly 2/cp.
+    """
+    num_chunks = cp if order == "contiguous" else 2 * cp
+    if seq_len % num_chunks:
+        raise PlanError(
+            f"seq_len = {seq_len} does not divide into {num_chunks} chunks for cp = {cp}; use a multiple "
+            f"of {num_chunks}"
+        )
+    length = seq_len // num_chunks
+    total = seq_len * (seq_len + 1) // 2
+
+    def pairs(chunk: int) -> int:
+        return length * chunk * length + length * (length + 1) // 2
+
+    return tuple(Fraction(sum(pairs(chunk) for chunk in chunks_of(rank, cp, order)), total) for rank in range(cp))
+
+
+def ring_step_pairs(seq_len: int, cp: int, order: str) -> tuple[tuple[int, ...], ...]:
+    """Pairs that each rank computes in each step of the ring: rows are steps (step s: keys of rank r-s), columns ranks.
+
+    A step lasts as long as its busiest rank: under `contiguous` some rank works a full square in every step, under
+    `zigzag` all ranks work alike.
+    """
+    num_chunks = cp if order == "contiguous" else 2 * cp
+    if seq_len % num_chunks:
+        raise PlanError(
+            f"seq_len = {seq_len} does not divide into {num_chunks} chunks for cp = {cp}; use a multiple "
+            f"of {num_chunks}"
+        )
+    length = seq_len // num_chunks
+
+    def pairs(query: int, key: int) -> int:
+        if key > query:
+            return 0
+        return length * length if key < query else length * (length + 1) // 2
+
+    return tuple(
+        tuple(
+            sum(pairs(q, k) for q in chunks_of(rank, cp, order) for k in chunks_of((rank - step) % cp, cp, order))
+            for rank in range(cp)
+        )
+        for step in range(cp)
+    )

@@ -1,0 +1,72 @@
+"""Where a tensor lies between ops: its home sharding, by the names of its dims and the plan's layout.
+
+A tensor is at home the same way in every block, so blocks fit together without looking at each other. Returns
+shardings without partial sums. Leaves out what an op needs in the meantime (`strategies`).
+"""
+
+from __future__ import annotations
+
+from gnomon.graph import Block, Tensor
+from gnomon.plans import Layout
+from gnomon.sharding.layout import Scene, Sharding
+
+SEQUENCE_DIMS = ("seq", "image_h", "kv_seq")
+"""Dims that cp divides, and tp between its regions under sequence parallelism (base names). Images are divided by
+height."""
+
+HEAD_DIMS = ("heads", "kv_heads")
+"""Dims of attention heads (base names); tp divides both alike."""
+
+TENSOR_DIMS = (*HEAD_DIMS, "ffn", "shared_ffn")
+"""Dims that tp divides wherever they are (base names)."""
+
+
+def base(name: str) -> str:
+    """A dim's name without its scope: `vision.heads` is `heads`."""
+    return name.rpartition(".")[2]
+
+
+def is_sequence(name: str) -> bool:
+    """Whether a dim runs over positions of the input."""
+    return base(name) in SEQUENCE_DIMS
+
+
+def home(tensor: Tensor, block: Block, layout: Layout, scene: Scene) -> Sharding:
+    """How `tensor` lies between ops of `block`: tensor-parallel dims over tp, positions over cp, experts over ep and
+    etp.
+
+    An activation with positions and nothing else over tp is divided along them over tp too if the layout is sequence
+    parallel. Rules of the layout come first. Axes of one rank divide nothing.
+    """
+    is_parameter = tensor.kind == "parameter"
+    ruled = {rule.dim: rule.axes for rule in layout.rules}
+    routed = routed_tensors(block)
+    shards: dict[str, str] = {}
+    names = [dim.name for dim in tensor.atoms]
+    for name in names:
+        usual = _usual_axes(base(name), layout, is_parameter=is_parameter, routed=tensor.name in routed)
+        for axis in ruled.get(name, usual):
+            if scene.ranks(axis) > 1:
+                shards.setdefault(axis, name)
+    if layout.sequence_parallel and not is_parameter and scene.ranks("tp") > 1:
+        along = next((name for name in names if is_sequence(name) and name not in ruled), None)
+        if along is not None:
+            shards.setdefault("tp", along)
+    return Sharding(shards=tuple(shards.items()))
+
+
+def _usual_axes(name: str, layout: Layout, *, is_parameter: bool, routed: bool) -> tuple[str, ...]:
+    if routed and name in ("experts", "expert_ffn", "ffn"):
+        return {"experts": ("ep",)}.get(name, ("etp",))
+    if name in TENSOR_DIMS or (name == "vocab" and layout.vocab_parallel):
+        return ("tp",)
+    return ("cp",) if name in SEQUENCE_DIMS and not is_parameter else ()
+
+
+def routed_tensors(block: Block) -> frozenset[str]:
+    """Tensors inside routed experts: their weights, and the rows from dispatch to combine."""
+    names = {op.inputs[1] for op in block.ops if op.kind == "grouped_linear"}
+    for op in block.ops:
+        if op.kind == "dispatch" or (op.kind != "combine" and any(name in names for name in op.inputs)):
+            names.update(op.outputs)
+    return frozenset(names)

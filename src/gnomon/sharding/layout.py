@@ -1,0 +1,207 @@
+"""How one tensor lies on the mesh axes, and the collectives that change it.
+
+A `Sharding` says for each axis whether it divides a dim, leaves the tensor whole, or holds partial sums, as DTensor's
+Shard / Replicate / Partial do, with dims by name. `redistribute` returns the `Collective`s from one to another, with
+bytes. Leaves out which sharding an op wants (`strategies`) and how long a collective takes (`prices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gnomon.errors import PlanError
+from gnomon.graph import Dim, Dtypes, Number, Sizes, Tensor, size_of
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
+Phase = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Where the parts of one tensor are. An axis that is not named leaves it whole: every rank of the axis has all of
+    it."""
+
+    shards: tuple[tuple[str, str], ...] = ()
+    """(axis, dim) for each axis that divides a dim; of two axes on one dim the first is the outer one."""
+    partial: tuple[str, ...] = ()
+    """Axes whose ranks hold terms of a sum. Sorted."""
+
+    def __post_init__(self) -> None:
+        axes = [axis for axis, _ in self.shards] + list(self.partial)
+        if len(set(axes)) != len(axes):
+            raise PlanError(f"sharding uses an axis twice: {self}; an axis divides one dim, or holds partial sums")
+        object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+
+    def dim_of(self, axis: str) -> str | None:
+        """The dim that `axis` divides, if any."""
+        return next((dim for known, dim in self.shards if known == axis), None)
+
+    def axes_of(self, dim: str) -> tuple[str, ...]:
+        """Axes that divide `dim`, outermost first."""
+        return tuple(axis for axis, known in self.shards if known == dim)
+
+    def without(self, axis: str) -> Sharding:
+        """The same, with the tensor whole on `axis`."""
+        shards = tuple(pair for pair in self.shards if pair[0] != axis)
+        return Sharding(shards=shards, partial=tuple(known for known in self.partial if known != axis))
+
+    def with_shard(self, axis: str, dim: str) -> Sharding:
+        """The same, with `axis` dividing `dim`, inside what divides it already."""
+        rest = self.without(axis)
+        return Sharding(shards=(*rest.shards, (axis, dim)), partial=rest.partial)
+
+    def with_partial(self, *axes: str) -> Sharding:
+        """The same, holding partial sums on `axes`."""
+        rest = self
+        for axis in axes:
+            rest = rest.without(axis)
+        return Sharding(shards=rest.shards, partial=(*rest.partial, *axes))
+
+    def __str__(self) -> str:
+        parts = [f"{dim}/{axis}" for axis, dim in self.shards] + [f"partial({axis})" for axis in self.partial]
+        return ", ".join(parts) or "replicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One communication of a block, as every rank of a group of `axis` takes part in it."""
+
+    kind: CollectiveKind
+    """What it does. `send_recv` is `steps` rounds in which every rank sends to a neighbour."""
+    axis: str
+    """Mesh axis whose groups communicate."""
+    ranks: int
+    """Ranks in a group."""
+    bytes: Number
+    """Bytes of the whole buffer on one rank: what is reduced, the gathered result, what is scattered, what is
+    exchanged (with the part that stays), or what one round of `send_recv` sends."""
+    phase: Phase
+    """Forward or backward."""
+    path: str
+    """The op it belongs to."""
+    tensor: str
+    """The tensor that travels, or whose gradient does."""
+    inside: bool = False
+    """Part of the op's own algorithm (ring attention, loss, dispatch), rather than before or after it."""
+    steps: int = 1
+    """Rounds, for `send_recv`."""
+    weight_grad: bool = False
+    """Needed only by the weight gradient: gathers an input again, so it can overlap with the input gradient."""
+
+    @property
+    def sent_bytes(self) -> Number:
+        """Bytes that one rank sends in a bandwidth-optimal algorithm: 2(n-1)/n of the buffer for an all-reduce,
+        (n-1)/n for the other group collectives (Thakur, Rabenseifner, Gropp 2005). Whole bytes, rounded up."""
+        if self.kind == "send_recv":
+            return self.bytes * self.steps
+        passes = 2 if self.kind == "all_reduce" else 1
+        total = self.bytes * (passes * (self.ranks - 1))
+        return ceil_div(total, self.ranks)
+
+
+def ceil_div(total: Number, ways: int) -> Number:
+    """total / ways, rounded up; exact for integers."""
+    if isinstance(total, int):
+        return -(-total // ways)
+    return np.asarray(np.ceil(total / ways), dtype=np.float64)
+
+
+def local_size(dim: Dim, sharding: Sharding, axis_sizes: Mapping[str, int], sizes: Sizes) -> Number:
+    """Elements along `dim` (not a product) on one rank: an uneven share is the largest one; at least 1.
+
+    1 where more ranks than elements divide it: then neighbours hold the same element (key-value heads under larger tp).
+    """
+    ways = 1
+    for axis in sharding.axes_of(dim.name):
+        ways *= axis_sizes.get(axis, 1)
+    return ceil_div(size_of(dim, sizes), ways)
+
+
+def local_bytes(
+    tensor: Tensor, sharding: Sharding, axis_sizes: Mapping[str, int], sizes: Sizes, dtypes: Dtypes
+) -> Number:
+    """Bytes of `tensor` on one rank."""
+    count: Number = 1
+    for dim in tensor.atoms:
+        count = count * local_size(dim, sharding, axis_sizes, sizes)
+    return ceil_div(count * dtypes.bits(tensor.dtype), 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What turns shardings into numbers: sizes of axes and dims, and dtypes."""
+
+    axis_sizes: Mapping[str, int]
+    """Ranks on each axis (`tp`, `cp`, `ep`, `etp` …)."""
+    sizes: Sizes
+    """Sizes of the dims that the graph leaves open, before any axis divides them: `seq` is the whole sequence.
+    `batch` is what one data-parallel rank has, since units are dealt to data-parallel ranks."""
+    dtypes: Dtypes
+    """What `compute` and `param` are."""
+
+    def bytes(self, tensor: Tensor, sharding: Sharding) -> Number:
+        """Bytes of `tensor` on one rank."""
+        return local_bytes(tensor, sharding, self.axis_sizes, self.sizes, self.dtypes)
+
+    def ranks(self, axis: str) -> int:
+        """Ranks on `axis`."""
+        return self.axis_sizes.get(axis, 1)
+
+
+def redistribute(
+    tensor: Tensor,
+    source: Sharding,
+    target: Sharding,
+    scene: Scene,
+    *,
+    path: str,
+    phase: Phase = "forward",
+    weight_grad: bool = False,
+) -> tuple[Collective, ...]:
+    """Collectives that turn `tensor` from `source` into `target`, in order.
+
+    Sums come first (all-reduce, or reduce-scatter when the axis then divides a dim), then exchanges of one dim for
+    another, then gathers, innermost axis first, so that as little as possible travels. Taking one's own part of a
+    whole tensor is free, as is calling a whole tensor a partial sum (all but one rank hold zeros). PlanError for a
+    sharded tensor turned into partial sums.
+    """
+    found: list[Collective] = []
+    now = source
+
+    def emit(kind: CollectiveKind, axis: str, size: Number) -> None:
+        if scene.ranks(axis) > 1:
+            found.append(
+                Collective(
+                    kind=kind,
+                    axis=axis,
+                    ranks=scene.ranks(axis),
+                    bytes=size,
+                    phase=phase,
+                    path=path,
+                    tensor=tensor.name,
+                    weight_grad=weight_grad,
+                )
+            )
+
+    for axis in source.partial:
+        if axis in target.partial:
+            continue
+        dim = target.dim_of(axis)
+        emit("all_reduce" if dim is None else "reduce_scatter", axis, scene.bytes(tensor, now))
+        now = now.without(axis) if dim is None else now.with_shard(axis, dim)
+    for axis, dim in source.shards:
+        wanted = target.dim_of(axis)
+        if axis in target.partial:
+            raise PlanError(f"{path}: {tensor.name} is divided over {axis} and cannot become partial sums of it")
+        if wanted is not None and wanted != dim:
+            emit("all_to_all", axis, scene.bytes(tensor, now))
+            now = now.with_shard(axis, wanted)
+    for axis, _ in reversed(source.shards):
+        if target.dim_of(axis) is None:
+            now = now.without(axis)
+            emit("all_gather", axis, scene.bytes(tensor, now))
+    return tuple(found)

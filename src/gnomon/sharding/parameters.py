@@ -1,0 +1,170 @@
+"""Parameters, gradients and optimizer states over data-parallel ranks: what a rank holds, and what is communicated in
+a step.
+
+DDP and ZeRO 0–3 with hybrid sharding, experts over their own data-parallel ranks (`edp`), the tensor-parallel sums
+that sequence parallelism and copied key-value heads leave. Returns bytes and collectives of one block. Leaves out
+when they run (`schedules`, by the plan's overlap) and buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.graph import DTYPE_BITS, Number, Tensor
+from gnomon.plans import Mesh, Optimizer, Precision
+from gnomon.sharding.block import ShardedBlock
+from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.layout import CollectiveKind, ceil_div
+
+STATE_TENSORS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "adafactor": 1, "lion": 1, "muon": 1}
+"""State tensors of a parameter's size by optimizer. Adafactor's factored second moment is rows + columns; its first
+moment is one."""
+
+When = Literal["before_forward", "before_backward", "after_backward", "before_step", "after_step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCollective:
+    """One communication of parameters or gradients, for all parameters of a block in one group of ranks."""
+
+    kind: CollectiveKind
+    """all_gather, reduce_scatter or all_reduce."""
+    axes: tuple[str, ...]
+    """Mesh axes whose ranks together are the group, outermost first: `("dp_shard", "cp")`, or `("edp",)` for
+    experts."""
+    ranks: int
+    """Ranks in the group."""
+    bytes: int
+    """Bytes of the whole buffer on one rank: gathered result, what is scattered, what is reduced."""
+    when: When
+    """`before_forward` and `before_backward`: each time the block runs, for every microbatch unless parameters stay
+    gathered. `after_backward`: gradients, once a step after the last microbatch (under ZeRO 2 and 3, where they are
+    divided, every time). `before_step`, `after_step`: around the update."""
+    experts: bool = False
+    """Whether these are the routed experts' parameters."""
+
+    @property
+    def sent_bytes(self) -> Number:
+        """Bytes that one rank sends: 2(n-1)/n of the buffer for an all-reduce, (n-1)/n otherwise."""
+        return ceil_div(self.bytes * (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1), self.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterMemory:
+    """Bytes of one block that stay on a rank between steps."""
+
+    parameters: int
+    """As they are stored (divided under ZeRO 3)."""
+    gradients: int
+    """The accumulation buffer (divided under ZeRO 2 and 3)."""
+    master: int
+    """The optimizer's own copy (divided from ZeRO 1 on)."""
+    states: int
+    """Moments (divided from ZeRO 1 on)."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.master + self.states
+
+
+def local_elements(sharded: ShardedBlock, *, experts: bool) -> int:
+    """Elements of the block's parameters on one rank before ZeRO divides them: routed experts', or all others'."""
+    routed = routed_tensors(sharded.block)
+    return sum(_elements(sharded, tensor) for tensor in sharded.block.parameters if (tensor.name in routed) == experts)
+
+
+def parameter_memory(sharded: ShardedBlock, mesh: Mesh, optimizer: Optimizer, precision: Precision) -> ParameterMemory:
+    """What one rank holds of the block between steps, before offload. Uneven parts are those of the largest rank."""
+    totals = [0, 0, 0, 0]
+    states = STATE_TENSORS[optimizer.kind] * _bytes_of(precision.states)
+    widths = (_bytes_of(precision.param), _bytes_of(precision.grad), _bytes_of(precision.master), states)
+    for experts in (False, True):
+        elements = local_elements(sharded, experts=experts)
+        ways = shard_ranks(mesh, experts=experts)
+        for index, (width, first_stage) in enumerate(zip(widths, (3, 2, 1, 1), strict=True)):
+            part = -(-elements // ways) if optimizer.zero >= first_stage else elements
+            totals[index] += part * width
+    parameters, gradients, master, moments = totals
+    return ParameterMemory(parameters=parameters, gradients=gradients, master=master, states=moments)
+
+
+def shard_ranks(mesh: Mesh, *, experts: bool) -> int:
+    """Ranks that ZeRO divides a parameter over: dp_shard × cp, or edp for routed experts."""
+    return mesh.edp if experts else mesh.dp_shard * mesh.cp
+
+
+def parameter_collectives(
+    sharded: ShardedBlock, mesh: Mesh, optimizer: Optimizer, precision: Precision
+) -> tuple[ParameterCollective, ...]:
+    """Collectives of one block's parameters and gradients, in order of a step with one microbatch.
+
+    ZeRO 0: one all-reduce of gradients (2Ψ sent by a rank of many). ZeRO 1 and 2: a reduce-scatter, and a gather of
+    parameters after the update (2Ψ). ZeRO 3: gathers before forward and before backward, and a reduce-scatter (3Ψ;
+    Rajbhandari et al. 2020). Hybrid: also an all-reduce of the divided gradients over dp_replicate. Gathers travel in
+    the parameters' compute dtype.
+    """
+    found: list[ParameterCollective] = []
+    for experts in (False, True):
+        if elements := local_elements(sharded, experts=experts):
+            found += _of_group(elements, mesh, optimizer, precision, experts=experts)
+    found += _tensor_parallel_sums(sharded, mesh, precision)
+    order: tuple[When, ...] = ("before_forward", "before_backward", "after_backward", "before_step", "after_step")
+    return tuple(sorted(found, key=lambda collective: order.index(collective.when)))
+
+
+def _of_group(
+    elements: int, mesh: Mesh, optimizer: Optimizer, precision: Precision, *, experts: bool
+) -> Iterator[ParameterCollective]:
+    axes = ("edp",) if experts else ("dp_shard", "cp")
+    shard, replicate = shard_ranks(mesh, experts=experts), mesh.dp_replicate
+    gathered = elements * _gather_width(precision)
+    reduced = elements * _bytes_of(precision.reduce)
+
+    def made(kind: CollectiveKind, group: tuple[str, ...], ranks: int, size: int, when: When) -> ParameterCollective:
+        return ParameterCollective(kind=kind, axes=group, ranks=ranks, bytes=size, when=when, experts=experts)
+
+    if optimizer.zero == 0 or shard == 1:
+        if shard * replicate > 1:
+            yield made("all_reduce", ("dp_replicate", *axes), shard * replicate, reduced, "after_backward")
+        return
+    if optimizer.zero == 3:
+        yield made("all_gather", axes, shard, gathered, "before_forward")
+        if optimizer.reshard_after_forward:
+            yield made("all_gather", axes, shard, gathered, "before_backward")
+    yield made("reduce_scatter", axes, shard, reduced, "after_backward")
+    if replicate > 1:
+        yield made("all_reduce", ("dp_replicate",), replicate, -(-reduced // shard), "after_backward")
+    if optimizer.zero < 3:
+        yield made("all_gather", axes, shard, gathered, "after_step")
+
+
+def _tensor_parallel_sums(sharded: ShardedBlock, mesh: Mesh, precision: Precision) -> Iterator[ParameterCollective]:
+    """Gradients that are partial over tp (norms under sequence parallelism), or that copies of a head share."""
+    width = _bytes_of(precision.reduce)
+    partial = [name for name, axes in sharded.partial_grads.items() if "tp" in axes]
+    if partial:
+        size = sum(_elements(sharded, sharded.block.tensor(name)) for name in partial) * width
+        yield ParameterCollective(kind="all_reduce", axes=("tp",), ranks=mesh.tp, bytes=size, when="before_step")
+    for count in sorted(set(sharded.copies.values())):
+        names = [name for name, copies in sharded.copies.items() if copies == count]
+        size = sum(_elements(sharded, sharded.block.tensor(name)) for name in names) * width
+        yield ParameterCollective(kind="all_reduce", axes=("tp",), ranks=count, bytes=size, when="before_step")
+
+
+def _elements(sharded: ShardedBlock, tensor: Tensor) -> int:
+    size = sharded.local_elements[tensor.name]
+    assert isinstance(size, int), "a parameter has fixed sizes"
+    return size
+
+
+def _bytes_of(dtype: str) -> int:
+    return 0 if dtype == "none" else -(-DTYPE_BITS[dtype] // 8)
+
+
+def _gather_width(precision: Precision) -> int:
+    if precision.fp8 is not None and precision.fp8.gather:
+        return 1
+    return _bytes_of(precision.compute)

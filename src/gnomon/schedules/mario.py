@@ -1,0 +1,206 @@
+"""Mario: activation checkpointing whose recompute hides in pipeline bubbles (Liu et al., PPoPP 2025).
+
+Four passes over any schedule of forwards `F` and full backwards `B`: `apply_checkpoint` (C and R instead of F),
+`overlap_recompute` (R does not wait for the gradient), `remove_redundancy` (no checkpoint where backward follows at
+once), `prepose_forward` (later forwards into idle gaps); `mario` runs them in turn. Each returns a Program that
+`validate` accepts. They pay when receives block the compute stream; with receives on a stream of their own
+a recompute never waits for a gradient and pass 2 changes nothing.
+Left out: the search over schedules and batch sizes around the passes, which is `search`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gnomon.errors import PlanError, ProgramError
+from gnomon.program import STANDARD_KINDS, Kind, Program, Structure, issue_order_peak, validate
+from gnomon.schedules.edit import Row, rows_of, with_rows
+from gnomon.simulate.play import Times
+
+Simulate = Callable[[Structure], Times]
+"""Plays one step of a Program from rest: `lambda s: play(Clock.of(s, durations(s.program, table)))`."""
+Sizes = Mapping[str, float]
+_FORWARD = ("F", "C")
+_WITH_FORWARD = ("LOAD", "RECV_F", "F", "C", "SEND_F")
+
+
+def mario(program: Program, simulate: Simulate, *, sizes: Sizes, limit: float = float("inf")) -> Program:
+    """All four passes, in their order.
+
+    sizes: bytes by buffer label; limit: bytes of issue-order peak allowed on any rank. ProgramError when the limit
+    is exceeded before the last pass, which itself only takes what fits.
+    """
+    out = remove_redundancy(overlap_recompute(apply_checkpoint(program)))
+    _, worst = _peaks(validate(out), sizes)
+    if worst > limit:
+        raise ProgramError(
+            f"checkpointed, the worst rank still needs {worst:g} of {limit:g} bytes; use more stages or smaller units"
+        )
+    return prepose_forward(out, simulate, sizes=sizes, limit=limit)
+
+
+def apply_checkpoint(program: Program, where: Callable[[int, int], bool] | None = None) -> Program:
+    """Pass 1: forwards keep only their input (`C`), and a recompute (`R`) stands right before each backward.
+
+    where: (stage, unit) -> checkpoint it? None checkpoints all. PlanError when a backward is split (I, W) or part of
+    a composite action: there a recompute has no place of its own.
+    """
+    edited = []
+    for rows in rows_of(program):
+        out: list[Row] = []
+        for row in rows:
+            chosen = row.kind in ("F", "B", "I") and (where is None or where(*row.place))
+            if chosen and (row.kind == "I" or row.group >= 0):
+                raise PlanError(f"Mario checkpoints plain F and B; {row} is split or part of a composite action")
+            if chosen and row.kind == "B":
+                out.append(Row(kind="R", stage=row.stage, unit=row.unit))
+            out.append(replace(row, kind="C") if chosen and row.kind == "F" else row)
+        edited.append(out)
+    return _valid(with_rows(program, edited, kinds=_with_recompute(program.kinds)))
+
+
+def overlap_recompute(program: Program) -> Program:
+    """Pass 2: each recompute is issued before the receive of the gradient that its backward needs.
+
+    The receive and the recompute are adjacent, so what is live during the backward, and with it the issue-order peak,
+    stays.
+    """
+    edited = []
+    for rows in rows_of(program):
+        out: list[Row] = []
+        for row in rows:
+            at = len(out)
+            if row.kind == "R":
+                while at and out[at - 1].kind == "RECV_B" and out[at - 1].place == row.place:
+                    at -= 1
+            out.insert(at, row)
+        edited.append(out)
+    return _valid(with_rows(program, edited))
+
+
+def remove_redundancy(program: Program) -> Program:
+    """Pass 3: a checkpointed forward whose recompute comes next on its stream is a plain forward again."""
+    streams = {kind.name: kind.stream for kind in program.kinds}
+    edited = []
+    for rows in rows_of(program):
+        compute = [row for row in rows if streams[row.kind] == streams["C"] and row.kind != "RECV_B"]
+        plain = {
+            one.place
+            for one, following in zip(compute, compute[1:], strict=False)
+            if one.kind == "C" and following.kind == "R" and following.place == one.place
+        }
+        edited.append(
+            [
+                replace(row, kind="F") if row.kind == "C" and row.place in plain else row
+                for row in rows
+                if not (row.kind == "R" and row.place in plain)
+            ]
+        )
+    return _valid(with_rows(program, edited))
+
+
+def prepose_forward(
+    program: Program, simulate: Simulate, *, sizes: Sizes, limit: float = float("inf"), rounds: int = 64
+) -> Program:
+    """Pass 4: moves forwards ahead of the backward before them, where a stream is idle, while memory allows.
+
+    A move takes one unit's forward over one backward on a run of neighbouring stages at once, because a later stage
+    can often only go ahead together with those that feed it. A move is kept when it lowers the makespan, or leaves
+    it and lowers the peaks; one that deadlocks or exceeds `limit` bytes of issue-order peak on a rank is refused.
+    Stops when no move helps, or after `rounds` moves.
+    """
+    rows, structure = rows_of(program), validate(program)
+    times = simulate(structure)
+    score = (float(times.end.max()), _peaks(structure, sizes)[0])
+    for _ in range(rounds):
+        for moved in _moves(structure, times, rows):
+            try:
+                trial = validate(with_rows(program, moved))
+            except ProgramError:
+                continue
+            total, worst = _peaks(trial, sizes)
+            played = simulate(trial)
+            if worst <= limit and (float(played.end.max()), total) < score:
+                rows, structure, times, score = moved, trial, played, (float(played.end.max()), total)
+                break
+        else:
+            break
+    return structure.program
+
+
+def _moves(structure: Structure, times: Times, rows: list[list[Row]]) -> Iterator[list[list[Row]]]:
+    """Row lists after each joint move: shorter runs of stages first, deeper stages first."""
+    stages = structure.program.num_stages
+    units = sorted(_after_stalls(structure, times))
+    for span in range(1, stages + 1):
+        for first in range(stages - span, -1, -1):
+            for unit in units:
+                moved = _hoisted(rows, unit, range(first, first + span))
+                if moved is not None:
+                    yield moved
+
+
+def _after_stalls(structure: Structure, times: Times) -> set[int]:
+    """Units whose forward is the next one after the first idle gap of some rank's compute stream."""
+    program, position = structure.program, structure.order.position
+    kinds = [kind.name for kind in program.kinds]
+    compute = program.streams.index(next(kind.stream for kind in program.kinds if kind.name == "B"))
+    found = set()
+    for cls in range(program.num_classes):
+        lane = np.arange(program.class_ptr[cls], program.class_ptr[cls + 1])
+        lane = lane[program.stream[lane] == compute]
+        start, end = times.start[position[lane]], times.end[position[lane]]
+        stalls = np.flatnonzero(start[1:] > end[:-1])
+        if len(stalls):
+            later = [r for r in lane[stalls[0] + 1 :].tolist() if kinds[program.kind[r]] in _FORWARD]
+            found.update(int(program.unit[r]) for r in later[:1])
+    return found
+
+
+def _hoisted(rows: list[list[Row]], unit: int, stages: range) -> list[list[Row]] | None:
+    """Rows with the unit's forward (its load, receive and send with it) moved before the backward ahead of it, on
+    all of `stages`; None where some stage has no such backward."""
+    out = list(rows)
+    for stage in stages:
+        cls = next((c for c, listed in enumerate(out) if _forward_at(listed, stage, unit) is not None), -1)
+        moved = _hoist(out[cls], stage, unit) if cls >= 0 else None
+        if moved is None:
+            return None
+        out[cls] = moved
+    return out
+
+
+def _forward_at(rows: Sequence[Row], stage: int, unit: int) -> int | None:
+    return next((i for i, row in enumerate(rows) if row.kind in _FORWARD and row.place == (stage, unit)), None)
+
+
+def _hoist(rows: list[Row], stage: int, unit: int) -> list[Row] | None:
+    at = _forward_at(rows, stage, unit)
+    assert at is not None
+    backward = next((i for i in range(at, -1, -1) if rows[i].kind == "B"), None)
+    if backward is None:
+        return None
+    place = rows[backward].place
+    target = min(i for i, row in enumerate(rows) if row.place == place and row.kind in ("R", "RECV_B", "B"))
+    taken = [i for i, row in enumerate(rows) if row.place == (stage, unit) and row.kind in _WITH_FORWARD and i > target]
+    left = [row for i, row in enumerate(rows) if i not in taken]
+    return [*left[:target], *(rows[i] for i in taken), *left[target:]]
+
+
+def _with_recompute(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    known = {kind.name for kind in kinds}
+    return kinds + tuple(kind for kind in STANDARD_KINDS if kind.name in ("C", "R") and kind.name not in known)
+
+
+def _peaks(structure: Structure, sizes: Sizes) -> tuple[float, float]:
+    """Sum and maximum over rank classes of the issue-order peak."""
+    found = [peak.bytes for peak in issue_order_peak(structure.program, structure.deps, sizes)]
+    return sum(found), max(found)
+
+
+def _valid(program: Program) -> Program:
+    validate(program)
+    return program

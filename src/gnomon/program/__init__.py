@@ -35,6 +35,7 @@ from gnomon.program.program import (
     plain_units,
     unit_shapes,
 )
+from gnomon.program.text import parse_program, print_program
 from gnomon.program.validate import Structure, over_limit, problems, validate
 
 __all__ = [
@@ -74,7 +75,9 @@ __all__ = [
     "moves",
     "order",
     "over_limit",
+    "parse_program",
     "plain_units",
+    "print_program",
     "problems",
     "row_effects",
     "unit_shapes",

@@ -22,6 +22,8 @@ from gnomon.program.kinds import STANDARD_BUFFERS, STANDARD_KINDS, BufferClass, 
 Ints = NDArray[np.int32]
 NO_UNIT = -1
 """Unit of a row that belongs to no unit (a reduction, the optimizer)."""
+MAX_ROWS, MAX_STAGES, MAX_UNITS = (1 << 23) - 1, (1 << 11) - 2, (1 << 18) - 2
+"""Most rows, stages and units of a Program: messages and effects are packed into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +224,7 @@ def from_columns(
     `kind` indexes `kinds`; `class_ptr[c]:class_ptr[c + 1]` are the rows of class c in issue order. Checks names and
     ranges (ProgramError); whether the Program can run is `validate`'s question.
     """
-    overrides = dict(overrides or {})
+    overrides = {row: o for row, o in sorted((overrides or {}).items()) if o != Override()}
     num_rows, num_classes = int(class_ptr[-1]), len(class_ptr) - 1
     _check_columns(kind, stage, unit, num_stages, len(kinds), len(units), num_rows)
     streams = tuple(dict.fromkeys([k.stream for k in kinds] + [o.stream for o in overrides.values() if o.stream]))
@@ -259,13 +261,19 @@ def from_columns(
     )
 
 
+_MAX_KINDS = 127  # the column of kinds is int8
+
+
 def _check_columns(
     kind: NDArray[np.int8], stage: NDArray[np.int16], unit: Ints, stages: int, kinds: int, units: int, rows: int
 ) -> None:
-    if rows >= 1 << 23 or stages >= (1 << 11) - 1 or units >= (1 << 18) - 1:
+    if rows > MAX_ROWS or stages > MAX_STAGES or units > MAX_UNITS:
         raise ProgramError(
-            f"{rows} rows, {stages} stages, {units} units: a Program holds up to 2**23, 2**11 - 2 and 2**18 - 2 of them"
+            f"{rows} rows, {stages} stages, {units} units: a Program holds up to {MAX_ROWS}, {MAX_STAGES} and "
+            f"{MAX_UNITS} of them"
         )
+    if kinds > _MAX_KINDS:
+        raise ProgramError(f"{kinds} kinds: a Program holds up to {_MAX_KINDS} of them")
     if not len(kind) == len(stage) == len(unit) == rows:
         raise ProgramError(f"columns have {len(kind)}, {len(stage)} and {len(unit)} rows, class_ptr says {rows}")
     for name, column, low, limit in (
@@ -278,13 +286,21 @@ def _check_columns(
             raise ProgramError(f"row {bad} has {name} {int(column[bad])}, but the Program declares {limit} {name}s")
 
 
+def default_comms(kinds: tuple[Kind, ...]) -> tuple[Communicator, ...]:
+    """The communicators that kinds name, as they are unless declared: buffered for messages, else collective."""
+    by_name: dict[str, Communicator] = {}
+    for kind in kinds:
+        if kind.comm and kind.comm not in by_name:
+            by_name[kind.comm] = Communicator(name=kind.comm, semantics="buffered" if kind.message else "collective")
+    return tuple(by_name.values())
+
+
 def _all_comms(
     given: tuple[Communicator, ...], kinds: tuple[Kind, ...], overrides: Mapping[int, Override]
 ) -> tuple[Communicator, ...]:
     by_name = {comm.name: comm for comm in given}
-    for kind in kinds:
-        if kind.comm and kind.comm not in by_name:
-            by_name[kind.comm] = Communicator(name=kind.comm, semantics="buffered" if kind.message else "collective")
+    for comm in default_comms(kinds):
+        by_name.setdefault(comm.name, comm)
     for override in overrides.values():
         if override.comm and override.comm not in by_name:
             raise ProgramError(

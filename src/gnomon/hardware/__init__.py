@@ -1,9 +1,20 @@
-"""The machines: types, where ranks stand and what lies between them, and the catalogue of what exists.
+"""The machines: types, where ranks stand and what lies between, the catalogue of what exists, specs of clusters.
 
 Returns frozen values with peaks and their sources. Leaves out what a kernel or a collective reaches of those peaks
 (prices) and measuring anything (runtime).
 """
 
+from gnomon.hardware.catalogue import device as device
+from gnomon.hardware.catalogue import device_names as device_names
+from gnomon.hardware.catalogue import link as link
+from gnomon.hardware.catalogue import link_names as link_names
+from gnomon.hardware.catalogue import node as node
+from gnomon.hardware.catalogue import node_names as node_names
+from gnomon.hardware.catalogue import prices as prices
+from gnomon.hardware.specs import load_cluster as load_cluster
+from gnomon.hardware.specs import load_cluster_file as load_cluster_file
+from gnomon.hardware.specs import local_cluster as local_cluster
+from gnomon.hardware.specs import parse_cluster as parse_cluster
 from gnomon.hardware.topology import Hop as Hop
 from gnomon.hardware.topology import Place as Place
 from gnomon.hardware.topology import link_behind as link_behind

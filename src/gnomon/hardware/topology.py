@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from gnomon.errors import InputError
@@ -73,18 +73,17 @@ def place(cluster: Cluster, rank: int) -> Place:
 def link_between(cluster: Cluster, a: int, b: int) -> Hop:
     """The path of two ranks with nothing else running.
 
-    In a node: what one device can send another. Between nodes: one port, or all ports of a node that has fewer than
-    devices. A rank and itself: InputError, there is no link.
+    In a node: what one device can send another. Between nodes: the ports of one device, or one port where devices share
+    them; the slower end counts. A rank and itself: InputError, there is no link.
     """
     one, two = place(cluster, a), place(cluster, b)
     if a == b:
         raise InputError(f"rank {a} has no link to itself")
     if one.node_index == two.node_index:
-        return _inside(one.node, one.node.pair_bytes_per_s, ranks=2)
-    link, _ = _slower_port(cluster, one.node, two.node)
-    return Hop(
-        link=link, bytes_per_s=link.bytes_per_s, latency_s=link.latency_s, num_nodes=2, ranks_per_node=1, sharers=1.0
-    )
+        return _inside(one.node, one.node.pair_rate_bytes_per_s, ranks=2)
+    ends = [_across(cluster, node, ranks=1, sharers=1.0) for node in (one.node, two.node)]
+    slower = min(ends, key=lambda hop: hop.bytes_per_s)
+    return replace(slower, latency_s=max(hop.latency_s for hop in ends), num_nodes=2)
 
 
 def link_behind(cluster: Cluster, ranks: Sequence[int], groups_per_node: float | None = None) -> Hop:
@@ -92,7 +91,8 @@ def link_behind(cluster: Cluster, ranks: Sequence[int], groups_per_node: float |
 
     groups_per_node: how many groups of this shape send out of a node at once; by default all its devices are busy, so
     a node of 8 with 2 ranks of the group carries 4 groups, and each ring crosses with a quarter of the node's ports.
-    `bytes_per_s` is that share, or what one device can send inside a node, whichever is less.
+    `bytes_per_s` is that share over the cluster's oversubscription, or what a device can send inside a node, whichever
+    is less.
     InputError for fewer than two ranks, a rank named twice, or one that is not in the cluster.
     """
     if len(set(ranks)) < 2 or len(set(ranks)) != len(ranks):
@@ -104,17 +104,15 @@ def link_behind(cluster: Cluster, ranks: Sequence[int], groups_per_node: float |
     inside = [_inside(nodes[i], _ring_bytes_per_s(nodes[i], k), ranks=k) for i, k in on_node.items() if k > 1]
     if len(nodes) == 1:
         return inside[0]
-    across = [_across(cluster, nodes[i], k, groups_per_node, len(nodes)) for i, k in on_node.items()]
+    across = []
+    for i, k in on_node.items():
+        sharers = nodes[i].count / k if groups_per_node is None else max(groups_per_node, 1.0)
+        out = _across(cluster, nodes[i], ranks=k, sharers=sharers)
+        across.append(replace(out, bytes_per_s=out.bytes_per_s / cluster.oversubscription))
     slowest = min([*across, *inside], key=lambda hop: hop.bytes_per_s)
-    return Hop(
-        link=slowest.link,
-        bytes_per_s=slowest.bytes_per_s,
-        # A ring waits for its slowest hop in time too, whichever link limits its bandwidth.
-        latency_s=max(hop.latency_s for hop in [*across, *inside]),
-        num_nodes=len(nodes),
-        ranks_per_node=most,
-        sharers=slowest.sharers,
-    )
+    # A ring waits for its slowest hop in time too, whichever link limits its bandwidth.
+    latency_s = max(hop.latency_s for hop in [*across, *inside])
+    return replace(slowest, latency_s=latency_s, num_nodes=len(nodes), ranks_per_node=most)
 
 
 def _inside(node: Node, bytes_per_s: float, ranks: int) -> Hop:
@@ -129,29 +127,30 @@ def _inside(node: Node, bytes_per_s: float, ranks: int) -> Hop:
 
 
 def _ring_bytes_per_s(node: Node, ranks: int) -> float:
-    """What each device can send to the rest of its group: in a mesh only the links to those peers count."""
-    if node.topology != "mesh":
+    """What each device can send to the rest of its group.
+
+    Only links to members count: in a mesh one a peer, in a torus the two of one axis (a smaller group than the whole
+    node is taken to lie along one), in a DGX-1's ring of uneven links one a peer at least.
+    """
+    if node.topology in ("switch", "bus") or ranks == node.count:
         return node.intra.bytes_per_s
-    return node.pair_bytes_per_s * min(ranks - 1, max(node.count - 1, 1))
+    peers = min(ranks - 1, 2) if node.topology in ("torus2d", "torus3d") else ranks - 1
+    return min(node.pair_rate_bytes_per_s * peers, node.intra.bytes_per_s)
 
 
-def _across(cluster: Cluster, node: Node, ranks: int, groups_per_node: float | None, num_nodes: int) -> Hop:
-    """The crossing of one node's boundary by a group that has `ranks` on it."""
+def _across(cluster: Cluster, node: Node, ranks: int, sharers: float) -> Hop:
+    """The crossing of one node's boundary by a group that has `ranks` on it, `sharers` groups at once.
+
+    A device drives only its own ports: a lone rank of a node with 8 ports for 8 devices gets one, idle or not.
+    """
     if node.nic is None:
         raise InputError(f"node {node.name!r} of cluster {cluster.name!r} has no network port")
-    sharers = max(node.count / ranks if groups_per_node is None else groups_per_node, 1.0)
+    own_ports = max(1.0, node.nics / node.count) * ranks
     return Hop(
         link=node.nic,
-        bytes_per_s=node.nic_bytes_per_s / sharers / cluster.oversubscription,
+        bytes_per_s=min(node.nic_bytes_per_s / sharers, own_ports * node.nic.bytes_per_s),
         latency_s=node.nic.latency_s,
-        num_nodes=num_nodes,
+        num_nodes=1,
         ranks_per_node=ranks,
         sharers=sharers,
     )
-
-
-def _slower_port(cluster: Cluster, one: Node, two: Node) -> tuple[Link, Node]:
-    ports = [(node.nic, node) for node in (one, two) if node.nic is not None]
-    if len(ports) < 2:
-        raise InputError(f"cluster {cluster.name!r}: nodes {one.name!r} and {two.name!r} are not joined by a network")
-    return min(ports, key=lambda port: port[0].bytes_per_s)

@@ -35,6 +35,12 @@ def _check_provenance(what: str, source: str, date: str, confidence: Confidence,
         )
 
 
+def _check_unchecked(what: str, unchecked: tuple[str, ...], known: set[str]) -> None:
+    for name in unchecked:
+        if name not in known:
+            raise InputError(f"{what}: `unchecked` names {name!r}, which is no field{nearest(name, known)}")
+
+
 def _check_positive(what: str, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not 0 < value < math.inf:
@@ -84,24 +90,24 @@ class Device:
     per: Literal["package", "gcd", "chip", "process"]
     """What one device is, and all figures here are of: a package (also one of two dies), a GCD (MI250X has two), a TPU
     chip, or the part of a processor that one process gets."""
-    peak: PeakFlops
-    """Dense FLOP/s by number format."""
+    dense_peak: PeakFlops
+    """FLOP/s by number format, without structured sparsity."""
     memory_bytes: Bytes
-    """Memory that the driver shows to software, before any context or allocator takes its part."""
+    """Memory that a program sees as the device's total (CUDA, HIP), before context and allocator take their part."""
     marketed_memory_bytes: Bytes
-    """Memory as sold: `80 GB` on a sheet may be 80 GiB of chips, of which 79.6 GiB are shown."""
+    """Memory as sold: `80 GB` on a sheet may be 80 GiB of chips, of which 79.25 GiB are seen."""
     memory_bytes_per_s: BytesPerS
     """Peak bandwidth of that memory."""
     num_sms: int
     """SMs (NVIDIA), compute units (AMD), TensorCores (TPU) or cores (CPU)."""
-    power_w: Watts
-    """TDP or board power limit."""
     form_factor: str
     """`SXM5`, `PCIe dual-slot`, `OAM` …"""
     source: str
     """Document that the figures come from."""
     date: str
     """Of that document, or of the look-up: YYYY-MM or YYYY-MM-DD."""
+    power_w: Watts | None = None
+    """TDP or board power limit; None if not published."""
     l2_bytes: Bytes | None = None
     """Last cache shared by all SMs that the vendor calls L2; None where there is none or it is not published."""
     clock_base_hz: Hertz | None = None
@@ -113,17 +119,15 @@ class Device:
     confidence: Confidence = "checked"
     """`partly`: the fields named in `unchecked` were not found in the source."""
     unchecked: tuple[str, ...] = ()
-    """Fields (`peak.fp8`: one rate) whose figure is from memory or another part of the family."""
+    """Fields (`dense_peak.fp8`: one rate) whose figure was not found in the source."""
     note: str = ""
     """What a reader must know, such as a figure that vendors state differently."""
 
     def __post_init__(self) -> None:
         what = f"device {self.name!r}"
         _check_provenance(what, self.source, self.date, self.confidence, self.unchecked)
-        known = {field.name for field in fields(self)} | {f"peak.{field.name}" for field in fields(self.peak)}
-        for name in self.unchecked:
-            if name not in known:
-                raise InputError(f"{what}: `unchecked` names {name!r}, which is no field{nearest(name, known)}")
+        rates = {f"dense_peak.{field.name}" for field in fields(self.dense_peak)}
+        _check_unchecked(what, self.unchecked, rates | {field.name for field in fields(self)})
         _check_positive(
             what,
             memory_bytes=self.memory_bytes,
@@ -137,7 +141,7 @@ class Device:
 
     def flops_per_s(self, dtype: str) -> float:
         """Dense peak for `dtype` (a field of PeakFlops). UnpricedError if the device has none: no rate is guessed."""
-        rates = {field.name: getattr(self.peak, field.name) for field in fields(self.peak)}
+        rates = {field.name: getattr(self.dense_peak, field.name) for field in fields(self.dense_peak)}
         if rates.get("fp32_matrix") is None:
             rates["fp32_matrix"] = rates["fp32"]
         rate = rates.get(dtype)
@@ -175,6 +179,7 @@ class Link:
     def __post_init__(self) -> None:
         what = f"link {self.name!r}"
         _check_provenance(what, self.source, self.date, self.confidence, self.unchecked)
+        _check_unchecked(what, self.unchecked, {field.name for field in fields(self)})
         _check_positive(what, bytes_per_s=self.bytes_per_s)
         if not 0 <= self.latency_s < 1:
             raise InputError(f"{what}: latency_s must be from 0 to 1 s, got {self.latency_s!r}")
@@ -193,13 +198,17 @@ class Node:
     intra: Link
     """Between its devices; `bytes_per_s` is of one device to all its peers together."""
     topology: Literal["switch", "mesh", "ring", "torus2d", "torus3d", "bus"]
-    """`switch`: any pair gets the full rate; `mesh`: the rate is divided over the peers; `bus`: devices share a host."""
+    """`switch`: a pair gets the full rate; `mesh`: the rate is divided over the peers; `bus`: devices share a host."""
     host: Link
     """Between a device and host memory."""
     source: str
     """Document that describes the node."""
     date: str
     """YYYY-MM or YYYY-MM-DD."""
+    pair_bytes_per_s: BytesPerS | None = None
+    """One direction between two neighbours with nothing else running; None where it follows from the topology."""
+    mesh_peers: int = 7
+    """Peers that a device of a full mesh has links to, used or not; other topologies ignore it."""
     devices_per_host_link: int = 1
     """Devices behind one host link (a PCIe switch): they share `host.bytes_per_s`."""
     nic: Link | None = None
@@ -222,15 +231,18 @@ class Node:
     def __post_init__(self) -> None:
         what = f"node {self.name!r}"
         _check_provenance(what, self.source, self.date, self.confidence, self.unchecked)
-        if self.count < 1 or self.devices_per_host_link < 1:
-            raise InputError(f"{what}: count and devices_per_host_link must be at least 1")
+        _check_unchecked(what, self.unchecked, {field.name for field in fields(self)})
+        if min(self.count, self.devices_per_host_link, self.mesh_peers) < 1:
+            raise InputError(f"{what}: count, devices_per_host_link and mesh_peers must be at least 1")
         if (self.nic is None) != (self.nics == 0) or self.nics < 0:
             raise InputError(f"{what}: give both `nic` and `nics`, or neither; got {self.nics} nics")
 
     @property
-    def pair_bytes_per_s(self) -> float:
-        """One direction between two of its devices with nothing else running: a mesh has only their own links."""
-        share = max(self.count - 1, 1) if self.topology == "mesh" else 1
+    def pair_rate_bytes_per_s(self) -> float:
+        """One direction between two of its devices with nothing else running; in a mesh they have one link."""
+        if self.pair_bytes_per_s is not None:
+            return self.pair_bytes_per_s
+        share = self.mesh_peers if self.topology == "mesh" else 1
         return self.intra.bytes_per_s / share
 
     @property

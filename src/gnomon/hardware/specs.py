@@ -1,0 +1,157 @@
+"""Clusters from what people write: `4x8xh100-sxm`, `8xa100-sxm-80gb`, `2xaws-p5`, a mix of those, or a file.
+
+`parse_cluster(spec)` returns a Cluster whose `assumptions` say what the spec left open and the catalogue filled in.
+Files are `gnomon.cluster/1` in TOML; there, devices, links and nodes may be catalogue names, and a node may start from
+another with `base`. Leaves out measuring: `calibrate` writes such files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gnomon import schema
+from gnomon.errors import CatalogueError, InputError
+from gnomon.hardware import catalogue
+from gnomon.hardware.types import Cluster, Device, Node, NodeGroup
+from gnomon.schema.toml import parse_toml
+
+MAX_DEVICES = 4_000_000
+"""Largest cluster of a spec: above the largest machines planned, and far below what would not fit in memory."""
+
+_PART = re.compile(r"(?:(?P<a>[0-9]{1,9})x)?(?:(?P<b>[0-9]{1,9})x)?(?P<name>[a-z][a-z0-9._-]*)")
+
+
+def parse_cluster(spec: str) -> Cluster:
+    """The cluster that a spec names.
+
+    spec: parts joined by `+`, each `NODESxDEVICESxDEVICE`, `DEVICESxDEVICE` (one node), `NODESxNODE` or a bare name;
+        or the path of a file (it ends with `.toml` or holds a `/`).
+    Raises CatalogueError for a name, a count or a form that cannot be; InputError for a file that cannot be read.
+    """
+    text = spec.strip()
+    if text.endswith(".toml") or "/" in text or "\\" in text:
+        return load_cluster_file(text)
+    groups: list[NodeGroup] = []
+    assumptions: list[str] = []
+    for part in text.lower().split("+"):
+        added, assumed = _part(part.strip(), spec)
+        groups += added
+        assumptions += [line for line in assumed if line not in assumptions]
+    total = sum(group.count * group.node.count for group in groups)
+    if total > MAX_DEVICES:
+        raise CatalogueError(f"{spec[:64]!r} has {total} devices; the limit is {MAX_DEVICES}")
+    return Cluster(name=text.lower(), groups=tuple(groups), assumptions=tuple(assumptions))
+
+
+def local_cluster(num_processes: int, device: Device | None = None) -> Cluster:
+    """This machine as `num_processes` ranks joined by loopback.
+
+    device: what one process gets of it, measured if possible; default the catalogue's `cpu-process`, which is a guess.
+    """
+    of = catalogue.device("cpu-process") if device is None else device
+    node = catalogue.build_node(catalogue.node_row("local"), of, num_processes)
+    return Cluster(
+        name=f"{num_processes}x{of.name}", groups=(NodeGroup(node=node),), assumptions=_unchecked(of) + _unchecked(node)
+    )
+
+
+def load_cluster_file(path: str | Path) -> Cluster:
+    """`load_cluster` of a file. InputError if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(schema.MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"Cannot read cluster file {str(path)!r}: {error.strerror}") from error
+    return load_cluster(text, source=str(path))
+
+
+def load_cluster(text: str | bytes, *, source: str = "cluster.toml") -> Cluster:
+    """A Cluster from TOML, catalogue names allowed wherever a device, a link or a node is wanted.
+
+    `schema.dump(cluster)` writes all figures out, and reads back equal. Raises what `schema.load` does, and
+    CatalogueError for unknown names.
+    """
+    mapping = parse_toml(text, source)
+    if "schema" not in mapping:
+        raise InputError(f'{source}: Missing header; the first line must be `schema = "{Cluster.SCHEMA}"`', "$")
+    groups = mapping.get("groups")
+    if isinstance(groups, list):
+        mapping["groups"] = [_filled_group(group) for group in groups]
+    return schema.from_mapping(Cluster, mapping)
+
+
+def _filled_group(group: Any) -> Any:
+    if not isinstance(group, dict) or "node" not in group:
+        return group
+    node = _filled(group["node"], catalogue.node)
+    if isinstance(node, dict):
+        for key, look_up in (
+            ("device", catalogue.device),
+            ("intra", catalogue.link),
+            ("host", catalogue.link),
+            ("nic", catalogue.link),
+        ):
+            if key in node:
+                node[key] = _filled(node[key], look_up)
+    return group | {"node": node}
+
+
+def _filled(value: Any, look_up: Any) -> Any:
+    """A name, or a table with `base`, as the full table; anything else as it is, for the reader to judge."""
+    if isinstance(value, str):
+        return schema.to_mapping(look_up(value))
+    if isinstance(value, Mapping) and isinstance(value.get("base"), str):
+        return schema.to_mapping(look_up(value["base"])) | {k: v for k, v in value.items() if k != "base"}
+    return value
+
+
+def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
+    match = _PART.fullmatch(part)
+    if match is None:
+        raise CatalogueError(
+            f"cannot read {part[:64]!r} in cluster {spec[:64]!r}; write NODESxDEVICESxDEVICE such as 4x8xh100-sxm, "
+            "DEVICESxDEVICE, NODESxNODE such as 2xaws-p5, or the path of a .toml file"
+        )
+    numbers = [int(match[key]) for key in ("a", "b") if match[key] is not None]
+    if 0 in numbers:
+        raise CatalogueError(f"{part!r} in cluster {spec[:64]!r} has a count of 0")
+    name = match["name"]
+    if name in catalogue.device_names(aliases=True):
+        return _of_device(catalogue.device(name), numbers)
+    if name in catalogue.node_names(aliases=True):
+        count, devices = (*numbers, None, None)[:2] if numbers else (1, None)
+        node = catalogue.node(name, devices)
+        return [NodeGroup(node=node, count=count or 1)], list(_unchecked(node.device) + _unchecked(node))
+    known = catalogue.device_names(aliases=True) + catalogue.node_names(aliases=True)
+    raise CatalogueError(
+        f"unknown device or node {name[:64]!r} in cluster {spec[:64]!r}{catalogue.suggest(name, known)}; "
+        "`gnomon catalogue` lists all"
+    )
+
+
+def _of_device(device: Device, numbers: list[int]) -> tuple[list[NodeGroup], list[str]]:
+    row = catalogue.default_row(device)
+    nodes, per_node = (numbers[0], numbers[1]) if len(numbers) == 2 else (1, numbers[0] if numbers else 1)
+    groups = []
+    assumptions = []
+    if row.tray == per_node and nodes > 1:
+        racks, rest = divmod(nodes * per_node, row.count)
+        groups = [NodeGroup(node=catalogue.build_node(row, device, row.count), count=racks)] if racks else []
+        groups += [NodeGroup(node=catalogue.build_node(row, device, rest))] if rest else []
+        assumptions.append(f"{nodes} trays of {per_node} {device.name} fill NVLink domains of {row.count}")
+    else:
+        groups = [NodeGroup(node=catalogue.build_node(row, device, per_node), count=nodes)]
+    node = groups[0].node
+    network = f", {node.nics} x {node.nic.name} a node" if node.nic else ""
+    assumptions.append(f"{device.name} in nodes like {row.name}: {node.intra.name} inside{network}")
+    return groups, [*assumptions, *_unchecked(device), *_unchecked(node)]
+
+
+def _unchecked(what: Device | Node) -> tuple[str, ...]:
+    if what.confidence == "checked":
+        return ()
+    figures = ", ".join(what.unchecked) or "all figures"
+    return (f"{what.name}: not checked against its source: {figures}",)

@@ -58,6 +58,10 @@ class Kind:
     def __post_init__(self) -> None:
         if not self.name or not self.name[0].isalpha() or self.name[-1].isdigit() or self.name != self.name.upper():
             raise ValueError(f"kind {self.name!r}: upper case, starting with a letter and not ending in a digit")
+        if self.message and not self.comm:
+            raise ValueError(f"kind {self.name} is a message without a communicator; its rows would match nothing")
+        if self.hop and not self.message:
+            raise ValueError(f"kind {self.name} has hop {self.hop} but is not a message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

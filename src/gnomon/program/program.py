@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from gnomon.plans import Unit
 from gnomon.program.kinds import STANDARD_BUFFERS, STANDARD_KINDS, BufferClass, EffectOp, Kind
 
 Ints = NDArray[np.int32]
+Integers = NDArray[np.signedinteger[Any]]
 NO_UNIT = -1
 """Unit of a row that belongs to no unit (a reduction, the optimizer)."""
 MAX_ROWS, MAX_STAGES, MAX_UNITS = (1 << 23) - 1, (1 << 11) - 2, (1 << 18) - 2
@@ -38,6 +39,13 @@ class Communicator:
     """Messages that may be in flight between two ranks when buffered; 0 is no limit."""
     ordered: bool = True
     """Messages between two ranks match by order, as in NCCL: they must be received in the order sent."""
+
+    def __post_init__(self) -> None:
+        if self.capacity < 0 or (self.capacity and self.semantics != "buffered"):
+            raise ProgramError(
+                f"communicator {self.name}: capacity {self.capacity} with {self.semantics}; only a buffered one has a "
+                "capacity, 1 or more (0 is no limit)"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +93,10 @@ class Override:
     adds: bool = False
     inside: bool = False
     """Mode: this row describes a collective that runs inside a block (checked by trace), not an action of its own."""
+
+    def __post_init__(self) -> None:
+        if self.adds and self.effects is None:
+            raise ProgramError("an override that adds effects must give them; effects is None")
 
 
 class Key(NamedTuple):
@@ -227,6 +239,9 @@ def from_columns(
     overrides = {row: o for row, o in sorted((overrides or {}).items()) if o != Override()}
     num_rows, num_classes = int(class_ptr[-1]), len(class_ptr) - 1
     _check_columns(kind, stage, unit, num_stages, len(kinds), len(units), num_rows)
+    _check_overrides(overrides, num_rows, num_stages)
+    if counts and (len(counts) != num_classes or min(counts) < 1):
+        raise ProgramError(f"counts {counts}: give the ranks of each of the {num_classes} classes, 1 or more")
     streams = tuple(dict.fromkeys([k.stream for k in kinds] + [o.stream for o in overrides.values() if o.stream]))
     stream = np.array([streams.index(k.stream) for k in kinds], np.int8)[kind]
     for row, override in overrides.items():
@@ -265,7 +280,7 @@ _MAX_KINDS = 127  # the column of kinds is int8
 
 
 def _check_columns(
-    kind: NDArray[np.int8], stage: NDArray[np.int16], unit: Ints, stages: int, kinds: int, units: int, rows: int
+    kind: Integers, stage: Integers, unit: Integers, stages: int, kinds: int, units: int, rows: int
 ) -> None:
     if rows > MAX_ROWS or stages > MAX_STAGES or units > MAX_UNITS:
         raise ProgramError(
@@ -284,6 +299,14 @@ def _check_columns(
         if rows and not (low <= int(column.min()) and int(column.max()) < limit):
             bad = int(np.flatnonzero((column < low) | (column >= limit))[0])
             raise ProgramError(f"row {bad} has {name} {int(column[bad])}, but the Program declares {limit} {name}s")
+
+
+def _check_overrides(overrides: Mapping[int, Override], num_rows: int, num_stages: int) -> None:
+    for row, override in overrides.items():
+        if not 0 <= row < num_rows:
+            raise ProgramError(f"an override is given for row {row}, but the Program has {num_rows} rows")
+        if override.peer is not None and not 0 <= override.peer < num_stages:
+            raise ProgramError(f"row {row} has peer {override.peer}, but the Program has {num_stages} stages")
 
 
 def default_comms(kinds: tuple[Kind, ...]) -> tuple[Communicator, ...]:
@@ -413,6 +436,9 @@ class ProgramBuilder:
         """The Program. Groups keep their numbers."""
         ptr = np.concatenate([[0], np.cumsum([len(rows) for rows in self._rows])]).astype(np.int64)
         table = np.array([row for rows in self._rows for row in rows], np.int64).reshape(-1, 4)
+        _check_columns(
+            table[:, 0], table[:, 1], table[:, 2], self.num_stages, len(self.kinds), len(self.units), len(table)
+        )
         overrides = {int(ptr[c]) + i: o for c, given in enumerate(self._overrides) for i, o in given.items()}
         return from_columns(
             class_ptr=ptr,

@@ -58,18 +58,20 @@ def dependencies(program: Program) -> Dependencies:
     table = effect_table(program)
     lane = lanes(program)
     out = _Collector(lane)
-    history = _History(program, table)
+    alloc, release, rest = _handed_over(program, table, out)
+    history = _History(program, table, rest)
+    alloc[rest], release[rest] = history.alloc, history.release
     problems = _liveness(program, table, history) + _leaks(program, table, history)
     _data_edges(history, out)
     _reuse_edges(history, out)
     pairs, message_problems = messages(program, out.add)
-    pool_edges(program, table, history.alloc, history.release, out.add)
+    pool_edges(program, table, alloc, release, out.add)
     return Dependencies(
         table=table,
         edges=out.edges(),
         pairs=pairs,
-        alloc=history.alloc,
-        release=history.release,
+        alloc=alloc,
+        release=release,
         problems=tuple(sorted(problems + message_problems, key=lambda p: (p.rank_class, p.row))),
     )
 
@@ -104,20 +106,53 @@ class _Collector:
         )
 
 
-class _History:
-    """The table's entries as one history per buffer: what was live when, and which entries open and end versions."""
+def _handed_over(program: Program, table: EffectTable, out: _Collector) -> tuple[Bools, Bools, Longs]:
+    """Deals at once with the buffers that need no history, and returns (alloc, release, the entries that do).
 
-    def __init__(self, program: Program, table: EffectTable) -> None:
-        self.row, self.op = table.row.astype(np.int64), table.op
+    Most step buffers are written once and consumed once: one edge each way. Carried buffers that are only read wait for
+    nothing. What is left is a small part of the table.
+    """
+    size = len(table.op)
+    alloc, release = np.zeros(size, bool), np.zeros(size, bool)
+    first, length = _segments(table)
+    kind = table.buffer_class(table.buffer[first])
+    plain = np.array([b.lifetime in ("action", "step") and b.slots == 1 for b in program.buffers], bool)[kind]
+    pair = first[plain & (length == 2)]
+    pair = pair[(table.op[pair] == WRITE) & (table.op[pair + 1] == CONSUME)]
+    wrote, used = table.row[pair].astype(np.int64), table.row[pair + 1].astype(np.int64)
+    out.add(wrote, used, 0, data=True)
+    out.add(used, wrote, 1, data=False)
+    alloc[pair] = release[pair + 1] = True
+    carried = np.array([b.lifetime == "carried" for b in program.buffers], bool)[kind]
+    only_read = np.logical_and.reduceat(table.op == READ, first) if size else np.zeros(0, bool)
+    done = np.zeros(size, bool)
+    done[pair] = done[pair + 1] = True
+    done |= np.repeat(carried & only_read, length)
+    return alloc, release, np.flatnonzero(~done)
+
+
+def _segments(table: EffectTable) -> tuple[Longs, Longs]:
+    """First entry and number of entries of each buffer."""
+    new = np.ones(len(table.op), bool)
+    np.not_equal(table.buffer[1:], table.buffer[:-1], out=new[1:])
+    first = np.flatnonzero(new)
+    return first, np.diff(np.append(first, len(new)))
+
+
+class _History:
+    """Entries as one history per buffer: what was live when, and which entries open and end versions."""
+
+    def __init__(self, program: Program, table: EffectTable, entries: Longs) -> None:
+        self.row, self.op, self.buffer = table.row[entries].astype(np.int64), table.op[entries], table.buffer[entries]
         size = len(self.op)
         new = np.ones(size, bool)
-        np.not_equal(table.buffer[1:], table.buffer[:-1], out=new[1:])
+        np.not_equal(self.buffer[1:], self.buffer[:-1], out=new[1:])
         self.first = np.flatnonzero(new)
         """First entry of each buffer."""
         self.length = np.diff(np.append(self.first, size))
         self.starts = np.repeat(self.first, self.length)
         self.ends = np.repeat(self.first + self.length, self.length)
-        kind = table.buffer_class(table.buffer[self.first])
+        kind = table.buffer_class(self.buffer[self.first])
         self.slots = np.array([b.slots for b in program.buffers], np.int64)[kind]
         self.carried_class = np.array([b.lifetime == "carried" for b in program.buffers], bool)[kind]
         self.in_step = np.array([b.lifetime in ("action", "step") for b in program.buffers], bool)[kind]
@@ -166,8 +201,8 @@ def _liveness(program: Program, table: EffectTable, h: _History) -> list[Problem
     problems = []
 
     def report(i: int, what: str, why: str) -> None:
-        name = table.name(program, int(table.buffer[i]))
-        problems.append(Problem.of(program, what, int(table.row[i]), f"{name} {why}"))
+        name = table.name(program, int(h.buffer[i]))
+        problems.append(Problem.of(program, what, int(h.row[i]), f"{name} {why}"))
 
     for i in np.flatnonzero(~h.modify & ~h.live).tolist():
         if h.last_free[i] >= 0:
@@ -187,7 +222,7 @@ def _leaks(program: Program, table: EffectTable, h: _History) -> list[Problem]:
     problems = []
     modified = h.final_of(h.modify)
     for i in np.flatnonzero((modified > h.final_of(h.free)) & h.in_step).tolist():
-        name = table.name(program, int(table.buffer[h.first[i]]))
+        name = table.name(program, int(h.buffer[h.first[i]]))
         row = int(h.row[modified[i]])
         problems.append(Problem.of(program, "leak", row, f"{name} is written but not freed by the end of the step"))
     return problems

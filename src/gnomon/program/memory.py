@@ -109,20 +109,20 @@ def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.
 
 
 def _resident(program: Program, deps: Dependencies, each: Doubles) -> Doubles:
-    """Carried buffers of each class, aliases counted once."""
+    """Carried buffers of each class, every slot, aliases counted once."""
     table = deps.table
     out = np.zeros(program.num_classes)
-    counted: set[int] = set()
-    used = set(np.unique(table.buffer).tolist())
+    waiting = np.zeros(table.num_ids, bool)
+    waiting[table.buffer] = True
     for b, buffer in enumerate(program.buffers):
         if buffer.lifetime != "carried":
             continue
         for place, (cls, _) in enumerate(table.places):
             first = int(table.base[b, place])
-            for i in range(first, first + table.width) if first >= 0 else ():
-                if i in used and i not in counted:
-                    counted.add(i)
-                    out[cls] += each[i] * buffer.slots
+            if first >= 0:
+                ids = slice(first, first + (1 if buffer.per == "stage" else table.width))
+                out[cls] += float(each[ids][waiting[ids]].sum()) * buffer.slots
+                waiting[ids] = False
     return out
 
 

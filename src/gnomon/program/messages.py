@@ -125,7 +125,7 @@ def _flows(program: Program, comm: Communicator, pair: tuple[Longs, Longs], add:
     if comm.ordered:
         for i in np.flatnonzero((cls[1:] == cls[:-1]) & (receives[1:] < receives[:-1])).tolist():
             early, late = program.token(int(receives[i + 1])), program.token(int(receives[i]))
-            why = f"{late} comes after {early}, but {program.token(int(sends[i]))} is sent first and {comm.name!r} is ordered"
+            why = f"{late} comes after {early}, but {program.token(int(sends[i]))} is sent first; {comm.name!r} is ordered"
             problems.append(Problem.of(program, "wrong order on a communicator", int(receives[i + 1]), why))
     if comm.capacity and comm.semantics == "buffered":
         starts = np.flatnonzero(np.append(True, cls[1:] != cls[:-1])) if len(cls) else cls
@@ -137,7 +137,7 @@ def _flows(program: Program, comm: Communicator, pair: tuple[Longs, Longs], add:
 
 
 def collective_orders(program: Program) -> list[Problem]:
-    """Groups on one communicator must come in one order in all of its rank classes; and every group must be complete."""
+    """Groups on one communicator must come in one order in all of its rank classes, and be complete."""
     grouped = np.flatnonzero(program.group >= 0)
     sequences: dict[str, dict[int, list[int]]] = {}
     row_of: dict[tuple[int, int], int] = {}

@@ -44,7 +44,7 @@ class Order:
     """Rare further predecessors: (level, positions, predecessors, data?), each position once in an item."""
     groups: tuple[tuple[int, Longs, Longs], ...]
     """(level, positions of grouped entries sorted by group, start of each group): they start together."""
-    before: tuple[Positions, Positions, NDArray[np.int32], NDArray[np.bool_]]
+    before: tuple[Longs, Longs, NDArray[np.int32], NDArray[np.bool_]]
     """Edges from earlier steps: (source position, target position, distance, data?), streams included."""
 
 
@@ -251,14 +251,14 @@ def _group_slices(graph: _Entries, sequence: Longs, level_ptr: Longs) -> tuple[t
 
 def _before(
     deps: Dependencies, graph: _Entries, at: Positions
-) -> tuple[Positions, Positions, NDArray[np.int32], NDArray[np.bool_]]:
+) -> tuple[Longs, Longs, NDArray[np.int32], NDArray[np.bool_]]:
     """Edges from earlier steps, and from the end of each stream to its head."""
     later = deps.edges.distance > 0
     source = np.append(at[graph.of_row[deps.edges.source[later]]], at[graph.lane_end - 1])
     target = np.append(at[graph.of_row[deps.edges.target[later]]], at[graph.lane_start])
     distance = np.append(deps.edges.distance[later], np.ones(len(graph.lane_start), np.int32))
     data = np.append(deps.edges.data[later], np.zeros(len(graph.lane_start), bool))
-    return source.astype(np.int32), target.astype(np.int32), distance.astype(np.int32), data
+    return source.astype(np.int64), target.astype(np.int64), distance.astype(np.int32), data
 
 
 def _deadlock(program: Program, graph: _Entries, sequence: Longs) -> Deadlock:

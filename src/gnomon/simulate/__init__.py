@@ -1,12 +1,15 @@
 """The simulator: a virtual clock over any Program. It knows levels and predecessors, nothing about pipelines.
 
-`play` times one step, `period` the steady state with its proof, `time_order_peak` the memory; `durations` resolves a table
-of seconds by label. Where durations come from is the prices' business, what a Timeline says is the timeline's.
+`play` times one step, `period` the steady state with its proof, `time_order_peak` the memory; `durations` resolves a
+table of seconds by label. Where durations come from is the prices' business, what a Timeline says is the timeline's.
 """
 
 from gnomon.simulate.durations import Durations as Durations
 from gnomon.simulate.durations import durations as durations
 from gnomon.simulate.durations import labels as labels
+from gnomon.simulate.many import Script as Script
+from gnomon.simulate.many import makespans as makespans
+from gnomon.simulate.many import periods as periods
 from gnomon.simulate.memory import TimePeak as TimePeak
 from gnomon.simulate.memory import memory_events as memory_events
 from gnomon.simulate.memory import play_steps as play_steps

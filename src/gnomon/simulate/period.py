@@ -127,8 +127,9 @@ class _Waits:
         for member in members:
             low, high = np.searchsorted(self.targets, [member, member + 1])
             for edge in self.sorted[low:high].tolist():
-                source, back, data = (int(order.before[i][edge]) for i in (0, 2, 3))
-                if back <= step and (steps[step - back].seen if data else steps[step - back].end)[source] == start:
+                source, back = int(order.before[0][edge]), int(order.before[2][edge])
+                late = bool(order.before[3][edge])
+                if back <= step and (steps[step - back].seen if late else steps[step - back].end)[source] == start:
                     return step - back, source, member
         return None
 

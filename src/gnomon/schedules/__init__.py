@@ -1,0 +1,26 @@
+"""Schedules: the order in which stages and microbatches are computed, and the passes that add what goes with it.
+
+A schedule returns `Rows` of compute actions; `with_messages`, `with_loads` and the passes on gradients and optimizer
+add theirs; `Rows.program` makes a Program. `lower` does all of it from a graph and a plan. Left out: times and prices.
+"""
+
+from gnomon.schedules.gpipe import gpipe as gpipe
+from gnomon.schedules.gradients import with_all_reduce as with_all_reduce
+from gnomon.schedules.gradients import with_optimizer as with_optimizer
+from gnomon.schedules.gradients import with_tied_all_reduce as with_tied_all_reduce
+from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b as interleaved_one_f_one_b
+from gnomon.schedules.interleaved_one_f_one_b import looped_bfs as looped_bfs
+from gnomon.schedules.messages import blocking_kinds as blocking_kinds
+from gnomon.schedules.messages import with_loads as with_loads
+from gnomon.schedules.messages import with_messages as with_messages
+from gnomon.schedules.one_f_one_b import alternate as alternate
+from gnomon.schedules.one_f_one_b import dapple_warm_up as dapple_warm_up
+from gnomon.schedules.one_f_one_b import one_f_one_b as one_f_one_b
+from gnomon.schedules.rows import KIND as KIND
+from gnomon.schedules.rows import Inserted as Inserted
+from gnomon.schedules.rows import Rows as Rows
+from gnomon.schedules.rows import by_time as by_time
+from gnomon.schedules.rows import insert as insert
+from gnomon.schedules.rows import of_lists as of_lists
+from gnomon.schedules.rows import of_table as of_table
+from gnomon.schedules.zero_bubble import zero_bubble_h1 as zero_bubble_h1

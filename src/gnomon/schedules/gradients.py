@@ -1,0 +1,80 @@
+"""What ends a step: gradients reduced over data-parallel ranks and over stages with tied parameters, and the update.
+
+`with_all_reduce` inserts one AR for each stage, after its last backward or after all of the rank's computing;
+`with_tied_all_reduce` adds the AR in which the stages that hold the same parameters meet (Megatron-LM's embedding
+group); `with_optimizer` adds an OPT for each stage. Left out: buckets within a stage and sharded gradients (see `zero` and `fsdp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.program import NO_UNIT, Override
+from gnomon.schedules.rows import KIND, Inserted, Longs, Rows, insert
+
+WRITES_GRADIENTS = ("B", "W")
+TIED = "embedding"
+"""Communicator of the stages that share tied parameters, and the price name of their all-reduce."""
+
+
+def with_all_reduce(rows: Rows, stages: Collection[int], *, overlap: bool = True) -> Rows:
+    """The rows with an AR for each of `stages`. overlap: right after the stage's last backward, so that it runs beside
+    what follows; otherwise after all other rows of the rank."""
+    last, stage = last_of_stage(rows, WRITES_GRADIENTS)
+    chosen = np.isin(stage, list(stages))
+    return insert(rows, [_per_stage("AR", last[chosen] if overlap else _ends(rows, last[chosen]), stage[chosen])])
+
+
+def with_tied_all_reduce(rows: Rows, stages: Collection[int]) -> Rows:
+    """The rows with an AR that `stages`, which hold the same parameters, run together at the end of their ranks' rows.
+
+    Stages on one rank class need no message; when all are on one class nothing is inserted.
+    """
+    last, stage = last_of_stage(rows, WRITES_GRADIENTS)
+    chosen = np.flatnonzero(np.isin(stage, list(stages)))
+    rank_class = rows.rank_class[last[chosen]]
+    _, one_each = np.unique(rank_class, return_index=True)
+    if len(one_each) < 2:
+        return rows
+    chosen = chosen[one_each]
+    group = int(rows.group.max(initial=-1)) + 1
+    override = Override(comm=TIED, name=f"AR {TIED}")
+    return insert(rows, [_per_stage("AR", _ends(rows, last[chosen]), stage[chosen], group=group, override=override)])
+
+
+def with_optimizer(rows: Rows) -> Rows:
+    """The rows with an OPT for each stage, by stage, at the end of its rank's rows."""
+    last, stage = last_of_stage(rows, WRITES_GRADIENTS)
+    order = np.argsort(stage, kind="stable")
+    return insert(rows, [_per_stage("OPT", _ends(rows, last[order]), stage[order])])
+
+
+def last_of_stage(rows: Rows, kinds: Collection[str]) -> tuple[Longs, NDArray[np.int16]]:
+    """(row, stage) of the last row of these kinds of each stage on each rank class, by class and then by row."""
+    mine = np.flatnonzero(rows.is_kind(*kinds))
+    code = rows.rank_class[mine].astype(np.int64) * rows.num_stages + rows.stage[mine]
+    _, from_the_end = np.unique(code[::-1], return_index=True)
+    last = np.sort(mine[len(mine) - 1 - from_the_end])
+    return last, rows.stage[last]
+
+
+def _ends(rows: Rows, of: Longs) -> Longs:
+    """Last row of the rank class of each of these rows."""
+    ends: Longs = rows.class_ptr[rows.rank_class[of].astype(np.int64) + 1] - 1
+    return ends
+
+
+def _per_stage(
+    kind: str, anchor: Longs, stage: NDArray[np.int16], *, group: int = -1, override: Override | None = None
+) -> Inserted:
+    return Inserted(
+        anchor=anchor,
+        kind=np.full(len(anchor), KIND[kind], np.int8),
+        stage=stage,
+        unit=np.full(len(anchor), NO_UNIT, np.int32),
+        group=group,
+        override=override,
+    )

@@ -93,18 +93,17 @@ class BlockBuilder:
         contracts = tuple(atom.name for d in contract for atom in d.atoms)
         return self.op("linear", path, tuple(inputs), (*kept, *out), name=name, contracts=contracts)
 
-    def conv2d(self, path: str, x: str, out: tuple[Dim, Dim, Dim], kernel: int, *, bias: bool = True) -> str:
+    def conv2d(self, path: str, x: str, out: tuple[Dim, Dim, Dim], kernel: int, *, name: str = "") -> str:
         """2-D convolution of (batch, channels, h, w) to (batch, *out), out = (channels, h, w); a square kernel.
 
         Parameters `path.weight` (out, in, kernel, kernel) and `path.bias`; stride is what the sizes say.
         """
         batch, channels = self.dims(x)[:2]
         window = tuple(Dim(name=f"kernel_{axis}.{kernel}", size=kernel) for axis in "hw")
-        inputs = [x, self.parameter(f"{path}.weight", out[0], channels, *window)]
-        if bias:
-            inputs.append(self.parameter(f"{path}.bias", out[0]))
+        weight = self.parameter(f"{path}.weight", out[0], channels, *window)
+        inputs = (x, weight, self.parameter(f"{path}.bias", out[0]))
         contracts = (channels.name, *(d.name for d in window))
-        return self.op("conv2d", path, tuple(inputs), (batch, *out), contracts=contracts)
+        return self.op("conv2d", path, inputs, (batch, *out), name=name, contracts=contracts)
 
     def experts(self, path: str, rows: str, *, experts: Dim, out: Dim, contract: Dim) -> str:
         """Each row of `rows` times the weight (experts, out, contract) of its own expert; parameter `path.weight`."""
@@ -114,14 +113,32 @@ class BlockBuilder:
             "grouped_linear", path, (rows, weight), (*kept, out), contracts=(contract.name,), groups=experts.name
         )
 
-    def norm(self, path: str, x: str, over: Dim, *, fn: str, bias: bool, affine: bool = True, name: str = "") -> str:
-        """Normalise `x` over one dim; `fn` is rms, layer or group; parameters `path.weight`, `path.bias` if affine."""
+    def norm(
+        self,
+        path: str,
+        x: str,
+        over: Dim,
+        *,
+        fn: str,
+        bias: bool,
+        affine: bool = True,
+        groups: int = 0,
+        name: str = "",
+    ) -> str:
+        """Normalise `x` over one dim; `fn` is rms, layer or group (then over the positions too, in `groups` of `over`).
+
+        Parameters `path.weight` if affine, `path.bias` if asked.
+        """
         inputs = [x]
         if affine:
             inputs.append(self.parameter(f"{path}.weight", over))
         if bias:
             inputs.append(self.parameter(f"{path}.bias", over))
-        return self.op("norm", path, tuple(inputs), name=name, fn=fn, over=over.name)
+        extra: dict[str, AttrValue] = {"groups": groups} if groups else {}
+        out = self._add(Tensor(name=name or path, dims=self.dims(x)))
+        values = attrs(fn=fn, over=over.name, **extra)
+        self._ops.append(Op(kind="norm", path=path, inputs=tuple(inputs), outputs=(out,), attrs=values))
+        return out
 
     def attention(
         self,

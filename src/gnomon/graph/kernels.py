@@ -135,9 +135,12 @@ class _Lowering:
         over = str(op.attr("over", ""))
         if over not in [d.name for d in x.dims]:
             raise GraphError(f"{self.block.name}/{op.path}: norm over {over!r}, which is not a dim of {x}")
-        groups = (Dim(name="norm_groups", size=int(op.attr("groups", 32))),) if op.attr("fn", "") == "group" else ()  # type: ignore[arg-type]
-        kept = (x.dims[0],) if groups else tuple(d for d in x.dims if d.name != over)
-        row = Tensor(name=f"{op.path}:rstd", dims=(*kept, *groups), dtype="fp32")
+        kept = tuple(d for d in x.dims if d.name != over)
+        if op.attr("fn", "") == "group":  # statistics of a sample and group, over all positions
+            groups = op.attr("groups", 0)
+            assert isinstance(groups, int), "written by BlockBuilder.norm"
+            kept = (x.dims[0], Dim(name="norm_groups", size=groups))
+        row = Tensor(name=f"{op.path}:rstd", dims=kept, dtype="fp32")
         if fused:
             mean = () if op.attr("fn", "") == "rms" else (replace(row, name=f"{op.path}:mean"),)
             self.emit(op, *mean, row)

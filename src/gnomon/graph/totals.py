@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gnomon.graph.backward import BackwardBlock, Policy, backward, saved
-from gnomon.graph.dims import Number
+from gnomon.graph.dims import Number, numel
 from gnomon.graph.graph import Graph
 from gnomon.graph.kernels import Kernels
 from gnomon.graph.ops import Setting, Work, forward_work, grad_work, nbytes
@@ -87,6 +87,25 @@ def graph_work(graph: Graph, kernels: Kernels, setting: Setting) -> BlockWork:
         if key not in known:
             known[key] = backward_work(call_backward(graph, call, kernels, setting), setting)
         total = total + known[key] * call.repeat
+    return total + BlockWork(forward=Work(), input_grad=accumulation_work(graph, setting), weight_grad=Work())
+
+
+def accumulation_work(graph: Graph, setting: Setting) -> Work:
+    """Adding up the gradients of tensors that several calls read: skips, an encoder's output, a shared bias."""
+    readers: dict[str, int] = {}
+    for call in graph.calls:
+        chained = {own for _, own in call.chain}
+        for own, source in call.inputs:
+            producer, tensor = graph.source(source)
+            if producer is not None and tensor.is_float:
+                readers[source] = readers.get(source, 0) + (1 if own in chained else call.repeat)
+    total = Work()
+    for source, count in readers.items():
+        tensor = graph.source(source)[1]
+        size, elements = nbytes(tensor, setting.sizes, setting.dtypes), numel(tensor.dims, setting.sizes)
+        if count > 1:
+            added = elements * (count - 1)
+            total = total + Work(vector_flops=added, read_bytes=size * count, write_bytes=size)
     return total
 
 

@@ -116,7 +116,7 @@ _PRINTED = {
     Unit.DOLLARS_PER_HOUR: ((0, "$/h"),),
 }
 
-_COUNTS = {prefix: Fraction(10**power) for prefix, power in _SI.items() if prefix not in "PE"}
+_COUNTS = {prefix: Fraction(10**power) for prefix, power in _SI.items() if power <= 12}
 _COUNTS |= {"K": Fraction(1000), "B": Fraction(10**9)} | {p: Fraction(2**b) for p, b in _BINARY.items() if b <= 40}
 
 
@@ -305,7 +305,9 @@ def _wrong_unit(text: str, suffix: str, unit: Unit) -> str:
     elif unit is Unit.BYTES and suffix in _scaled("b") | _scaled("bit"):
         why = f"{suffix!r} are bits; write bytes with a capital B"
     else:
-        why = f"unknown unit {_quoted(suffix)}{nearest(suffix, _SCALES[unit])}"
+        same = [known for known in _SCALES[unit] if known.casefold() == suffix.casefold()]
+        hint = f" (did you mean {same[0]!r}?)" if same else nearest(suffix[:48], _SCALES[unit])
+        why = f"unknown unit {_quoted(suffix)}{hint}"
     return f"Expected {unit.value} in {_quoted(text)}, but {why}; accepted: {_OFFERED[unit]}"
 
 

@@ -130,9 +130,11 @@ def _ring_bytes_per_s(node: Node, ranks: int) -> float:
     """What each device can send to the rest of its group.
 
     Only links to members count: in a mesh one a peer, in a torus the two of one axis (a smaller group than the whole
-    node is taken to lie along one), in a DGX-1's ring of uneven links one a peer at least.
+    node is taken to lie along one; slices under 4 chips an axis have fewer links than is assumed here), in a DGX-1's
+    ring of uneven links one a peer at least.
     """
-    if node.topology in ("switch", "bus") or ranks == node.count:
+    whole = ranks == node.count and node.topology != "mesh"
+    if node.topology in ("switch", "bus") or whole:
         return node.intra.bytes_per_s
     peers = min(ranks - 1, 2) if node.topology in ("torus2d", "torus3d") else ranks - 1
     return min(node.pair_rate_bytes_per_s * peers, node.intra.bytes_per_s)

@@ -274,7 +274,7 @@ def _dims(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Probl
         mesh = plan.stage_mesh(stage)
         for name in dict.fromkeys(layer.call.block for layer in layers):
             for dim in graph.block(name).dims:
-                if rule := _DIM_RULES.get(dim.name.rpartition(".")[2]):
+                if rule := _DIM_RULES.get(_base(dim)):
                     yield from rule(plan, mesh, dim)
         if any(_has(graph, layer, "attention") for layer in layers):
             yield from _sequence(plan, mesh, workload)
@@ -283,6 +283,11 @@ def _dims(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Probl
 def _has(graph: Graph, layer: Layer, kind: str) -> bool:
     ops: tuple[GraphOp, ...] = graph.block(layer.call.block).ops
     return any(op.kind == kind for op in ops)
+
+
+def _base(dim: Dim) -> str:
+    """What a dim is, whatever its scope: `vision.heads` is `heads`. Empty if no rule is about it."""
+    return next((part for part in dim.name.split(".") if part in _DIM_RULES), "")
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
@@ -343,6 +348,7 @@ _DIM_RULES: dict[str, Callable[[Plan, Mesh, Dim], Iterator[Problem]]] = {
     "heads": _heads,
     "kv_heads": _kv_heads,
     "ffn": _ffn,
+    "shared_ffn": _ffn,
     "expert_ffn": _expert_ffn,
     "experts": _experts,
     "vocab": _vocab,
@@ -372,9 +378,16 @@ def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Pro
 
 def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
-    dims = {dim.name.rpartition(".")[2] for block in graph.blocks for dim in block.dims}
+    dims = {_base(dim) for block in graph.blocks for dim in block.dims}
     if "experts" not in dims and (ep := max(mesh.ep * mesh.etp for mesh in meshes)) > 1:
         yield _error("no_experts", f"ep x etp = {ep}, but graph {graph.name!r} has no experts; use ep = 1 and etp = 1")
+    if "experts" in dims and max(mesh.tp for mesh in meshes) > 1 and not plan.layout.sequence_parallel:
+        yield _error(
+            "experts_need_sequence_parallel",
+            f"graph {graph.name!r} has experts and tp = {max(mesh.tp for mesh in meshes)} without "
+            f"sequence_parallel: every tp "
+            f"rank would send the same tokens; set layout.sequence_parallel = true",
+        )
     if plan.layout.sequence_parallel and all(mesh.tp == 1 for mesh in meshes):
         yield _note("no_effect", "sequence_parallel has no effect at tp = 1")
     if plan.optimizer.zero and all(mesh.dp_shard * mesh.cp == 1 for mesh in meshes):

@@ -8,6 +8,7 @@ between stages. No times.
 from gnomon.sharding.block import ShardedBlock as ShardedBlock
 from gnomon.sharding.block import ShardedOp as ShardedOp
 from gnomon.sharding.block import shard_block as shard_block
+from gnomon.sharding.block import shard_graph as shard_graph
 from gnomon.sharding.context import causal_shares as causal_shares
 from gnomon.sharding.context import ring_step_pairs as ring_step_pairs
 from gnomon.sharding.homes import home as home

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from gnomon.errors import PlanError, nearest
-from gnomon.graph import Block, Dtypes, Number, Op, Sizes, Tensor
+from gnomon.graph import Block, Dtypes, Graph, Number, Op, Sizes, Tensor
 from gnomon.plans import Layout, Mesh
-from gnomon.sharding.homes import home, routed_tensors
+from gnomon.sharding.homes import base, home, is_sequence, routed_tensors
 from gnomon.sharding.layout import Collective, Scene, Sharding, ceil_div, local_size, redistribute
 from gnomon.sharding.strategies import Setting, Strategy, strategies
 
@@ -93,6 +94,8 @@ def shard_block(
     """
     scene = Scene(axis_sizes={axis: getattr(mesh, axis) for axis in INNER_AXES}, sizes=sizes, dtypes=dtypes)
     walk = _Walk(block, layout, scene, no_grad)
+    _check_divisible(block, walk.homes, scene)
+
     for op in block.ops:
         walk.forward_op(op)
     for sharded in reversed(walk.ops):
@@ -109,6 +112,41 @@ def shard_block(
         partial_grads=walk.partial_grads(),
         copies=walk.copies(),
     )
+
+
+def shard_graph(
+    graph: Graph, layout: Layout, mesh: Mesh, sizes: Sizes, dtypes: Dtypes, calls: Collection[str] = ()
+) -> dict[str, ShardedBlock]:
+    """Each block of `graph` (or of the named `calls`) on one rank of `mesh`, by name; inputs of the graph get no
+    gradient."""
+    wanted = [call for call in graph.calls if not calls or call.name in calls]
+    given: dict[str, set[str]] = {}
+    for call in wanted:
+        # Only what every call of the block takes from the batch itself.
+        now = {own for own, source in call.inputs if "." not in source}
+        given[call.block] = given.get(call.block, now) & now
+    return {
+        name: shard_block(graph.block(name), layout, mesh, sizes, dtypes, no_grad=no_grad)
+        for name, no_grad in given.items()
+    }
+
+
+def _check_divisible(block: Block, homes: Mapping[str, Sharding], scene: Scene) -> None:
+    """PlanError for a dim that its axes do not divide. Vocabulary is padded, positions too; key-value heads may be
+    copied."""
+    for tensor in block.tensors:
+        for dim in tensor.atoms:
+            kind, size = base(dim.name), dim.size
+            if size is None or kind == "vocab" or is_sequence(dim.name):
+                continue
+            axes = homes[tensor.name].axes_of(dim.name)
+            ways = prod(scene.ranks(axis) for axis in axes)
+            if size % ways and not (kind == "kv_heads" and ways % size == 0):
+                raise PlanError(
+                    f"block {block.name!r}: {' x '.join(axes)} = {ways} does not divide {dim.name} = {size}; "
+                    f"use a divisor of "
+                    f"{size}, or a layout rule that keeps {dim.name!r} whole"
+                )
 
 
 _Need = tuple[str, Sharding, tuple[str, ...]]
@@ -213,7 +251,7 @@ class _Walk:
         for name in (*op.outputs, *op.inputs[:1]):
             tensor = self.block.tensor(name)
             if name in self.routed and tensor.kind == "activation":
-                return tuple(dim.name for dim in tensor.atoms if dim.name.rpartition(".")[2] == "topk")
+                return tuple(dim.name for dim in tensor.atoms if base(dim.name) == "topk")
         return ()
 
     def local_elements(self) -> dict[str, Number]:

@@ -10,9 +10,12 @@ from gnomon.graph import Block, Tensor
 from gnomon.plans import Layout
 from gnomon.sharding.layout import Scene, Sharding
 
-SEQUENCE_DIMS = ("seq", "image_h", "kv_seq")
-"""Dims that cp divides, and tp between its regions under sequence parallelism (base names). Images are divided by
-height."""
+TOKEN_DIMS = ("seq", "enc_seq", "patches", "kv_seq")
+"""Dims over tokens (base names): cp divides them, and tp between its regions under sequence parallelism."""
+
+SEQUENCE_DIMS = (*TOKEN_DIMS, "image_h")
+"""Dims over positions (base names), which cp divides; images into bands of rows."""
+
 
 HEAD_DIMS = ("heads", "kv_heads")
 """Dims of attention heads (base names); tp divides both alike."""
@@ -21,9 +24,12 @@ TENSOR_DIMS = (*HEAD_DIMS, "ffn", "shared_ffn")
 """Dims that tp divides wherever they are (base names)."""
 
 
+_KNOWN_DIMS = frozenset((*SEQUENCE_DIMS, *TENSOR_DIMS, "vocab", "experts", "expert_ffn", "topk", "kernel_h"))
+
+
 def base(name: str) -> str:
-    """A dim's name without its scope: `vision.heads` is `heads`."""
-    return name.rpartition(".")[2]
+    """What a dim is, whatever its scope or number: `vision.heads` is `heads`, `image_h.2` is `image_h`."""
+    return next((part for part in name.split(".") if part in _KNOWN_DIMS), name)
 
 
 def is_sequence(name: str) -> bool:
@@ -49,7 +55,7 @@ def home(tensor: Tensor, block: Block, layout: Layout, scene: Scene) -> Sharding
             if scene.ranks(axis) > 1:
                 shards.setdefault(axis, name)
     if layout.sequence_parallel and not is_parameter and scene.ranks("tp") > 1:
-        along = next((name for name in names if is_sequence(name) and name not in ruled), None)
+        along = next((name for name in names if base(name) in TOKEN_DIMS and name not in ruled), None)
         if along is not None:
             shards.setdefault("tp", along)
     return Sharding(shards=tuple(shards.items()))

@@ -103,11 +103,13 @@ def _owner(op: Op, setting: Setting, axis: str) -> str | None:
 
 
 def _agrees(op: Op, dim: str | None, owner: str | None) -> bool:
-    """Whether a tensor divided along `dim` fits work divided along `owner`: the same dim, or query and key heads
-    together."""
-    return dim == owner or (
-        op.kind in ("attention", "repeat") and base(dim or "") in HEAD_DIMS and base(owner or "") in HEAD_DIMS
-    )
+    """Whether a tensor divided along `dim` fits work divided along `owner`: the same dim; query and key heads
+    together; positions before and after (pixels and patches, queries and keys), of which a rank has the same part."""
+    if dim is None or owner is None or dim == owner:
+        return dim == owner
+    if is_sequence(dim) and is_sequence(owner):
+        return True
+    return op.kind in ("attention", "repeat") and base(dim) in HEAD_DIMS and base(owner) in HEAD_DIMS
 
 
 def _plain(op: Op, setting: Setting) -> Strategy:
@@ -288,12 +290,21 @@ def _loss(op: Op, setting: Setting, plain: Strategy) -> Strategy:
 
 def _norm(op: Op, setting: Setting, plain: Strategy) -> Strategy:
     """A norm over a dim that tp divides adds up its fp32 statistics over the ranks: one a row (rms) or two, forward
-    and backward."""
+    and backward. So does a group norm of an image that cp divides: two for each group of each image."""
+    phases: tuple[Phase, ...] = ("forward", "backward")
     over = str(op.attr("over", ""))
+    if op.attr("fn", "") == "group" and plain.inputs[0].dim_of("cp") is not None:
+        groups = op.attr("groups", 32)
+        assert isinstance(groups, int)
+        images = size_of(setting.block.tensor(op.inputs[0]).dims[0], setting.scene.sizes)
+        sums = tuple(
+            _inside(op, setting, "all_reduce", "cp", images * groups * 8, phase, op.inputs[0]) for phase in phases
+        )
+        return _with(plain, "local", sums)
+
     if plain.inputs[0].dim_of("tp") != over:
         return plain
     size = _rows(op, setting, plain.inputs[0], over) * (4 if op.attr("fn", "") == "rms" else 8)
-    phases: tuple[Phase, ...] = ("forward", "backward")
     inside = tuple(_inside(op, setting, "all_reduce", "tp", size, phase, op.inputs[0]) for phase in phases)
     return _with(plain, "local", inside)
 
@@ -347,6 +358,6 @@ def _convolution(op: Op, setting: Setting, plain: Strategy) -> Strategy:
 def _kernel_height(op: Op, setting: Setting) -> int:
     """Rows of the kernel: the contracted dim of the weight that is named for it."""
     for dim in setting.block.tensor(op.inputs[1]).dims:
-        if base(dim.name) in ("kernel_h", "kernel") and dim.size is not None:
+        if base(dim.name) == "kernel_h" and dim.size is not None:
             return dim.size
     raise PlanError(f"{op.path}: its weight has no dim 'kernel_h', so the halo over cp is unknown; use cp = 1")

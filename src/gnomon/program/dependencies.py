@@ -249,7 +249,9 @@ def _reuse_edges(h: _History, out: _Collector) -> None:
     again = np.flatnonzero(h.opens & (h.last_free >= 0) & single)
     out.add(h.row[h.last_free[again]], h.row[again], 0, data=False)
     opening = np.repeat(h.first_of(h.modify), h.length)
-    tail = np.flatnonzero(h.carried & single & (h.op == READ) & (ender < 0) & (opening >= 0))
+    in_place = opening >= 0  # an accumulation changes the version itself, however many slots there are
+    in_place[in_place] = single[in_place] | ~h.write[opening[in_place]]
+    tail = np.flatnonzero(h.carried & in_place & (h.op == READ) & (ender < 0))
     out.add(h.row[tail], h.row[opening[tail]], 1, data=False)
     released, opened = h.final_of(h.release), h.first_of(h.opens)
     step = np.flatnonzero((released >= 0) & (opened >= 0) & (h.slots == 1))

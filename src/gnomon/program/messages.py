@@ -117,18 +117,21 @@ def _unmatched(
 def _flows(program: Program, comm: Communicator, pair: tuple[Longs, Longs], add: AddEdges) -> list[Problem]:
     """Order and capacity of the messages between each pair of rank classes."""
     sends, receives = pair
+    if not len(sends):
+        return []
     cls = np.searchsorted(program.class_ptr, sends, side="right") * np.int64(program.num_classes + 1)
     cls += np.searchsorted(program.class_ptr, receives, side="right")
-    order = np.lexsort((sends, cls)) if len(sends) else np.zeros(0, np.int64)
+    order = np.lexsort((sends, cls))
     sends, receives, cls = sends[order], receives[order], cls[order]
     problems = []
     if comm.ordered:
         for i in np.flatnonzero((cls[1:] == cls[:-1]) & (receives[1:] < receives[:-1])).tolist():
             early, late = program.token(int(receives[i + 1])), program.token(int(receives[i]))
-            why = f"{late} comes after {early}, but {program.token(int(sends[i]))} is sent first; {comm.name!r} is ordered"
+            sent = program.token(int(sends[i]))
+            why = f"{late} comes after {early}, but {sent} is sent first and {comm.name!r} matches by order"
             problems.append(Problem.of(program, "wrong order on a communicator", int(receives[i + 1]), why))
     if comm.capacity and comm.semantics == "buffered":
-        starts = np.flatnonzero(np.append(True, cls[1:] != cls[:-1])) if len(cls) else cls
+        starts = np.flatnonzero(np.append(True, cls[1:] != cls[:-1]))
         for begin, end in zip(starts.tolist(), np.append(starts[1:], len(cls)).tolist(), strict=True):
             flow = np.sort(receives[begin:end])
             steps, index = np.divmod(np.arange(end - begin) - comm.capacity, end - begin)

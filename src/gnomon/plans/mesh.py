@@ -125,10 +125,11 @@ class Mesh:
             raise PlanError(f"mesh order {self.order} must name each of {', '.join(DENSE_AXES)} once, outermost first")
         folded, block = prod(getattr(self, a) for a in FOLDED_AXES), self.ep * self.etp
         if folded % block:
-            legal = max(d for d in range(1, folded + 1) if folded % (d * self.etp) == 0 or d == 1 and d <= self.ep)
+            legal = [d for d in range(1, folded + 1) if folded % (d * self.etp) == 0]
+            fix = f"the nearest legal ep is {min(legal, key=lambda d: (abs(d - self.ep), d))}" if legal else "lower etp"
             raise PlanError(
                 f"experts need ep x etp = {self.ep} x {self.etp} = {block} ranks out of dp_shard x cp x tp = {folded}, "
-                f"which {block} does not divide; the largest legal ep is {legal} at etp = {self.etp}"
+                f"which {block} does not divide; {fix}"
             )
 
     @property

@@ -1,0 +1,152 @@
+"""Units and workloads: tokens, prefixes and weights by hand, coverage and normalisation as invariants.
+
+The examples are a decode batch, chunks of a long sequence, uneven shares and a skewed router.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import PlanError
+from gnomon.plans import (
+    Arrivals,
+    Lengths,
+    RouterLoad,
+    Unit,
+    Workload,
+    check_cover,
+    chunked_units,
+    ordinary_units,
+    prefix_units,
+    shared_units,
+)
+from gnomon.schema import dump, load
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+
+
+def test_a_decode_batch() -> None:
+    # Two requests with 4 and 2 tokens behind them, one new token each.
+    unit = Unit(pieces=((0, 4, 5), (1, 2, 3)))
+    assert (unit.tokens, unit.prefix_tokens) == (2, 6)
+    assert unit.attention_pairs() == 5 + 3
+
+
+def test_chunks_of_a_long_sequence() -> None:
+    # Lengths 4, 2, 1, 1 in chunks of 2 (ChunkFlow's example): a1 a2 | b | c d packed.
+    units = chunked_units((4, 2, 1, 1), chunk_tokens=2)
+    assert [unit.pieces for unit in units] == [((0, 0, 2),), ((0, 2, 4),), ((1, 0, 2),), ((2, 0, 1), (3, 0, 1))]
+    assert [unit.weight for unit in units] == [0.25] * 4
+    assert [unit.prefix_tokens for unit in units] == [0, 2, 0, 0]
+    assert prefix_units(1, units) == (0,)
+    assert prefix_units(0, units) == ()
+
+
+def test_pairs_of_chunks_add_up_to_the_whole_sequence() -> None:
+    whole = Unit(pieces=((0, 0, 10),))
+    parts = [Unit(pieces=((0, 0, 3),)), Unit(pieces=((0, 3, 7),)), Unit(pieces=((0, 7, 10),))]
+    assert whole.attention_pairs() == 55
+    assert sum(part.attention_pairs() for part in parts) == 55
+    assert Unit(pieces=((0, 3, 7),)).attention_pairs(causal=False) == 4 * 7
+
+
+def test_ordinary_units_deal_the_batch_in_runs() -> None:
+    units = ordinary_units((8,) * 8, data_ranks=2, micro_batch_size=2)
+    assert [unit.worker for unit in units] == [0, 0, 1, 1]
+    assert units[2].pieces == ((4, 0, 8), (5, 0, 8))
+    assert [unit.weight for unit in units] == [0.25] * 4
+
+
+def test_a_longer_sequence_weighs_more() -> None:
+    units = ordinary_units((30, 10), data_ranks=2, micro_batch_size=1)
+    assert [unit.weight for unit in units] == [0.75, 0.25]
+
+
+def test_uneven_shares() -> None:
+    units = shared_units((1,) * 8, shares=(3, 0, 1), num_microbatches=2)
+    assert [(unit.worker, unit.tokens) for unit in units] == [(0, 3), (2, 1), (0, 3), (2, 1)]
+    assert units[2].pieces == ((4, 0, 1), (5, 0, 1), (6, 0, 1))
+
+
+@given(LENGTHS, st.integers(1, 16))
+def test_chunks_cover_every_token_once_and_fit(lengths: list[int], chunk_tokens: int) -> None:
+    units = chunked_units(lengths, chunk_tokens=chunk_tokens)
+    check_cover(units, lengths)
+    assert all(unit.tokens <= chunk_tokens for unit in units)
+    assert sum(unit.weight for unit in units) == pytest.approx(1.0, abs=1e-12)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 99))
+def test_ordinary_units_cover_and_normalise(data_ranks: int, size: int, count: int, length: int) -> None:
+    lengths = (length,) * (data_ranks * size * count)
+    units = ordinary_units(lengths, data_ranks=data_ranks, micro_batch_size=size)
+    check_cover(units, lengths)
+    assert len(units) == data_ranks * count
+    assert sum(unit.weight for unit in units) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_cover_tells_what_is_wrong() -> None:
+    with pytest.raises(PlanError, match="token 2 of sequence 0 is missing"):
+        check_cover([Unit(pieces=((0, 0, 2), (0, 3, 4)))], (4,))
+    with pytest.raises(PlanError, match="token 1 of sequence 0 is taken twice"):
+        check_cover([Unit(pieces=((0, 0, 2),)), Unit(pieces=((0, 1, 4),))], (4,))
+    with pytest.raises(PlanError, match="cover 0 tokens of sequence 1, which has 3"):
+        check_cover([Unit(pieces=((0, 0, 4),))], (4, 3))
+    with pytest.raises(PlanError, match="names sequence 5"):
+        check_cover([Unit(pieces=((5, 0, 4),))], (4,))
+
+
+def test_router_load() -> None:
+    assert RouterLoad().fractions(4).tolist() == [0.25] * 4
+    assert RouterLoad(kind="zipf", s=1.0).fractions(2).tolist() == pytest.approx([2 / 3, 1 / 3])
+    load_ = RouterLoad(kind="histogram", counts=(6.0, 2.0, 1.0, 1.0))
+    # Experts 0 and 1 on rank 0: it works 1.6 times the mean.
+    assert (load_.rank_fractions(4, 2) * 2).tolist() == pytest.approx([1.6, 0.4])
+    with pytest.raises(PlanError, match="4 counts, but the block has 8 experts"):
+        load_.fractions(8)
+
+
+@given(st.integers(1, 64), st.floats(0, 4))
+def test_router_fractions_add_up_and_fall(num_experts: int, s: float) -> None:
+    fractions = RouterLoad(kind="zipf", s=s).fractions(num_experts)
+    assert fractions.sum() == pytest.approx(1.0)
+    assert (np.diff(fractions) <= 0).all()
+
+
+def test_workloads_as_text() -> None:
+    workload = Workload(lengths=(5, 7), router=RouterLoad(kind="zipf", s=1.2), sizes=(("enc_seq", 512),))
+    assert load(Workload, dump(workload)) == workload
+    assert workload.batch_size == 2
+    drawn = Workload(global_batch_size=3, distribution=Lengths(values=(10, 20), weights=(1.0, 1.0)))
+    assert load(Workload, dump(drawn)) == drawn
+    assert drawn.sequence_lengths(seed=1) == drawn.sequence_lengths(seed=1)
+    assert set(drawn.sequence_lengths()) <= {10, 20}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Workload(global_batch_size=4), "exactly one of"),
+        (lambda: Workload(global_batch_size=4, seq_len=8, lengths=(1,)), "exactly one of"),
+        (lambda: Workload(seq_len=8), "global_batch_size >= 1"),
+        (lambda: Workload(global_batch_size=3, lengths=(1, 2)), "lists 2"),
+        (lambda: Unit(pieces=()), "no pieces"),
+        (lambda: Unit(pieces=((0, 3, 3),)), "start < stop"),
+        (lambda: Unit(pieces=((0, 0, 3), (0, 2, 4))), "token 2 of sequence 0 twice"),
+        (lambda: Unit(pieces=((0, 0, 1),), weight=1.5), "share of the global batch"),
+        (lambda: ordinary_units((1,) * 7, data_ranks=2, micro_batch_size=2), "nearest legal batch is 4"),
+        (lambda: shared_units((1,) * 7, shares=(3, 1), num_microbatches=2), "need 8 sequences, but the batch has 7"),
+        (lambda: RouterLoad(kind="histogram"), "needs counts"),
+        (lambda: RouterLoad(s=2.0), "does not use s"),
+        (lambda: Arrivals(kind="poisson"), "positive"),
+        (lambda: Arrivals(kind="trace", times_s=(2.0, 1.0)), "not decreasing"),
+        (lambda: Lengths(values=(1, 2), weights=(1.0,)), "one weight for each"),
+    ],
+)
+def test_contradictions_are_refused(build: object, message: str) -> None:
+    assert callable(build)
+    with pytest.raises(PlanError, match=message):
+        build()

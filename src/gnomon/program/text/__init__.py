@@ -11,9 +11,9 @@
 Header lines give only what differs from the standard kinds, buffers and communicators: `chains`, `inputs loaded`,
 `buffer`, `pool`, `kind`, `comm`, `alias` (`Header.FORMS` lists their forms; `kinds only` and `buffers only` leave the
 standard ones out). `class I [count N] [stage S]` opens a class; rows may leave out a stage given there, or that of
-class i where the Program has as many stages as classes. `#` before a blank starts a comment. A row is stage, kind, unit, then `>peer` `/name` `@stream` `:comm` `#group` `!` `{effects}`. Reading
-is strict: anything unknown, repeated or out of range is a FormatError with line and column. Left out: whether the
-Program can run, which is `validate`'s question, and durations.
+class i where the Program has as many stages as classes. A row is stage, kind, unit, then `>peer` `/name` `@stream`
+`:comm` `#group` `!` `{effects}`; `#` before a blank starts a comment. Reading is strict: anything unknown, repeated or
+out of range is a FormatError with line and column. Left out: whether the Program can run (`validate`), and durations.
 """
 
 from gnomon.program.text.read import parse_program

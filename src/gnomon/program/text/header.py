@@ -87,21 +87,23 @@ class Header:
             while line.more():
                 starts.append(line.count("first stage of a chain", 0))
         self.chains = tuple(starts)
-        self.later.append(partial(self.check_stages, line, starts))
+        self.later.append(partial(self.check_stages, line, starts, line.start))
 
-    def check_stages(self, line: Line, stages: Sequence[int]) -> None:
+    def check_stages(self, line: Line, stages: Sequence[int], column: int) -> None:
         """Stages that a line names must exist."""
         for stage in stages:
             if stage >= self.num_stages:
-                raise line.fail(f"stage {stage}, but there are {self.num_stages} stages (0 to {self.num_stages - 1})")
+                raise line.fail(
+                    f"stage {stage}, but there are {self.num_stages} stages (0 to {self.num_stages - 1})", column
+                )
 
-    def check_buffer(self, line: Line, name: str, column: int | None = None) -> None:
+    def check_buffer(self, line: Line, name: str, column: int) -> None:
         """Buffers that a line names must be declared."""
         known_name(line, "buffer", name, [buffer.name for buffer in self.buffers], column)
 
-    def check_pool(self, line: Line, name: str) -> None:
+    def check_pool(self, line: Line, name: str, column: int) -> None:
         """Pools that a line names must be declared."""
-        known_name(line, "pool", name, [pool.name for pool in self.pools])
+        known_name(line, "pool", name, [pool.name for pool in self.pools], column)
 
     def read_inputs(self, line: Line) -> None:  # inputs resident | loaded
         self.loaded = line.choice(("resident", "loaded"), "where inputs come from") == "loaded"
@@ -116,7 +118,7 @@ class Header:
         pool = line.name("a pool") if line.accept("pool") else ""
         self.buffers += (BufferClass(name=name, lifetime=lifetime, per=per, slots=slots, pool=pool),)
         if pool:
-            self.later.append(partial(self.check_pool, line, pool))
+            self.later.append(partial(self.check_pool, line, pool, line.start))
 
     def read_pool(self, line: Line) -> None:  # pool NAME SIZE
         name = line.name("a pool")
@@ -151,7 +153,9 @@ class Header:
         for part in acts.split(",") if given else ():
             match = PART.fullmatch(part)
             if not match:
-                raise line.fail(f"expected `op BUFFER` with op one of {', '.join(EFFECT_OPS)}, not {part!r}", column)
+                raise line.fail(
+                    f"expected `op BUFFER` with op one of {', '.join(EFFECT_OPS)}, not {short(part)}", column
+                )
             at, name = column + match.start(2), match[2]
             self.later.append(partial(self.check_buffer, line, name, at))
             column += len(part) + 1
@@ -168,18 +172,19 @@ class Header:
         self.comms += (Communicator(name=name, semantics=semantics, capacity=capacity, ordered=ordered),)
 
     def read_alias(self, line: Line) -> None:  # alias BUFFER STAGE [AT] = BUFFER STAGE [AT]
-        pair = []
+        pair, columns = [], []
         for side in (0, 1):
             if side:
                 line.expect("=")
-            name, stage = line.name("a buffer"), line.count("stage", 0)
+            name = line.name("a buffer")
+            columns.append(line.start)
+            stage = line.count("stage", 0)
             at = line.count("unit or sequence", 0) if line.peek().isdigit() else 0
             pair.append(BufferRef(name, stage, at))
-        one, same = pair
-        self.aliases += ((one, same),)
-        for ref in pair:
-            self.later.append(partial(self.check_buffer, line, ref.buffer))
-        self.later.append(partial(self.check_stages, line, [one.stage, same.stage]))
+        self.aliases += ((pair[0], pair[1]),)
+        for ref, column in zip(pair, columns, strict=True):
+            self.later.append(partial(self.check_buffer, line, ref.buffer, column))
+            self.later.append(partial(self.check_stages, line, [ref.stage], column))
 
     def read_only(self, line: Line) -> None:  # kinds only | buffers only
         line.expect("only")

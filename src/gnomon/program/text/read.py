@@ -49,8 +49,8 @@ def parse_program(text: str, source: str = "program", *, max_bytes: int = MAX_BY
 def _unexpected(word: str, in_class: bool) -> str:
     known = (*Header.FORMS, "class")
     if in_class:
-        return f"{word!r} among rows; header lines come before the first class" if word in known else f"{word!r}"
-    return f"expected one of {', '.join(known)} before any row, not {word!r}{nearest(word, known)}"
+        return f"{word!r} among rows; header lines come before the first class" if word in known else short(word)
+    return f"expected one of {', '.join(known)} before any row, not {short(word)}{nearest(word[:40], known)}"
 
 
 def _check_version(line: Line) -> None:

@@ -98,7 +98,7 @@ class Rows:
         line.at = match.end()
         name = match["kind"]
         if name not in self.index:
-            raise line.fail(f"unknown kind {name!r}{nearest(name, self.index)}", match.start("kind"))
+            raise line.fail(f"unknown kind {short(name)}{nearest(name[:40], self.index)}", match.start("kind"))
         kind, stage, unit = self.index[name], self.stage(line, match), NO_UNIT
         if match["unit"]:
             count = len(self.header.units)
@@ -130,7 +130,7 @@ class Rows:
         if not (peer or name or stream or comm or match["inside"]) and acts is None:
             return None
         if comm and comm not in self.comms:
-            raise line.fail(f"unknown communicator {comm!r}{nearest(comm, self.comms)}", match.start("comm"))
+            raise line.fail(f"unknown communicator {short(comm)}{nearest(comm[:40], self.comms)}", match.start("comm"))
         last = self.header.num_stages - 1
         given = None if acts is None else self.effects(line, acts.removeprefix("+"), match.end("effects"))
         return Override(
@@ -163,13 +163,15 @@ class Rows:
             match = REF.fullmatch(part)
             if not match:
                 wanted = f"`op BUFFER STAGE [AT]` with op one of {', '.join(EFFECT_OPS)}"
-                raise line.fail(f"expected {wanted}, not {part.strip()!r}", column)
+                raise line.fail(f"expected {wanted}, not {short(part.strip())}", column)
             known_name(line, "buffer", match[2], tuple(self.buffers), column + match.start(2))
             last, per = self.header.num_stages - 1, self.buffers[match[2]].per
             stage = line.integer(match[3], f"stage (of {last + 1})", 0, last, column + match.start(3))
             if (per == "stage") == (match[4] is not None):
                 form = "BUFFER STAGE" if per == "stage" else f"BUFFER STAGE {per.upper()}"
-                raise line.fail(f"buffer {match[2]} is per {per}: expected `op {form}`, not {part.strip()!r}", column)
+                raise line.fail(
+                    f"buffer {match[2]} is per {per}: expected `op {form}`, not {short(part.strip())}", column
+                )
             at = line.integer(match[4], per, 0, LARGEST, column + match.start(4)) if match[4] else 0
             op = next(op for op in EFFECT_OPS if op == match[1])
             found.append(RowEffect(op, BufferRef(match[2], stage, at)))

@@ -104,7 +104,7 @@ class Line:
         for option in options:
             if option == word:
                 return option
-        raise self.fail(f"expected {what}: one of {', '.join(options)}, not {short(word)}{nearest(word, options)}")
+        raise self.fail(f"expected {what}: one of {', '.join(options)}, not {short(word)}{nearest(word[:40], options)}")
 
     def count(self, what: str, low: int, high: int = LARGEST) -> int:
         """An integer from low to high."""
@@ -124,6 +124,8 @@ class Line:
             raise self.fail(f"expected the end of the line, not {short(self.peek())}")
 
 
-def known_name(line: Line, what: str, name: str, known: Sequence[str], column: int | None = None) -> None:
+def known_name(line: Line, what: str, name: str, known: Sequence[str], column: int) -> None:
     if name not in known:
-        raise line.fail(f"unknown {what} {name!r}{nearest(name, known)}; declare it before the first class", column)
+        raise line.fail(
+            f"unknown {what} {short(name)}{nearest(name[:40], known)}; declare it before the first class", column
+        )

@@ -4,6 +4,7 @@ A schedule returns `Rows` of compute actions; `with_messages`, `with_loads` and 
 add theirs; `Rows.program` makes a Program. `lower` does all of it from a graph and a plan. Left out: times and prices.
 """
 
+from gnomon.schedules.dualpipe_v import dualpipe_v as dualpipe_v
 from gnomon.schedules.gpipe import gpipe as gpipe
 from gnomon.schedules.gradients import with_all_reduce as with_all_reduce
 from gnomon.schedules.gradients import with_optimizer as with_optimizer
@@ -23,4 +24,8 @@ from gnomon.schedules.rows import by_time as by_time
 from gnomon.schedules.rows import insert as insert
 from gnomon.schedules.rows import of_lists as of_lists
 from gnomon.schedules.rows import of_table as of_table
+from gnomon.schedules.v_half import v_half as v_half
+from gnomon.schedules.v_half import v_min as v_min
+from gnomon.schedules.zero_bubble import interleaved_zero_bubble as interleaved_zero_bubble
 from gnomon.schedules.zero_bubble import zero_bubble_h1 as zero_bubble_h1
+from gnomon.schedules.zero_bubble_v import zero_bubble_v as zero_bubble_v

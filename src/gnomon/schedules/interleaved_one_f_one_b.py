@@ -20,18 +20,8 @@ def interleaved_one_f_one_b(num_ranks: int, num_microbatches: int, num_virtual: 
 
     Rank r warms up with 2(p - 1 - r) + (v - 1)p forwards, as in Megatron-LM.
     """
-    check_counts("interleaved_one_f_one_b", num_ranks, num_microbatches)
-    if num_virtual < 2 or num_ranks < 2:
-        raise PlanError(
-            f"schedule interleaved_one_f_one_b needs at least 2 pipeline ranks and 2 virtual stages, but has "
-            f"{num_ranks} and {num_virtual}; raise them, or use one_f_one_b"
-        )
-    if num_microbatches % num_ranks:
-        raise PlanError(
-            f"schedule interleaved_one_f_one_b needs a multiple of {num_ranks} microbatches (its pipeline ranks), not "
-            f"{num_microbatches}; the nearest is {max(1, round(num_microbatches / num_ranks)) * num_ranks}"
-        )
-    chunk, unit = _rounds(num_ranks, num_microbatches, num_virtual)
+    check_interleaved("interleaved_one_f_one_b", num_ranks, num_microbatches, num_virtual)
+    chunk, unit = rounds(num_ranks, num_microbatches, num_virtual)
     rank = np.arange(num_ranks)[:, None]
     units = np.broadcast_to(unit, (num_ranks, len(unit)))
     return alternate(
@@ -57,8 +47,23 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual: int) -> Rows:
     )
 
 
-def _rounds(num_ranks: int, num_microbatches: int, num_virtual: int) -> tuple[Longs, Longs]:
+def rounds(num_ranks: int, num_microbatches: int, num_virtual: int) -> tuple[Longs, Longs]:
     """(chunk, microbatch) of the k-th forward of every rank: p microbatches through each chunk in turn."""
     k = np.arange(num_microbatches * num_virtual)
     round_, within = np.divmod(k, num_ranks * num_virtual)
     return within // num_ranks, round_ * num_ranks + within % num_ranks
+
+
+def check_interleaved(name: str, num_ranks: int, num_microbatches: int, num_virtual: int) -> None:
+    """PlanError unless there are at least two ranks and chunks, and microbatches in rounds of the ranks."""
+    check_counts(name, num_ranks, num_microbatches)
+    if num_virtual < 2 or num_ranks < 2:
+        raise PlanError(
+            f"schedule {name} needs at least 2 pipeline ranks and 2 virtual stages, but has {num_ranks} and "
+            f"{num_virtual}; raise them, or use one_f_one_b"
+        )
+    if num_microbatches % num_ranks:
+        raise PlanError(
+            f"schedule {name} needs a multiple of {num_ranks} microbatches (its pipeline ranks), not "
+            f"{num_microbatches}; the nearest is {max(1, round(num_microbatches / num_ranks)) * num_ranks}"
+        )

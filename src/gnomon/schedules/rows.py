@@ -76,6 +76,10 @@ class Rows:
         found: NDArray[np.bool_] = wanted[self.kind]
         return found
 
+    def with_overrides(self, overrides: Mapping[int, Override]) -> Rows:
+        """The same rows with these overrides, and no others."""
+        return replace(self, overrides=overrides)
+
     def program(
         self,
         *,

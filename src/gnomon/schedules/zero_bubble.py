@@ -1,32 +1,56 @@
 """ZB-H1: 1F1B with the backward split into input gradient (I) and weight gradient (W) (Qi et al. 2023, "Zero bubble
-pipeline parallelism").
+pipeline parallelism"); and the same for interleaved stages.
 
-`zero_bubble_h1` returns compute rows. Weight gradients wait so that they fill what were bubbles, but no rank holds
-more than the p microbatches that rank 0 of 1F1B holds. With equal stages and m >= p a step from rest takes
-m(F + I + W) + (p - 1)(F + I - W) for F = I = W. Left out: messages, and the schedule for unequal times.
+Both return compute rows. Weight gradients wait so that they fill what were bubbles, but no rank holds more than the p
+microbatches that rank 0 of 1F1B holds. With equal stages and m >= p a step of ZB-H1 from rest takes
+m(F + I + W) + (p - 1)(F + I - W) while W <= F and W <= I. Left out: messages, and the searched schedules for unequal
+times.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gnomon.schedules.rows import KIND, Rows, by_time, check_counts
+from gnomon.schedules.interleaved_one_f_one_b import check_interleaved, rounds
+from gnomon.schedules.rows import KIND, Longs, Rows, by_time, check_counts
 
 
 def zero_bubble_h1(num_ranks: int, num_microbatches: int) -> Rows:
     """Stage r on rank r: p - 1 - r forwards, then F I W in turn with W of the microbatch r before."""
     check_counts("zero_bubble_h1", num_ranks, num_microbatches)
-    rank, k = np.arange(num_ranks)[:, None], np.arange(num_microbatches)
-    warm = np.minimum(num_ranks - 1 - rank, num_microbatches)
-    # Three cells per turn: the forward of turn k + warm comes with input gradient k and weight gradient k - rank.
-    turn = k + warm
-    time = np.concatenate([3 * k + 0 * rank, 3 * turn + 1, 3 * (turn + rank) + 2], axis=1)
-    kind = np.repeat(np.array([KIND["F"], KIND["I"], KIND["W"]], np.int8), num_microbatches)
+    stages = np.broadcast_to(np.arange(num_ranks)[:, None], (num_ranks, num_microbatches))
+    return _split(stages, stages, np.arange(num_microbatches), num_ranks - 1 - np.arange(num_ranks), num_ranks)
+
+
+def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_virtual: int) -> Rows:
+    """`num_virtual` stages on each rank, in the order of interleaved 1F1B with as few warm-up forwards as possible:
+    (v - 1)p + p - 1 - r. PlanError unless microbatches are a multiple of the ranks."""
+    check_interleaved("interleaved_zero_bubble", num_ranks, num_microbatches, num_virtual)
+    chunk, unit = rounds(num_ranks, num_microbatches, num_virtual)
+    rank = np.arange(num_ranks)[:, None]
+    return _split(
+        chunk * num_ranks + rank,
+        (num_virtual - 1 - chunk) * num_ranks + rank,
+        unit,
+        num_virtual * num_ranks - 1 - rank[:, 0],
+        num_ranks * num_virtual,
+    )
+
+
+def _split(forward: Longs, backward: Longs, unit: Longs, warm_up: Longs, num_stages: int) -> Rows:
+    """Turns of F I W. forward, backward: stages [ranks, n] of the k-th F and I; unit: [n] the microbatch of both.
+
+    A turn is three cells. F k stands in turn k, I k `warm_up` turns later, and W k another `rank` turns later: rank r
+    gets its first input gradient r steps earlier than rank 0, and spends the time on forwards.
+    """
+    num_ranks, n = forward.shape
+    rank, k = np.arange(num_ranks)[:, None], np.arange(n)
+    turn = k + np.minimum(warm_up, n)[:, None]
     return by_time(
-        time=time,
-        kind=kind,
-        stage=rank.astype(np.int16),
-        unit=np.tile(k, 3).astype(np.int32),
-        num_stages=num_ranks,
-        num_units=num_microbatches,
+        time=np.concatenate([3 * k + 0 * rank, 3 * turn + 1, 3 * (turn + rank) + 2], axis=1),
+        kind=np.repeat(np.array([KIND["F"], KIND["I"], KIND["W"]], np.int8), n),
+        stage=np.concatenate([forward, backward, backward], axis=1).astype(np.int16),
+        unit=np.tile(unit, 3).astype(np.int32),
+        num_stages=num_stages,
+        num_units=int(unit.max()) + 1,
     )

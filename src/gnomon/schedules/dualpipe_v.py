@@ -1,0 +1,62 @@
+"""DualPipe-V: two stages a rank in a V, forward of one microbatch overlapped with backward of another (DeepSeek-V3's
+DualPipe, cut in half by Sea AI Lab).
+
+`dualpipe_v` returns compute rows in which `(0F3&7B1)` is one action: both start and end together, because the
+all-to-all of each hides behind the compute of the other. A rank goes through eight phases. Rank 0 is idle for
+(p - 1)(F&B + B - 3W) of a step from rest. Left out: messages, and the overlap inside the composite, which is priced.
+"""
+
+from __future__ import annotations
+
+from gnomon.errors import PlanError
+from gnomon.schedules.rows import Rows, check_counts
+from gnomon.schedules.v_placement import VRank, rows
+
+
+def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
+    """Stages r and 2p - 1 - r on rank r. PlanError with fewer than 2p microbatches."""
+    check_counts("dualpipe_v", num_ranks, num_microbatches)
+    if num_microbatches < 2 * num_ranks:
+        raise PlanError(
+            f"schedule dualpipe_v needs at least 2 x {num_ranks} = {2 * num_ranks} microbatches (two for each pipeline "
+            f"rank), not {num_microbatches}"
+        )
+    return rows([_rank(r, num_ranks, num_microbatches) for r in range(num_ranks)], num_microbatches)
+
+
+def _rank(rank: int, num_ranks: int, num_microbatches: int) -> VRank:
+    """The eight phases of one rank."""
+    out, below = VRank(rank, num_ranks), num_ranks - 1 - rank
+    for _ in range(2 * below):  # 1: forwards going down
+        out.forward(0)
+    for _ in range(rank + 1):  # 2: both directions
+        out.forward(0)
+        out.forward(1)
+    for _ in range(below):  # 3: first backwards, split so that the ranks below get their input gradients early
+        out.input_gradient(1)
+        out.weight_gradient()
+        out.forward(1)
+    for turn in range(num_microbatches - 2 * num_ranks + rank + 1):  # 4: the steady turns
+        if turn == 0 and below == 0:
+            out.forward(0)  # apart: the last rank has no other work that its first backward could hide behind
+            out.backward(1)
+        else:
+            out.forward_and_backward(0, 1)
+        out.forward_and_backward(1, 0)
+    for _ in range(below):  # 5: no forwards are left in chunk 0
+        out.backward(1)
+        out.forward_and_backward(1, 0)
+    _drain(out, rank, below)
+    return out
+
+
+def _drain(out: VRank, rank: int, below: int) -> None:
+    """Phases 6 to 8: the last backwards, from half-way on split, with weight gradients in the gaps and at the end."""
+    for step in range(2 * (rank + 1)):  # 6: both chunks in turn; the second half of the steps is split
+        backward = out.input_gradient if step >= rank + 1 else out.backward
+        backward(1 - step % 2)
+    for _ in range(below):  # 7
+        out.weight_gradient()
+        out.input_gradient(0)
+    while out.waiting:  # 8
+        out.weight_gradient()

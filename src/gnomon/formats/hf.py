@@ -1,0 +1,494 @@
+"""Hugging Face `config.json` to a Graph.
+
+`read_hf_config(text, name)` returns a `HfModel`: the Graph, and notes on what the file asks for that the Graph leaves
+out. Absent keys mean what the `transformers` configuration classes (4.57) make of them, except that sizes which those
+would fill with one particular model's are required here. A key that changes the mathematics and is not understood is an
+error.
+Leaves out: weights, tokenizers, model types not in READERS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.errors import CatalogueError, GraphError, InputError, nearest
+from gnomon.formats.keys import Keys, read_json
+from gnomon.graph import Graph
+from gnomon.models import bert, deepseek, gemma, gpt, llama, mixtral, t5, vit
+
+HARMLESS = frozenset(
+    """
+    architectures auto_map _name_or_path name_or_path model_type transformers_version torch_dtype dtype _commit_hash
+    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id
+    tokenizer_class prefix task_specific_params finetuning_task use_cache initializer_range initializer_factor
+    return_dict output_attentions output_hidden_states output_past gradient_checkpointing problem_type
+    rms_norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon rope_theta rope_scaling rope_parameters
+    rope_interleave attn_implementation _attn_implementation _attn_implementation_autoset cache_implementation
+    max_length min_length do_sample temperature top_k top_p num_beams suppress_tokens forced_eos_token_id
+    """.split()
+)
+"""Keys that change neither shapes nor work: names, token ids, generation, initialisation, epsilons, rotary angles."""
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}
+"""Their names of activations -> ours."""
+
+_SILU = {"silu": "silu", "swish": "silu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfModel:
+    """A model read from a config.json."""
+
+    graph: Graph
+    """The model."""
+    notes: tuple[str, ...]
+    """What the file says that the graph leaves out, one sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a config.json does not decide."""
+
+    bert_head: Literal["pooler", "mlm"] = "pooler"
+    """Which BERT: the bare model with its pooler, or the masked-language-model head with a loss."""
+    mtp: bool = False
+    """Whether DeepSeek-V3's multi-token prediction module is part of the model."""
+
+
+Notes = list[str]
+
+
+def _heads(k: Keys, hidden: int) -> tuple[int, int, int]:
+    """(heads, kv heads, head_dim) with the usual defaults."""
+    heads = k.integer("num_attention_heads")
+    kv_heads = k.integer("num_key_value_heads", heads)
+    if not k.has("head_dim") and hidden % heads:
+        k.fail("num_attention_heads", f"hidden_size={hidden} is not a multiple of {heads} heads; give head_dim")
+    return heads, kv_heads, k.integer("head_dim", hidden // heads)
+
+
+def _layer_types(k: Keys, expected: list[str]) -> None:
+    """Newer files list each layer's attention; it must say what the other keys say."""
+    given = k.raw("layer_types")
+    if given is not None and given != expected:
+        k.fail("layer_types", f"layer_types disagrees with the window keys, which give {expected[:4]} …")
+
+
+def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = _heads(k, hidden)
+    bias = k.flag("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("pretraining_tp", 1, 2, 4, 8)  # splits matrices to reproduce rounding; same work
+    k.ignore("max_position_embeddings")
+    return llama.llama(
+        llama.LlamaConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", False),
+            qkv_bias=bias,
+            out_bias=bias,
+            ffn_bias=k.flag("mlp_bias", False),
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _mistral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = _heads(k, hidden)
+    window = _optional_window(k, 4096)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore("max_position_embeddings")
+    return llama.llama(
+        llama.LlamaConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", False),
+            window=window,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _optional_window(k: Keys, absent: int) -> int:
+    """sliding_window: null is none, leaving it out is the class's default `absent`."""
+    return k.integer("sliding_window", absent if not k.given("sliding_window") else 0, least=0)
+
+
+def _optional_cap(k: Keys, key: str, absent: float) -> float:
+    """A soft cap: null is none, leaving it out is the class's default `absent`."""
+    return k.number(key, absent if not k.given(key) else 0.0)
+
+
+def _qwen_window(k: Keys, layers: int) -> tuple[int, int]:
+    """(window, number of first layers without it) of Qwen2 and Qwen3; unused unless use_sliding_window."""
+    used = k.flag("use_sliding_window", False)
+    k.ignore("sliding_window", "max_window_layers")
+    window = k.integer("sliding_window", 4096) if used else 0
+    full = k.integer("max_window_layers", 28, least=0) if used else 0
+    _layer_types(k, [("sliding" if used and i >= full else "full") + "_attention" for i in range(layers)])
+    return window, full
+
+
+def _qwen(k: Keys, name: str, wanted: Wanted, notes: Notes, *, third: bool) -> Graph:
+    hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
+    heads = k.integer("num_attention_heads")
+    kv_heads = k.integer("num_key_value_heads")
+    head_dim = k.integer("head_dim", 128) if third else _heads(k, hidden)[2]
+    window, full = _qwen_window(k, layers)
+    bias = k.flag("attention_bias", False) if third else False
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore("max_position_embeddings", "use_mrope")
+    return llama.llama(
+        llama.LlamaConfig(
+            name=name,
+            num_layers=layers,
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", False),
+            qkv_bias=bias if third else True,
+            out_bias=bias,
+            qk_norm=third,
+            window=window,
+            full_layers=full,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _qwen2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    return _qwen(k, name, wanted, notes, third=False)
+
+
+def _qwen3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    return _qwen(k, name, wanted, notes, third=True)
+
+
+def _gemma2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    layers = k.integer("num_hidden_layers")
+    k.must_be("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}, "gelu_pytorch_tanh")
+    k.must_be("hidden_act", "gelu_pytorch_tanh")
+    k.must_be("use_bidirectional_attention", False)
+    _layer_types(k, [("full" if i % 2 else "sliding") + "_attention" for i in range(layers)])
+    k.ignore("max_position_embeddings", "sliding_window_size")
+    return gemma.gemma2(
+        gemma.Gemma2Config(
+            name=name,
+            num_layers=layers,
+            hidden_size=k.integer("hidden_size"),
+            num_heads=k.integer("num_attention_heads"),
+            num_kv_heads=k.integer("num_key_value_heads"),
+            head_dim=k.integer("head_dim", 256),
+            ffn_size=k.integer("intermediate_size"),
+            query_scalar=k.number("query_pre_attn_scalar", 256),
+            vocab_size=k.integer("vocab_size"),
+            window=k.integer("sliding_window", 4096),
+            attention_softcap=_optional_cap(k, "attn_logit_softcapping", 50.0),
+            final_softcap=_optional_cap(k, "final_logit_softcapping", 30.0),
+            tied=k.flag("tie_word_embeddings", True),
+        )
+    )
+
+
+def _gpt2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("n_embd")
+    dropout, embed_dropout = k.number("resid_pdrop", 0.1), k.number("embd_pdrop", 0.1)
+    if (dropout > 0) != (embed_dropout > 0):
+        k.fail("embd_pdrop", f"embd_pdrop={embed_dropout} but resid_pdrop={dropout}: one on, one off is not described")
+    k.must_be("scale_attn_weights", True)
+    for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
+        k.must_be(key, False)
+    k.ignore("n_ctx")
+    k.ignore(*(f"summary_{part}" for part in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")))
+    return gpt.gpt(
+        gpt.GptConfig(
+            name=name,
+            num_layers=k.integer("n_layer"),
+            hidden_size=hidden,
+            num_heads=k.integer("n_head"),
+            vocab_size=k.integer("vocab_size"),
+            max_positions=k.integer("n_positions"),
+            ffn_size=k.integer("n_inner", 4 * hidden),
+            dropout=dropout,
+            attention_dropout=k.number("attn_pdrop", 0.1),
+            activation=k.choice("activation_function", ACTIVATIONS, "gelu_new"),
+            tied=k.flag("tie_word_embeddings", True),
+        )
+    )
+
+
+def _gpt_neox(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    k.must_be("attention_bias", True)
+    for key in ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"):
+        k.must_be(key, 0.0, 0)
+    k.ignore("max_position_embeddings", "rotary_emb_base", "classifier_dropout")
+    return gpt.gpt_neox(
+        gpt.GptNeoxConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=k.integer("hidden_size"),
+            num_heads=k.integer("num_attention_heads"),
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            rotary_fraction=k.number("rotary_pct", 0.25),
+            parallel_residual=k.flag("use_parallel_residual", True),
+            tied=k.flag("tie_word_embeddings", False),
+            activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
+        )
+    )
+
+
+def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = _heads(k, hidden)
+    window = _optional_window(k, 0)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("router_jitter_noise", 0.0, 0)
+    k.choice("hidden_act", _SILU, "silu")
+    k.ignore("max_position_embeddings", "output_router_logits", "router_aux_loss_coef")
+    return mixtral.mixtral(
+        mixtral.MixtralConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            num_experts=k.integer("num_local_experts"),
+            experts_per_token=k.integer("num_experts_per_tok"),
+            expert_ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            window=window,
+            tied=k.flag("tie_word_embeddings", False),
+        )
+    )
+
+
+def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = _heads(k, hidden)
+    bias = k.flag("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("use_sliding_window", False)
+    k.must_be("decoder_sparse_step", 1)
+    k.must_be("mlp_only_layers", [])
+    k.choice("hidden_act", _SILU, "silu")
+    k.ignore("sliding_window", "max_window_layers", "max_position_embeddings", "intermediate_size")  # no dense layers
+    k.ignore("norm_topk_prob", "output_router_logits", "router_aux_loss_coef")
+    return mixtral.mixtral(
+        mixtral.MixtralConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            num_experts=k.integer("num_experts"),
+            experts_per_token=k.integer("num_experts_per_tok"),
+            expert_ffn_size=k.integer("moe_intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            qk_norm=True,
+            qkv_bias=bias,
+            out_bias=bias,
+            tied=k.flag("tie_word_embeddings", False),
+            moe_path="mlp",
+            expert_paths=("gate_proj", "up_proj", "down_proj"),
+        )
+    )
+
+
+def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    heads = k.integer("num_attention_heads")
+    k.must_be("num_key_value_heads", heads)
+    k.must_be("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("moe_layer_freq", 1)
+    k.must_be("scoring_func", "sigmoid")
+    k.must_be("topk_method", "noaux_tc")
+    k.must_be("tie_word_embeddings", False)
+    k.must_be("pretraining_tp", 1)
+    k.choice("hidden_act", _SILU, "silu")
+    k.ignore("max_position_embeddings", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
+    k.ignore("aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
+    quantised = k.raw("quantization_config")
+    if quantised is not None:
+        notes.append("quantization_config says how the checkpoint is stored; the plan's precision decides what runs")
+    predicted = k.raw("num_nextn_predict_layers")
+    if predicted and not wanted.mtp:
+        notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
+    return deepseek.deepseek_v3(
+        deepseek.DeepseekConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            num_dense_layers=k.integer("first_k_dense_replace", least=0),
+            hidden_size=k.integer("hidden_size"),
+            num_heads=heads,
+            q_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else 0,
+            kv_rank=k.integer("kv_lora_rank"),
+            nope_dim=k.integer("qk_nope_head_dim"),
+            rope_dim=k.integer("qk_rope_head_dim"),
+            v_head_dim=k.integer("v_head_dim"),
+            ffn_size=k.integer("intermediate_size"),
+            num_experts=k.integer("n_routed_experts"),
+            experts_per_token=k.integer("num_experts_per_tok"),
+            num_shared_experts=k.integer("n_shared_experts", least=0),
+            expert_ffn_size=k.integer("moe_intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            mtp_modules=1 if wanted.mtp else 0,
+        )
+    )
+
+
+def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    k.must_be("position_embedding_type", "absolute")
+    k.must_be("is_decoder", False)
+    k.must_be("add_cross_attention", False)
+    k.must_be("tie_word_embeddings", True)
+    k.ignore("classifier_dropout")
+    k.ignore(*(f"pooler_{p}" for p in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")))
+    k.ignore("directionality")
+    if wanted.bert_head == "pooler":
+        notes.append("the bare model with its pooler, without a loss; ask for the mlm head to train it")
+    return bert.bert(
+        bert.BertConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=k.integer("hidden_size"),
+            num_heads=k.integer("num_attention_heads"),
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            max_positions=k.integer("max_position_embeddings"),
+            num_token_types=k.integer("type_vocab_size", 2),
+            dropout=k.number("hidden_dropout_prob", 0.1),
+            attention_dropout=k.number("attention_probs_dropout_prob", 0.1),
+            activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
+            head=wanted.bert_head,
+        )
+    )
+
+
+def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    layers = k.integer("num_layers")
+    gated = k.choice("feed_forward_proj", {"relu": "", "gated-gelu": "gated"}, "relu") == "gated"
+    k.must_be("is_gated_act", gated)
+    k.must_be("dense_act_fn", "gelu_new" if gated else "relu")
+    k.must_be("is_encoder_decoder", True)
+    k.ignore("n_positions", "relative_attention_max_distance", "classifier_dropout")
+    return t5.t5(
+        t5.T5Config(
+            name=name,
+            num_layers=layers,
+            num_decoder_layers=k.integer("num_decoder_layers", layers),
+            hidden_size=k.integer("d_model"),
+            num_heads=k.integer("num_heads"),
+            head_dim=k.integer("d_kv"),
+            ffn_size=k.integer("d_ff"),
+            vocab_size=k.integer("vocab_size"),
+            gated=gated,
+            tied=k.flag("tie_word_embeddings", True),
+            buckets=k.integer("relative_attention_num_buckets", 32),
+            dropout=k.number("dropout_rate", 0.1),
+        )
+    )
+
+
+def _vit(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    labels = k.raw("id2label")
+    k.ignore("label2id", "encoder_stride", "pooler_output_size", "pooler_act")
+    if labels is not None and not isinstance(labels, Mapping):
+        k.fail("id2label", f"expected an object, got {labels!r}")
+    if labels is None and not k.has("num_labels"):
+        k.fail("id2label", "no id2label or num_labels: the size of the classifier is not known")
+    return vit.vit(
+        vit.VitConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=k.integer("hidden_size"),
+            num_heads=k.integer("num_attention_heads"),
+            ffn_size=k.integer("intermediate_size"),
+            image_size=k.integer("image_size"),
+            patch_size=k.integer("patch_size"),
+            num_channels=k.integer("num_channels", 3),
+            num_classes=k.integer("num_labels", len(labels) if labels is not None else None),
+            qkv_bias=k.flag("qkv_bias", True),
+            dropout=k.number("hidden_dropout_prob", 0.0),
+            attention_dropout=k.number("attention_probs_dropout_prob", 0.0),
+            activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
+        )
+    )
+
+
+Reader = Callable[[Keys, str, Wanted, Notes], Graph]
+
+READERS: Mapping[str, Reader] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma2": _gemma2,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v3": _deepseek_v3,
+    "bert": _bert,
+    "t5": _t5,
+    "vit": _vit,
+}
+"""model_type -> reader."""
+
+
+def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | None = None) -> HfModel:
+    """The model that a parsed config.json describes, called `name`.
+
+    Raises CatalogueError for a model_type without a reader; InputError, with the path, for a key that is missing, of
+    the wrong type, or changes the mathematics in a way not understood, and for sizes that do not fit together.
+    """
+    kind = values.get("model_type")
+    if not isinstance(kind, str):
+        raise InputError(f"{name}: a config.json names its model_type; got {kind!r}", "$.model_type")
+    reader = READERS.get(kind)
+    if reader is None:
+        raise CatalogueError(f"{name}: model_type {kind!r} has no reader{nearest(kind, READERS)}; known: {[*READERS]}")
+    keys, notes = Keys(values, name), Notes()
+    try:
+        graph = reader(keys, name, wanted or Wanted(), notes)
+    except GraphError as error:
+        raise InputError(f"{name}: {error}", "$") from error
+    keys.finish(HARMLESS)
+    return HfModel(graph=graph, notes=tuple(notes))
+
+
+def read_hf_config(text: str, name: str, wanted: Wanted | None = None) -> HfModel:
+    """The model that the text of a config.json describes; errors as in `from_hf_config` and `read_json`."""
+    return from_hf_config(read_json(text, name), name, wanted)

@@ -1,0 +1,192 @@
+"""Hugging Face configs: the published ones give the published counts and our presets; the rest is refused by name.
+
+The files in `configs/` hold the facts of the public config.json files. ViT's lists 1000 labels there by name; here it
+says `num_labels`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import CatalogueError, GnomonError, InputError
+from gnomon.formats.hf import READERS, Wanted, from_hf_config, read_hf_config
+from gnomon.formats.keys import MAX_CHARACTERS, read_json
+from gnomon.models.presets import model
+
+CONFIGS = Path(__file__).parent / "configs"
+
+PUBLISHED = {
+    "llama-3.1-8b": ("llama-3.1-8b", 8_030_261_248),
+    "llama-3.1-70b": ("llama-3.1-70b", 70_553_706_496),
+    "llama-3.1-405b": ("llama-3.1-405b", 405_853_388_800),
+    "llama-3.2-1b": ("llama-3.2-1b", 1_235_814_400),
+    "mistral-7b-v0.1": ("mistral-7b", 7_241_732_096),
+    "qwen2.5-7b": ("qwen2.5-7b", 7_615_616_512),
+    "qwen3-8b": ("qwen3-8b", 8_190_735_360),
+    "gemma-2-9b": ("gemma-2-9b", 9_241_705_984),
+    "gpt2": ("gpt2", 124_439_808),
+    "gpt-neox-20b": ("gpt-neox-20b", 20_554_567_680),
+    "mixtral-8x7b-v0.1": ("mixtral-8x7b", 46_702_792_704),
+    "qwen3-30b-a3b": ("qwen3-30b-a3b", 30_532_122_624),
+    "deepseek-v3": ("deepseek-v3", 671_026_419_200),
+    "bert-base-uncased": ("bert-base", 109_482_240),
+    "t5-base": ("t5-base", 222_903_552),
+    "flan-t5-base": ("flan-t5-base", 247_577_856),
+    "vit-base-patch16-224": ("vit-b-16", 86_567_656),
+}
+
+
+def config(name: str, **changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
+    return {key: value for key, value in {**values, **changes}.items() if value != "absent"}
+
+
+def test_every_file_and_every_reader_is_tried() -> None:
+    assert {path.stem for path in CONFIGS.glob("*.json")} == set(PUBLISHED)
+    assert {config(name)["model_type"] for name in PUBLISHED} == set(READERS)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_published_config_is_the_preset(name: str) -> None:
+    preset, count = PUBLISHED[name]
+    graph = read_hf_config((CONFIGS / f"{name}.json").read_text(), preset).graph
+    assert graph.num_parameters() == count
+    if name != "gpt-neox-20b":  # its file says gelu_fast, the paper's table says nothing
+        assert graph == model(preset)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_key_that_nobody_understands_is_named(name: str) -> None:
+    with pytest.raises(InputError, match="unknown key 'use_magic'.*`\\$.use_magic`"):
+        from_hf_config(config(name, use_magic=True), "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("llama-3.1-8b", "attention_dropout", 0.1),
+        ("llama-3.1-8b", "hidden_act", "cube"),
+        ("llama-3.1-8b", "partial_rotary_factor", 0.5),
+        ("qwen2.5-7b", "layer_types", ["sliding_attention"] * 28),
+        ("gemma-2-9b", "attention_bias", True),
+        ("gpt2", "add_cross_attention", True),
+        ("gpt2", "embd_pdrop", 0.0),
+        ("gpt-neox-20b", "attention_bias", False),
+        ("mixtral-8x7b-v0.1", "router_jitter_noise", 0.1),
+        ("qwen3-30b-a3b", "mlp_only_layers", [0]),
+        ("qwen3-30b-a3b", "decoder_sparse_step", 2),
+        ("deepseek-v3", "num_key_value_heads", 8),
+        ("deepseek-v3", "scoring_func", "softmax"),
+        ("bert-base-uncased", "position_embedding_type", "relative_key"),
+        ("t5-base", "feed_forward_proj", "gated-silu"),
+        ("t5-base", "is_gated_act", True),
+        ("vit-base-patch16-224", "num_labels", "absent"),
+    ],
+)
+def test_other_mathematics_is_refused(name: str, key: str, value: object) -> None:
+    with pytest.raises(InputError) as error:
+        from_hf_config(config(name, **{key: value}), "m")
+    assert error.value.path == f"$.{'id2label' if key == 'num_labels' else key}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "absent"}, "missing key 'hidden_size'"),
+        ({"hidden_size": None}, "missing key 'hidden_size'"),
+        ({"hidden_size": "4096"}, "expected an integer of at least 1, got '4096'"),
+        ({"hidden_size": True}, "expected an integer of at least 1, got True"),
+        ({"hidden_size": -1}, "expected an integer of at least 1, got -1"),
+        ({"num_key_value_heads": 5}, "num_heads=32 is not a multiple of num_kv_heads=5"),
+        ({"num_attention_heads": 33}, "hidden_size=4096 is not a multiple of 33 heads"),
+        ({"tie_word_embeddings": "yes"}, "expected true or false, got 'yes'"),
+        ({"model_type": 3}, "names its model_type; got 3"),
+    ],
+)
+def test_bad_values_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_hf_config(config("llama-3.1-8b", **changes), "m")
+
+
+def test_an_unknown_model_type_lists_the_nearest() -> None:
+    with pytest.raises(CatalogueError, match="model_type 'lama' has no reader.*did you mean 'llama'"):
+        from_hf_config({"model_type": "lama"}, "m")
+
+
+def test_biases_windows_and_ties_follow_the_keys() -> None:
+    biased = from_hf_config(config("llama-3.1-8b", attention_bias=True, mlp_bias=True), "m").graph
+    names = set(biased.parameters())
+    assert {f"model.layers.0.self_attn.{p}_proj.bias" for p in "qkvo"} <= names
+    assert "model.layers.0.mlp.down_proj.bias" in names
+    qwen = from_hf_config(config("qwen2.5-7b", use_sliding_window=True, max_window_layers=20), "m").graph
+    assert [(c.first, c.repeat) for c in qwen.calls[1:-1]] == [(0, 20), (20, 8)]
+    tied = from_hf_config(config("qwen3-8b", tie_word_embeddings=True), "m").graph
+    assert "lm_head.weight" not in tied.parameters()
+
+
+@pytest.mark.parametrize(("value", "window"), [(None, 0), ("absent", 4096), (1024, 1024)])
+def test_mistral_without_the_key_has_the_classes_window(value: object, window: int) -> None:
+    graph = from_hf_config(config("mistral-7b-v0.1", sliding_window=value), "m").graph
+    (layer,) = (b for b in graph.blocks if b.name.startswith("layers"))
+    assert layer.op("self_attn.core").attr("window", 0) == window
+
+
+def test_what_is_left_out_is_said() -> None:
+    read = from_hf_config(config("deepseek-v3"), "m")
+    assert [note.split(":")[0].split(" ")[0] for note in read.notes] == [
+        "quantization_config",
+        "num_nextn_predict_layers=1",
+    ]
+    whole = from_hf_config(config("deepseek-v3"), "m", Wanted(mtp=True))
+    assert len(whole.notes) == 1 and whole.graph.outputs == ("head.loss", "mtp.loss")
+    assert from_hf_config(config("llama-3.1-8b"), "m").notes == ()
+    mlm = from_hf_config(config("bert-base-uncased"), "m", Wanted(bert_head="mlm"))
+    assert mlm.notes == () and mlm.graph.outputs == ("head.loss",)
+
+
+def test_vit_counts_its_labels() -> None:
+    labels = {str(i): f"label {i}" for i in range(10)}
+    graph = from_hf_config(config("vit-base-patch16-224", num_labels="absent", id2label=labels), "m").graph
+    assert graph.num_parameters() == 86_567_656 - 990 * 769
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON.*line 1:2"),
+        ('{"a": 1, "a": 2}', "gives 'a' twice"),
+        ('{"a": NaN}', "holds NaN"),
+        ('{"a": -Infinity}', "holds -Infinity"),
+        ("[1]", "holds a list; expected an object"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        (" " * (MAX_CHARACTERS + 1), "the limit is"),
+    ],
+    ids=["syntax", "duplicate", "nan", "infinity", "list", "deep", "long"],
+)
+def test_broken_and_hostile_files(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_json(text, "config.json")
+
+
+JSON = st.one_of(st.none(), st.booleans(), st.integers(-2, 2**40), st.floats(allow_nan=False), st.text(max_size=5))
+
+
+@given(name=st.sampled_from(sorted(PUBLISHED)), data=st.data())
+def test_any_change_gives_a_graph_or_a_named_error(name: str, data: st.DataObject) -> None:
+    values = config(name)
+    key = data.draw(st.sampled_from(sorted(values)))
+    values[key] = data.draw(st.one_of(JSON, st.lists(JSON, max_size=2)))
+    if key in ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers") and isinstance(values[key], int):
+        values[key] = min(values[key], 50)
+    try:
+        graph = from_hf_config(values, "m").graph
+    except GnomonError as error:
+        assert str(error)
+    else:
+        assert graph.num_parameters() > 0

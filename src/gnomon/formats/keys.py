@@ -8,6 +8,7 @@ Leaves out: what keys mean (the reader of each format).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from typing import NoReturn, TypeVar
 
@@ -30,6 +31,9 @@ def read_json(text: str, source: str) -> Mapping[str, object]:
     def constant(name: str) -> NoReturn:
         raise InputError(f"{source} holds {name}; numbers must be finite", "$")
 
+    def finite(digits: str) -> float:
+        return float(digits) if math.isfinite(float(digits)) else constant(digits)
+
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(items)
         if len(found) != len(items):
@@ -39,7 +43,7 @@ def read_json(text: str, source: str) -> Mapping[str, object]:
         return found
 
     try:
-        value = json.loads(text, parse_constant=constant, object_pairs_hook=pairs)
+        value = json.loads(text, parse_constant=constant, parse_float=finite, object_pairs_hook=pairs)
     except RecursionError:
         raise InputError(f"{source} is nested too deeply", "$") from None
     except json.JSONDecodeError as error:

@@ -18,6 +18,9 @@ TensorKind: TypeAlias = Literal["parameter", "activation", "state"]
 Lifetime: TypeAlias = Literal["step", "sequence", "job"]
 AttrValue: TypeAlias = "bool | int | float | str | tuple[int, ...]"
 
+MAX_REPEAT = 100_000
+"""Repeats of a call; more is a mistake, and would only be found after minutes of expanding."""
+
 CONTRACTIONS = ("linear", "grouped_linear", "matmul", "conv2d")
 """Kinds that multiply and add over `contracts`; the second input is the weight (or the right operand)."""
 
@@ -303,8 +306,8 @@ class Call:
         check_name(self.name, "call")
         if "." in self.name:
             raise GraphError(f"call {self.name!r} has a dot in its name; sources are written `call.tensor`")
-        if self.repeat < 1:
-            raise GraphError(f"call {self.name!r} repeats {self.repeat} times: at least 1")
+        if not 1 <= self.repeat <= MAX_REPEAT:
+            raise GraphError(f"call {self.name!r} repeats {self.repeat} times: at least 1, at most {MAX_REPEAT}")
         if self.repeat > 1 and (self.first is None or not self.chain):
             raise GraphError(f"call {self.name!r} repeats {self.repeat} times: give `first` (its index) and `chain`")
 

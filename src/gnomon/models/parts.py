@@ -22,11 +22,20 @@ LABELS = Tensor(name="labels", dims=(BATCH, SEQ), dtype="int64")
 """Next-token ids, as a graph input."""
 
 
+MAX_SIZE = 2**32
+"""No dim of a model is longer; a longer one in a file is a mistake."""
+MAX_LAYERS = 10_000
+"""No model is deeper."""
+
+
 def positive(**sizes: int) -> None:
-    """Raise GraphError naming the first size that is not a positive integer."""
+    """Raise GraphError naming the first size that is not a sensible positive integer."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise GraphError(f"{name} is {size!r}: needs an integer of at least 1")
+        limit = MAX_LAYERS if name.endswith("layers") else MAX_SIZE
+        if size > limit:
+            raise GraphError(f"{name} is {size}: at most {limit}")
 
 
 def divisible(what: str, size: int, by_what: str, by: int) -> None:

@@ -24,12 +24,13 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _LINE_WIDTH = 110
 
 
-# Strings and comments are skipped whole; possessive quantifiers keep this linear in the text.
+# Strings and comments are skipped whole. A string that is not closed is skipped to its end too (the parser refuses it
+# there): trying again from its next quote would make this quadratic.
 _TOKEN = re.compile(
-    r'"""[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*+(?:"{3,5}|\Z)'
-    r"|'''.*?(?:'{3,5}|\Z)"
-    r'|"(?:[^"\\\n]|\\.)*+"'
-    r"|'[^'\n]*+'"
+    r'"""[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*+(?:"{3,5})?'
+    r"|'''[^']*+(?:'(?!'')[^']*+)*+(?:'{3,5})?"
+    r'|"(?:[^"\\\n]|\\.)*+"?'
+    r"|'[^'\n]*+'?"
     r"|#[^\n]*+"
     r"|(?P<mark>[][{}.=,\n])",
     re.DOTALL,

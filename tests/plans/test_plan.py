@@ -56,7 +56,7 @@ FULL = Plan(
         passes=(Pass(name="dapple_warmup", params=(("policy", "2p"),)), Pass(name="mario", params=(("steps", 4),))),
     ),
     saved=Saved(preset="selective", rules=(SavedRule(calls="layers[0:3]", tensors=("mlp.*",), action="offload"),)),
-    layout=Layout(context="ulysses", rules=(LayoutRule(region="embedding", dim="vocab"),)),
+    layout=Layout(context="ulysses", rules=(LayoutRule(region="embed", dim="vocab"),)),
     overlap=Overlap(
         bucket_bytes=25 * 2**20, priority=("all_to_all",), splits=(Split(op="*.combine", dim="seq", parts=4),)
     ),

@@ -261,8 +261,28 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
         for pattern in rule.tensors:
             if not any(fnmatchcase(name, pattern) for name in names):
                 yield _error("selector", f"saved rule on {pattern!r} matches no tensor or op{nearest(pattern, names)}")
-    dims = {dim.name for block in graph.blocks for dim in block.dims}
     for layout in plan.layout.rules:
+        chosen_blocks = [block for block in graph.blocks if fnmatchcase(block.name, layout.region)]
+        if not chosen_blocks:
+            names = {block.name for block in graph.blocks}
+            yield _error(
+                "selector", f"layout rule region {layout.region!r} matches no block{nearest(layout.region, names)}"
+            )
+            continue
+        dims = {dim.name for block in chosen_blocks for dim in block.dims}
+        crossing = {
+            atom.name
+            for block in graph.blocks
+            for name in (*block.inputs, *block.outputs)
+            for atom in block.tensor(name).atoms
+        }
+        if layout.region != "*" and layout.dim in crossing:
+            yield _error(
+                "layout_region",
+                f"layout rule on {layout.dim!r} is for {layout.region!r} only, but tensors between blocks "
+                f"have that dim; use "
+                f"region = '*'",
+            )
         if layout.dim not in dims:
             yield _error(
                 "selector", f"layout rule on dim {layout.dim!r} matches no dim of the graph{nearest(layout.dim, dims)}"

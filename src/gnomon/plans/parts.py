@@ -169,15 +169,21 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRule:
-    """A dim of a region on chosen axes, in place of the usual ones."""
+    """A dim on chosen axes, in place of the usual ones."""
 
-    region: str
-    """Where: `dense`, `sequence` (between the tensor-parallel regions), `experts`, `embedding`, `head`, or a selector
-    of calls."""
     dim: str
-    """The dim, by its name in the graph."""
+    """The dim, by its full name in the graph."""
     axes: tuple[str, ...] = ()
-    """Mesh axes that divide it, outermost first. Empty: none, the dim is whole on every rank."""
+    """Axes that divide it, outermost first, of `cp tp ep etp`. Empty: none, the dim is whole on every rank."""
+    region: str = "*"
+    """Pattern over names of blocks where this holds, as in `head`. A dim of tensors between blocks needs `*`."""
+
+    def __post_init__(self) -> None:
+        known = ("cp", "tp", "ep", "etp")
+        if wrong := [axis for axis in self.axes if axis not in known]:
+            raise PlanError(f"layout rule on {self.dim!r} names axis {wrong[0]!r}; tensors lie on {', '.join(known)}")
+        if len(set(self.axes)) != len(self.axes):
+            raise PlanError(f"layout rule on {self.dim!r} names an axis twice: {self.axes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

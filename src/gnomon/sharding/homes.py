@@ -6,6 +6,8 @@ shardings without partial sums. Leaves out what an op needs in the meantime (`st
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 from gnomon.graph import Block, Tensor
 from gnomon.plans import Layout
 from gnomon.sharding.layout import Scene, Sharding
@@ -45,7 +47,7 @@ def home(tensor: Tensor, block: Block, layout: Layout, scene: Scene) -> Sharding
     parallel. Rules of the layout come first. Axes of one rank divide nothing.
     """
     is_parameter = tensor.kind == "parameter"
-    ruled = {rule.dim: rule.axes for rule in layout.rules}
+    ruled = {rule.dim: rule.axes for rule in layout.rules if fnmatchcase(block.name, rule.region)}
     routed = routed_tensors(block)
     shards: dict[str, str] = {}
     names = [dim.name for dim in tensor.atoms]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gnomon.errors import GraphError
 from gnomon.graph import (
     BF16,
+    EAGER,
     FUSED,
     UNFUSED,
     BlockBuilder,
@@ -23,6 +24,7 @@ from gnomon.graph import (
     block_work,
     graph_saved_bytes,
     graph_work,
+    recompute_work,
     saved,
     saved_bytes,
     storages,
@@ -78,12 +80,24 @@ def test_selective_recompute_runs_only_the_attention_core_again() -> None:
     assert {s.tensor.name for s in again.recomputed} == {"attn.core:probs", "attn.core:mask", "attn.core:dropped"}
 
 
+def test_work_of_recomputing() -> None:
+    b, s, h = 2, 16, 8
+    back = backward(gpt_layer(small_gpt(h, 2)), UNFUSED, BF16)
+    core = recompute_work(back, setting(b, s), {"attn.core:*": "recompute"})
+    assert core.matmul_flops == 2 * b * s * s * h  # q·kᵀ; the product with v is kept
+    assert recompute_work(back, setting(b, s), {}).matmul_flops == 0
+    everything = recompute_work(back, setting(b, s), {"*": "recompute"})
+    assert everything.matmul_flops == 24 * b * s * h * h + 4 * b * s * s * h  # the last dropout makes its mask again
+    dry = backward(gpt_layer(replace(small_gpt(h, 2), dropout=0.0)), UNFUSED, BF16)
+    all_but_last = recompute_work(dry, setting(b, s), {"*": "recompute"})
+    assert all_but_last.matmul_flops == 16 * b * s * h * h + 4 * b * s * s * h  # no need of the last linear, 8bsh²
+
+
 def test_full_recompute_does_not_run_the_last_sum() -> None:
     back = backward(gpt_layer(small_gpt(8, 2)), UNFUSED, BF16)
     again = saved(back, {"*": "recompute"}, BF16)
     assert [s.tensor.name for s in again.kept] == ["x"]
-    assert "mlp_residual" not in again.recompute_ops and "mlp.c_proj" not in again.recompute_ops[-1:]
-    assert again.recompute_ops[0] == "ln_1"
+    assert again.recompute_ops[0] == "ln_1" and again.recompute_ops[-1] == "mlp.dropout"
 
 
 def test_gpt3_activations_of_the_published_example() -> None:
@@ -163,6 +177,14 @@ def test_unfused_steps_of_eager_code_keep_more() -> None:
         assert more > saved_bytes(backward(block, FUSED, BF16), setting(2, 32), {})
 
 
+def test_an_eager_llama_layer_keeps_what_torch_keeps() -> None:
+    # Measured with torch 2.13 saved_tensors_hooks, by storage, on the layer as transformers writes it, without dropout:
+    # batch 2, seq 32, hidden 64, 4 heads of 16 over 2, ffn 96. The model's head keeps a scalar of 4 bytes more there.
+    c = replace(llama_tiny(), hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=96, vocab_size=200)
+    assert saved_bytes(backward(layer_block(c, "layer", 0), EAGER, BF16), setting(2, 32), {}) == 197_120
+    assert saved_bytes(backward(llama(c).block("head"), EAGER, BF16), setting(2, 32), {}) == 84_740 - 4
+
+
 def test_in_fp32_the_casts_of_an_eager_norm_are_views() -> None:
     dtypes = Dtypes(compute="fp32", param="fp32")
     block = backward(layer_block(llama_tiny(), "layer", 0), UNFUSED, dtypes).forward
@@ -218,7 +240,7 @@ def test_policies_that_cannot_be_followed_are_refused() -> None:
 def test_any_policy_can_be_followed(data: st.DataObject) -> None:
     """Whatever is marked: nothing that backward reads is lost, and recomputing starts from tensors that exist."""
     block = layer_block(llama_tiny(), "layer", 0)
-    back = backward(block, data.draw(st.sampled_from([FUSED, UNFUSED])), BF16)
+    back = backward(block, data.draw(st.sampled_from([FUSED, UNFUSED, EAGER])), BF16)
     names = [t.name for t in back.forward.tensors if t.kind == "activation" and t.name not in block.inputs]
     marked = data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from(["keep", "recompute", "offload"])))
     made = saved(back, marked, BF16)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from gnomon.graph.dims import numel as numel
 from gnomon.graph.dims import product as product
 from gnomon.graph.dims import size_of as size_of
 from gnomon.graph.graph import Graph as Graph
+from gnomon.graph.kernels import EAGER as EAGER
 from gnomon.graph.kernels import FUSED as FUSED
 from gnomon.graph.kernels import UNFUSED as UNFUSED
 from gnomon.graph.kernels import Kernels as Kernels
@@ -42,6 +43,7 @@ from gnomon.graph.totals import block_work as block_work
 from gnomon.graph.totals import call_backward as call_backward
 from gnomon.graph.totals import graph_saved_bytes as graph_saved_bytes
 from gnomon.graph.totals import graph_work as graph_work
+from gnomon.graph.totals import recompute_work as recompute_work
 from gnomon.graph.totals import saved_bytes as saved_bytes
 from gnomon.graph.types import CONTRACTIONS as CONTRACTIONS
 from gnomon.graph.types import OP_KINDS as OP_KINDS

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gnomon.errors import GraphError
 from gnomon.graph.dims import Dim
-from gnomon.graph.types import Block, Op, Tensor, attrs
+from gnomon.graph.types import AttrValue, Block, Op, Tensor, attrs
 
 Fusion = Literal["fused", "unfused"]
 
@@ -22,8 +22,9 @@ Fusion = Literal["fused", "unfused"]
 class Kernels:
     """The choices that change what is kept and moved. No defaults: they belong to the stack that runs the model."""
 
-    attention: Literal["flash", "unfused"]
-    """flash: one kernel, keeps q, k, v, out and the fp32 log-sum-exp (Dao 2022). unfused: matmul, softmax, matmul."""
+    attention: Literal["flash", "unfused", "unfused_fp32_softmax"]
+    """flash: one kernel, keeps q, k, v, out and the fp32 log-sum-exp (Dao 2022). unfused: matmul, softmax, matmul, as
+    Megatron-LM does. unfused_fp32_softmax: the softmax also writes fp32 and is cast back, as eager transformers do."""
     norm: Fusion
     """unfused: RMSNorm in steps as in eager PyTorch, with an fp32 copy of the input. Other norms: always fused."""
     glu: Fusion
@@ -35,7 +36,9 @@ class Kernels:
 FUSED = Kernels(attention="flash", norm="fused", glu="fused", cross_entropy="fused")
 """Flash attention and fused norms, activations and loss."""
 UNFUSED = Kernels(attention="unfused", norm="unfused", glu="unfused", cross_entropy="unfused")
-"""Everything in steps, as eager code does."""
+"""Everything in steps, the softmax in the compute dtype."""
+EAGER = Kernels(attention="unfused_fp32_softmax", norm="unfused", glu="unfused", cross_entropy="unfused")
+"""Everything in steps, as the eager code of transformers runs it."""
 
 
 def kv_dim(dim: Dim) -> Dim:
@@ -52,7 +55,7 @@ def lower(block: Block, kernels: Kernels) -> Block:
     low = _Lowering(block)
     for op in block.ops:
         if op.kind == "attention":
-            low.attention(op, kernels.attention == "flash")
+            low.attention(op, kernels.attention)
         elif op.kind == "norm":
             low.norm(op, kernels.norm == "fused" or op.attr("fn", "") != "rms")
         elif op.kind == "glu" and kernels.glu == "unfused":
@@ -87,38 +90,27 @@ class _Lowering:
         self.ops.append(Op(kind=kind, path=out.name, inputs=inputs, outputs=(out.name,), **rest))  # type: ignore[arg-type]
         return out.name
 
-    def attention(self, op: Op, flash: bool) -> None:
-        q, k, v = (self.block.tensor(n) for n in op.inputs[:3])
-        if flash:
-            stats = Tensor(name=f"{op.path}:lse", dims=(*q.dims[:-3], q.dims[-2], q.dims[-3]), dtype="fp32")
-            self.emit(op, stats)
+    def attention(self, op: Op, kernel: str) -> None:
+        if kernel == "flash":
+            q = self.block.tensor(op.inputs[0])
+            self.emit(op, Tensor(name=f"{op.path}:lse", dims=(*q.dims[:-3], q.dims[-2], q.dims[-3]), dtype="fp32"))
             return
-        heads, kv = q.dims[-2], kv_dim(k.dims[-3])
-        shared = dict(op.attrs)
-        keys, values = k.name, v.name
-        if k.dims[-2] != heads:  # batched matmul needs as many key heads as query heads: eager code copies them
-            for what, source in (("k_repeated", k), ("v_repeated", v)):
-                copy = Tensor(name=source.name, dims=(*source.dims[:-2], heads, source.dims[-1]))
-                self.step(op, what, "repeat", (source.name,), copy)
-            keys, values = f"{op.path}:k_repeated", f"{op.path}:v_repeated"
-        for what, source, name in (("k_view", k, keys), ("v_view", v, values)):
-            dims = (*source.dims[:-3], kv, heads, source.dims[-1])
-            self.step(op, what, "rename", (name,), Tensor(name=source.name, dims=dims))
-        pairs = attrs(
-            causal=shared.get("causal", False),
-            window=shared.get("window", 0),
-            q_dim=q.dims[-3].name,
-            kv_dim=kv.name,
-        )
-        like = Tensor(name="scores", dims=(*q.dims[:-3], heads, q.dims[-3], kv))
+        pairs, like = self.operands(op)
+        q = self.block.tensor(op.inputs[0])
         contracts = tuple(a.name for a in q.dims[-1].atoms)
         x = self.step(op, "scores", "matmul", (q.name, f"{op.path}:k_view"), like, contracts=contracts, attrs=pairs)
-        if shared.get("softcap"):
+        if op.attr("softcap", 0.0):
             x = self.step(op, "capped", "softcap", (x,), like)
         if len(op.inputs) > 3:
             x = self.step(op, "biased", "add", (x, op.inputs[3]), like)
-        x = self.step(op, "probs", "softmax", (x,), like)
-        p = shared.get("dropout", 0.0)
+        if kernel == "unfused_fp32_softmax":
+            wide = replace(like, dtype="fp32")
+            x = self.step(op, "scores_fp32", "cast", (x,), wide)
+            x = self.step(op, "probs_fp32", "softmax", (x,), wide)
+            x = self.step(op, "probs", "cast", (x,), like)
+        else:
+            x = self.step(op, "probs", "softmax", (x,), like)
+        p = op.attr("dropout", 0.0)
         if p:
             mask = Tensor(name=f"{op.path}:mask", dims=like.dims, dtype="bool")
             dropped = Tensor(name=f"{op.path}:dropped", dims=like.dims)
@@ -126,9 +118,23 @@ class _Lowering:
             names = (dropped.name, mask.name)
             self.ops.append(Op(kind="dropout", path=dropped.name, inputs=(x,), outputs=names, attrs=attrs(p=p)))
             x = dropped.name
-        kv_names = tuple(a.name for a in kv.atoms)
-        inputs = (x, f"{op.path}:v_view")
-        self.ops.append(replace(op, kind="matmul", inputs=inputs, contracts=kv_names, attrs=pairs))
+        kv_names = tuple(a.name for a in like.dims[-1].atoms)
+        self.ops.append(replace(op, kind="matmul", inputs=(x, f"{op.path}:v_view"), contracts=kv_names, attrs=pairs))
+
+    def operands(self, op: Op) -> tuple[tuple[tuple[str, AttrValue], ...], Tensor]:
+        """Views (and copies, if heads share keys) of k and v over the key axis; what masks, and the scores' shape."""
+        q, k, v = (self.block.tensor(n) for n in op.inputs[:3])
+        heads, kv = q.dims[-2], kv_dim(k.dims[-3])
+        for what, source in (("k", k), ("v", v)):
+            name = source.name
+            if k.dims[-2] != heads:  # batched matmul needs as many key heads as query heads: eager code copies them
+                copy = Tensor(name=name, dims=(*source.dims[:-2], heads, source.dims[-1]))
+                name = self.step(op, f"{what}_repeated", "repeat", (name,), copy)
+            view = Tensor(name=name, dims=(*source.dims[:-3], kv, heads, source.dims[-1]))
+            self.step(op, f"{what}_view", "rename", (name,), view)
+        causal, window = op.attr("causal", False), op.attr("window", 0)
+        pairs = attrs(causal=causal, window=window, q_dim=q.dims[-3].name, kv_dim=kv.name)
+        return pairs, Tensor(name="scores", dims=(*q.dims[:-3], heads, q.dims[-3], kv))
 
     def norm(self, op: Op, fused: bool) -> None:
         x = self.block.tensor(op.inputs[0])

@@ -120,6 +120,15 @@ def saved_bytes(back: BackwardBlock, setting: Setting, policy: Policy) -> Number
     return total
 
 
+def recompute_work(back: BackwardBlock, setting: Setting, policy: Policy) -> Work:
+    """Work of making again what `policy` marks recompute: only the ops that it takes.
+
+    A checkpointed region of a framework may run more: Megatron-LM runs the whole region again, its last op included.
+    """
+    again = set(saved(back, policy, setting.dtypes).recompute_ops)
+    return sum((forward_work(op, back.forward, setting) for op in back.forward.ops if op.path in again), Work())
+
+
 def graph_saved_bytes(graph: Graph, kernels: Kernels, setting: Setting, policies: Mapping[str, Policy]) -> Number:
     """Bytes kept between the forward and the backward of the whole model, each storage once.
 

@@ -95,6 +95,9 @@ def test_a_rate_the_device_has_not_is_never_guessed() -> None:
     assert v100.flops_per_s("fp16") == 125e12
     with pytest.raises(UnpricedError, match="v100-sxm-32gb has no peak for 'bf16'; it has fp16, fp32"):
         v100.flops_per_s("bf16")
+    assert hardware.device("h100-sxm").flops_per_s("fp8_e4m3") == hardware.device("h100-sxm").flops_per_s("fp8")
+    with pytest.raises(UnpricedError, match="has no peak for 'fp4_e2m1'"):
+        hardware.device("h100-sxm").flops_per_s("fp4_e2m1")
     assert hardware.device("mi250x").flops_per_s("fp32_matrix") == 47.9e12
     assert v100.flops_per_s("fp32_matrix") == v100.flops_per_s("fp32")
 

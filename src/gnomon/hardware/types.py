@@ -140,11 +140,14 @@ class Device:
         )
 
     def flops_per_s(self, dtype: str) -> float:
-        """Dense peak for `dtype` (a field of PeakFlops). UnpricedError if the device has none: no rate is guessed."""
+        """Dense peak for `dtype`: a field of PeakFlops, or a format of its width (`fp8_e4m3`, `fp4_e2m1`).
+
+        UnpricedError if the device has none: no rate is guessed.
+        """
         rates = {field.name: getattr(self.dense_peak, field.name) for field in fields(self.dense_peak)}
         if rates.get("fp32_matrix") is None:
             rates["fp32_matrix"] = rates["fp32"]
-        rate = rates.get(dtype)
+        rate = rates.get(dtype.split("_e")[0])
         if rate is None:
             has = ", ".join(name for name, value in rates.items() if value is not None)
             raise UnpricedError(f"{self.name} has no peak for {dtype!r}; it has {has}")

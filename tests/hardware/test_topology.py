@@ -110,3 +110,12 @@ def test_the_order_of_ranks_does_not_matter_and_no_hop_beats_the_fabric(ranks: s
     assert 0 < hop.bytes_per_s <= 450 * GB
     if hop.num_nodes > 1:
         assert hop.bytes_per_s <= 400 * GB
+
+
+def test_devices_without_a_port_of_their_own_share_what_there_is() -> None:
+    # p4d: four ports of 12.5 GB/s for eight devices.
+    p4d = parse_cluster("2xaws-p4d")
+    assert link_behind(p4d, (0, 8)).bytes_per_s == 50 * GB / 8
+    assert link_behind(p4d, (0, 8), groups_per_node=2).bytes_per_s == 12.5 * GB
+    assert link_behind(p4d, (0, 1, 8, 9)).bytes_per_s == 50 * GB / 4
+    assert link_behind(p4d, range(16)).bytes_per_s == 50 * GB

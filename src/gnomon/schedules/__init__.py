@@ -11,6 +11,10 @@ from gnomon.schedules.gradients import with_optimizer as with_optimizer
 from gnomon.schedules.gradients import with_tied_all_reduce as with_tied_all_reduce
 from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b as interleaved_one_f_one_b
 from gnomon.schedules.interleaved_one_f_one_b import looped_bfs as looped_bfs
+from gnomon.schedules.lower import ProgramPass as ProgramPass
+from gnomon.schedules.lower import compute_rows as compute_rows
+from gnomon.schedules.lower import lower as lower
+from gnomon.schedules.lower import tied_stages as tied_stages
 from gnomon.schedules.messages import blocking_kinds as blocking_kinds
 from gnomon.schedules.messages import with_loads as with_loads
 from gnomon.schedules.messages import with_messages as with_messages

@@ -1,5 +1,5 @@
-"""V-Half and V-Min: half and a third of 1F1B's activations for part of its bubble (Qi et al. 2024, "Pipeline parallelism
-with controllable memory").
+"""V-Half and V-Min: half and a third of 1F1B's activations for part of its bubble (Qi et al. 2024, "Pipeline
+parallelism with controllable memory").
 
 Both return compute rows, two stages a rank in a V. They repeat one microbatch's building block every six cells (F, I, W
 of two chunks, all of one length T) and leave the idle cells out. How far apart neighbouring ranks are in each of the

@@ -1,0 +1,180 @@
+"""`lower`: from a graph and a plan to the Program that simulator and runtime both follow.
+
+One rank class for each pipeline rank, with as many ranks as its stages' mesh; compute rows by the plan's schedule,
+then what ends the step (reductions over data-parallel ranks, tied parameters, the update), then messages, then the
+plan's passes. What a plan asks for and is not expressed here is a PlanError, never left out. Left out: durations and
+sizes, which prices look up by the Program's keys, and everything within a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from gnomon.errors import PlanError, nearest
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Pass, Plan, Unit, Workload, batch, check, normalised, stage_layers, transfers
+from gnomon.program import Program
+from gnomon.schedules.dualpipe_v import dualpipe_v
+from gnomon.schedules.gpipe import gpipe
+from gnomon.schedules.gradients import with_all_reduce, with_optimizer, with_tied_all_reduce
+from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b, looped_bfs
+from gnomon.schedules.messages import with_messages
+from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
+from gnomon.schedules.rows import Rows
+from gnomon.schedules.v_half import v_half, v_min
+from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1
+from gnomon.schedules.zero_bubble_v import zero_bubble_v
+
+FLAT: Mapping[str, Callable[[int, int], Rows]] = {
+    "gpipe": gpipe,
+    "one_f_one_b": one_f_one_b,
+    "zero_bubble_h1": zero_bubble_h1,
+    "zero_bubble_v": zero_bubble_v,
+    "v_half": v_half,
+    "v_min": v_min,
+    "dualpipe_v": dualpipe_v,
+}
+"""Schedules whose number of stages a rank is fixed: (ranks, microbatches) -> rows."""
+
+LOOPED: Mapping[str, Callable[[int, int, int], Rows]] = {
+    "interleaved_one_f_one_b": interleaved_one_f_one_b,
+    "interleaved_zero_bubble": interleaved_zero_bubble,
+    "looped_bfs": looped_bfs,
+}
+"""Schedules that take the number of stages a rank too."""
+
+MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+
+ProgramPass = Callable[[Program, Pass], Program]
+"""A pass of the plan: a Program and the pass with its parameters -> a Program."""
+
+
+def lower(
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    *,
+    passes: Mapping[str, ProgramPass] | None = None,
+) -> Program:
+    """The Program of one step. PlanError when the plan cannot run, or asks for what is not expressed here.
+
+    workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
+    num_microbatches plain ones. passes: further passes by name (those that need prices have them bound).
+    """
+    check(plan, graph, cluster, workload)
+    _refuse(plan)
+    count, units = _units(plan, workload)
+    rows = compute_rows(plan, count)
+    rows = with_all_reduce(rows, _reduced(plan), overlap=plan.overlap.grad_reduce)
+    for stages in tied_stages(graph, plan):
+        rows = with_tied_all_reduce(rows, stages)
+    rows = with_optimizer(rows)
+    chains = _chains(graph, plan)
+    rows = with_messages(rows, chains=chains, blocking=() if plan.overlap.pipeline_sends else MESSAGES)
+    ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
+    counts = tuple(len(ranks_of[rank]) for rank in range(plan.num_pipeline_ranks))
+    program = rows.program(units=units, counts=counts, chains=chains)
+    for given in plan.schedule.passes:
+        if given.name not in ROW_PASSES:
+            program = _find(given, passes or {})(program, given)
+    return program
+
+
+def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
+    """The plan's schedule: forwards and backwards of every pipeline rank."""
+    name, ranks = plan.schedule.name, plan.num_pipeline_ranks
+    chosen = [given for given in plan.schedule.passes if given.name in ROW_PASSES]
+    if chosen and name != "one_f_one_b":
+        raise PlanError(f"pass {chosen[0].name} changes one_f_one_b, but the schedule is {name}; choose one of the two")
+    if chosen:
+        rows = ROW_PASSES[chosen[-1].name](ranks, num_microbatches, chosen[-1])
+    elif name in FLAT:
+        rows = FLAT[name](ranks, num_microbatches)
+    elif name in LOOPED:
+        rows = LOOPED[name](ranks, num_microbatches, plan.num_stages // ranks)
+    else:
+        raise PlanError(f"schedule {name!r} has no builder yet; there are {', '.join(sorted({*FLAT, *LOOPED}))}")
+    _check_placement(plan, rows)
+    return rows
+
+
+def tied_stages(graph: Graph, plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Sets of stages that hold the same parameter (embedding and head, as a rule), each once, in order of stages."""
+    holders: dict[str, dict[int, None]] = {}
+    for stage, layers in enumerate(stage_layers(plan, graph)):
+        for layer in layers:
+            for tensor in graph.block(layer.call.block).parameters:
+                holders.setdefault(layer.call.parameter_name(tensor.name, layer.index), {})[stage] = None
+    return tuple(sorted({tuple(stages) for stages in holders.values() if len(stages) > 1}))
+
+
+def _dapple(ranks: int, num_microbatches: int, given: Pass) -> Rows:
+    params = dict(given.params)
+    policy = params.pop("policy", None)
+    if params or policy not in ("p", "2p"):
+        raise PlanError(f"pass dapple_warmup takes policy = 'p' or '2p', not {dict(given.params)}")
+    return one_f_one_b(ranks, num_microbatches, warm_up=dapple_warm_up("p" if policy == "p" else "2p", ranks))
+
+
+ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {"dapple_warmup": _dapple}
+"""Passes that choose the order of compute rows themselves: (ranks, microbatches, pass) -> rows."""
+
+
+def _refuse(plan: Plan) -> None:
+    """PlanError for decisions that would otherwise be lost."""
+    optimizer = plan.optimizer
+    if optimizer.zero and _reduced(plan):
+        raise PlanError(f"lower has no rows yet for ZeRO stage {optimizer.zero}; use optimizer.zero = 0")
+    if optimizer.offload is not None or optimizer.delay:
+        raise PlanError("lower has no rows yet for an offloaded or delayed update; leave offload and delay out")
+
+
+def _reduced(plan: Plan) -> tuple[int, ...]:
+    """Stages whose gradients are added up over several ranks."""
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    return tuple(stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1)
+
+
+def _units(plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]]:
+    """Number of microbatches, and what each holds over all data-parallel ranks (nothing said without a workload)."""
+    if workload is None:
+        if plan.schedule.num_microbatches is None:
+            raise PlanError("the number of microbatches follows from the batch; give a workload or num_microbatches")
+        return plan.schedule.num_microbatches, ()
+    count, size = batch(plan, workload)
+    lengths = workload.sequence_lengths()
+    pieces = [tuple((i, 0, lengths[i]) for i in range(first, first + size)) for first in range(0, count * size, size)]
+    return count, normalised([Unit(pieces=part) for part in pieces])
+
+
+def _chains(graph: Graph, plan: Plan) -> tuple[int, ...]:
+    """Stages that read nothing from the stage before them. PlanError for what skips a stage."""
+    pairs = {(transfer.source, transfer.target) for transfer in transfers(plan, graph)}
+    if skips := sorted((a, b) for a, b in pairs if b != a + 1):
+        raise PlanError(
+            f"stage {skips[0][1]} reads stage {skips[0][0]}, and lower only has messages between neighbours; give "
+            f"stage {skips[0][1]} inputs = [{skips[0][1] - 1}], so that what it reads travels through those between"
+        )
+    return tuple(stage for stage in range(plan.num_stages) if (stage - 1, stage) not in pairs)
+
+
+def _check_placement(plan: Plan, rows: Rows) -> None:
+    """PlanError unless the schedule puts every stage on the rank that the plan gives it."""
+    scheduled = np.full(rows.num_stages, -1)
+    scheduled[rows.stage] = rows.rank_class
+    if tuple(scheduled.tolist()) != plan.pipeline_ranks:
+        raise PlanError(
+            f"schedule {plan.schedule.name} puts stages 0 … {rows.num_stages - 1} on ranks {scheduled.tolist()}, but "
+            f"the plan has them on {list(plan.pipeline_ranks)}; change placement, virtual_stages or the stages' devices"
+        )
+
+
+def _find(given: Pass, passes: Mapping[str, ProgramPass]) -> ProgramPass:
+    if given.name not in passes:
+        known = sorted({*ROW_PASSES, *passes})
+        raise PlanError(f"unknown pass {given.name!r}{nearest(given.name, known)}; there are {', '.join(known)}")
+    return passes[given.name]

@@ -1,0 +1,147 @@
+"""Every hand-worked case of `tests/cases/`: text, lowering, validity, times, period, exposure and memory, to the last bit.
+
+A module there defines `CASE` or `CASES` (see `case_format`) and is found by being there. What a case leaves out is not
+checked; durations are on the dyadic grid, so numbers are compared with `==`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from case_format import Case, Peak
+from gnomon.program import Program, Structure, issue_order_peak, parse_program, print_program, problems, validate
+from gnomon.simulate import Clock, Durations, Times, durations, period, play, time_order_peak
+
+FOLDER = Path(__file__).parent / "cases"
+
+
+def modules() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+def cases() -> Iterator[object]:
+    for name in modules():
+        for case in _of(name):
+            yield pytest.param(case, id=case.name if case.name.startswith(name) else f"{name}-{case.name}")
+
+
+def test_case_names_are_unique_and_modules_say_where_numbers_come_from() -> None:
+    names = [case.name for name in modules() for case in _of(name)]
+    assert len(set(names)) == len(names)
+    for name in modules():
+        assert len((import_module(f"cases.{name}").__doc__ or "").strip().splitlines()) >= 3, name
+
+
+def _of(name: str) -> tuple[Case, ...]:
+    module = import_module(f"cases.{name}")
+    return tuple(getattr(module, "CASES", ())) or (module.CASE,)
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_case(case: Case) -> None:
+    program = parse_program(case.program)
+    assert parse_program(print_program(program)) == program
+    if case.lowered is not None:
+        lowered = case.lowered()
+        assert print_program(lowered) == print_program(program)
+        assert lowered == program
+    if case.expected.problem:
+        found = problems(program)
+        assert found and found[0].what == case.expected.problem, [str(problem) for problem in found]
+    else:
+        check_times(case, program)
+        check_memory(case, validate(program))
+    for check in case.also:
+        check()
+
+
+def check_times(case: Case, program: Program) -> None:
+    """Makespan, period, idle and exposed time, ends."""
+    wanted = case.expected
+    if not case.busy:
+        assert wanted.makespan is None and wanted.period is None and not wanted.ends, "expected times need durations"
+        return
+    structure = validate(program)
+    seconds = durations(program, case.busy, case.lag)
+    times = play(Clock.of(structure, seconds))
+    found: dict[str, object] = {}
+    expected: dict[str, object] = {}
+    if wanted.makespan is not None:
+        found["makespan"], expected["makespan"] = float(times.end.max()), wanted.makespan
+    if wanted.period is not None:
+        found["period"], expected["period"] = period(structure, seconds).seconds, wanted.period
+    for rank_class, idle in wanted.idle.items():
+        busy = total(intervals(structure, times, rank_class, compute=True))
+        found[f"idle {rank_class}"], expected[f"idle {rank_class}"] = float(times.end.max()) - busy, idle
+    for rank_class, exposed in wanted.exposed.items():
+        found[f"exposed {rank_class}"] = exposed_communication(structure, times, rank_class)
+        expected[f"exposed {rank_class}"] = exposed
+    rows = rows_by_action(program)
+    for action, end in wanted.ends.items():
+        assert action in rows, f"no action {action!r}"
+        found[action], expected[action] = float(times.end[structure.order.position[rows[action]]]), end
+    assert found == expected
+
+
+def check_memory(case: Case, structure: Structure) -> None:
+    """Peaks in issue order and in time order."""
+    wanted, program = case.expected, structure.program
+    found: dict[str, Peak] = {}
+    expected: dict[str, Peak] = {}
+    if wanted.issue_peaks:
+        peaks = issue_order_peak(program, structure.deps, case.sizes)
+        for rank_class, peak in wanted.issue_peaks.items():
+            name = program.token(peaks[rank_class].row) if peak.action else ""
+            found[f"issue {rank_class}"] = Peak(size=peaks[rank_class].bytes, action=name, moment=peak.moment)
+            expected[f"issue {rank_class}"] = peak
+    if wanted.time_peaks:
+        seconds: Durations = durations(program, case.busy, case.lag)
+        held = time_order_peak(structure, seconds, case.sizes, steps=wanted.time_steps)
+        for rank_class, peak in wanted.time_peaks.items():
+            name = program.token(held[rank_class].row) if peak.action else ""
+            moment = held[rank_class].moment if peak.moment is not None else None
+            found[f"time {rank_class}"] = Peak(size=held[rank_class].bytes, action=name, moment=moment)
+            expected[f"time {rank_class}"] = peak
+    assert found == expected
+
+
+def rows_by_action(program: Program) -> dict[str, int]:
+    """`0:2F3` -> row; of actions named alike the last."""
+    return {f"{program.rank_class(row)}:{program.token(row)}": row for row in range(program.num_rows)}
+
+
+Intervals = list[tuple[float, float]]
+
+
+def intervals(structure: Structure, times: Times, rank_class: int, *, compute: bool) -> Intervals:
+    """When the class's compute stream, or any of its communication, is busy: disjoint and sorted."""
+    program = structure.program
+    found = []
+    for row in range(int(program.class_ptr[rank_class]), int(program.class_ptr[rank_class + 1])):
+        on_compute = program.streams[program.stream[row]] == "compute"
+        if on_compute if compute else bool(program.comm_of(row)) and not on_compute:
+            at = structure.order.position[row]
+            found.append((float(times.start[at]), float(times.end[at])))
+    out: Intervals = []
+    for start, end in sorted(found):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(end, out[-1][1])
+        else:
+            out.append((start, end))
+    return out
+
+
+def total(parts: Intervals) -> float:
+    return sum(end - start for start, end in parts)
+
+
+def exposed_communication(structure: Structure, times: Times, rank_class: int) -> float:
+    """Time in which the class communicates while its compute stream does nothing."""
+    computing = intervals(structure, times, rank_class, compute=True)
+    talking = intervals(structure, times, rank_class, compute=False)
+    hidden = sum(max(0.0, min(b, d) - max(a, c)) for a, b in talking for c, d in computing)
+    return total(talking) - hidden

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from gnomon.errors import PlanError, nearest
-from gnomon.graph import Block, Dtypes, Graph, Number, Op, Sizes, Tensor
+from gnomon.graph import Block, Dtypes, Graph, Number, Op, Sizes, Tensor, nbytes
 from gnomon.plans import Layout, Mesh
 from gnomon.sharding.homes import base, home, is_sequence, routed_tensors
 from gnomon.sharding.layout import Collective, Scene, Sharding, ceil_div, local_size, redistribute
@@ -59,6 +59,8 @@ class ShardedBlock:
     """For parameters: axes among cp and tp on which ranks hold the same part of it but each only a term of its
     gradient. cp belongs to the reduction over data-parallel ranks; tp is one all-reduce a step (norms under sequence
     parallelism)."""
+    dtypes: Dtypes
+    """What `compute` and `param` are in `local_bytes`."""
     copies: Mapping[str, int]
     """For parameters that more ranks divide than there are elements: neighbouring tp ranks that hold the same part
     (key-value heads under larger tp). Their gradients are added up over them."""
@@ -77,6 +79,13 @@ class ShardedBlock:
                 return sharded
         known = [sharded.op.path for sharded in self.ops]
         raise PlanError(f"block {self.block.name!r} has no op {origin!r}{nearest(origin, known)}")
+
+    def bytes_of(self, tensor: Tensor) -> Number:
+        """Bytes on one rank of a tensor of the block, or of one that lowering added (`core:probs`), which lies as its
+        op runs."""
+        if tensor.name in self.local_bytes:
+            return self.local_bytes[tensor.name]
+        return nbytes(tensor, self.sizes(tensor.name), self.dtypes)
 
     def sizes(self, path: str) -> Mapping[str, Number]:
         """Local sizes of the dims of the op at `path`."""
@@ -110,6 +119,7 @@ def shard_block(
         forward=tuple(walk.forward),
         backward=tuple(walk.backward),
         partial_grads=walk.partial_grads(),
+        dtypes=dtypes,
         copies=walk.copies(),
     )
 

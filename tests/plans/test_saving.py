@@ -1,0 +1,96 @@
+"""Presets and rules of `saved`, layer by layer, and what they make of a GPT layer's activations.
+
+The oracle is Korthikanti et al. 2022: s·b·h·(34 + 5·a·s/h) bytes kept by a layer with dropout and unfused attention,
+34·s·b·h with selective recomputation, 2·s·b·h (the input) with full.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gnomon.errors import PlanError
+from gnomon.graph import BF16, FUSED, UNFUSED, Graph, backward, nbytes, saved
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Mesh, Plan, Saved, SavedRule, as_policy, savings
+
+S, B, H, A = 64, 2, 128, 4
+GPT = gpt(
+    GptConfig(
+        name="small",
+        num_layers=8,
+        hidden_size=H,
+        num_heads=A,
+        vocab_size=512,
+        max_positions=S,
+        dropout=0.1,
+        attention_dropout=0.1,
+        activation="gelu",
+    )
+)
+
+
+def kept_bytes(a_plan: Plan, label: str, graph: Graph = GPT) -> int:
+    saving = savings(a_plan, graph, UNFUSED)[label]
+    back = backward(graph.block("layers"), UNFUSED, BF16)
+    kept = saved(back, as_policy(saving), BF16).kept
+    # Norm statistics (two fp32 numbers a row) are not in the paper's count.
+    count = sum(
+        int(nbytes(k.tensor, {"batch": B, "seq": S}, BF16)) for k in kept if k.tensor.name[-4:] not in ("mean", "rstd")
+    )
+    return count
+
+
+def plan(saved_: Saved, pp: int = 1) -> Plan:
+    return Plan(mesh=Mesh(pp=pp), saved=saved_)
+
+
+def test_presets_against_korthikanti() -> None:
+    sbh = S * B * H
+    assert kept_bytes(plan(Saved()), "layers[3]") == sbh * 34 + 5 * A * S * S * B
+    assert kept_bytes(plan(Saved(preset="selective")), "layers[3]") == 34 * sbh
+    assert kept_bytes(plan(Saved(preset="full")), "layers[3]") == 2 * sbh
+
+
+def test_presets_are_about_repeated_layers() -> None:
+    found = savings(plan(Saved(preset="full")), GPT, FUSED)
+    assert found["embed"].policy == () and found["head"].policy == ()
+    assert {action for _, action in found["layers[0]"].policy} == {"recompute"}
+
+
+def test_runs_of_layers_keep_one_input() -> None:
+    found = savings(plan(Saved(preset="full", every=3), pp=2), GPT, FUSED)
+    # Two stages of four layers; a run begins with each stage.
+    inputs = [found[f"layers[{i}]"].input for i in range(8)]
+    assert inputs == ["keep", "recompute", "recompute", "keep"] * 2
+
+
+def test_the_last_rule_that_matches_decides() -> None:
+    rules = (
+        SavedRule(calls="layers[0:4]", tensors=("mlp.*",), action="recompute"),
+        SavedRule(calls="layers[1]", tensors=("mlp.c_fc",), action="offload"),
+        SavedRule(calls="layers[2]", tensors=("mlp.*",), action="keep"),
+    )
+    found = savings(plan(Saved(rules=rules)), GPT, FUSED)
+    assert dict(found["layers[0]"].policy)["mlp.c_fc"] == "recompute"
+    assert dict(found["layers[1]"].policy)["mlp.c_fc"] == "offload"
+    assert dict(found["layers[1]"].policy)["mlp.c_proj"] == "recompute"
+    assert found["layers[2]"].policy == ()
+    assert found["layers[4]"].policy == ()
+
+
+def test_a_rule_for_the_first_layers_of_each_stage() -> None:
+    rule = SavedRule(calls="layers", action="recompute", first_per_stage=1)
+    found = savings(plan(Saved(rules=(rule,)), pp=2), GPT, FUSED)
+    assert [bool(found[f"layers[{i}]"].policy) for i in range(8)] == [True, False, False, False] * 2
+
+
+def test_an_exception_from_full() -> None:
+    exception = SavedRule(calls="layers[7]", action="keep")
+    a_plan = plan(Saved(preset="full", rules=(exception,)))
+    assert kept_bytes(a_plan, "layers[7]") == kept_bytes(plan(Saved()), "layers[7]")
+    assert kept_bytes(a_plan, "layers[6]") == 2 * S * B * H
+
+
+def test_unknown_layers_are_refused() -> None:
+    with pytest.raises(PlanError, match="matches no layer"):
+        savings(plan(Saved(rules=(SavedRule(calls="blocks"),))), GPT, FUSED)

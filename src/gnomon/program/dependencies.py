@@ -60,12 +60,13 @@ def dependencies(program: Program) -> Dependencies:
     out = _Collector(lane)
     alloc, release, rest = _handed_over(program, table, out)
     history = _History(program, table, rest)
-    alloc[rest], release[rest] = history.alloc, history.release
+    opened = alloc.copy()
+    alloc[rest], release[rest], opened[rest] = history.alloc, history.release, history.opens
     problems = _liveness(program, table, history) + _leaks(program, table, history)
     _data_edges(history, out)
     _reuse_edges(history, out)
     pairs, message_problems = messages(program, out.add)
-    pool_edges(program, table, alloc, release, out.add)
+    pool_edges(program, table, opened, release, out.add)
     return Dependencies(
         table=table,
         edges=out.edges(),

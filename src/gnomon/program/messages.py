@@ -167,12 +167,15 @@ def collective_orders(program: Program) -> list[Problem]:
     return problems
 
 
-def pool_edges(program: Program, table: EffectTable, alloc: Bools, release: Bools, add: AddEdges) -> None:
-    """In a pool of n the k-th allocation of a rank waits for its (k - n)-th free, wrapping into the step before."""
+def pool_edges(program: Program, table: EffectTable, opens: Bools, release: Bools, add: AddEdges) -> None:
+    """In a pool of n the k-th allocation of a rank waits for its (k - n)-th free, wrapping into the step before.
+
+    opens, release: entries that allocate a buffer (growing one takes no further place) and that free one.
+    """
     for pool in program.pools:
         members = [i for i, b in enumerate(program.buffers) if b.pool == pool.name]
         mine = np.isin(table.buffer_class(table.buffer), members)
-        opened = np.sort(table.row[mine & alloc].astype(np.int64))
+        opened = np.sort(table.row[mine & opens].astype(np.int64))
         freed = np.sort(table.row[mine & release].astype(np.int64))
         for cls in range(program.num_classes):
             low, high = program.class_ptr[cls], program.class_ptr[cls + 1]

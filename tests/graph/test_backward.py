@@ -29,6 +29,7 @@ from gnomon.graph import (
     saved_bytes,
     storages,
 )
+from gnomon.models.bert import bert, bert_base
 from gnomon.models.gpt import GptConfig, gpt, gpt3_175b, gpt_layer
 from gnomon.models.llama import LlamaConfig, layer_block, llama, llama_tiny
 from gnomon.models.unet import unet, unet_tiny
@@ -183,6 +184,17 @@ def test_an_eager_llama_layer_keeps_what_torch_keeps() -> None:
     c = replace(llama_tiny(), hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=96, vocab_size=200)
     assert saved_bytes(backward(layer_block(c, "layer", 0), EAGER, BF16), setting(2, 32), {}) == 197_120
     assert saved_bytes(backward(llama(c).block("head"), EAGER, BF16), setting(2, 32), {}) == 84_740 - 4
+
+
+def test_other_layers_keep_what_torch_keeps() -> None:
+    # Measured as above in fp32: BERT (batch 2, seq 16, hidden 64, 4 heads) with flash attention; a U-Net residual block
+    # (8 to 16 channels at 4 × 4, 4 groups, time 32), also without dropout.
+    fp32 = Dtypes(compute="fp32", param="fp32")
+    c = replace(bert_base(), hidden_size=64, num_heads=4, ffn_size=256, dropout=0.0, attention_dropout=0.0)
+    sizes = Setting(sizes={"batch": 2, "seq": 16}, dtypes=fp32, causal_flops="full")
+    assert saved_bytes(backward(bert(c).block("layers"), FUSED, fp32), sizes, {}) == 132_096
+    u = unet(replace(unet_tiny(), attention_levels=()))
+    assert saved_bytes(backward(u.block("down_1_0"), FUSED, fp32), sizes, {}) == 9_856
 
 
 def test_in_fp32_the_casts_of_an_eager_norm_are_views() -> None:

@@ -117,6 +117,17 @@ def test_attention_needs_matching_heads() -> None:
         b.build("core")
 
 
+def test_lookups_need_integers_and_matching_dims() -> None:
+    b = BlockBuilder("b")
+    b.op("cross_entropy", "loss", (b.input("x", T, N), b.input("labels", N, dtype="int64")), (), dtype="fp32")
+    with pytest.raises(GraphError, match="b/loss: cross_entropy of x.* and labels.* cannot write loss"):
+        b.build("loss")
+    b = BlockBuilder("b")
+    b.embedding("rows", b.input("ids", T), M, N)
+    with pytest.raises(GraphError, match="b/rows: embedding of ids.t.:compute"):
+        b.build("rows")
+
+
 def test_attrs_are_sorted_and_hashable() -> None:
     made = Op(kind="add", path="p", inputs=("a", "b"), outputs=("c",), attrs=attrs(z=1, a=2))
     assert made.attrs == (("a", 2), ("z", 1)) and hash(made)

@@ -71,12 +71,11 @@ def storages(block: Block, dtypes: Dtypes) -> Mapping[str, str]:
     """
     roots = {t.name: t.name for t in block.tensors}
     for op in block.ops:
-        source = op.inputs[0] if op.inputs else ""
-        same = [block.tensor(o) for o in op.outputs]
-        if op.kind in VIEWS or (
-            op.kind == "cast" and dtypes.resolve(block.tensor(source).dtype) == dtypes.resolve(same[0].dtype)
-        ):
-            for out in op.outputs:
+        if op.kind not in VIEWS and op.kind != "cast":
+            continue
+        source = op.inputs[0]
+        for out in op.outputs:
+            if op.kind != "cast" or len({dtypes.resolve(block.tensor(n).dtype) for n in (source, out)}) == 1:
                 roots[out] = roots[source]
     return roots
 
@@ -94,7 +93,7 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
     wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
     for op in block.ops:
         if any(name in wanted for name in op.inputs):
-            wanted |= {name for name in op.outputs if block.tensor(name).is_float and ":lse" not in name}
+            wanted |= {name for name in op.outputs if block.tensor(name).is_float and not _is_side(op, name)}
     return frozenset(wanted)
 
 
@@ -202,7 +201,7 @@ def _check_policy(block: Block, policy: Policy) -> None:
             raise GraphError(f"block {block.name!r}: input {pattern!r} cannot be recomputed inside the block; keep it")
 
 
-def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes, *, storage: Mapping[str, str] | None = None) -> Saved:
+def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> Saved:
     """What is kept, offloaded and made again under `policy` (empty: all that backward reads is kept).
 
     A tensor marked recompute is made again by its op from what that op reads: tensors that are kept or offloaded, block
@@ -211,7 +210,7 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes, *, storage: Mappi
     """
     block = back.forward
     _check_policy(block, policy)
-    roots = storages(block, dtypes) if storage is None else storage
+    roots = storages(block, dtypes)
     made_by = {out: op for op in block.ops for out in op.outputs}
     needed = {s.tensor.name: s for s in back.saved}
     held = {n for n in needed if _action(block, policy, n) != "recompute" or n in block.inputs}

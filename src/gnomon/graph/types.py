@@ -239,6 +239,8 @@ def _check_op(block: Block, op: Op) -> None:
         _check_contraction(block, op, where)
     elif op.kind == "attention":
         _check_attention(block, op, where)
+    elif op.kind in ("embedding", "cross_entropy", "dispatch", "conv2d"):
+        _check_lookup(block, op, where)
     elif op.kind in ("add", "mul", "glu", "activation", "norm", "softmax", "dropout", "softcap", "cast"):
         left, out = block.tensor(op.inputs[0]), block.tensor(op.outputs[0])
         if left.dims != out.dims:
@@ -247,6 +249,23 @@ def _check_op(block: Block, op: Op) -> None:
             extra = [d.name for d in block.tensor(name).atoms if d not in left.atoms]
             if extra:
                 raise GraphError(f"{where}: {block.tensor(name)} has dims {extra} that {left} has not")
+
+
+def _check_lookup(block: Block, op: Op, where: str) -> None:
+    left, right = block.tensor(op.inputs[0]), block.tensor(op.inputs[1])
+    out = block.tensor(op.outputs[0])
+    match op.kind:
+        case "embedding":
+            fits = not left.is_float and out.dims == (*left.dims, *right.dims[1:])
+        case "cross_entropy":
+            fits = not right.is_float and left.dims[:-1] == right.dims
+        case "dispatch":
+            fits = out.dims == (*right.dims, left.dims[-1])
+        case _:
+            names = [d.name for d in left.dims]
+            fits = op.contracts[0] in names and set(op.contracts) <= {d.name for d in right.dims}
+    if not fits:
+        raise GraphError(f"{where}: {op.kind} of {left} and {right} cannot write {out}")
 
 
 def _check_attention(block: Block, op: Op, where: str) -> None:

@@ -1,4 +1,7 @@
-"""What is wrong with a Program: one `Problem` each, with the rank, the action and the reason in one message."""
+"""What is wrong with a Program: one `Problem` each, with the rank, the action and the reason in one message.
+
+Only the type and the list of kinds; finding them is the business of `dependencies`, `messages`, `order` and `validate`.
+"""
 
 from __future__ import annotations
 

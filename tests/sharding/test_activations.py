@@ -35,7 +35,7 @@ def sharded(tp: int, layout: Layout) -> ShardedBlock:
 def kept_bytes(block: ShardedBlock) -> int:
     kept = saved(backward(block.block, UNFUSED, BF16), {}, BF16).kept
     # Norm statistics (two fp32 numbers a row) are not in the paper's count.
-    return sum(int(block.bytes_of(k.tensor)) for k in kept if k.tensor.name[-4:] not in ("mean", "rstd"))  # type: ignore[arg-type]
+    return sum(int(block.kept_bytes_of(k.tensor)) for k in kept if k.tensor.name[-4:] not in ("mean", "rstd"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -46,3 +46,10 @@ def test_tensor_parallelism_leaves_ten_whole(tp: int) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_sequence_parallelism_divides_everything(tp: int) -> None:
     assert kept_bytes(sharded(tp, Layout(sequence_parallel=True))) == (34 * S * B * H + 5 * A * S * S * B) // tp
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_keeping_gathered_inputs_keeps_two_of_them_whole(tp: int) -> None:
+    # The inputs of the two regions, 2·s·b·h each, are whole instead of divided.
+    kept, again = (kept_bytes(sharded(tp, Layout(sequence_parallel=True, keep_gathered=k))) for k in (True, False))
+    assert kept - again == 2 * 2 * S * B * H * (tp - 1) // tp

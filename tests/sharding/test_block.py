@@ -86,7 +86,11 @@ def test_what_is_not_kept_is_gathered_again_for_the_weight_gradient() -> None:
         ("all_gather", "post_attention_layernorm"),
         ("all_gather", "input_layernorm"),
     ]
-    assert [c for c in layer(Mesh(tp=8), KEPT).backward if c.weight_grad] == []
+    kept = layer(Mesh(tp=8), KEPT)
+    assert [c for c in kept.backward if c.weight_grad] == []
+    norm = kept.block.tensor("input_layernorm")
+    assert (kept.kept_bytes_of(norm), kept.bytes_of(norm)) == (RESIDUAL, RESIDUAL // 8)
+    assert layer(Mesh(tp=8), SEQUENCE).kept_bytes_of(norm) == RESIDUAL // 8
 
 
 def test_local_sizes_of_ops() -> None:
@@ -172,12 +176,12 @@ def test_attention_has_three_strategies_over_cp() -> None:
     block = LLAMA.block("layers")
     scene = Scene(axis_sizes={"cp": 4}, sizes={"batch": 1, "seq": 4096}, dtypes=BF16)
     for chosen in ("ring", "all_gather", "ulysses"):
-        setting = Setting(block=block, layout=Layout(context=chosen), scene=scene)  # type: ignore[arg-type]
+        setting = Setting.of(block, Layout(context=chosen), scene)  # type: ignore[arg-type]
         ways = strategies(block.op("self_attn.core"), setting)
         assert ways[0].name == chosen
         assert {way.name for way in ways} == {"ring", "all_gather", "ulysses"}
     many = Scene(axis_sizes={"cp": 64}, sizes=scene.sizes, dtypes=BF16)
-    ways = strategies(block.op("self_attn.core"), Setting(block=block, layout=PLAIN, scene=many))
+    ways = strategies(block.op("self_attn.core"), Setting.of(block, PLAIN, many))
     assert "ulysses" not in {way.name for way in ways}  # 64 ranks, 32 heads
 
 

@@ -11,7 +11,7 @@ from gnomon.sharding.block import shard_block as shard_block
 from gnomon.sharding.block import shard_graph as shard_graph
 from gnomon.sharding.context import causal_shares as causal_shares
 from gnomon.sharding.context import ring_step_pairs as ring_step_pairs
-from gnomon.sharding.homes import home as home
+from gnomon.sharding.homes import homes as homes
 from gnomon.sharding.layout import Collective as Collective
 from gnomon.sharding.layout import Scene as Scene
 from gnomon.sharding.layout import Sharding as Sharding

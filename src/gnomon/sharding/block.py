@@ -15,7 +15,7 @@ from math import prod
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dtypes, Graph, Number, Op, Sizes, Tensor, nbytes
 from gnomon.plans import Layout, Mesh
-from gnomon.sharding.homes import base, home, is_sequence, routed_tensors
+from gnomon.sharding.homes import base, is_sequence, routed_tensors
 from gnomon.sharding.layout import Collective, Scene, Sharding, ceil_div, local_size, redistribute
 from gnomon.sharding.strategies import Setting, Strategy, strategies
 
@@ -59,6 +59,10 @@ class ShardedBlock:
     """For parameters: axes among cp and tp on which ranks hold the same part of it but each only a term of its
     gradient. cp belongs to the reduction over data-parallel ranks; tp is one all-reduce a step (norms under sequence
     parallelism)."""
+    gathered: Mapping[str, Number]
+    """Bytes of each tensor that some op reads gathered over tp or cp, as it reads it."""
+    keep_gathered: bool
+    """Whether that is what is kept for backward, in place of this rank's part."""
     dtypes: Dtypes
     """What `compute` and `param` are in `local_bytes`."""
     copies: Mapping[str, int]
@@ -79,6 +83,12 @@ class ShardedBlock:
                 return sharded
         known = [sharded.op.path for sharded in self.ops]
         raise PlanError(f"block {self.block.name!r} has no op {origin!r}{nearest(origin, known)}")
+
+    def kept_bytes_of(self, tensor: Tensor) -> Number:
+        """Bytes on one rank of a tensor that is kept for backward: gathered, if that is what is kept."""
+        if self.keep_gathered and tensor.name in self.gathered:
+            return self.gathered[tensor.name]
+        return self.bytes_of(tensor)
 
     def bytes_of(self, tensor: Tensor) -> Number:
         """Bytes on one rank of a tensor of the block, or of one that lowering added (`core:probs`), which lies as its
@@ -119,6 +129,8 @@ def shard_block(
         forward=tuple(walk.forward),
         backward=tuple(walk.backward),
         partial_grads=walk.partial_grads(),
+        gathered=walk.gathered(),
+        keep_gathered=layout.keep_gathered,
         dtypes=dtypes,
         copies=walk.copies(),
     )
@@ -171,8 +183,8 @@ class _Walk:
         self.block = block
         self.layout = layout
         self.scene = scene
-        self.setting = Setting(block=block, layout=layout, scene=scene)
-        self.homes = {tensor.name: home(tensor, block, layout, scene) for tensor in block.tensors}
+        self.setting = Setting.of(block, layout, scene)
+        self.homes = self.setting.homes
         self.routed = routed_tensors(block)
         self.ops: list[ShardedOp] = []
         self.forward: list[Collective] = []
@@ -273,6 +285,19 @@ class _Walk:
                 count = count * local_size(dim, self.homes[tensor.name], self.scene.axis_sizes, self.scene.sizes)
             local[tensor.name] = count
         return local
+
+    def gathered(self) -> dict[str, Number]:
+        """Of several forms the largest; what attention gathers inside is among them."""
+        found: dict[str, Number] = {}
+        for name, sharding, _ in self.readers:
+            moves = self.move(name, self.homes[name], sharding, "")
+            if any(move.kind == "all_gather" for move in moves):
+                found[name] = self.scene.bytes(self.block.tensor(name), sharding)
+        for sharded in self.ops:
+            for inner in sharded.strategy.inside:
+                if inner.kind == "all_gather" and inner.phase == "forward" and sharded.op.kind == "attention":
+                    found[inner.tensor] = inner.bytes
+        return found
 
     def partial_grads(self) -> dict[str, tuple[str, ...]]:
         found: dict[str, set[str]] = {}

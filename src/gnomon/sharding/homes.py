@@ -6,6 +6,7 @@ shardings without partial sums. Leaves out what an op needs in the meantime (`st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from gnomon.graph import Block, Tensor
@@ -39,20 +40,26 @@ def is_sequence(name: str) -> bool:
     return base(name) in SEQUENCE_DIMS
 
 
-def home(tensor: Tensor, block: Block, layout: Layout, scene: Scene) -> Sharding:
-    """How `tensor` lies between ops of `block`: tensor-parallel dims over tp, positions over cp, experts over ep and
-    etp.
+def homes(block: Block, layout: Layout, scene: Scene) -> dict[str, Sharding]:
+    """How each tensor lies between ops of `block`: tensor-parallel dims over tp, positions over cp, experts over ep
+    and etp.
 
     An activation with positions and nothing else over tp is divided along them over tp too if the layout is sequence
     parallel. Rules of the layout come first. Axes of one rank divide nothing.
     """
-    is_parameter = tensor.kind == "parameter"
     ruled = {rule.dim: rule.axes for rule in layout.rules if fnmatchcase(block.name, rule.region)}
     routed = routed_tensors(block)
+    return {tensor.name: _home(tensor, tensor.name in routed, ruled, layout, scene) for tensor in block.tensors}
+
+
+def _home(
+    tensor: Tensor, is_routed: bool, ruled: Mapping[str, tuple[str, ...]], layout: Layout, scene: Scene
+) -> Sharding:
+    is_parameter = tensor.kind == "parameter"
     shards: dict[str, str] = {}
     names = [dim.name for dim in tensor.atoms]
     for name in names:
-        usual = _usual_axes(base(name), layout, is_parameter=is_parameter, routed=tensor.name in routed)
+        usual = _usual_axes(base(name), layout, is_parameter=is_parameter, routed=is_routed)
         for axis in ruled.get(name, usual):
             if scene.ranks(axis) > 1:
                 shards.setdefault(axis, name)

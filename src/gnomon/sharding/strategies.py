@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gnomon.errors import PlanError
 from gnomon.graph import Block, Number, Op, Tensor, size_of
 from gnomon.plans import Layout
-from gnomon.sharding.homes import HEAD_DIMS, base, home, is_sequence
+from gnomon.sharding.homes import HEAD_DIMS, base, homes, is_sequence
 from gnomon.sharding.layout import Collective, CollectiveKind, Phase, Scene, Sharding, ceil_div
 
 AXES = ("cp", "tp", "etp")
@@ -33,10 +33,17 @@ class Setting:
     """The plan's layout."""
     scene: Scene
     """Sizes of axes and dims, dtypes."""
+    homes: Mapping[str, Sharding]
+    """How each tensor lies between ops: `homes(block, layout, scene)`."""
+
+    @classmethod
+    def of(cls, block: Block, layout: Layout, scene: Scene) -> Setting:
+        """A setting with the homes that follow."""
+        return cls(block=block, layout=layout, scene=scene, homes=homes(block, layout, scene))
 
     def home(self, name: str) -> Sharding:
         """How the tensor `name` lies between ops."""
-        return home(self.block.tensor(name), self.block, self.layout, self.scene)
+        return self.homes[name]
 
     def bytes(self, name: str, sharding: Sharding) -> Number:
         """Bytes of the tensor `name` on one rank."""

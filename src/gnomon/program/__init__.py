@@ -19,7 +19,7 @@ from gnomon.program.kinds import (
     with_buffers,
     with_kinds,
 )
-from gnomon.program.memory import IssuePeak, Moves, buffer_bytes, issue_order_peak, moves
+from gnomon.program.memory import BufferMoves, IssuePeak, Moves, buffer_bytes, buffer_moves, issue_order_peak, moves
 from gnomon.program.order import Deadlock, Order, order
 from gnomon.program.problems import PROBLEMS, Problem
 from gnomon.program.program import (
@@ -46,6 +46,7 @@ __all__ = [
     "STANDARD_BUFFERS",
     "STANDARD_KINDS",
     "BufferClass",
+    "BufferMoves",
     "BufferRef",
     "Communicator",
     "Deadlock",
@@ -67,6 +68,7 @@ __all__ = [
     "RowEffect",
     "Structure",
     "buffer_bytes",
+    "buffer_moves",
     "dependencies",
     "effect_table",
     "effects",

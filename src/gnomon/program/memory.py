@@ -72,26 +72,48 @@ class Moves:
     """[rank classes] bytes of carried buffers, always there."""
 
 
-def moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> Moves:
-    """What each row allocates and frees, in bytes."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BufferMoves:
+    """Allocations and frees one by one: one entry per row and buffer."""
+
+    row: NDArray[np.int64]
+    buffer: NDArray[np.int64]
+    """Index into the Program's buffer classes."""
+    bytes: Doubles
+    """Positive: allocated at the start of the row. Negative: freed at its end."""
+    resident: Doubles
+    """[rank classes, buffer classes] bytes of carried buffers, always there."""
+
+
+def buffer_moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> BufferMoves:
+    """What each row allocates and frees of each class of buffer, in bytes: allocations first, then frees."""
     table = deps.table
     each = buffer_bytes(program, deps, sizes)
     amount = each[table.buffer]
     extend = np.flatnonzero(table.op == EXTEND)
-    held = None
+    come, gone = np.flatnonzero(deps.alloc), np.flatnonzero(deps.release)
     if len(extend):
         tokens = np.array([table.amounts[int(table.row[i]), int(table.buffer[i])] for i in extend.tolist()], float)
-        amount = amount.copy()
         amount[extend] *= tokens
-        held = np.zeros(table.num_ids)
-    allocated: Doubles = np.bincount(table.row[deps.alloc], amount[deps.alloc], program.num_rows).astype(float)
-    gone = np.flatnonzero(deps.release)
-    if held is None:
-        given = amount[gone]
+        given = _grown(deps, amount, np.zeros(table.num_ids), gone)
     else:
-        given = _grown(deps, amount, held, gone)
-    freed: Doubles = np.bincount(table.row[gone], given, program.num_rows).astype(float)
-    return Moves(allocated=allocated, freed=freed, resident=_resident(program, deps, each))
+        given = amount[gone]
+    entries = np.concatenate([come, gone])
+    return BufferMoves(
+        row=table.row[entries].astype(np.int64),
+        buffer=table.buffer_class(table.buffer[entries]),
+        bytes=np.concatenate([amount[come], -given]),
+        resident=_resident(program, deps, each),
+    )
+
+
+def moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> Moves:
+    """What each row allocates and frees, in bytes."""
+    found = buffer_moves(program, deps, sizes)
+    come = int(deps.alloc.sum())
+    allocated: Doubles = np.bincount(found.row[:come], found.bytes[:come], program.num_rows).astype(float)
+    freed: Doubles = np.bincount(found.row[come:], -found.bytes[come:], program.num_rows).astype(float)
+    return Moves(allocated=allocated, freed=freed, resident=found.resident.sum(axis=1))
 
 
 def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.int64]) -> Doubles:
@@ -109,9 +131,9 @@ def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.
 
 
 def _resident(program: Program, deps: Dependencies, each: Doubles) -> Doubles:
-    """Carried buffers of each class, every slot, aliases counted once."""
+    """[rank classes, buffer classes] carried buffers, every slot, aliases counted once."""
     table = deps.table
-    out = np.zeros(program.num_classes)
+    out = np.zeros((program.num_classes, len(program.buffers)))
     waiting = np.zeros(table.num_ids, bool)
     waiting[table.buffer] = True
     for b, buffer in enumerate(program.buffers):
@@ -121,7 +143,7 @@ def _resident(program: Program, deps: Dependencies, each: Doubles) -> Doubles:
             first = int(table.base[b, place])
             if first >= 0:
                 ids = slice(first, first + (1 if buffer.per == "stage" else table.width))
-                out[cls] += float(each[ids][waiting[ids]].sum()) * buffer.slots
+                out[cls, b] += float(each[ids][waiting[ids]].sum()) * buffer.slots
                 waiting[ids] = False
     return out
 

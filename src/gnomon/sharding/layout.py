@@ -165,43 +165,58 @@ def redistribute(
     """Collectives that turn `tensor` from `source` into `target`, in order.
 
     Sums come first (all-reduce, or reduce-scatter when the axis then divides a dim), then exchanges of one dim for
-    another, then gathers, innermost axis first, so that as little as possible travels. Taking one's own part of a
-    whole tensor is free, as is calling a whole tensor a partial sum (all but one rank hold zeros). PlanError for a
-    sharded tensor turned into partial sums.
+    another, then gathers, innermost axis first, so that as little as possible travels. Where that would leave parts
+    in another order (an outer axis that leaves a dim before an inner one), gathers come before exchanges, or all of
+    the tensor is gathered. Taking one's own part of a whole tensor is free, as is calling a whole tensor a partial
+    sum (all ranks but one hold zeros). PlanError for a divided tensor turned into partial sums.
     """
-    found: list[Collective] = []
-    now = source
-
-    def emit(kind: CollectiveKind, axis: str, size: Number) -> None:
-        if scene.ranks(axis) > 1:
-            found.append(
-                Collective(
-                    kind=kind,
-                    axis=axis,
-                    ranks=scene.ranks(axis),
-                    bytes=size,
-                    phase=phase,
-                    path=path,
-                    tensor=tensor.name,
-                    weight_grad=weight_grad,
-                )
-            )
-
-    for axis in source.partial:
-        if axis in target.partial:
-            continue
-        dim = target.dim_of(axis)
-        emit("all_reduce" if dim is None else "reduce_scatter", axis, scene.bytes(tensor, now))
-        now = now.without(axis) if dim is None else now.with_shard(axis, dim)
-    for axis, dim in source.shards:
-        wanted = target.dim_of(axis)
+    for axis, _ in source.shards:
         if axis in target.partial:
             raise PlanError(f"{path}: {tensor.name} is divided over {axis} and cannot become partial sums of it")
-        if wanted is not None and wanted != dim:
-            emit("all_to_all", axis, scene.bytes(tensor, now))
-            now = now.with_shard(axis, wanted)
-    for axis, _ in reversed(source.shards):
-        if target.dim_of(axis) is None:
-            now = now.without(axis)
-            emit("all_gather", axis, scene.bytes(tensor, now))
-    return tuple(found)
+    sums = [(axis, target.dim_of(axis)) for axis in source.partial if axis not in target.partial]
+    leaving = [(axis, target.dim_of(axis)) for axis, dim in source.shards if target.dim_of(axis) != dim]
+    exchanges = [step for step in leaving if step[1] is not None]
+    gathers = [step for step in reversed(leaving) if step[1] is None]
+    whole: list[_Step] = [*((axis, None) for axis, _ in sums), *((axis, None) for axis, _ in reversed(source.shards))]
+    # The last way always arrives: nothing is divided any more, and the rest is free.
+    ways = (sums + exchanges + gathers, sums + gathers + exchanges, whole)
+    hops = next(found for way in ways if (found := _hops(source, target, way)) is not None)
+    return tuple(
+        Collective(
+            kind=kind,
+            axis=axis,
+            ranks=scene.ranks(axis),
+            bytes=scene.bytes(tensor, touched),
+            phase=phase,
+            path=path,
+            tensor=tensor.name,
+            weight_grad=weight_grad,
+        )
+        for kind, axis, touched in hops
+        if scene.ranks(axis) > 1
+    )
+
+
+_Step = tuple[str, str | None]
+"""(axis, the dim that it goes to divide, or None)."""
+
+
+def _hops(source: Sharding, target: Sharding, steps: list[_Step]) -> list[tuple[CollectiveKind, str, Sharding]] | None:
+    """(kind, axis, the sharding whose bytes count) of each step, or None if parts end in another order than `target`
+    says."""
+    hops: list[tuple[CollectiveKind, str, Sharding]] = []
+    now = source
+    for axis, wanted in steps:
+        dim = now.dim_of(axis)
+        if dim is not None and now.axes_of(dim)[-1] != axis:
+            return None  # an inner axis divides the dim further
+        after = now.without(axis) if wanted is None else now.with_shard(axis, wanted)
+        if dim is None:
+            hops.append(("all_reduce" if wanted is None else "reduce_scatter", axis, now))
+        else:
+            hops.append(("all_gather", axis, after) if wanted is None else ("all_to_all", axis, now))
+        now = after
+    for axis, dim in target.shards:  # each rank takes its own part of what is whole
+        now = now if now.dim_of(axis) is not None else now.with_shard(axis, dim)
+    same = all(now.axes_of(dim) == target.axes_of(dim) for _, dim in (*now.shards, *target.shards))
+    return hops if same else None

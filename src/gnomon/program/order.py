@@ -53,6 +53,9 @@ class Deadlock:
     """No entry can go on: a shortest cycle of rows, each waiting for the next."""
 
     rows: tuple[int, ...]
+    """A row of each step of the cycle: the one that the step before waits for."""
+    partners: tuple[tuple[int, ...], ...]
+    """For each of `rows` the others of its group or message, one of which waits for the next."""
     finished: int
     """Rows that ran before everything stopped."""
 
@@ -265,22 +268,27 @@ def _deadlock(program: Program, graph: _Entries, sequence: Longs) -> Deadlock:
     """A shortest cycle among the entries that did not run."""
     stuck = np.ones(graph.count, bool)
     stuck[sequence] = False
-    waits: dict[int, list[int]] = {}
+    waits: dict[int, dict[int, int]] = {}
     members: dict[int, list[int]] = {}
     for entry in np.flatnonzero(stuck).tolist():
         own = int(graph.group[entry])
         members.setdefault(own if own >= 0 else -1 - entry, []).append(entry)
     node_of = {entry: node for node, entries in members.items() for entry in entries}
     for node, entries in members.items():
-        found: dict[int, None] = {}
+        found: dict[int, int] = {}  # node -> the entry of it that is waited for
         for entry in entries:
             before = [] if graph.is_head[entry] else [entry - 1]
             before += graph.source[graph.wait_ptr[entry] : graph.wait_ptr[entry + 1]].tolist()
-            found.update((node_of[b], None) for b in before if b in node_of)
-        waits[node] = list(found)
-    cycle = _shortest_cycle(waits)
-    rows = [int(graph.row[entry]) for node in cycle for entry in sorted(members[node])]
-    return Deadlock(rows=tuple(rows), finished=len(sequence))
+            found.update((node_of[b], b) for b in before if b in node_of)
+        waits[node] = found
+    cycle = _shortest_cycle({node: list(found) for node, found in waits.items()})
+    rows = tuple(int(graph.row[waits[cycle[i - 1]][node]]) for i, node in enumerate(cycle))
+    partners = []
+    for row, node in zip(rows, cycle, strict=True):
+        together = np.flatnonzero(np.isin(graph.of_row, members[node])).tolist()
+        partners.append(tuple(other for other in together if other != row))
+    finished = program.num_rows - int(stuck[graph.of_row].sum())
+    return Deadlock(rows=rows, partners=tuple(partners), finished=finished)
 
 
 def _shortest_cycle(waits: dict[int, list[int]], limit: int = 400) -> list[int]:

@@ -72,6 +72,13 @@ def _examine(program: Program) -> Structure | tuple[Problem, ...]:
 
 
 def _explain(program: Program, deadlock: Deadlock) -> Problem:
-    steps = " -> ".join(f"{program.rank_class(row)}:{program.token(row)}" for row in (*deadlock.rows, deadlock.rows[0]))
+    def name(row: int) -> str:
+        return f"{program.rank_class(row)}:{program.token(row)}"
+
+    shown = [
+        name(row) + (f" (with {', '.join(map(name, others))})" if others else "")
+        for row, others in zip(deadlock.rows, deadlock.partners, strict=True)
+    ]
+    steps = " -> ".join((*shown, name(deadlock.rows[0])))
     why = f"each waits for the next: {steps} (after {deadlock.finished} of {program.num_rows} actions)"
     return Problem.of(program, "deadlock", deadlock.rows[0], why)

@@ -9,11 +9,12 @@ group); `with_optimizer` adds an OPT for each stage. Left out: buckets within a 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.program import NO_UNIT, Override
+from gnomon.program import NO_UNIT, Communicator, Override
 from gnomon.schedules.rows import KIND, Inserted, Longs, Rows, insert
 
 WRITES_GRADIENTS = ("B", "W")
@@ -42,8 +43,9 @@ def with_tied_all_reduce(rows: Rows, stages: Collection[int]) -> Rows:
         return rows
     chosen = chosen[one_each]
     group = int(rows.group.max(initial=-1)) + 1
-    override = Override(comm=TIED, name=f"AR {TIED}")
-    return insert(rows, [_per_stage("AR", _ends(rows, last[chosen]), stage[chosen], group=group, override=override)])
+    override = Override(comm=TIED, name=TIED)
+    part = _per_stage("AR", _ends(rows, last[chosen]), stage[chosen], group=group, override=override)
+    return replace(insert(rows, [part]), comms=(*rows.comms, Communicator(name=TIED, semantics="collective")))
 
 
 def with_optimizer(rows: Rows) -> Rows:

@@ -54,6 +54,8 @@ class Rows:
     kinds: tuple[Kind, ...] = STANDARD_KINDS
     overrides: Mapping[int, Override] = field(default_factory=dict)
     """Row -> where it differs from its kind."""
+    comms: tuple[Communicator, ...] = ()
+    """Communicators that overrides name."""
 
     @property
     def num_rows(self) -> int:
@@ -92,7 +94,8 @@ class Rows:
         inputs: Literal["resident", "loaded"] = "resident",
         aliases: tuple[tuple[BufferRef, BufferRef], ...] = (),
     ) -> Program:
-        """The Program of these rows. units: left out, plain microbatches. counts: ranks of each class, or one each."""
+        """The Program of these rows. units: left out, plain microbatches. counts: ranks of each class, or one each.
+        comms: how communicators behave, where it is not the usual way."""
         if units and len(units) != self.num_units:
             raise PlanError(f"the schedule has {self.num_units} microbatches, but {len(units)} units are given")
         return from_columns(
@@ -107,7 +110,7 @@ class Rows:
             kinds=self.kinds,
             counts=counts,
             buffers=buffers,
-            comms=comms,
+            comms=tuple({comm.name: comm for comm in (*self.comms, *comms)}.values()),
             pools=pools,
             chains=chains,
             inputs=inputs,

@@ -65,6 +65,24 @@ def test_a_longer_sequence_weighs_more() -> None:
     assert [unit.weight for unit in units] == [0.75, 0.25]
 
 
+def test_some_sequences_divided_and_some_local() -> None:
+    # Skrull's own choice for these lengths on cp 8 with room for 8000 tokens a rank: the three longest are divided.
+    lengths = (500, 800, 1000, 1200, 2000, 4000, 9000, 30000)
+    pieces = tuple((i, 0, length) for i, length in enumerate(lengths))
+    unit = Unit(pieces=pieces, local=tuple((i, i) for i in range(5)))
+    divided = (4000 + 9000 + 30000) // 8
+    assert unit.rank_tokens(8) == tuple(divided + n for n in (500, 800, 1000, 1200, 2000, 0, 0, 0))
+    assert max(unit.rank_tokens(8)) <= 8000
+    assert sum(unit.rank_tokens(8)) == unit.tokens
+    assert sum(unit.rank_pairs(8)) == unit.attention_pairs()
+    # Rank 0 has sequence 0 whole, rank 7 none: they differ by its pairs.
+    assert unit.rank_pairs(8)[0] - unit.rank_pairs(8)[7] == 500 * 501 // 2
+    with pytest.raises(PlanError, match="beyond cp = 4"):
+        unit.rank_tokens(4)
+    with pytest.raises(PlanError, match="must name sequences of the unit"):
+        Unit(pieces=pieces, local=((9, 0),))
+
+
 def test_uneven_shares() -> None:
     units = shared_units((1,) * 8, shares=(3, 0, 1), num_microbatches=2)
     assert [(unit.worker, unit.tokens) for unit in units] == [(0, 3), (2, 1), (0, 3), (2, 1)]

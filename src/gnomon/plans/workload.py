@@ -9,8 +9,9 @@ takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import accumulate
 from typing import ClassVar, Literal
 
@@ -34,6 +35,9 @@ class Unit:
     decoding."""
     worker: int = 0
     """Data-parallel worker that takes it, 0 … data_ranks-1."""
+    local: tuple[tuple[int, int], ...] = ()
+    """(sequence, rank) for sequences that one context-parallel rank of the worker has whole (Skrull); cp divides the
+    others."""
 
     def __post_init__(self) -> None:
         if not self.pieces:
@@ -49,8 +53,11 @@ class Unit:
                 )
         if not 0.0 <= self.weight <= 1.0:
             raise PlanError(f"unit weight {self.weight} must be between 0 and 1: it is a share of the global batch")
-        if self.worker < 0:
-            raise PlanError(f"unit worker {self.worker} must be 0 or more")
+        placed = [sequence for sequence, _ in self.local]
+        if len(set(placed)) != len(placed) or not set(placed) <= {sequence for sequence, _, _ in self.pieces}:
+            raise PlanError(f"unit local {self.local} must name sequences of the unit, each once")
+        if self.worker < 0 or any(rank < 0 for _, rank in self.local):
+            raise PlanError(f"unit worker {self.worker} and the ranks of local {self.local} must be 0 or more")
 
     @property
     def tokens(self) -> int:
@@ -66,6 +73,30 @@ class Unit:
             starts[sequence] = stop
             own[sequence] = own.get(sequence, 0) + stop - start
         return sum(end - own[sequence] for sequence, end in starts.items())
+
+    def rank_tokens(self, cp: int) -> tuple[Fraction, ...]:
+        """Tokens on each of `cp` context-parallel ranks: local sequences whole, the others in equal parts."""
+        return self._on_ranks(cp, {sequence: count for sequence, count, _ in self._by_sequence(causal=True)})
+
+    def rank_pairs(self, cp: int, *, causal: bool = True) -> tuple[Fraction, ...]:
+        """(query, key) pairs on each of `cp` context-parallel ranks; divided sequences are divided evenly, as zig-zag
+        does."""
+        return self._on_ranks(cp, {sequence: pairs for sequence, _, pairs in self._by_sequence(causal=causal)})
+
+    def _on_ranks(self, cp: int, amounts: dict[int, int]) -> tuple[Fraction, ...]:
+        where = dict(self.local)
+        if any(rank >= cp for rank in where.values()):
+            raise PlanError(f"unit local {self.local} names a rank beyond cp = {cp} (0 to {cp - 1})")
+        divided = Fraction(sum(n for sequence, n in amounts.items() if sequence not in where), cp)
+        return tuple(
+            divided + sum(n for sequence, n in amounts.items() if where.get(sequence) == rank) for rank in range(cp)
+        )
+
+    def _by_sequence(self, *, causal: bool) -> Iterator[tuple[int, int, int]]:
+        """(sequence, tokens, pairs) of each sequence in the unit."""
+        for sequence in dict.fromkeys(sequence for sequence, _, _ in self.pieces):
+            own = Unit(pieces=tuple(piece for piece in self.pieces if piece[0] == sequence))
+            yield sequence, own.tokens, own.attention_pairs(causal=causal)
 
     def attention_pairs(self, *, causal: bool = True) -> int:
         """(query, key) pairs over all pieces: a query sees its sequence's tokens up to itself, or all of the prefix

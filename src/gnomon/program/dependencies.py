@@ -110,8 +110,7 @@ class _Collector:
 def _handed_over(program: Program, table: EffectTable, out: _Collector) -> tuple[Bools, Bools, Longs]:
     """Deals at once with the buffers that need no history, and returns (alloc, release, the entries that do).
 
-    Most step buffers are written once and consumed once: one edge each way. Carried buffers that are only read wait for
-    nothing. What is left is a small part of the table.
+    Most step buffers are written once and consumed once: one edge each way. What is left is a small part of the table.
     """
     size = len(table.op)
     alloc, release = np.zeros(size, bool), np.zeros(size, bool)
@@ -124,12 +123,39 @@ def _handed_over(program: Program, table: EffectTable, out: _Collector) -> tuple
     out.add(wrote, used, 0, data=True)
     out.add(used, wrote, 1, data=False)
     alloc[pair] = release[pair + 1] = True
-    carried = np.array([b.lifetime == "carried" for b in program.buffers], bool)[kind]
-    only_read = np.logical_and.reduceat(table.op == READ, first) if size else np.zeros(0, bool)
     done = np.zeros(size, bool)
     done[pair] = done[pair + 1] = True
-    done |= np.repeat(carried & only_read, length)
-    return alloc, release, np.flatnonzero(~done)
+    rest = np.flatnonzero(~done)
+    return alloc, release, _on_several_streams(program, table, out.lane, rest, alloc, release)
+
+
+def _on_several_streams(
+    program: Program, table: EffectTable, lane: NDArray[np.int32], rest: Longs, alloc: Bools, release: Bools
+) -> Longs:
+    """Of the entries `rest`, those of buffers that need a history: on one stream a simple life has no edges.
+
+    Simple: a carried buffer that is never freed; or a step buffer that is opened, read and accumulated, and freed last.
+    """
+    if not len(rest):
+        return rest
+    op, on = table.op[rest], lane[table.row[rest]]
+    new = np.ones(len(rest), bool)
+    np.not_equal(table.buffer[rest[1:]], table.buffer[rest[:-1]], out=new[1:])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(rest)) - 1
+    kind = table.buffer_class(table.buffer[rest[first]])
+    one_stream = np.minimum.reduceat(on, first) == np.maximum.reduceat(on, first)
+    carried = np.array([b.lifetime == "carried" for b in program.buffers], bool)[kind]
+    never_freed = carried & (np.maximum.reduceat(op, first) <= WRITE)
+    plain = np.array([b.lifetime in ("action", "step") and b.slots == 1 for b in program.buffers], bool)[kind]
+    opens = (op[first] == WRITE) | (op[first] == ACCUMULATE)
+    inner = np.add.reduceat((op >= EXTEND).astype(np.int64), first) - (op[first] >= EXTEND) - (op[last] >= EXTEND)
+    one_life = plain & opens & (op[last] >= CONSUME) & (inner == 0) & (last > first)
+    simple = one_stream & (never_freed | one_life)
+    lived = simple & one_life
+    alloc[rest[first[lived]]] = release[rest[last[lived]]] = True
+    history: Longs = rest[~np.repeat(simple, last - first + 1)]
+    return history
 
 
 def _segments(table: EffectTable) -> tuple[Longs, Longs]:

@@ -87,33 +87,41 @@ class BufferMoves:
 
 def buffer_moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> BufferMoves:
     """What each row allocates and frees of each class of buffer, in bytes: allocations first, then frees."""
-    table = deps.table
-    each = buffer_bytes(program, deps, sizes)
-    amount = each[table.buffer]
-    extend = np.flatnonzero(table.op == EXTEND)
-    come, gone = np.flatnonzero(deps.alloc), np.flatnonzero(deps.release)
-    if len(extend):
-        tokens = np.array([table.amounts[int(table.row[i]), int(table.buffer[i])] for i in extend.tolist()], float)
-        amount[extend] *= tokens
-        given = _grown(deps, amount, np.zeros(table.num_ids), gone)
-    else:
-        given = amount[gone]
+    each, come, gone, taken, given = _changes(program, deps, sizes)
     entries = np.concatenate([come, gone])
     return BufferMoves(
-        row=table.row[entries].astype(np.int64),
-        buffer=table.buffer_class(table.buffer[entries]),
-        bytes=np.concatenate([amount[come], -given]),
+        row=deps.table.row[entries].astype(np.int64),
+        buffer=deps.table.buffer_class(deps.table.buffer[entries]),
+        bytes=np.concatenate([taken, -given]),
         resident=_resident(program, deps, each),
     )
 
 
 def moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> Moves:
     """What each row allocates and frees, in bytes."""
-    found = buffer_moves(program, deps, sizes)
-    come = int(deps.alloc.sum())
-    allocated: Doubles = np.bincount(found.row[:come], found.bytes[:come], program.num_rows).astype(float)
-    freed: Doubles = np.bincount(found.row[come:], -found.bytes[come:], program.num_rows).astype(float)
-    return Moves(allocated=allocated, freed=freed, resident=found.resident.sum(axis=1))
+    each, come, gone, taken, given = _changes(program, deps, sizes)
+    row, rows = deps.table.row, program.num_rows
+    return Moves(
+        allocated=np.bincount(row[come], taken, rows).astype(float),
+        freed=np.bincount(row[gone], given, rows).astype(float),
+        resident=_resident(program, deps, each).sum(axis=1),
+    )
+
+
+def _changes(
+    program: Program, deps: Dependencies, sizes: Mapping[str, float]
+) -> tuple[Doubles, NDArray[np.int64], NDArray[np.int64], Doubles, Doubles]:
+    """(bytes of each buffer, entries that allocate, entries that free, bytes of the former, bytes of the latter)."""
+    table = deps.table
+    each = buffer_bytes(program, deps, sizes)
+    come, gone = np.flatnonzero(deps.alloc), np.flatnonzero(deps.release)
+    extend = np.flatnonzero(table.op == EXTEND)
+    if not len(extend):
+        return each, come, gone, each[table.buffer[come]], each[table.buffer[gone]]
+    amount = each[table.buffer]
+    tokens = np.array([table.amounts[int(table.row[i]), int(table.buffer[i])] for i in extend.tolist()], float)
+    amount[extend] *= tokens
+    return each, come, gone, amount[come], _grown(deps, amount, np.zeros(table.num_ids), gone)
 
 
 def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.int64]) -> Doubles:

@@ -21,6 +21,9 @@ Longs = NDArray[np.int64]
 Positions = NDArray[np.int32]
 
 
+_ROW_BITS = 23  # from_columns allows no more rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Order:
     """Entries in an order that respects all dependencies within the step. `size` stands for "nothing" in
@@ -76,8 +79,8 @@ class _Entries:
         rows = program.num_rows
         group = _groups(program, deps)
         lane = lanes(program)
-        by_lane = np.argsort(lane, kind="stable")
-        lane_sorted = lane[by_lane]
+        packed = np.sort(lane.astype(np.int64) << _ROW_BITS | np.arange(rows))  # sorting values beats sorting indices
+        by_lane, lane_sorted = packed & ((1 << _ROW_BITS) - 1), packed >> _ROW_BITS
         follows = np.zeros(rows, bool)
         if group is not None:
             g = group[by_lane]
@@ -102,9 +105,10 @@ class _Entries:
         if self.has_groups:
             keep = source != target
             self.source, self.target, self.data = source[keep], target[keep], self.data[keep]
-        sort = np.argsort(self.target, kind="stable")
-        self.source, self.target, self.data = self.source[sort], self.target[sort], self.data[sort]
-        self.wait_ptr = np.searchsorted(self.target, np.arange(self.count + 1))
+        packed = np.sort((self.target << _ROW_BITS | self.source) << 1 | self.data)
+        self.target, self.source = packed >> (_ROW_BITS + 1), packed >> 1 & ((1 << _ROW_BITS) - 1)
+        self.data = (packed & 1).astype(bool)
+        self.wait_ptr = np.append(0, np.cumsum(np.bincount(self.target, minlength=self.count)))
 
     def columns(self) -> list[Longs]:
         """Predecessors off the lane as columns, padded with `count`."""

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.graph import Block, Call, Dim, Graph, Op, Tensor
+from gnomon.models.gpt import gpt, gpt2
 from gnomon.models.t5 import t5, t5_small
 from gnomon.models.unet import unet, unet_tiny
-from gnomon.plans import Mesh, Plan, Schedule, Stage, resolve, stage_layers, transfers
+from gnomon.plans import Mesh, Plan, Schedule, Stage, resolve, shared_parameters, stage_layers, transfers
 from gnomon.plans.select import format_layers, select
 
 WIDTH = Dim(name="hidden", size=4)
@@ -196,3 +197,17 @@ def test_a_real_unet_divides_call_by_call() -> None:
     }
     assert {f"{layer}.{tensor}" for layer, tensor in only.tensors} == crossing
     assert len(crossing) > 1
+
+
+def test_a_tied_embedding_is_held_by_the_first_and_the_last_stage() -> None:
+    graph = gpt(gpt2())
+    assert shared_parameters(Plan(mesh=Mesh(pp=4)), graph) == {"transformer.wte.weight": (0, 3)}
+    assert shared_parameters(Plan(), graph) == {}
+    # In V placement the first and the last stage are on the same rank, but they are still two stages.
+    v = Plan(mesh=Mesh(pp=2), schedule=Schedule(name="zero_bubble_v", virtual_stages=2, placement="v"))
+    (stages,) = shared_parameters(v, graph).values()
+    assert {v.pipeline_ranks[stage] for stage in stages} == {0}
+
+
+def test_untied_models_share_nothing() -> None:
+    assert shared_parameters(Plan(mesh=Mesh(pp=2)), unet(unet_tiny())) == {}

@@ -40,6 +40,7 @@ from gnomon.plans.stack import Stack as Stack
 from gnomon.plans.stages import Transfer as Transfer
 from gnomon.plans.stages import layers_per_stage as layers_per_stage
 from gnomon.plans.stages import resolve as resolve
+from gnomon.plans.stages import shared_parameters as shared_parameters
 from gnomon.plans.stages import stage_layers as stage_layers
 from gnomon.plans.stages import transfers as transfers
 from gnomon.plans.workload import Arrivals as Arrivals

@@ -1,8 +1,9 @@
 """Which layers each stage computes, and what travels between stages.
 
-`resolve` writes a plan's stages out for a graph, `stage_layers` lists their layers, `transfers` the tensors that one
-stage sends another: residuals down the pipeline, an encoder's output to every decoder stage, the skips of a U-Net,
-directly or through the stages between. Leaves out sizes and how a tensor lies on the ranks (`sharding`).
+`resolve` writes a plan's stages out for a graph, `stage_layers` lists their layers, `shared_parameters` what several
+of them hold, `transfers` the tensors that one stage sends another: residuals down the pipeline, an encoder's output
+to every decoder stage, the skips of a U-Net, directly or through the stages between. Leaves out sizes and how a
+tensor lies on the ranks (`sharding`).
 """
 
 from __future__ import annotations
@@ -124,6 +125,20 @@ def dependencies(graph: Graph) -> Iterator[tuple[str, str, str]]:
             elif "." in source:
                 name, _, tensor = source.partition(".")
                 yield layer.label, last[name], tensor
+
+
+def shared_parameters(plan: Plan, graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Stages of each parameter that more than one stage holds, by full name: a tied embedding, a block called twice.
+
+    Their gradients are added up over those stages before the update.
+    """
+    holders: dict[str, dict[int, None]] = {}
+    for stage, layers in enumerate(stage_layers(plan, graph)):
+        for layer in layers:
+            for tensor in graph.block(layer.call.block).parameters:
+                name = layer.call.parameter_name(tensor.name, layer.index)
+                holders.setdefault(name, {})[stage] = None
+    return {name: tuple(stages) for name, stages in holders.items() if len(stages) > 1}
 
 
 def _route(plan: Plan, source: int, target: int, what: str) -> tuple[int, ...]:

@@ -223,6 +223,8 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
 
 
 def _microbatch_rules(name: str, count: int, ranks: int) -> Iterator[Problem]:
+    """Rules that the schedules' own programs enforce: Megatron-LM divides interleaved microbatches by pp (groups of
+    another size are not expressed here), DeepSeek's dualpipev.py asserts two microbatches for each rank."""
     if name in ("interleaved_one_f_one_b", "interleaved_zero_bubble") and count % ranks:
         yield _error(
             "microbatches",

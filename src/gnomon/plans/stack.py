@@ -72,6 +72,8 @@ class Stack:
     """How device memory is handed out."""
     tp_reduce_dtype: Literal["compute", "fp32"] | None = None
     """Dtype in which tensor-parallel partial sums travel."""
+    cp_grad_dtype: Literal["compute", "fp32"] | None = None
+    """Dtype in which gradients of keys and values travel around a context-parallel ring."""
     p2p: Literal["batched", "separate", "synchronous"] | None = None
     """Pipeline sends and receives: one group call, calls on streams of their own, or calls that the host waits for."""
     moe_dispatch: Literal["all_to_all", "all_gather", "fused"] | None = None

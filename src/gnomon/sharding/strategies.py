@@ -212,7 +212,8 @@ def _whole_keys(op: Op, setting: Setting) -> dict[str, Number]:
 
 def _ring(op: Op, setting: Setting, plain: Strategy) -> Strategy:
     """Ring attention (Liu et al. 2023): keys and values pass around in cp-1 rounds; in backward again, and their
-    gradients once all the way round, in cp rounds."""
+    gradients once all the way round, in cp rounds. Gradients are counted in the compute dtype; ring-flash-attention
+    (zhuzilin) sends them in fp32, twice the bytes: a stack says."""
     cp = setting.scene.ranks("cp")
     keys = setting.bytes(op.inputs[1], plain.inputs[1]) + setting.bytes(op.inputs[2], plain.inputs[2])
     inside = (

@@ -9,6 +9,7 @@ sizes, which prices look up by the Program's keys, and everything within a stage
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Pass, Plan, Unit, Workload, batch, check, normalised, stage_layers, transfers
-from gnomon.program import Program
+from gnomon.program import Communicator, Program
 from gnomon.schedules.dualpipe_v import dualpipe_v
 from gnomon.schedules.gpipe import gpipe
 from gnomon.schedules.gradients import with_all_reduce, with_optimizer, with_tied_all_reduce
@@ -58,12 +59,14 @@ def lower(
     cluster: Cluster | None = None,
     workload: Workload | None = None,
     *,
+    messages: Literal["buffered", "rendezvous"] = "buffered",
     passes: Mapping[str, ProgramPass] | None = None,
 ) -> Program:
     """The Program of one step. PlanError when the plan cannot run, or asks for what is not expressed here.
 
     workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
-    num_microbatches plain ones. passes: further passes by name (those that need prices have them bound).
+    num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and end
+    together; a property of the software, not of the plan. passes: further passes by name (those that need prices have them bound).
     """
     check(plan, graph, cluster, workload)
     _refuse(plan)
@@ -77,7 +80,8 @@ def lower(
     rows = with_messages(rows, chains=chains, blocking=() if plan.overlap.pipeline_sends else MESSAGES)
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
     counts = tuple(len(ranks_of[rank]) for rank in range(plan.num_pipeline_ranks))
-    program = rows.program(units=units, counts=counts, chains=chains)
+    comms = tuple(Communicator(name=name, semantics=messages) for name in ("fwd", "bwd"))
+    program = rows.program(units=units, counts=counts, chains=chains, comms=comms)
     for given in plan.schedule.passes:
         if given.name not in ROW_PASSES:
             program = _find(given, passes or {})(program, given)

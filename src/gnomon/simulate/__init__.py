@@ -20,3 +20,7 @@ from gnomon.simulate.play import Clock as Clock
 from gnomon.simulate.play import Times as Times
 from gnomon.simulate.play import base_from as base_from
 from gnomon.simulate.play import play as play
+from gnomon.simulate.run import STREAM_ROLES as STREAM_ROLES
+from gnomon.simulate.run import simulate as simulate
+from gnomon.simulate.steady import Steady as Steady
+from gnomon.simulate.steady import steady as steady

@@ -1,5 +1,17 @@
 """Timelines: what every worker did when, predicted or measured, and what follows from it."""
 
-from gnomon.timeline.types import NONE, ROLES, Memory, Role, Spans, Timeline, Worker
-
-__all__ = ["NONE", "ROLES", "Memory", "Role", "Spans", "Timeline", "Worker"]
+from gnomon.timeline.breakdown import PARTS as PARTS
+from gnomon.timeline.breakdown import Breakdown as Breakdown
+from gnomon.timeline.breakdown import Idle as Idle
+from gnomon.timeline.breakdown import Part as Part
+from gnomon.timeline.breakdown import Share as Share
+from gnomon.timeline.breakdown import breakdown as breakdown
+from gnomon.timeline.breakdown import exposed_communication as exposed_communication
+from gnomon.timeline.breakdown import idle_intervals as idle_intervals
+from gnomon.timeline.types import NONE as NONE
+from gnomon.timeline.types import ROLES as ROLES
+from gnomon.timeline.types import Memory as Memory
+from gnomon.timeline.types import Role as Role
+from gnomon.timeline.types import Spans as Spans
+from gnomon.timeline.types import Timeline as Timeline
+from gnomon.timeline.types import Worker as Worker

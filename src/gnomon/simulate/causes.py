@@ -1,0 +1,82 @@
+"""What each action waited for: the predecessor whose end is the action's start.
+
+`causes(order, times, earlier)` returns a position and a distance in steps for every position, found by comparing times,
+which are exact. Where several predecessors end at that moment, one that brings data is named before one that frees
+space or room in a pool, and the action before on the same stream only if nothing else binds: a stream that is never
+idle needs no reason to go on, and an arrival that is just in time is worth seeing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.program import Order
+from gnomon.simulate.play import Times
+
+Longs = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def causes(order: Order, times: Times, earlier: Mapping[int, Times]) -> tuple[Longs, Longs]:
+    """(position waited for or -1, steps before this one) of each position.
+
+    earlier: distance in steps -> times of that step, on the same clock as `times`. A step that is not there binds
+    nothing; an action that nothing binds started from rest.
+    """
+    found = _Found(order, times)
+    waits = list(zip(order.waits, order.wait_is_data, strict=True))
+    lone = np.arange(order.size)
+    for wanted in (True, False):
+        for source, data in waits:
+            mine = np.flatnonzero((source < order.size) & (data == wanted))
+            found.offer(mine, source[mine], times.seen if wanted else times.end, 0)
+        for _, positions, sources, data in order.more:
+            mine = data == wanted
+            found.offer(positions[mine], sources[mine], times.seen if wanted else times.end, 0)
+        _from_earlier(order, earlier, found, wanted)
+    mine = lone[order.lane_before < order.size]
+    found.offer(mine, order.lane_before[mine], times.end, 0)
+    _share(order, found)
+    return found.cause, found.steps
+
+
+class _Found:
+    """The causes so far; the first that fits stays."""
+
+    def __init__(self, order: Order, times: Times) -> None:
+        self.start = times.start
+        self.cause: Longs = np.full(order.size, -1, np.int64)
+        self.steps: Longs = np.zeros(order.size, np.int64)
+
+    def offer(
+        self, target: NDArray[np.signedinteger], source: NDArray[np.signedinteger], at: NDArray[np.float64], back: int
+    ) -> None:
+        """Takes source[i] as the cause of target[i] where its moment fits and none is known; the first of equals."""
+        fits = (at[source] == self.start[target]) & (self.cause[target] < 0)
+        target, source = target[fits][::-1], source[fits][::-1]  # the last assignment of a repeated target stays
+        self.cause[target] = source
+        self.steps[target] = back
+
+
+def _from_earlier(order: Order, earlier: Mapping[int, Times], found: _Found, wanted: bool) -> None:
+    source, target, distance, data = order.before
+    for back, times in earlier.items():
+        mine = np.flatnonzero((distance == back) & (data == wanted))
+        found.offer(target[mine], source[mine], times.seen if wanted else times.end, back)
+
+
+def _share(order: Order, found: _Found) -> None:
+    """Entries of a group start together: those that were ready before take the cause of one that was not."""
+    if not order.groups:
+        return
+    members = np.concatenate([m for _, m, _ in order.groups])
+    offset = np.cumsum([0, *(len(m) for _, m, _ in order.groups)])
+    starts = np.concatenate([s + o for (_, _, s), o in zip(order.groups, offset, strict=False)])
+    binding = np.maximum.reduceat(np.where(found.cause[members] >= 0, members, -1), starts)
+    binding = np.repeat(binding, np.diff(np.append(starts, len(members))))
+    lacks = (found.cause[members] < 0) & (binding >= 0)
+    found.cause[members[lacks]] = found.cause[binding[lacks]]
+    found.steps[members[lacks]] = found.steps[binding[lacks]]

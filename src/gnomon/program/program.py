@@ -384,6 +384,10 @@ def _keys(
                 named[key] = len(keys)
                 keys.append(key)
             out[row] = named[key]
+    if named:  # a key whose rows all have names of their own would ask for a price that no row uses
+        used = np.bincount(out, minlength=len(keys)) > 0
+        out = (np.cumsum(used, dtype=np.int32) - 1)[out]
+        keys = [key for key, wanted in zip(keys, used.tolist(), strict=True) if wanted]
     return tuple(keys), out
 
 

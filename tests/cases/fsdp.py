@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from case_format import Case, Expected, Peak
+
 from gnomon.program import Program, parse_program
 from gnomon.schedules.fsdp import fully_shard
 

@@ -71,7 +71,7 @@ def fully_shard(
         new = Insertions(rows)
         _gather(new, visits, prefetch)
         _reduce(new, writers, reduce_each_unit, replicas)
-        listed.append(new.applied(lambda row: row.kind != "AR"))
+        listed.append(new.without("AR"))
     limited = limit_gathered and reshard_after_forward
     buffers = with_buffers(
         BufferClass(name="P", per="stage", pool=POOL if limited else ""),

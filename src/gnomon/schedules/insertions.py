@@ -7,7 +7,7 @@ find the row after which a gradient is complete or a parameter no longer read. L
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 
 from gnomon.errors import PlanError
 from gnomon.program import BufferRef, Effect, Kind, Override, Program, RowEffect
@@ -32,12 +32,12 @@ class Insertions:
         """Puts `row` after the row at `index`, behind those put there earlier."""
         self._after.setdefault(index, []).append(row)
 
-    def applied(self, keep: Callable[[Row], bool] = lambda row: True) -> list[Row]:
-        """The new list; old rows that `keep` refuses are dropped."""
+    def without(self, kind: str, stages: Container[int] = range(1 << 16)) -> list[Row]:
+        """The new list; old rows of `kind` are dropped, if of one of these stages."""
         out: list[Row] = []
         for index, row in enumerate(self.rows):
             out += self._before.get(index, ())
-            if keep(row):
+            if row.kind != kind or row.stage not in stages:
                 out.append(row)
             out += self._after.get(index, ())
         return out

@@ -56,7 +56,10 @@ class Result:
 
     findings: Counter[Finding]
     waits: dict[int, set[int]] = field(default_factory=dict)
-    """Deadlock: for each stuck row of the first step, the stuck rows it waits for directly."""
+    """Deadlock: for each stuck row of the first step, the stuck rows it waits for, those before it on its stream among
+    them."""
+    heads: dict[int, int] = field(default_factory=dict)
+    """For each stuck row the first one of its stream that is stuck."""
     partners: dict[int, frozenset[int]] = field(default_factory=dict)
     """Rows that run together with a row, itself among them."""
     finished: int = 0
@@ -482,13 +485,14 @@ def _stuck(
     stuck = [row for row in rows if (0, row.index) not in done]
     assert stuck, "a later step is stuck although the first one ran"
     found: dict[int, set[int]] = {row.index: set() for row in stuck}
+    heads: dict[int, int] = {}
     for lane in lanes.values():
         before: list[Event] = []
-        for entry in _entries([event for event in lane if event[0] == 0], together):
+        for entry in _entries([event for event in lane if event[0] == 0 and event[1] in found], together):
             for event in entry:
                 others = {other for other in waits[event] if other not in entry or other >= event}
-                if event[1] in found:
-                    found[event[1]] |= {row for step, row in (*others, *before) if step == 0 and row in found}
-            before = entry
+                found[event[1]] |= {row for step, row in (*others, *before) if step == 0 and row in found}
+                heads[event[1]] = before[0][1] if before else entry[0][1]
+            before = [*before, *entry]
     findings = Counter({("deadlock", row.cls, row.token): 1 for row in stuck})
-    return Result(findings, waits=found, partners=together, finished=len(rows) - len(stuck))
+    return Result(findings, waits=found, heads=heads, partners=together, finished=len(rows) - len(stuck))

@@ -66,17 +66,16 @@ def check_cycle(program: Program, wanted: Result) -> None:
     for row, partners, after in zip(stuck.rows, stuck.partners, following, strict=True):
         assert {row, *partners} == wanted.partners[row]
         assert any(after in wanted.waits[one] for one in (row, *partners)), "an edge of the cycle is no wait"
-    assert len(stuck.rows) == shortest(wanted)
+    steps = [row for row in stuck.rows if wanted.heads[row] == row]
+    assert len(steps) == shortest(wanted)
 
 
 def shortest(wanted: Result) -> int:
-    """Length of the shortest cycle of waits, by breadth-first search from every node."""
-    graph = {
-        wanted.partners[row]: {
-            wanted.partners[other] for member in wanted.partners[row] for other in wanted.waits[member]
-        }
-        for row in wanted.waits
-    }
+    """Fewest streams that hold each other up: a breadth-first search from each row at which a stream stands still."""
+    graph: dict[frozenset[int], set[frozenset[int]]] = {}
+    for head in set(wanted.heads.values()):
+        together = wanted.partners[head]
+        graph[together] = {wanted.partners[wanted.heads[other]] for row in together for other in wanted.waits[row]}
     best = len(graph) + 1
     for start in graph:
         reached, frontier, length = {start}, {start}, 0
@@ -84,7 +83,7 @@ def shortest(wanted: Result) -> int:
             frontier = {after for node in frontier for after in graph[node]}
             length += 1
             if start in frontier:
-                best = min(best, length)
+                best = length
                 break
             frontier -= reached
             reached |= frontier

@@ -53,12 +53,13 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlock:
-    """No entry can go on: a shortest cycle of rows, each waiting for the next."""
+    """No entry can go on: a shortest cycle among the rows at which streams stand still."""
 
     rows: tuple[int, ...]
-    """A row of each step of the cycle: the one that the step before waits for."""
+    """Each waits for the next, the last for the first: for its data or message, for a partner that is behind the next
+    on a stream, or because it stands behind the next itself."""
     partners: tuple[tuple[int, ...], ...]
-    """For each of `rows` the others of its group or message, one of which waits for the next."""
+    """For each of `rows` the others of its group or message."""
     finished: int
     """Rows that ran before everything stopped."""
 
@@ -269,30 +270,47 @@ def _before(
 
 
 def _deadlock(program: Program, graph: _Entries, sequence: Longs) -> Deadlock:
-    """A shortest cycle among the entries that did not run."""
-    stuck = np.ones(graph.count, bool)
-    stuck[sequence] = False
-    waits: dict[int, dict[int, int]] = {}
-    members: dict[int, list[int]] = {}
-    for entry in np.flatnonzero(stuck).tolist():
-        own = int(graph.group[entry])
-        members.setdefault(own if own >= 0 else -1 - entry, []).append(entry)
-    node_of = {entry: node for node, entries in members.items() for entry in entries}
-    for node, entries in members.items():
-        found: dict[int, int] = {}  # node -> the entry of it that is waited for
-        for entry in entries:
-            before = [] if graph.is_head[entry] else [entry - 1]
-            before += graph.source[graph.wait_ptr[entry] : graph.wait_ptr[entry + 1]].tolist()
-            found.update((node_of[b], b) for b in before if b in node_of)
-        waits[node] = found
-    cycle = _shortest_cycle({node: list(found) for node, found in waits.items()})
-    rows = tuple(int(graph.row[waits[cycle[i - 1]][node]]) for i, node in enumerate(cycle))
+    """A shortest cycle of "stands still because of" between the first entries of the streams that did not run."""
+    ran = np.zeros(graph.count, bool)
+    ran[sequence] = True
+    done = np.concatenate([[0], np.cumsum(ran)])
+    heads = graph.lane_start + done[graph.lane_end] - done[graph.lane_start]
+
+    def head(entry: int) -> int:
+        return int(heads[np.searchsorted(graph.lane_start, entry, side="right") - 1])
+
+    def node(entry: int) -> int:
+        return int(graph.group[entry]) if graph.group[entry] >= 0 else -1 - entry
+
+    waits: dict[int, dict[int, tuple[int, ...]]] = {}
+    for top in heads[heads < graph.lane_end].tolist():
+        if node(top) in waits:
+            continue
+        found = waits.setdefault(node(top), {})
+        for entry in _members(graph, top):
+            if entry != head(entry):
+                found[node(head(entry))] = (head(entry),)
+            for source in graph.source[graph.wait_ptr[entry] : graph.wait_ptr[entry + 1]].tolist():
+                if not ran[source]:
+                    first = head(source)
+                    if source == first or node(first) not in found:
+                        found[node(first)] = (first,) if source == first else (source, first)
+    cycle = _shortest_cycle({at: list(found) for at, found in waits.items()})
+    via = [waits[at][following] for at, following in zip(cycle, cycle[1:] + cycle[:1], strict=True)]
+    entries = [via[-1][-1], *(entry for step in via[:-1] for entry in step), *via[-1][:-1]]
+    rows = tuple(int(graph.row[entry]) for entry in entries)
     partners = []
-    for row, node in zip(rows, cycle, strict=True):
-        together = np.flatnonzero(np.isin(graph.of_row, members[node])).tolist()
+    for entry, row in zip(entries, rows, strict=True):
+        together = np.flatnonzero(np.isin(graph.of_row, _members(graph, entry))).tolist()
         partners.append(tuple(other for other in together if other != row))
-    finished = program.num_rows - int(stuck[graph.of_row].sum())
-    return Deadlock(rows=rows, partners=tuple(partners), finished=finished)
+    return Deadlock(rows=rows, partners=tuple(partners), finished=int(ran[graph.of_row].sum()))
+
+
+def _members(graph: _Entries, entry: int) -> list[int]:
+    """Entries that run together with this one."""
+    group = graph.group[entry]
+    members: list[int] = np.flatnonzero(graph.group == group).tolist() if group >= 0 else [entry]
+    return members
 
 
 def _shortest_cycle(waits: dict[int, list[int]], limit: int = 400) -> list[int]:

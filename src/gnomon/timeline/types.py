@@ -215,7 +215,7 @@ class Timeline(_SameValues):
     makespan_s: float
     """From 0 to the end of the last span; for a measured step, of the step."""
     period_s: float | None = None
-    """Steady-state seconds per step, if known. Not the same as the makespan."""
+    """Steady-state seconds per step, if known; not the same as the makespan. On the grid if the timeline repeats."""
     repeats: bool = False
     """The spans are one step of the steady state: each recurs every `period_s`. False: they start from rest at 0."""
     memory: Memory | None = None
@@ -246,16 +246,22 @@ class Timeline(_SameValues):
             ("cause", NONE, s.size),
         ):
             _check_range(getattr(s, name), name, low, limit)
+        for name, low in (("stage", NONE), ("unit", NONE), ("step", 0), ("nbytes", NONE), ("cause_steps", 0)):
+            values = getattr(s, name)
+            if (values < low).any():
+                raise InputError(f"{name} must be at least {low}, got {int(values.min())}")
+        if not (np.isfinite(s.flops) & ((s.flops >= 0) | (s.flops == NONE))).all():
+            raise InputError("flops must be finite and at least 0, or -1 where they are not known")
         if s.cause_steps.any() and not self.repeats:
             raise InputError("a cause lies in an earlier period, but this timeline does not repeat")
-        if (s.cause_steps < 0).any():
-            raise InputError("a cause lies in a later period than its span")
 
     def _check_times(self) -> None:
         for name in ("makespan_s", "period_s"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None and (name == "makespan_s" or self.repeats):
                 _check_grid(np.array([value]), name)
+        if self.period_s is not None and not 0 <= self.period_s < np.inf:
+            raise InputError(f"period_s must be a finite number of seconds, not {self.period_s!r}")
         last = float(self.spans.end_s.max(initial=0.0))
         if self.makespan_s < last:
             raise InputError(f"makespan is {self.makespan_s!r} s, but the last span ends at {last!r} s")

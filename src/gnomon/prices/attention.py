@@ -1,0 +1,120 @@
+"""Time of fused attention (FlashAttention and its relatives) on one device, forward or backward.
+
+Blocks of queries are shared out over the SMs; each walks the keys it sees. Compute and memory add up (measured: fits
+choose so). Leaves out: unfused attention, which is priced by the ops it is lowered to; paged caches; dropout inside the
+kernel (under 10% of its time where published).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.errors import UnpricedError
+from gnomon.hardware.types import Device
+from gnomon.prices.curves import Array, AttentionCurve, AttentionKernel, Curves, Size, Time, as_time
+
+BLOCK = 128
+"""Queries of a block (backward: keys)."""
+
+
+def attention_seconds(
+    batch: Size,
+    q_len: Size,
+    kv_len: Size,
+    heads: Size,
+    kv_heads: Size,
+    head_dim: int,
+    *,
+    head_dim_v: int | None = None,
+    causal: bool,
+    backward: bool = False,
+    pairs: Size | None = None,
+    dtype: str = "bf16",
+    device: Device,
+    curves: Curves,
+    kernel: AttentionKernel | None = None,
+) -> Time:
+    """Seconds of one fused attention, without host time.
+
+    batch, heads, kv_heads, q_len, kv_len: sizes on this device; broadcast. head_dim of q and k, head_dim_v of v and out
+    (None: the same). pairs: (query, key) pairs of one head and sequence that are worked on; None is q·kv, or under a
+    causal mask what the last q of kv positions see. backward: gradients of q, k and v (five products to the forward's
+    two). kernel: None is `curves.attention_kernel`. Never under the roofline. Source of the form: Dao 2023 (blocks of
+    queries), Shah et al. 2024; constants fitted, see `curves`.
+    """
+    sizes = np.broadcast_arrays(
+        *(np.asarray(size, dtype=np.float64) for size in (batch, q_len, kv_len, heads, kv_heads))
+    )
+    if any(np.any(size < 1) for size in sizes):
+        raise UnpricedError(f"attention of {q_len} queries over {kv_len} keys has no price: sizes are at least 1")
+    width_v = head_dim if head_dim_v is None else head_dim_v
+    _, q, kv, _, _ = sizes
+    # queries that outnumber the keys (cross-attention is not causal) see half of them on average
+    seen = kv if not causal else np.where(q < kv, kv - q / 2, kv / 2)
+    shape = Heads(
+        batch=sizes[0],
+        q_len=q,
+        kv_len=kv,
+        heads=sizes[3],
+        kv_heads=sizes[4],
+        pairs=np.asarray(q * seen if pairs is None else pairs, dtype=np.float64),
+        width=head_dim,
+        width_v=width_v,
+        causal=causal,
+    )
+    row = curves.attention_for("backward" if backward else "forward", max(head_dim, width_v), kernel)
+    return as_time(attention_model(shape, device.flops_per_s(dtype), device, row))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The heads of a fused attention, as arrays of equal shape."""
+
+    batch: Array
+    """Sequences."""
+    q_len: Array
+    """Queries of a sequence."""
+    kv_len: Array
+    """Keys of a sequence."""
+    heads: Array
+    """Query heads."""
+    kv_heads: Array
+    """Key heads."""
+    pairs: Array
+    """(query, key) pairs that are worked on, of one head and sequence."""
+    width: int
+    """Head size of q and k."""
+    width_v: int
+    """Head size of v and the output."""
+    causal: bool
+    """Whether some queries see more keys than others."""
+
+    def flops(self, backward: bool) -> Array:
+        """q kᵀ and p v; backward: q kᵀ again, dP = dO vᵀ, dV, dQ, dK."""
+        a_pair = 2 * (3 * self.width + 2 * self.width_v) if backward else 2 * (self.width + self.width_v)
+        return np.asarray(self.batch * self.heads * self.pairs * a_pair)
+
+    def moved_bytes(self, backward: bool) -> Array:
+        """q, k, v, out in 16 bits; backward: also the gradient of out, and those of q (in fp32), k and v."""
+        queries, keys = self.q_len * self.heads, self.kv_len * self.kv_heads
+        elements = (queries + keys) * (self.width + self.width_v)
+        if backward:
+            elements = elements + queries * (self.width_v + 2 * self.width) + keys * (self.width + self.width_v)
+        return np.asarray(self.batch * 2 * elements)
+
+
+def attention_model(shape: Heads, peak: float, device: Device, row: AttentionCurve) -> Array:
+    """`attention_seconds` for one row of constants; what a fit evaluates. peak: dense FLOP/s."""
+    backward = row.direction == "backward"
+    blocks = shape.batch * shape.heads * np.maximum((shape.kv_len if backward else shape.q_len) / BLOCK, 1)
+    block_s = shape.flops(backward) / blocks / (peak / device.num_sms * row.efficiency)
+    filled = blocks / device.num_sms
+    waves = row.wave_overlap * np.maximum(filled, 1) + (1 - row.wave_overlap) * np.ceil(filled)
+    # under two waves the block that sees all keys decides: it does twice the mean of a causal mask
+    longest = block_s * np.minimum(2.0, shape.q_len * shape.kv_len / shape.pairs) if shape.causal else block_s
+    compute = np.maximum(waves * block_s, longest) + waves * row.prologue_s
+    return np.asarray(
+        row.t0_s + compute + shape.moved_bytes(backward) / (device.memory_bytes_per_s * row.memory_efficiency)
+    )

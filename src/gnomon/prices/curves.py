@@ -1,0 +1,336 @@
+"""Efficiency curves: which part of a device's peaks its kernels reach, with where each number is known from.
+
+`curves_for(device)` returns the frozen `Curves` of one device: a row for each dtype, attention kernel and kind of
+streaming, read from `curves/<arch>.toml`, or derived from another row and then named in `.assumptions`. Rows are fitted
+by `benchmarks/fit_kernels.py`. Leaves out: the formulas (`gemm`, `attention`, `stream`), links, and clocks that fall
+under long load (`host.sustained`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon import schema
+from gnomon.errors import InputError, UnpricedError, nearest
+from gnomon.hardware.types import Device
+from gnomon.units import Seconds
+
+Array: TypeAlias = NDArray[np.float64]
+"""Float64 values, one for each shape."""
+
+Time: TypeAlias = "float | NDArray[np.float64]"
+"""Seconds: a float, or one for each shape asked about."""
+
+Size: TypeAlias = "int | float | NDArray[np.float64]"
+"""A size in elements, or an array of sizes."""
+
+AttentionKernel: TypeAlias = Literal["flash2", "flash3", "cudnn"]
+"""flash2: FlashAttention-2 (also PyTorch's own). flash3: FlashAttention-3 on Hopper, 4 on Blackwell. cudnn: cuDNN's
+fused attention, as Transformer Engine calls it."""
+
+StreamKind: TypeAlias = Literal["plain", "reduce", "reduce_grad", "gather", "scatter"]
+"""plain: elementwise and copies. reduce: norm, softmax, loss forward. reduce_grad: their backward, and sums over rows.
+gather: rows by index. scatter: rows added up by index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where the constants of one row are known from."""
+
+    data: str
+    """What was fitted or read: device, library, number of shapes; or what was assumed."""
+    date: str
+    """When, YYYY-MM-DD."""
+    error: str
+    """Median and 90th percentile of the absolute error on shapes kept out of the fit; `unchecked` if there is none."""
+    range: str
+    """Shapes in which it holds."""
+
+    def __post_init__(self) -> None:
+        if not (self.data and self.date and self.error and self.range):
+            raise InputError(f"provenance {self.data!r}: data, date, error and range must all be said")
+
+
+def _between(what: str, low: float, high: float, **values: float) -> None:
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise InputError(f"{what}: {name} must be from {low:g} to {high:g}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmCurve:
+    """Constants of `gemm.gemm_seconds` for one dtype."""
+
+    dtype: str
+    """`bf16` (also stands for fp16), `tf32`, `fp32`, `fp8`, `fp4`, `int8`: the rate that the product runs at."""
+    t0_s: Seconds
+    """Of an empty kernel on the device."""
+    tile_overhead: float
+    """Loss of the matrix units however large the tile: efficiency is 1 / (1 + overhead + edge·(1/rows + 1/cols))."""
+    tile_edge: float
+    """Loss that falls with the size of the tile, in elements."""
+    prologue_s: Seconds
+    """Filling and draining the pipeline of a tile."""
+    wave_overlap: float
+    """0: a last wave that is not full costs a whole one; 1: work spreads evenly."""
+    memory_efficiency: float
+    """Part of the memory's peak that operands larger than the last cache move at."""
+    cache_efficiency: float
+    """The same for operands that fit the last cache; at most 1, so that no price is under the roofline."""
+    overlap_power: float
+    """q in (compute^q + memory^q)^(1/q): 1 adds them, large hides the smaller."""
+    provenance: Provenance
+    """Of this row."""
+    device: str = ""
+    """Only this device of the generation; empty: all."""
+
+    def __post_init__(self) -> None:
+        what = f"GEMM curve {self.dtype} {self.device}".rstrip()
+        _between(what, 0, 1e-3, t0_s=self.t0_s, prologue_s=self.prologue_s)
+        _between(what, 0, 1000, tile_overhead=self.tile_overhead, tile_edge=self.tile_edge)
+        _between(what, 0, 1, wave_overlap=self.wave_overlap)
+        _between(what, 0.01, 1, memory_efficiency=self.memory_efficiency, cache_efficiency=self.cache_efficiency)
+        _between(what, 1, 100, overlap_power=self.overlap_power)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCurve:
+    """Constants of `attention.attention_seconds` for one kernel, direction and class of head sizes."""
+
+    kernel: AttentionKernel
+    """The implementation."""
+    direction: Literal["forward", "backward"]
+    """Forward, or the backward with its recomputation of the probabilities."""
+    head_dim: int
+    """Largest head size of the class."""
+    t0_s: Seconds
+    """Of an empty kernel (backward: of its three kernels together)."""
+    efficiency: float
+    """Part of the peak that one SM reaches inside a block of queries."""
+    prologue_s: Seconds
+    """Starting and finishing a block of queries."""
+    wave_overlap: float
+    """As in GemmCurve, of blocks of queries."""
+    memory_efficiency: float
+    """Part of the memory's peak at which q, k, v and the output move; added to the compute time."""
+    provenance: Provenance
+    """Of this row."""
+    device: str = ""
+    """As in GemmCurve."""
+
+    def __post_init__(self) -> None:
+        what = f"attention curve {self.kernel} {self.direction} {self.head_dim}"
+        _between(what, 0, 1e-3, t0_s=self.t0_s, prologue_s=self.prologue_s)
+        _between(what, 0, 1, wave_overlap=self.wave_overlap)
+        _between(what, 0.01, 1, efficiency=self.efficiency, memory_efficiency=self.memory_efficiency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamCurve:
+    """Constants of `stream.stream_seconds` for one kind of access."""
+
+    kind: StreamKind
+    """How memory is walked."""
+    t0_s: Seconds
+    """Of an empty kernel."""
+    efficiency: float
+    """Part of the memory's peak on data larger than the last cache."""
+    cache_efficiency: float
+    """The same for data that fits the last cache; at most 1, so that no price is under the roofline."""
+    provenance: Provenance
+    """Of this row."""
+    device: str = ""
+    """As in GemmCurve."""
+
+    def __post_init__(self) -> None:
+        what = f"stream curve {self.kind} {self.device}".rstrip()
+        _between(what, 0, 1e-3, t0_s=self.t0_s)
+        _between(what, 0.01, 1, efficiency=self.efficiency, cache_efficiency=self.cache_efficiency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveFile:
+    """One file of curves."""
+
+    SCHEMA: ClassVar[str] = "gnomon.curves/1"
+
+    arch: str
+    """Generation, as in Device."""
+    measured: tuple[str, ...]
+    """Devices that data is of; empty: none, all rows are assumed."""
+    gemm: tuple[GemmCurve, ...] = ()
+    """Rows."""
+    attention: tuple[AttentionCurve, ...] = ()
+    """Rows."""
+    stream: tuple[StreamCurve, ...] = ()
+    """Rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """Every curve of one device."""
+
+    device: str
+    """Its name in the catalogue."""
+    attention_kernel: AttentionKernel
+    """What `attention` ops of a lowered block run as."""
+    gemm: tuple[GemmCurve, ...]
+    """By dtype."""
+    attention: tuple[AttentionCurve, ...]
+    """By kernel, direction and head size, ascending in the last."""
+    stream: tuple[StreamCurve, ...]
+    """By kind."""
+    assumptions: tuple[str, ...]
+    """What was not measured on this device; to be shown beside every number made with it."""
+
+    def gemm_for(self, dtype: str) -> GemmCurve:
+        """The row for a dtype (fp16 as bf16, `fp8_e4m3` as fp8). UnpricedError if there is none."""
+        wanted = gemm_dtype(dtype)
+        for row in self.gemm:
+            if row.dtype == wanted:
+                return row
+        known = [row.dtype for row in self.gemm]
+        raise UnpricedError(f"{self.device} has no GEMM curve for {dtype!r}{nearest(dtype, known)}; it has {known}")
+
+    def attention_for(self, direction: str, head_dim: int, kernel: AttentionKernel | None = None) -> AttentionCurve:
+        """The row of the smallest class that holds `head_dim`, or of the largest. UnpricedError if there is none."""
+        kernel = kernel or self.attention_kernel
+        rows = [row for row in self.attention if (row.kernel, row.direction) == (kernel, direction)]
+        for row in rows:
+            if head_dim <= row.head_dim:
+                return row
+        if rows:
+            return rows[-1]
+        known = sorted({row.kernel for row in self.attention})
+        raise UnpricedError(
+            f"{self.device} has no {kernel} {direction}; it has {', '.join(known)}, or unfused attention"
+        )
+
+    def stream_for(self, kind: StreamKind) -> StreamCurve:
+        """The row for a kind of access. UnpricedError if there is none."""
+        for row in self.stream:
+            if row.kind == kind:
+                return row
+        raise UnpricedError(f"{self.device} has no curve for {kind!r} streaming")
+
+
+def gemm_dtype(dtype: str) -> str:
+    """The dtype that a GEMM curve is kept by."""
+    return "bf16" if dtype == "fp16" else dtype.split("_e")[0]
+
+
+RELATIVES = {"blackwell-ultra": "blackwell", "ampere-ga102": "ampere", "cdna4": "cdna3"}
+"""Generations that borrow the curves of another: same matrix units, other sizes."""
+
+_FILES = ("volta", "ampere", "hopper", "blackwell", "ada", "cdna3")
+_KINDS: tuple[StreamKind, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
+
+
+@cache
+def _file(stem: str) -> CurveFile:
+    text = files(__name__.rpartition(".")[0]).joinpath("curves", f"{stem}.toml").read_bytes()
+    return schema.load(CurveFile, text, source=f"curves/{stem}.toml")
+
+
+@cache
+def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> Curves:
+    """The curves of a device, with what of them is assumed.
+
+    attention: which fused kernel `attention` ops run as; None is flash2, and said among the assumptions. A generation
+    without data gets the generic curves; UnpricedError if the device has no such attention kernel.
+    """
+    stem = RELATIVES.get(device.arch, device.arch)
+    known = stem in _FILES
+    generic = _file(f"generic-{device.kind}")
+    file = _file(stem) if known else generic
+    said = []
+    if not file.measured:
+        said.append(f"no kernel data for {device.arch}: {file.gemm[0].provenance.data}")
+    elif device.name not in file.measured:
+        said.append(f"no kernel data for {device.name}: efficiencies of {', '.join(file.measured)} on its own peaks")
+    gemm = _gemm_rows(device, file, generic, said)
+    streams = tuple(
+        _pick(file.stream, generic.stream, device, _is_kind(kind), f"{kind} streaming", said) for kind in _KINDS
+    )
+    rows = _attention_rows(device, file, generic, said)
+    if attention is None:
+        said.append("attention runs as FlashAttention-2: the stack does not say which kernel")
+    curves = Curves(
+        device=device.name,
+        attention_kernel=attention or "flash2",
+        gemm=gemm,
+        attention=rows,
+        stream=streams,
+        assumptions=tuple(dict.fromkeys(said)),
+    )
+    curves.attention_for("forward", 128)
+    return curves
+
+
+class _Row(Protocol):
+    @property
+    def device(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Row)
+
+
+def _own(rows: tuple[R, ...], device: Device, fits: Callable[[R], bool]) -> R | None:
+    """The row for just this device, or else for its whole generation."""
+    fitting = [row for row in rows if fits(row) and row.device in ("", device.name)]
+    return max(fitting, key=lambda row: row.device != "", default=None)
+
+
+def _is_kind(kind: StreamKind) -> Callable[[StreamCurve], bool]:
+    return lambda row: row.kind == kind
+
+
+def _pick(
+    rows: tuple[R, ...], generic: tuple[R, ...], device: Device, fits: Callable[[R], bool], what: str, said: list[str]
+) -> R:
+    found = _own(rows, device, fits)
+    if found is None:
+        if rows:
+            said.append(f"no data on {what} for {device.arch}: generic curve")
+        found = _own(generic, device, fits)
+    assert found is not None, what
+    return found
+
+
+def _gemm_rows(device: Device, file: CurveFile, generic: CurveFile, said: list[str]) -> tuple[GemmCurve, ...]:
+    """A row for each dtype that the device has a peak for; those without data reach the share of peak of bf16."""
+    rows, borrowed = [], []
+    base = _own(file.gemm, device, lambda row: row.dtype == "bf16") or generic.gemm[0]
+    for dtype in ("bf16", "tf32", "fp32", "fp32_matrix", "fp8", "fp4", "int8"):
+        if not any(getattr(device.dense_peak, name) for name in (dtype, *(("fp16",) if dtype == "bf16" else ()))):
+            continue
+        found = _own(file.gemm, device, lambda row, wanted=dtype: row.dtype == wanted)  # type: ignore[misc]
+        if found is None:
+            borrowed.append(dtype)
+        rows.append(found or replace(base, dtype=dtype))
+    if borrowed and file.measured:
+        said.append(f"no GEMM data in {', '.join(borrowed)} for {device.arch}: the share of the peak that bf16 reaches")
+    return tuple(rows)
+
+
+def _attention_rows(device: Device, file: CurveFile, generic: CurveFile, said: list[str]) -> tuple[AttentionCurve, ...]:
+    rows = [row for row in file.attention if row.device in ("", device.name)]
+    specific = {(row.kernel, row.direction, row.head_dim) for row in rows if row.device}
+    rows = [row for row in rows if row.device or (row.kernel, row.direction, row.head_dim) not in specific]
+    if not any(row.kernel == "flash2" for row in rows):
+        if file.measured:
+            said.append(f"no data on FlashAttention-2 for {device.arch}: generic curve")
+        rows += generic.attention
+    return tuple(sorted(rows, key=lambda row: (row.kernel, row.direction, row.head_dim)))
+
+
+def as_time(value: NDArray[np.float64] | np.float64 | float) -> Time:
+    """A float for one shape, an array for many."""
+    return value if isinstance(value, np.ndarray) and value.ndim else float(value)

@@ -1,0 +1,346 @@
+"""The price of each op of a lowered block, forward and backward: seconds on the device and kernels launched.
+
+`op_seconds` and `grad_seconds` have one rule per op kind: products go to `gemm`, fused attention to `attention`, the
+rest to `stream` with the bytes of `graph.ops`. Sizes in the `Setting` may be arrays (many contexts at once). A kind
+without a rule raises UnpricedError. Leaves out: host time (`host`), collectives, and fusion across ops that a compiler
+does: what is lowered as separate ops is priced as separate kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gnomon.errors import UnpricedError
+from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, grad_work, kv_dim, nbytes, numel, size_of
+from gnomon.graph.ops import attention_pairs_x2
+from gnomon.graph.types import VIEWS
+from gnomon.hardware.types import Device
+from gnomon.prices.attention import attention_seconds
+from gnomon.prices.curves import Curves, Size, StreamKind, Time
+from gnomon.prices.gemm import gemm_seconds
+from gnomon.prices.stream import stream_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpPrice:
+    """What running an op costs on the device. Adds up, and is repeated, like a number."""
+
+    device_s: Time
+    """Seconds that the device is busy; an array if sizes were arrays."""
+    kernels: int
+    """Kernels launched: what the host pays for."""
+
+    def __add__(self, other: OpPrice) -> OpPrice:
+        return OpPrice(device_s=self.device_s + other.device_s, kernels=self.kernels + other.kernels)
+
+    def __mul__(self, times: int) -> OpPrice:
+        return OpPrice(device_s=self.device_s * times, kernels=self.kernels * times)
+
+
+FREE = OpPrice(device_s=0.0, kernels=0)
+"""The price of a view, and the zero of sums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """How an op without matrix products runs: eager PyTorch's kernels, unless its docstring says that it is fused."""
+
+    kernels: int
+    """Kernels launched."""
+    passes: float = 1.0
+    """Bytes moved over the bytes of `graph.ops`, which count each tensor once."""
+    kind: StreamKind = "plain"
+    """How memory is walked."""
+
+
+FORWARD: Mapping[str, Steps] = {
+    "softmax": Steps(kernels=1, kind="reduce"),
+    "norm": Steps(kernels=1, kind="reduce"),
+    "row_stats": Steps(kernels=4, passes=3, kind="reduce"),  # square, mean, add epsilon, rsqrt
+    "activation": Steps(kernels=1),
+    "glu": Steps(kernels=1),
+    "add": Steps(kernels=1),
+    "mul": Steps(kernels=1),
+    "rotary": Steps(kernels=1),
+    "embedding": Steps(kernels=1, kind="gather"),
+    "cross_entropy": Steps(kernels=1, kind="reduce"),
+    "mse": Steps(kernels=1, kind="reduce"),
+    "dropout": Steps(kernels=1),
+    "router": Steps(kernels=4, passes=3, kind="reduce"),  # scores, top-k, gather, normalise
+    "dispatch": Steps(kernels=4, kind="gather"),  # sort by expert, counts, offsets, gather
+    "combine": Steps(kernels=2, kind="gather"),
+    "patchify": Steps(kernels=1, kind="gather"),
+    "pool": Steps(kernels=1, kind="reduce"),
+    "upsample": Steps(kernels=1),
+    "concat": Steps(kernels=1),
+    "repeat": Steps(kernels=1),
+    "scale": Steps(kernels=1),
+    "modulate": Steps(kernels=3, passes=1.67),  # 1 + scale, product, sum
+    "softcap": Steps(kernels=3, passes=3),  # divide, tanh, multiply
+    "cast": Steps(kernels=1),
+    "timestep": Steps(kernels=5),
+}
+"""Forward of the kinds that `stream` prices."""
+
+BACKWARD: Mapping[str, Steps] = {
+    **FORWARD,
+    "norm": Steps(kernels=2, kind="reduce_grad"),  # input gradient; column sums for weight and bias
+    "row_stats": Steps(kernels=4, passes=3),
+    "softmax": Steps(kernels=1, kind="reduce_grad"),
+    "mul": Steps(kernels=2, passes=1.33),
+    "embedding": Steps(kernels=6, kind="scatter"),  # sort of the ids, offsets, sums
+    "add": Steps(kernels=1, kind="reduce"),  # a broadcast operand: summed
+    "accumulate": Steps(kernels=1),
+    "dispatch": Steps(kernels=2, kind="gather"),
+    "combine": Steps(kernels=3, kind="gather"),
+    "repeat": Steps(kernels=1, kind="reduce"),
+    "modulate": Steps(kernels=4, passes=1.67, kind="reduce"),
+}
+"""Backward of the same kinds, and of sums of gradients."""
+
+
+def op_seconds(
+    op: Op,
+    block: Block,
+    setting: Setting,
+    device: Device,
+    curves: Curves,
+    *,
+    fp8: bool = False,
+    load: float = 1.0,
+    causal_share: float | None = None,
+) -> OpPrice:
+    """The price of running a lowered op once, forward.
+
+    fp8: products with weights run in 8 bits, with the cast of their input (the weight's own, once a step, is
+    `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for experts padded
+    to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask, the share that this
+    rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the keys.
+    UnpricedError for a kind without a rule, or a number format that the device cannot.
+    """
+    work = forward_work(op, block, setting)
+    if op.kind in VIEWS or _is_no_cast(op, block, setting):
+        return FREE
+    if op.contracts:
+        price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load)
+        return price + _cast(op.inputs[0], block, setting, device, curves) if _low(op, fp8) else price
+    if op.kind == "attention":
+        return _attention(op, block, setting, device, curves, causal_share, backward=False)
+    if op.kind == "cross_entropy" and op.attr("nll", False):
+        labels = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
+        # one sector of 32 bytes and a label for each token
+        return OpPrice(device_s=stream_seconds(labels * 40, labels * 4, device, curves, kind="gather"), kernels=1)
+    return _streamed(op, FORWARD, work, device, curves, load if _on_rows(op) else 1.0)
+
+
+def grad_seconds(
+    grad: GradOp,
+    block: Block,
+    setting: Setting,
+    device: Device,
+    curves: Curves,
+    *,
+    fp8: bool = False,
+    load: float = 1.0,
+    causal_share: float | None = None,
+) -> OpPrice:
+    """The price of one step of a derived backward; arguments as in `op_seconds`.
+
+    A product of m×k by k×n has an input gradient of m×n by n×k and a weight gradient of n×m by m×k. fp8 casts the
+    incoming gradient once, with the input gradient (without one, with the weight gradient).
+    """
+    work = grad_work(grad, block, setting)
+    if grad.phase == "accumulate":
+        adds = len(grad.reads) - 1  # autograd adds gradients up in pairs
+        return OpPrice(
+            device_s=stream_seconds(work.read_bytes, work.write_bytes, device, curves, kernels=adds), kernels=adds
+        )
+    op = block.op(grad.path)
+    if op.kind in VIEWS or _is_no_cast(op, block, setting):
+        return FREE
+    if op.contracts:
+        return _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load)
+    if op.kind == "attention":
+        return _attention(op, block, setting, device, curves, causal_share, backward=True)
+    if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
+        return FREE
+    return _streamed(op, BACKWARD, work, device, curves, load if _on_rows(op) else 1.0)
+
+
+def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
+    """Casting the weight of a product to 8 bits, in both layouts: once a step, or once a microbatch where it is not
+    kept. Zero for ops that `fp8` leaves alone."""
+    return _cast(op.inputs[1], block, setting, device, curves) if _low(op, True) else FREE
+
+
+def _low(op: Op, fp8: bool) -> bool:
+    return fp8 and op.kind in ("linear", "grouped_linear")
+
+
+def _is_no_cast(op: Op, block: Block, setting: Setting) -> bool:
+    names = (op.inputs[0], op.outputs[0]) if op.kind == "cast" else ()
+    return len({setting.dtypes.resolve(block.tensor(name).dtype) for name in names}) == 1
+
+
+def _on_rows(op: Op) -> bool:
+    """Whether an op works on rows of experts by its kind; what lies between (`glu`) is not told apart from its op."""
+    return op.kind in ("dispatch", "combine")
+
+
+def _streamed(op: Op, table: Mapping[str, Steps], work: Work, device: Device, curves: Curves, load: float) -> OpPrice:
+    steps = table.get(op.kind)
+    if steps is None:
+        raise UnpricedError(f"op {op.path!r} of kind {op.kind!r} has no price; add a rule to gnomon.prices.kernels")
+    seconds = stream_seconds(
+        work.read_bytes * (steps.passes * load),
+        work.write_bytes * (steps.passes * load),
+        device,
+        curves,
+        kernels=steps.kernels,
+        kind=steps.kind,
+        vector_flops=work.vector_flops,
+    )
+    return OpPrice(device_s=seconds, kernels=steps.kernels)
+
+
+def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
+    """To 8 bits, as is and transposed (Hopper multiplies 8-bit operands along rows only), and the maximum for the
+    scale. Source: Transformer Engine's cast-transpose."""
+    size = nbytes(block.tensor(name), setting.sizes, setting.dtypes)
+    elements = numel(block.tensor(name).dims, setting.sizes)
+    return OpPrice(device_s=stream_seconds(size, 2 * elements, device, curves, kernels=2), kernels=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """m×k by k×n, `batch` times."""
+
+    m: Size
+    n: Size
+    k: Size
+    batch: Size = 1
+
+
+def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> _Shape:
+    """The products of a contraction: rows of the left operand, columns of the right, what both share is the batch."""
+    left, right, out = (block.tensor(name).atoms for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
+    if op.kind == "conv2d":  # an implicit product: a row for each output pixel
+        weight = block.tensor(op.inputs[1]).dims
+        depth = [dim for dim in weight if dim.name in op.contracts]
+        channels = [dim for dim in weight if dim.name not in op.contracts]
+        return _Shape(
+            _count([dim for dim in out if dim not in channels], sizes), _count(channels, sizes), _count(depth, sizes)
+        )
+    names = {dim.name for dim in right}
+    k = _count([dim for dim in left if dim.name in op.contracts], sizes)
+    if op.kind == "grouped_linear":
+        experts = size_of(next(dim for dim in right if dim.name == op.attr("groups", "experts")), sizes)
+        rows = _count([dim for dim in left if dim.name not in op.contracts], sizes) * load
+        busy = np.minimum(experts, rows)
+        columns = [d for d in right if d.name not in (*op.contracts, op.attr("groups", "experts"))]
+        return _Shape(np.maximum(rows / busy, 1), _count(columns, sizes), k, np.maximum(busy, 1))
+    shared = {dim.name for dim in left} & names & {dim.name for dim in out}
+    rest = [*op.contracts, *shared]
+    return _Shape(
+        _count([dim for dim in left if dim.name not in rest], sizes),
+        _count([dim for dim in right if dim.name not in rest], sizes),
+        k,
+        _count([dim for dim in left if dim.name in shared], sizes),
+    )
+
+
+def _count(dims: Iterable[Dim], sizes: Mapping[str, Any]) -> Size:
+    return numel(dims, sizes)
+
+
+def _products(
+    op: Op,
+    block: Block,
+    setting: Setting,
+    device: Device,
+    curves: Curves,
+    role: str,
+    work: Work,
+    low: bool,
+    load: float,
+) -> OpPrice:
+    """One of the three products of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
+    shape = _shape(op, block, setting.sizes, load)
+    m, n, k = {
+        "forward": (shape.m, shape.n, shape.k),
+        "left": (shape.m, shape.k, shape.n),
+        "right": (shape.n, shape.k, shape.m),
+    }[role]
+    dtype = "fp8" if low else setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
+    moved = None if low else work.read_bytes + work.write_bytes
+    seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
+    return OpPrice(device_s=seconds, kernels=1)
+
+
+def _product_grad(
+    op: Op,
+    grad: GradOp,
+    block: Block,
+    setting: Setting,
+    device: Device,
+    curves: Curves,
+    work: Work,
+    low: bool,
+    load: float,
+) -> OpPrice:
+    sides = [side for side, name in zip(("left", "right"), op.inputs, strict=False) if name in grad.grads_out]
+    total = FREE
+    share = Work(read_bytes=work.read_bytes, write_bytes=work.write_bytes)
+    if len(sides) == 2:  # each product reads the incoming gradient and one operand, and writes the other's gradient
+        share = Work(read_bytes=work.read_bytes // 2, write_bytes=work.write_bytes // 2)
+    for side in sides:
+        total = total + _products(op, block, setting, device, curves, side, share, low, load)
+    if len(op.inputs) > 2 and op.inputs[2] in grad.grads_out:  # a bias: the incoming gradient summed over rows
+        incoming = nbytes(block.tensor(op.outputs[0]), setting.sizes, setting.dtypes)
+        total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce_grad"), kernels=1)
+    casts = low and grad.phase == "input_grad"
+    return total + _cast(op.outputs[0], block, setting, device, curves) if casts else total
+
+
+def _attention(
+    op: Op,
+    block: Block,
+    setting: Setting,
+    device: Device,
+    curves: Curves,
+    causal_share: float | None,
+    *,
+    backward: bool,
+) -> OpPrice:
+    sizes = setting.sizes
+    q, k, v = (block.tensor(name) for name in op.inputs[:3])
+    q_len, kv_len = size_of(q.dims[-3], sizes), size_of(kv_dim(k.dims[-3]), sizes)
+    causal, window = bool(op.attr("causal", False)), op.attr("window", 0)
+    assert isinstance(window, int)
+    pairs: Size = attention_pairs_x2(q_len, kv_len, causal=causal, window=window, convention="half") / 2
+    if causal and causal_share is not None:
+        whole = attention_pairs_x2(kv_len, kv_len, causal=True, window=window, convention="half") / 2
+        pairs = whole * causal_share
+    head_dim, head_dim_v = size_of(q.dims[-1], sizes), size_of(v.dims[-1], sizes)
+    if not isinstance(head_dim, int) or not isinstance(head_dim_v, int):
+        raise UnpricedError(f"attention {op.path!r}: head sizes are given as arrays; price each head size by itself")
+    seconds = attention_seconds(
+        numel(q.dims[:-3], sizes),
+        q_len,
+        kv_len,
+        size_of(q.dims[-2], sizes),
+        size_of(k.dims[-2], sizes),
+        head_dim,
+        head_dim_v=head_dim_v,
+        causal=causal,
+        backward=backward,
+        pairs=pairs,
+        dtype=setting.dtypes.resolve(q.dtype),
+        device=device,
+        curves=curves,
+    )
+    return OpPrice(device_s=seconds, kernels=3 if backward else 1)  # backward: row sums of dO·O, main, cast of dQ

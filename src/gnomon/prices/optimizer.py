@@ -1,0 +1,106 @@
+"""Time of the optimizer's update on one device, from the bytes that its rule reads and writes for each element.
+
+`optimizer_seconds` takes the elements that this rank updates (after ZeRO divides them). Leaves out: collectives before
+and after, the wait for the gradient norm, and updates on the host (offload: give the elements left on the device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from gnomon.errors import UnpricedError
+from gnomon.graph import DTYPE_BITS
+from gnomon.hardware.types import Device
+from gnomon.plans import Optimizer, Precision, Stack
+from gnomon.prices.curves import Curves, Size
+from gnomon.prices.gemm import gemm_seconds
+from gnomon.prices.kernels import FREE, OpPrice
+from gnomon.prices.stream import stream_seconds
+
+STATES: Mapping[str, float] = {
+    "adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "lion": 1, "muon": 1, "adafactor": 0.01,
+}  # fmt: skip
+"""State tensors of the parameter's size; Adafactor keeps a row and a column of each matrix."""
+
+FOREACH_PASSES: Mapping[str, int] = {
+    "adamw": 9, "adam": 9, "sgd": 1, "momentum": 2, "lion": 5, "muon": 2, "adafactor": 9,
+}  # fmt: skip
+"""Arithmetic steps of the rule, each a kernel over all elements where it is not fused (torch.optim, foreach)."""
+
+CHUNK_ELEMENTS = 65536 * 320
+"""Most elements of one launch of a multi-tensor kernel: 320 blocks of 65,536. Source: apex and PyTorch
+multi_tensor_apply."""
+CHUNK_TENSORS = 30
+"""Most tensors of one launch, for lists of five (same source)."""
+
+_NEWTON_SCHULZ = 5
+"""Iterations of Muon's orthogonalisation. Source: Jordan et al. 2024."""
+
+
+def optimizer_seconds(
+    elements: Size,
+    optimizer: Optimizer,
+    precision: Precision,
+    device: Device,
+    curves: Curves,
+    stack: Stack,
+    *,
+    tensors: int = 1,
+    matrices: Iterable[tuple[int, int, int]] | None = None,
+) -> OpPrice:
+    """The price of updating `elements` parameters on this device, clipping included.
+
+    tensors: parameters they lie in (1: one flat buffer); each costs launches if the stack updates one by one.
+    matrices: for Muon, (count, rows, columns). UnpricedError for Muon without them, or if the stack does not say how
+    its optimizer step runs. Memory-bound: bytes of gradient, states, master copy and parameter, each once if fused.
+    """
+    if stack.optimizer_step is None:
+        raise UnpricedError(
+            f"stack {stack.name!r} does not say how its optimizer runs; set `optimizer_step`, with a fact"
+        )
+    width = {name: DTYPE_BITS[dtype] / 8 for name, dtype in _dtypes(precision).items()}
+    master = width.get("master", 0.0)
+    held = STATES[optimizer.kind] * width["states"]
+    read = width["grad"] + held + (master or width["param"])
+    write = held + master + width["param"]
+    fused = stack.optimizer_step == "fused"
+    steps = 1 if fused else FOREACH_PASSES[optimizer.kind]
+    # an unfused step reads two arrays and writes one, in the precision of the states
+    per_element = (read, write) if fused else (2 * steps * width["states"], steps * width["states"] + width["param"])
+    count = np.asarray(elements, dtype=np.float64)
+    launches = _launches(float(count.max()), tensors, stack) * steps
+    seconds = stream_seconds(count * per_element[0], count * per_element[1], device, curves, kernels=launches)
+    total = OpPrice(device_s=seconds, kernels=launches)
+    if optimizer.clip:  # a norm, then a scaling in place unless the update takes the factor
+        grad = count * width["grad"]
+        total = total + OpPrice(device_s=stream_seconds(grad, 0, device, curves, kernels=2, kind="reduce"), kernels=2)
+        if not fused:
+            total = total + OpPrice(device_s=stream_seconds(grad, grad, device, curves), kernels=1)
+    return total + (_muon(matrices, device, curves) if optimizer.kind == "muon" else FREE)
+
+
+def _dtypes(precision: Precision) -> dict[str, str]:
+    named = {"grad": precision.grad, "states": precision.states, "param": precision.param, "master": precision.master}
+    return {name: dtype for name, dtype in named.items() if dtype != "none"}
+
+
+def _launches(elements: float, tensors: int, stack: Stack) -> int:
+    if stack.optimizer_step == "single":
+        return tensors
+    return max(1, -(-tensors // CHUNK_TENSORS), int(-(-elements // CHUNK_ELEMENTS)))
+
+
+def _muon(matrices: Iterable[tuple[int, int, int]] | None, device: Device, curves: Curves) -> OpPrice:
+    """X Xᵀ, its square, and their product with X, five times, in bf16."""
+    if matrices is None:
+        raise UnpricedError("Muon has a price only with its matrices; give (count, rows, columns) of each shape")
+    total = FREE
+    for count, rows, columns in matrices:
+        short, long = min(rows, columns), max(rows, columns)
+        seconds = 0.0
+        for n, k in ((short, long), (short, short), (long, short)):
+            seconds += float(gemm_seconds(short, n, k, dtype="bf16", device=device, curves=curves))
+        total = total + OpPrice(device_s=seconds, kernels=5) * (_NEWTON_SCHULZ * count)
+    return total

@@ -42,11 +42,11 @@ def shard_optimizer(
     """The Program under ZeRO stage `zero`, 1 or 2.
 
     blocks_per_bucket: blocks whose gradients are reduced together, once the last of them is complete.
-    overlap_reduce: reduce beside backward; otherwise on the compute stream.
+    overlap_reduce: reduce beside backward; otherwise on the compute stream after the last backward.
     overlap_gather: gather the parameters of a block as soon as it is updated, beside what follows (the next step's
     forward included); otherwise on the compute stream after the last update.
-    Stage 1 reduces once, after the last unit; stage 2 after every unit, adding to the shard. All-reduces of gradients
-    (AR) that the Program has are dropped. PlanError for another stage, tied blocks, and missing updates.
+    Stage 1 reduces once, after the last unit; stage 2, if beside backward, after every unit, adding to the shard.
+    All-reduces of gradients (AR) that the Program has are dropped. PlanError for another stage, tied blocks, and missing updates.
     """
     if zero not in (1, 2):
         raise PlanError(f"shard_optimizer does ZeRO stages 1 and 2, not {zero}; stage 3 is fully_shard")
@@ -61,7 +61,7 @@ def shard_optimizer(
     listed = []
     for rows in rows_of(program):
         new = Insertions(rows)
-        ends = _bucket_ends(rows, writers, blocks_per_bucket, each_unit=zero == 2)
+        ends = _bucket_ends(rows, writers, blocks_per_bucket, each_unit=zero == 2 and overlap_reduce)
         for index, stages in ends:
             new.after(index if overlap_reduce else ends[-1][0], bucket(reduction, stages))
         updates = [i for i, row in enumerate(rows) if row.kind == "OPT"]

@@ -1,0 +1,121 @@
+"""Full sharding of any schedule: what it inserts can run, holds no more than it says, and costs what it must."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import PlanError
+from gnomon.program import Program, issue_order_peak, parse_program, print_program, validate
+from gnomon.schedules import gpipe, interleaved_one_f_one_b, one_f_one_b, with_messages, with_optimizer, zero_bubble_h1
+from gnomon.schedules.blocks import with_blocks
+from gnomon.schedules.fsdp import fully_shard
+from gnomon.schedules.zero import shard_optimizer
+from gnomon.simulate import durations, period, time_order_peak
+
+NOTHING = {"PS": 0.0, "GS": 0.0, "G": 0.0, "S": 0.0, "X": 0.0, "Y": 0.0, "DX": 0.0, "DY": 0.0, "P": 0.0}
+SECONDS = st.integers(0, 8).map(float)
+
+
+@st.composite
+def block_programs(draw: st.DrawFn) -> Program:
+    """Pipelines of 1 to 3 ranks, of some schedule, with 1 to 3 blocks a stage."""
+    ranks, units = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    rows = draw(st.sampled_from([gpipe, one_f_one_b, zero_bubble_h1]))(ranks, units)
+    if ranks > 1 and draw(st.booleans()):
+        rows = interleaved_one_f_one_b(ranks, ranks * units, 2)
+    program = with_messages(with_optimizer(rows)).program()
+    return with_blocks(program, [draw(st.integers(1, 3)) for _ in range(program.num_stages)])
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "prefetch": st.integers(0, 4),
+        "limit_gathered": st.booleans(),
+        "reshard_after_forward": st.booleans(),
+        "keep_last_block": st.booleans(),
+        "reduce_each_unit": st.booleans(),
+        "replicas": st.booleans(),
+    }
+)
+
+
+def count(program: Program, kind: str) -> int:
+    return sum(program.kinds[k].name == kind for k in program.kind.tolist())
+
+
+@given(program=block_programs(), options=OPTIONS)
+def test_every_option_gives_a_program_that_runs_and_comes_back_from_its_text(
+    program: Program, options: dict[str, int]
+) -> None:
+    sharded = fully_shard(program, **options)  # type: ignore[arg-type]
+    validate(sharded)
+    assert parse_program(print_program(sharded)) == sharded
+    assert count(sharded, "UNSHARD") == count(sharded, "RESHARD") >= program.num_stages
+    per_block = 1 if not options["reduce_each_unit"] else len(program.units)
+    assert count(sharded, "REDUCE_GRAD") == per_block * program.num_stages
+    assert count(sharded, "AR") == (program.num_stages if options["replicas"] else 0)
+
+
+@given(program=block_programs(), prefetch=st.integers(0, 3), gather=SECONDS, forward=SECONDS)
+def test_gathered_blocks_never_exceed_the_limit_in_time_order(
+    program: Program, prefetch: int, gather: float, forward: float
+) -> None:
+    sharded = fully_shard(program, prefetch=prefetch)
+    seconds = durations(sharded, {"UNSHARD": gather, "F": forward, "*": 1})
+    peaks = time_order_peak(validate(sharded), seconds, {**NOTHING, "P": 1.0}, steps=2)
+    assert max(peak.bytes for peak in peaks) <= prefetch + 1
+
+
+@given(program=block_programs(), prefetch=st.integers(0, 3), gather=SECONDS, forward=SECONDS)
+def test_the_limit_and_the_gathers_never_make_a_step_faster(
+    program: Program, prefetch: int, gather: float, forward: float
+) -> None:
+    table = {"F": forward, "RESHARD": 0, "UNSHARD": gather, "*": 1}
+    plain = period_of(program, {"F": forward, "*": 1})
+    limited = period_of(fully_shard(program, prefetch=prefetch), table)
+    unlimited = period_of(fully_shard(program, prefetch=prefetch, limit_gathered=False), table)
+    assert plain <= unlimited <= limited
+
+
+def period_of(program: Program, table: dict[str, float]) -> float:
+    return period(validate(program), durations(program, table)).seconds
+
+
+def test_memory_is_that_of_zero_stage_3() -> None:
+    # Rajbhandari et al. 2020: 16 Psi / N between steps, here Psi = 4, N = 4: parameters and gradients 2, states 12.
+    blocks = parse_program("gnomon.program/1\nstages 4\nunits 1\nclass 0 count 4\n  0F0 1F0 2F0 3F0 3B0 2B0 1B0 0B0 "
+                           "0OPT 1OPT 2OPT 3OPT\n")  # fmt: skip
+    sharded = fully_shard(blocks, prefetch=0)
+    sizes = {**NOTHING, "PS": 14 / 4, "GS": 2 / 4, "P": 2.0, "G": 2.0}
+    peak = issue_order_peak(sharded, validate(sharded).deps, sizes)[0]
+    # The peak is the last backward: shards but the last gradient's, 16 - .5; a gathered block, 2, and its gradient, 2.
+    assert peak.bytes == 16 * 4 / 4 - 0.5 + 2 + 2
+    assert sharded.token(peak.row) == "0B0"
+
+
+@given(program=block_programs(), zero=st.sampled_from([1, 2]), size=st.integers(1, 4), reduce=st.booleans(),
+       gather=st.booleans())  # fmt: skip
+def test_zero_1_and_2_run_on_any_schedule(program: Program, zero: int, size: int, reduce: bool, gather: bool) -> None:
+    sharded = shard_optimizer(program, zero=zero, blocks_per_bucket=size, overlap_reduce=reduce, overlap_gather=gather)
+    validate(sharded)
+    assert parse_program(print_program(sharded)) == sharded
+    assert count(sharded, "UNSHARD") == program.num_stages
+
+
+def test_what_is_refused() -> None:
+    program = with_optimizer(gpipe(1, 1)).program()
+    with pytest.raises(PlanError, match="prefetch = -1 must be at least 0"):
+        fully_shard(program, prefetch=-1)
+    with pytest.raises(PlanError, match="sharded already"):
+        fully_shard(fully_shard(program))
+    with pytest.raises(PlanError, match="needs an update .OPT. of stage 0"):
+        fully_shard(gpipe(1, 1).program())
+    tied = "gnomon.program/1\nstages 2\nunits 1\nalias P 0 = P 1\nclass 0\n  0F0 1F0 1B0 0B0 0OPT 1OPT\n"
+    with pytest.raises(PlanError, match="tied over stages of one rank"):
+        fully_shard(parse_program(tied))
+    with pytest.raises(PlanError, match="stages 1 and 2, not 3; stage 3 is fully_shard"):
+        shard_optimizer(program, zero=3)
+    with pytest.raises(PlanError, match="one block or more"):
+        with_blocks(program, (0,))

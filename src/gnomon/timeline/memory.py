@@ -1,9 +1,9 @@
 """What each worker holds over time, by class of buffer, and its peak with the moment and the action.
 
-A buffer is held from the start of the action that allocates it to the end of the one that frees it; at one instant frees
-come before allocations. In a timeline that repeats, all steps that overlap are counted: a buffer that outlives the
-period is there twice. Bytes are exact when they are whole numbers. Left out: what a caching allocator sees, which is
-the peak in issue order (`program.issue_order_peak`).
+A buffer is held from the start of the action that allocates it to the end of the one that frees it; at one instant
+frees come before allocations. In a timeline that repeats, all steps that overlap are counted: a buffer that outlives
+the period is there twice. Bytes are exact when they are whole numbers. Left out: what a caching allocator sees, which
+is the peak in issue order (`program.issue_order_peak`).
 """
 
 from __future__ import annotations
@@ -120,9 +120,11 @@ def _folded(timeline: Timeline, time: Doubles, change: Doubles, buffer: Longs, w
         name = timeline.buffers[int(np.flatnonzero(grown)[0])]
         who = timeline.workers[worker].name
         raise InputError(f"{name} on {who} grows by {grown[grown != 0][0]:g} bytes each step: it has no steady state")
-    within = np.fmod(time, timeline.step_s) if timeline.step_s else np.zeros_like(time)
-    periods = np.rint((time - within) / timeline.step_s) if timeline.step_s else within
-    return within, -np.bincount(buffer, change * periods, len(timeline.buffers))
+    if not timeline.step_s:
+        return time, np.zeros(len(timeline.buffers))
+    within: Doubles = np.fmod(time, timeline.step_s)
+    periods = np.rint((time - within) / timeline.step_s)
+    return within, -np.bincount(buffer, change * periods, len(timeline.buffers)).astype(float)
 
 
 def _of(timeline: Timeline) -> Memory:

@@ -1,4 +1,4 @@
-"""Every hand-worked case of `tests/cases/`: text, lowering, validity, times, period, exposure and memory, to the last bit.
+"""Every hand-worked case of `tests/cases/`: text, lowering, validity, times, exposure and memory, to the last bit.
 
 A module there defines `CASE` or `CASES` (see `case_format`) and is found by being there. What a case leaves out is not
 checked; durations are on the dyadic grid, so numbers are compared with `==`.
@@ -11,10 +11,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-
 from case_format import Case, Peak
+
 from gnomon.program import Program, Structure, issue_order_peak, parse_program, print_program, problems, validate
-from gnomon.simulate import Clock, Durations, Times, durations, period, play, time_order_peak
+from gnomon.simulate import Clock, Durations, durations, period, play, simulate, time_order_peak
+from gnomon.timeline import breakdown, exposed_communication
 
 FOLDER = Path(__file__).parent / "cases"
 
@@ -74,12 +75,13 @@ def check_times(case: Case, program: Program) -> None:
         found["makespan"], expected["makespan"] = float(times.end.max()), wanted.makespan
     if wanted.period is not None:
         found["period"], expected["period"] = period(structure, seconds).seconds, wanted.period
+    timeline = simulate(structure, seconds)
+    shares, exposed = breakdown(timeline), exposed_communication(timeline)
+    assert shares.step_s == float(times.end.max())
     for rank_class, idle in wanted.idle.items():
-        busy = total(intervals(structure, times, rank_class, compute=True))
-        found[f"idle {rank_class}"], expected[f"idle {rank_class}"] = float(times.end.max()) - busy, idle
-    for rank_class, exposed in wanted.exposed.items():
-        found[f"exposed {rank_class}"] = exposed_communication(structure, times, rank_class)
-        expected[f"exposed {rank_class}"] = exposed
+        found[f"idle {rank_class}"], expected[f"idle {rank_class}"] = shares.idle_s(f"class {rank_class}"), idle
+    for rank_class, shown in wanted.exposed.items():
+        found[f"exposed {rank_class}"], expected[f"exposed {rank_class}"] = exposed[f"class {rank_class}"], shown
     rows = rows_by_action(program)
     for action, end in wanted.ends.items():
         assert action in rows, f"no action {action!r}"
@@ -112,36 +114,3 @@ def check_memory(case: Case, structure: Structure) -> None:
 def rows_by_action(program: Program) -> dict[str, int]:
     """`0:2F3` -> row; of actions named alike the last."""
     return {f"{program.rank_class(row)}:{program.token(row)}": row for row in range(program.num_rows)}
-
-
-Intervals = list[tuple[float, float]]
-
-
-def intervals(structure: Structure, times: Times, rank_class: int, *, compute: bool) -> Intervals:
-    """When the class's compute stream, or any of its communication, is busy: disjoint and sorted."""
-    program = structure.program
-    found = []
-    for row in range(int(program.class_ptr[rank_class]), int(program.class_ptr[rank_class + 1])):
-        on_compute = program.streams[program.stream[row]] == "compute"
-        if on_compute if compute else bool(program.comm_of(row)) and not on_compute:
-            at = structure.order.position[row]
-            found.append((float(times.start[at]), float(times.end[at])))
-    out: Intervals = []
-    for start, end in sorted(found):
-        if out and start <= out[-1][1]:
-            out[-1] = out[-1][0], max(end, out[-1][1])
-        else:
-            out.append((start, end))
-    return out
-
-
-def total(parts: Intervals) -> float:
-    return sum(end - start for start, end in parts)
-
-
-def exposed_communication(structure: Structure, times: Times, rank_class: int) -> float:
-    """Time in which the class communicates while its compute stream does nothing."""
-    computing = intervals(structure, times, rank_class, compute=True)
-    talking = intervals(structure, times, rank_class, compute=False)
-    hidden = sum(max(0.0, min(b, d) - max(a, c)) for a, b in talking for c, d in computing)
-    return total(talking) - hidden

@@ -6,12 +6,15 @@ them each replica sends its sequence to the one rank of stage 1, and gets its gr
 link. Three senders meet at one receiver: its link carries three sequences, .75, and the message (rendezvous: send and
 receive are one) lasts as long as its longer end. Bytes are conserved: 3 senders · .25 = 1 receiver · .75.
 
-    stage 0   F0 0-1  F1 1-2  B0 5.5-7.5  F2 7.5-8.5  B1 8.5-10.5  F3 10.5-11.5  B2 13-15  B3 16-18  AR -19  OPT -19.5
-    stage 1   F0 1.75-2.75  B0 -4.75  F1 -5.75  B1 -7.75  F2 9.25-10.25  B2 -12.25  F3 12.25-13.25  B3 -15.25  OPT -15.75
+    stage 0  F0 0-1  F1 1-2  B0 5.5-7.5  F2 7.5-8.5  B1 8.5-10.5  F3 10.5-11.5  B2 13-15  B3 16-18  AR -19  OPT -19.5
+    stage 1  F0 1.75-2.75  B0 -4.75  F1 -5.75  B1 -7.75  F2 9.25-10.25  B2 -12.25  F3 12.25-13.25  B3 -15.25  OPT -15.75
 
 Microbatch 0: forward 1, message .75, forward and backward 3, message .75: its gradient is back at 5.5. Rank 1 then has
 microbatch 1, sent under it, and has to wait for microbatch 2 until 8.5 + .75: with two in flight 1F1B hides no message
 both ways, so that the two links show once in two turns.
+Of its idle time rank 0 waits .75 for each of the gradients of microbatches 0, 2 and 3 on the link, and 1 for the
+all-reduce: 3.25 exposed; the rest is for rank 1's compute. Rank 1 waits .75 for microbatches 0 and 2 on the link, and
+after its end for rank 0: its last gradient's .25 and the all-reduce: 2.75.
 
 Gradients are averaged over the three replicas of stage 0 only (AR 1), then updated (.5); stage 1 has no one to ask.
 Source: DAPPLE (Fan et al. 2021), section 4: split and concatenate between stages of different replication.
@@ -88,6 +91,7 @@ CASE = Case(
         makespan=19.5,
         period=19.5,
         idle={0: 7, 1: 7},
+        exposed={0: 3.25, 1: 2.75},
         ends={
             "0:0SEND_F0": 1.75,
             "1:1RECV_F0": 1.75,

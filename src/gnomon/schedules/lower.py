@@ -65,8 +65,9 @@ def lower(
     """The Program of one step. PlanError when the plan cannot run, or asks for what is not expressed here.
 
     workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
-    num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and end
-    together; a property of the software, not of the plan. passes: further passes by name (those that need prices have them bound).
+    num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and
+    end together; a property of the software, not of the plan. passes: further passes by name; one that needs prices
+    has them bound.
     """
     check(plan, graph, cluster, workload)
     _refuse(plan)

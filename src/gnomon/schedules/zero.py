@@ -46,7 +46,8 @@ def shard_optimizer(
     overlap_gather: gather the parameters of a block as soon as it is updated, beside what follows (the next step's
     forward included); otherwise on the compute stream after the last update.
     Stage 1 reduces once, after the last unit; stage 2, if beside backward, after every unit, adding to the shard.
-    All-reduces of gradients (AR) that the Program has are dropped. PlanError for another stage, tied blocks, and missing updates.
+    All-reduces of gradients (AR) that the Program has are dropped. PlanError for another stage, tied blocks, and
+    missing updates.
     """
     if zero not in (1, 2):
         raise PlanError(f"shard_optimizer does ZeRO stages 1 and 2, not {zero}; stage 3 is fully_shard")

@@ -1,9 +1,9 @@
 """`lower`: from a graph and a plan to the Program that simulator and runtime both follow.
 
 One rank class for each pipeline rank, with as many ranks as its stages' mesh; compute rows by the plan's schedule,
-then what ends the step (reductions over data-parallel ranks, tied parameters, the update), then messages, then the
-plan's passes. What a plan asks for and is not expressed here is a PlanError, never left out. Left out: durations and
-sizes, which prices look up by the Program's keys, and everything within a stage.
+then what ends the step (reductions over data-parallel ranks, tied parameters, the update), then messages (those that
+skip stages too), then the plan's passes. What a plan asks for and is not expressed here is a PlanError, never left out.
+Left out: durations and sizes, which prices look up by the Program's keys, and everything within a stage.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b, lo
 from gnomon.schedules.messages import with_messages
 from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.schedules.rows import Rows
+from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.v_half import v_half, v_min
 from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1
 from gnomon.schedules.zero_bubble_v import zero_bubble_v
@@ -77,12 +78,14 @@ def lower(
     for stages in tied_stages(graph, plan):
         rows = with_tied_all_reduce(rows, stages)
     rows = with_optimizer(rows)
-    chains = _chains(graph, plan)
+    chains, skips = _chains(graph, plan)
+    rows = with_skips(rows, skips, blocking=not plan.overlap.pipeline_sends)
     rows = with_messages(rows, chains=chains, blocking=() if plan.overlap.pipeline_sends else MESSAGES)
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
     counts = tuple(len(ranks_of[rank]) for rank in range(plan.num_pipeline_ranks))
-    comms = tuple(Communicator(name=name, semantics=messages) for name in ("fwd", "bwd"))
-    program = rows.program(units=units, counts=counts, chains=chains, comms=comms)
+    names = ("fwd", "bwd", *(("skip", "skip_grad") if skips else ()))
+    comms = tuple(Communicator(name=name, semantics=messages) for name in names)
+    program = rows.program(units=units, counts=counts, buffers=skip_buffers(skips), chains=chains, comms=comms)
     for given in plan.schedule.passes:
         if given.name not in ROW_PASSES:
             program = _find(given, passes or {})(program, given)
@@ -156,15 +159,11 @@ def _units(plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]
     return count, normalised([Unit(pieces=part) for part in pieces])
 
 
-def _chains(graph: Graph, plan: Plan) -> tuple[int, ...]:
-    """Stages that read nothing from the stage before them. PlanError for what skips a stage."""
+def _chains(graph: Graph, plan: Plan) -> tuple[tuple[int, ...], tuple[Skip, ...]]:
+    """(stages that read nothing from the stage before them, pairs of stages of which one reads the other from afar)."""
     pairs = {(transfer.source, transfer.target) for transfer in transfers(plan, graph)}
-    if skips := sorted((a, b) for a, b in pairs if b != a + 1):
-        raise PlanError(
-            f"stage {skips[0][1]} reads stage {skips[0][0]}, and lower only has messages between neighbours; give "
-            f"stage {skips[0][1]} inputs = [{skips[0][1] - 1}], so that what it reads travels through those between"
-        )
-    return tuple(stage for stage in range(plan.num_stages) if (stage - 1, stage) not in pairs)
+    starts = tuple(stage for stage in range(plan.num_stages) if (stage - 1, stage) not in pairs)
+    return starts, tuple(sorted((a, b) for a, b in pairs if b != a + 1))
 
 
 def _check_placement(plan: Plan, rows: Rows) -> None:

@@ -72,11 +72,11 @@ def _direction(rows: Rows, side: _Side, hop: int, chains: Sequence[int], send: i
     sends, receives = (to_next, to_before) if hop > 0 else (to_before, to_next)
     sends = sends & (side.class_at[here + hop, side.unit] != side.rank_class)
     receives = receives & (side.class_at[here - hop, side.unit] != side.rank_class)
-    first, last = _group_ends(rows)
+    first, last = group_ends(rows)
     out = np.flatnonzero(sends)
     source = side.row_at[here[receives] - hop, side.unit[receives]].astype(np.int64)
     target = side.row[receives]
-    order, anchor = _in_senders_order(rows, source if last is None else last[source], source, target, first)
+    order, anchor = in_senders_order(rows, source if last is None else last[source], source, target, first)
     chosen = np.flatnonzero(receives)[order]
     return [
         _message(rows, anchor, side, chosen, receive, before=True),
@@ -94,7 +94,7 @@ def _message(rows: Rows, anchor: Longs, side: _Side, which: Longs, kind: int, *,
     )
 
 
-def _group_ends(rows: Rows) -> tuple[Longs | None, Longs | None]:
+def group_ends(rows: Rows) -> tuple[Longs | None, Longs | None]:
     """First and last row of each row's group (itself without one), or None twice when there are no groups."""
     grouped = np.flatnonzero(rows.group >= 0)
     if not len(grouped):
@@ -109,7 +109,7 @@ def _group_ends(rows: Rows) -> tuple[Longs | None, Longs | None]:
     return first, last
 
 
-def _in_senders_order(
+def in_senders_order(
     rows: Rows, source_end: Longs, source: Longs, target: Longs, first: Longs | None
 ) -> tuple[Longs, Longs]:
     """(order, anchors): the receives so ordered and placed that each pair of ranks receives in the order sent."""

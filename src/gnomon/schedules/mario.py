@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.errors import PlanError, ProgramError
 from gnomon.program import STANDARD_KINDS, Kind, Program, Structure, issue_order_peak, validate
@@ -110,12 +111,15 @@ def prepose_forward(
     A move takes one unit's forward over one backward on a run of neighbouring stages at once, because a later stage
     can often only go ahead together with those that feed it. A move is kept when it lowers the makespan, or leaves
     it and lowers the peaks; one that deadlocks or exceeds `limit` bytes of issue-order peak on a rank is refused.
-    Stops when no move helps, or after `rounds` moves.
+    Stops when no move helps, when the makespan is at a bound that none can beat, or after `rounds` moves.
     """
     rows, structure = rows_of(program), validate(program)
     times = simulate(structure)
     score = (float(times.end.max()), _peaks(structure, sizes)[0])
+    floor = _floor(structure, times)
     for _ in range(rounds):
+        if score[0] <= floor:
+            break
         for moved in _moves(structure, times, rows):
             try:
                 trial = validate(with_rows(program, moved))
@@ -132,9 +136,9 @@ def prepose_forward(
 
 
 def _moves(structure: Structure, times: Times, rows: list[list[Row]]) -> Iterator[list[list[Row]]]:
-    """Row lists after each joint move: shorter runs of stages first, deeper stages first."""
+    """Row lists after each joint move: short runs of stages first, then deep stages, then early units."""
     stages = structure.program.num_stages
-    units = sorted(_after_stalls(structure, times))
+    units = sorted({int(structure.program.unit[row]) for row in _after_stalls(structure, times)})
     for span in range(1, stages + 1):
         for first in range(stages - span, -1, -1):
             for unit in units:
@@ -143,21 +147,48 @@ def _moves(structure: Structure, times: Times, rows: list[list[Row]]) -> Iterato
                     yield moved
 
 
-def _after_stalls(structure: Structure, times: Times) -> set[int]:
-    """Units whose forward is the next one after the first idle gap of some rank's compute stream."""
+def _after_stalls(structure: Structure, times: Times) -> list[int]:
+    """Rows of the forwards that are the next ones after an idle gap of their rank's compute stream."""
     program, position = structure.program, structure.order.position
-    kinds = [kind.name for kind in program.kinds]
-    compute = program.streams.index(next(kind.stream for kind in program.kinds if kind.name == "B"))
-    found = set()
-    for cls in range(program.num_classes):
-        lane = np.arange(program.class_ptr[cls], program.class_ptr[cls + 1])
-        lane = lane[program.stream[lane] == compute]
+    forward = np.array([kind.name in _FORWARD for kind in program.kinds])
+    found: list[int] = []
+    for lane in _compute_lanes(program):
         start, end = times.start[position[lane]], times.end[position[lane]]
-        stalls = np.flatnonzero(start[1:] > end[:-1])
-        if len(stalls):
-            later = [r for r in lane[stalls[0] + 1 :].tolist() if kinds[program.kind[r]] in _FORWARD]
-            found.update(int(program.unit[r]) for r in later[:1])
+        forwards = lane[forward[program.kind[lane]]]
+        after = np.searchsorted(forwards, lane[1:][start[1:] > end[:-1]])
+        found += forwards[after[after < len(forwards)]].tolist()
     return found
+
+
+def _compute_lanes(program: Program) -> list[NDArray[np.int64]]:
+    """Rows of each rank class on the stream of backwards."""
+    compute = program.streams.index(next(kind.stream for kind in program.kinds if kind.name == "B"))
+    rows = np.flatnonzero(program.stream == compute)
+    return np.split(rows, np.searchsorted(rows, program.class_ptr[1:-1]))
+
+
+def _floor(structure: Structure, times: Times) -> float:
+    """A makespan that no move can beat: on some rank, the start of its first action, the work up to an action behind
+    its last forward, and what must follow that. Moves leave first actions, and everything behind the last forwards,
+    where they are."""
+    edges, position = structure.deps.edges, structure.order.position
+    busy, lag = (times.end - times.start)[position], (times.seen - times.end)[position]
+    forward = np.array([kind.name in _FORWARD for kind in structure.program.kinds])
+    settled = []
+    for lane in _compute_lanes(structure.program):
+        last = np.flatnonzero(forward[structure.program.kind[lane]]).max(initial=0)
+        settled.append((float(times.start[position[lane[0]]]) + np.cumsum(busy[lane])[last:], lane[last:].tolist()))
+    after: dict[int, list[tuple[int, float]]] = {}
+    for _, rows in settled:
+        for source, target in zip(rows, rows[1:], strict=False):
+            after.setdefault(source, []).append((target, 0.0))
+    within = edges.distance == 0
+    for source, target, data in np.transpose([edges.source[within], edges.target[within], edges.data[within]]).tolist():
+        after.setdefault(source, []).append((target, float(lag[source]) if data else 0.0))
+    tail: dict[int, float] = {}
+    for row in structure.order.rows[::-1].tolist():
+        tail[row] = max((late + float(busy[to]) + tail.get(to, 0.0) for to, late in after.get(row, ())), default=0.0)
+    return max(float(done) + tail.get(row, 0.0) for ends, rows in settled for done, row in zip(ends, rows, strict=True))
 
 
 def _hoisted(rows: list[list[Row]], unit: int, stages: range) -> list[list[Row]] | None:

@@ -30,8 +30,8 @@ _T = TypeVar("_T")
 def print_timeline(timeline: Timeline) -> str:
     """The text form; ends with a newline."""
     t = timeline
-    lines = [HEADER, f"clock\t{t.clock}", f"makespan_s\t{t.makespan_s!r}"]
-    lines += [] if t.period_s is None else [f"period_s\t{t.period_s!r}"]
+    lines = [HEADER, f"clock\t{t.clock}", f"makespan_s\t{float(t.makespan_s)!r}"]
+    lines += [] if t.period_s is None else [f"period_s\t{float(t.period_s)!r}"]
     lines += ["repeats\tyes"] if t.repeats else []
     lines += [f"assumes\t{text}" for text in t.assumptions]
     lines += [f"worker\t{w.name}\t{w.count}" for w in t.workers]

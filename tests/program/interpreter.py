@@ -28,6 +28,10 @@ Finding = tuple[str, int, str]
 """What, rank class, action."""
 
 
+END = -1
+"""Stands for a row after all others of a step."""
+
+
 class CannotRead(Exception):
     """The Program names something that is not there, so it has no meaning."""
 
@@ -299,10 +303,10 @@ class _Memory:
         self.changer.clear()
 
     def abandon(self, buffer: Buffer) -> None:
-        """A sequence's buffer that no action of the step freed: the next step has other sequences."""
+        """A sequence's buffer that no action of the step freed: the next step has other sequences, and its place."""
         pool, version = self.classes[buffer[1]].pool, self.history[buffer][-1]
         if pool and version.changed and not version.freed:
-            self.given[buffer[0], pool].append(version.changed)
+            self.given[buffer[0], pool].append((version.changed[0], END))
         self.history[buffer] = []
 
     def wait_for_pools(self) -> None:
@@ -311,7 +315,8 @@ class _Memory:
             size, given = self.sizes[place[1]], self.given[place]
             for k, event in enumerate(taken):
                 if k >= size:
-                    self.pool_waits[event].add(given[k - size] if k - size < len(given) else event)
+                    free = given[k - size] if k - size < len(given) else event
+                    self.pool_waits[event].add(event if free == (event[0], END) else free)
 
 
 # Messages and communicators
@@ -390,6 +395,7 @@ def _run(program: Program, rows: list[Row], pairs: list[tuple[Row, Row]], memory
             if queue and _can_run(queue[0][0], together, heads, waits, done):
                 partners = {(queue[0][0][0], r) for r in together[queue[0][0][1]]}
                 done |= partners
+                done |= {(step, END) for step in range(steps) if all((step, row.index) in done for row in rows)}
                 for other in queues:
                     if other and other[0][0] in partners:
                         other.pop(0)

@@ -65,17 +65,18 @@ def check_cycle(program: Program, wanted: Result) -> None:
     following = stuck.rows[1:] + stuck.rows[:1]
     for row, partners, after in zip(stuck.rows, stuck.partners, following, strict=True):
         assert {row, *partners} == wanted.partners[row]
-        assert any(after in wanted.waits[one] for one in (row, *partners)), "an edge of the cycle is no wait"
-    steps = [row for row in stuck.rows if wanted.heads[row] == row]
-    assert len(steps) == shortest(wanted)
+        waits = set().union(*(wanted.waits[one] for one in (row, *partners)))
+        assert waits & wanted.partners[after], "an edge of the cycle is no wait"
+    assert set(stuck.heads) == set(wanted.heads.values())
+    assert len(stuck.rows) == shortest(wanted)
 
 
 def shortest(wanted: Result) -> int:
-    """Fewest streams that hold each other up: a breadth-first search from each row at which a stream stands still."""
-    graph: dict[frozenset[int], set[frozenset[int]]] = {}
-    for head in set(wanted.heads.values()):
-        together = wanted.partners[head]
-        graph[together] = {wanted.partners[wanted.heads[other]] for row in together for other in wanted.waits[row]}
+    """Length of the shortest cycle of waits, by breadth-first search from every row."""
+    graph = {
+        together: {wanted.partners[other] for row in together for other in wanted.waits[row]}
+        for together in {wanted.partners[row] for row in wanted.waits}
+    }
     best = len(graph) + 1
     for start in graph:
         reached, frontier, length = {start}, {start}, 0

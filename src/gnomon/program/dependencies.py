@@ -92,10 +92,13 @@ class _Collector:
         self.lane = lane
         self.parts: list[tuple[Longs, Longs, NDArray[np.int32], Bools]] = []
 
-    def add(self, source: Longs, target: Longs, distance: int | NDArray[np.int32], *, data: bool) -> None:
+    def add(
+        self, source: Longs, target: Longs, distance: int | NDArray[np.int32], *, data: bool, strict: bool = False
+    ) -> None:
+        """strict: a row that waits for itself waits for ever, instead of seeing to it within itself."""
         keep = self.lane[source] != self.lane[target]
         steps = np.full(len(source), distance, np.int32) if isinstance(distance, int) else distance
-        keep |= (steps == 0) & (source > target)
+        keep |= (steps == 0) & ((source >= target) if strict else (source > target))
         if not keep.all():
             source, target, steps = source[keep], target[keep], steps[keep]
         self.parts.append((source, target, steps, np.full(len(source), data, bool)))

@@ -24,7 +24,9 @@ _UNIT_BITS, _STAGE_BITS, _ROW_BITS = 18, 11, 23  # what from_columns allows: 2**
 class AddEdges(Protocol):
     """Receives edges: source rows, target rows, distance in steps."""
 
-    def __call__(self, source: Longs, target: Longs, distance: int | NDArray[np.int32], *, data: bool) -> None: ...
+    def __call__(
+        self, source: Longs, target: Longs, distance: int | NDArray[np.int32], *, data: bool, strict: bool = ...
+    ) -> None: ...
 
 
 def messages(program: Program, add: AddEdges) -> tuple[tuple[Longs, Longs], list[Problem]]:
@@ -180,6 +182,10 @@ def pool_edges(program: Program, table: EffectTable, opens: Bools, release: Bool
         for cls in range(program.num_classes):
             low, high = program.class_ptr[cls], program.class_ptr[cls + 1]
             takes, gives = (rows[(rows >= low) & (rows < high)] for rows in (opened, freed))
-            if len(takes) and len(gives):
-                steps, index = np.divmod(np.arange(len(takes)) - pool.size, len(gives))
-                add(gives[index], takes, (-steps).astype(np.int32), data=False)
+            place = np.arange(len(takes)) - pool.size
+            never = takes[place >= len(gives)]  # nothing is freed for it: an edge to itself, which is a deadlock
+            add(never, never, 0, data=False, strict=True)
+            if len(gives):
+                takes, place = takes[place < len(gives)], place[place < len(gives)]
+                steps, index = np.divmod(place, len(gives))
+                add(gives[index], takes, (-steps).astype(np.int32), data=False, strict=True)

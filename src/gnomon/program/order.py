@@ -53,13 +53,15 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlock:
-    """No entry can go on: a shortest cycle among the rows at which streams stand still."""
+    """No entry can go on: a shortest cycle of rows, each waiting for the next, and where the streams stand."""
 
     rows: tuple[int, ...]
-    """Each waits for the next, the last for the first: for its data or message, for a partner that is behind the next
-    on a stream, or because it stands behind the next itself."""
+    """Each waits for the next, the last for the first: for its data or message, or because it, or a partner of it,
+    comes later on the same stream."""
     partners: tuple[tuple[int, ...], ...]
     """For each of `rows` the others of its group or message."""
+    heads: tuple[int, ...]
+    """The first row of each stream that did not run."""
     finished: int
     """Rows that ran before everything stopped."""
 
@@ -104,7 +106,7 @@ class _Entries:
         source, target = self.of_row[deps.edges.source[same_step]], self.of_row[deps.edges.target[same_step]]
         self.source, self.target, self.data = source, target, deps.edges.data[same_step]
         if self.has_groups:
-            keep = source != target
+            keep = (source != target) | (deps.edges.source[same_step] >= deps.edges.target[same_step])
             self.source, self.target, self.data = source[keep], target[keep], self.data[keep]
         packed = np.sort((self.target << _ROW_BITS | self.source) << 1 | self.data)
         self.target, self.source = packed >> (_ROW_BITS + 1), packed >> 1 & ((1 << _ROW_BITS) - 1)
@@ -270,80 +272,100 @@ def _before(
 
 
 def _deadlock(program: Program, graph: _Entries, sequence: Longs) -> Deadlock:
-    """A shortest cycle of "stands still because of" between the first entries of the streams that did not run."""
-    ran = np.zeros(graph.count, bool)
-    ran[sequence] = True
-    done = np.concatenate([[0], np.cumsum(ran)])
-    heads = graph.lane_start + done[graph.lane_end] - done[graph.lane_start]
-
-    def head(entry: int) -> int:
-        return int(heads[np.searchsorted(graph.lane_start, entry, side="right") - 1])
-
-    def node(entry: int) -> int:
-        return int(graph.group[entry]) if graph.group[entry] >= 0 else -1 - entry
-
-    waits: dict[int, dict[int, tuple[int, ...]]] = {}
-    for top in heads[heads < graph.lane_end].tolist():
-        if node(top) in waits:
-            continue
-        found = waits.setdefault(node(top), {})
-        for entry in _members(graph, top):
-            if entry != head(entry):
-                found[node(head(entry))] = (head(entry),)
-            for source in graph.source[graph.wait_ptr[entry] : graph.wait_ptr[entry + 1]].tolist():
-                if not ran[source]:
-                    first = head(source)
-                    if source == first or node(first) not in found:
-                        found[node(first)] = (first,) if source == first else (source, first)
-    cycle = _shortest_cycle({at: list(found) for at, found in waits.items()})
-    via = [waits[at][following] for at, following in zip(cycle, cycle[1:] + cycle[:1], strict=True)]
-    entries = [via[-1][-1], *(entry for step in via[:-1] for entry in step), *via[-1][:-1]]
-    rows = tuple(int(graph.row[entry]) for entry in entries)
+    """A shortest cycle among the entries that did not run."""
+    stuck = _Stuck(graph, sequence)
+    cycle = stuck.shortest_cycle()
     partners = []
-    for entry, row in zip(entries, rows, strict=True):
-        together = np.flatnonzero(np.isin(graph.of_row, _members(graph, entry))).tolist()
-        partners.append(tuple(other for other in together if other != row))
-    return Deadlock(rows=rows, partners=tuple(partners), finished=int(ran[graph.of_row].sum()))
+    for entry in cycle:
+        together = np.flatnonzero(np.isin(graph.of_row, stuck.members(entry))).tolist()
+        partners.append(tuple(row for row in together if row != graph.row[entry]))
+    return Deadlock(
+        rows=tuple(int(graph.row[entry]) for entry in cycle),
+        partners=tuple(partners),
+        heads=tuple(int(graph.row[entry]) for entry in stuck.heads if entry >= 0),
+        finished=int(stuck.ran[graph.of_row].sum()),
+    )
 
 
-def _members(graph: _Entries, entry: int) -> list[int]:
-    """Entries that run together with this one."""
-    group = graph.group[entry]
-    members: list[int] = np.flatnonzero(graph.group == group).tolist() if group >= 0 else [entry]
-    return members
+class _Stuck:
+    """Entries that did not run. Each waits for its sources and for all before it on its stream; so do its partners."""
 
+    BUDGET = 2_000_000
+    """Entries looked at in search of a shorter cycle, about a second; one cycle is found whatever it costs."""
 
-def _shortest_cycle(waits: dict[int, list[int]], limit: int = 400) -> list[int]:
-    """Nodes of a shortest cycle of `waits`, each waiting for the next. Searches from up to `limit` nodes on cycles."""
-    node = next(iter(waits))
-    seen: dict[int, int] = {}
-    path: list[int] = []
-    while node not in seen:  # every stuck node waits for a stuck node, so this walk closes
-        seen[node] = len(path)
-        path.append(node)
-        node = waits[node][0]
-    best = path[seen[node] :]
-    candidates = best if len(waits) > limit else list(waits)
-    for start in candidates[:limit]:
-        parent: dict[int, int] = {start: start}
-        frontier, depth = [start], 1
-        while frontier and depth < len(best):
-            following: list[int] = []
+    def __init__(self, graph: _Entries, sequence: Longs) -> None:
+        self.graph = graph
+        self.ran = np.zeros(graph.count, bool)
+        self.ran[sequence] = True
+        self.entries = np.flatnonzero(~self.ran).tolist()
+        lane = np.zeros(graph.count, np.int64)
+        lane[graph.lane_start[1:]] = 1
+        self.lane: list[int] = np.cumsum(lane).tolist()
+        self.heads = [-1] * len(graph.lane_start)
+        self.groups: dict[int, list[int]] = {}
+        self.group: list[int] = graph.group.tolist()
+        for entry in reversed(self.entries):
+            self.heads[self.lane[entry]] = entry
+            if self.group[entry] >= 0:
+                self.groups.setdefault(self.group[entry], []).append(entry)
+
+    def members(self, entry: int) -> list[int]:
+        """Entries that run together with this one."""
+        return self.groups[self.group[entry]] if self.group[entry] >= 0 else [entry]
+
+    def sources(self, entry: int) -> list[int]:
+        """Stuck entries that this one waits for, its stream aside."""
+        found = self.graph.source[self.graph.wait_ptr[entry] : self.graph.wait_ptr[entry + 1]].tolist()
+        return [source for source in found if not self.ran[source]]
+
+    def shortest_cycle(self) -> list[int]:
+        """Entries of a shortest cycle, of several the one that starts first; in huge Programs merely a short one."""
+        best = self.cycle_through(self._on_a_cycle(), len(self.entries) + 1)
+        limit = len(best)
+        for start in self.entries[: max(1, self.BUDGET // len(self.entries))]:
+            found = self.cycle_through(start, limit)
+            if found:
+                best, limit = found, len(found) - 1
+        return best
+
+    def _on_a_cycle(self) -> int:
+        """An entry on some cycle: from the head of a stream on to the heads that it waits for."""
+        at = next(head for head in self.heads if head >= 0)
+        seen: set[int] = set()
+        while min(self.members(at)) not in seen:
+            seen.add(min(self.members(at)))
+            at = next(head for entry in self.members(at) for head in self._heads_before(entry))
+        return at
+
+    def _heads_before(self, entry: int) -> list[int]:
+        """The heads of the streams that hold this entry up."""
+        head = self.heads[self.lane[entry]]
+        return [self.heads[self.lane[source]] for source in self.sources(entry)] + ([head] if head != entry else [])
+
+    def cycle_through(self, start: int, limit: int) -> list[int]:
+        """A shortest cycle through `start` of up to `limit` entries, or nothing. Breadth first."""
+        parent: dict[int, int] = {}
+        covered = list(self.heads)  # on each stream, what is before this has been reached
+        frontier, length = [start], 1
+        while frontier and length <= limit:
+            following = []
             for at in frontier:
-                for after in waits[at]:
-                    if after == start:
-                        best, back = [], at
-                        while back != start:
-                            best.append(back)
-                            back = parent[back]
-                        best = [start, *reversed(best)]
-                        following = []
-                        break
-                    if after not in parent:
-                        parent[after] = at
-                        following.append(after)
-                else:
-                    continue
-                break
-            frontier, depth = following, depth + 1
-    return best
+                for entry in self.members(at):
+                    lane = self.lane[entry]
+                    before = range(covered[lane], entry)
+                    covered[lane] = max(covered[lane], entry)
+                    for after in (*self.sources(entry), *before):
+                        node = min(self.members(after))
+                        if node == min(self.members(start)):
+                            return self._path(start, at, after, parent)
+                        if node not in parent:
+                            parent[node] = at
+                            following.append(after)
+            frontier, length = following, length + 1
+        return []
+
+    def _path(self, start: int, last: int, reached: int, parent: dict[int, int]) -> list[int]:
+        path = [last] if last != start else []
+        while path and (before := parent[min(self.members(path[-1]))]) != start:
+            path.append(before)
+        return [reached, *reversed(path)]

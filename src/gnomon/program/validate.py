@@ -71,6 +71,9 @@ def _examine(program: Program) -> Structure | tuple[Problem, ...]:
     return Structure(program=program, deps=deps, order=play)
 
 
+_SHOWN = 8  # streams named in the message of a deadlock
+
+
 def _explain(program: Program, deadlock: Deadlock) -> Problem:
     def name(row: int) -> str:
         return f"{program.rank_class(row)}:{program.token(row)}"
@@ -80,5 +83,6 @@ def _explain(program: Program, deadlock: Deadlock) -> Problem:
         for row, others in zip(deadlock.rows, deadlock.partners, strict=True)
     ]
     steps = " -> ".join((*shown, name(deadlock.rows[0])))
-    why = f"each waits for the next: {steps} (after {deadlock.finished} of {program.num_rows} actions)"
-    return Problem.of(program, "deadlock", deadlock.rows[0], why)
+    stand = ", ".join(map(name, deadlock.heads[:_SHOWN])) + (", …" if len(deadlock.heads) > _SHOWN else "")
+    ran = f"{deadlock.finished} of {program.num_rows} actions ran; streams stand at {stand}"
+    return Problem.of(program, "deadlock", deadlock.rows[0], f"each waits for the next: {steps}; {ran}")

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from case_format import Case, Expected, Peak
 
 from gnomon.models.gpt import GptConfig, gpt
-from gnomon.plans import Mesh, Pass, Plan, Schedule
+from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule
 from gnomon.program import Program
 from gnomon.schedules import lower
 
@@ -126,7 +126,7 @@ def lowered(plan: Plan) -> Callable[[], Program]:
 
 
 def case(policy: str, schedule: Schedule, program: str, latency: float, makespan: float, held: tuple[int, ...]) -> Case:
-    plan = Plan(mesh=Mesh(pp=4), schedule=schedule)
+    plan = Plan(mesh=Mesh(pp=4), schedule=schedule, optimizer=Optimizer(clip=False))
     return Case(
         name=f"dapple_warm_up-{policy}-latency-{latency}",
         graph=GRAPH,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from case_format import Case, Expected, Peak
 
 from gnomon.models.gpt import GptConfig, gpt
-from gnomon.plans import Mesh, Plan, Schedule
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule
 from gnomon.program import Program
 from gnomon.schedules import lower
 
@@ -23,6 +23,7 @@ GRAPH = gpt(
 PLAN = Plan(
     mesh=Mesh(pp=4),
     schedule=Schedule(name="interleaved_one_f_one_b", virtual_stages=2, num_microbatches=8),
+    optimizer=Optimizer(clip=False),
 )
 
 PROGRAM = """\

@@ -25,13 +25,13 @@ from typing import Literal
 from case_format import Case, Expected
 
 from gnomon.models.gpt import GptConfig, gpt
-from gnomon.plans import Mesh, Overlap, Plan, Schedule
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
 from gnomon.program import Program, parse_program, problems
 from gnomon.schedules import lower
 
 CONFIG = GptConfig(name="two", num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
 GRAPH = gpt(CONFIG)
-PLAN = Plan(mesh=Mesh(pp=2), schedule=Schedule(num_microbatches=3))
+PLAN = Plan(mesh=Mesh(pp=2), schedule=Schedule(num_microbatches=3), optimizer=Optimizer(clip=False))
 BLOCKING = replace(PLAN, overlap=Overlap(pipeline_sends=False))
 BUSY = {"F": 1, "B": 2, "SEND_F": 0.5, "SEND_B": 0.5, "*": 0}
 BUFFERED = """\

@@ -27,7 +27,7 @@ from fractions import Fraction
 from case_format import Case, Expected, Peak
 
 from gnomon.models.gpt import GptConfig, gpt
-from gnomon.plans import Mesh, Plan, Schedule, Stage, Workload
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Stage, Workload
 from gnomon.program import Program
 from gnomon.schedules import lower
 from gnomon.sharding import stage_messages
@@ -41,6 +41,7 @@ PLAN = Plan(
         Stage(calls=("layers[3]", "head")),
     ),
     schedule=Schedule(num_microbatches=4),
+    optimizer=Optimizer(clip=False),
 )
 WORKLOAD = Workload(global_batch_size=12, seq_len=32)
 PROGRAM = """\

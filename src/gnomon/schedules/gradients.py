@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.program import NO_UNIT, Communicator, Override
+from gnomon.program import NO_UNIT, BufferRef, Communicator, Override, RowEffect
 from gnomon.schedules.rows import KIND, Inserted, Longs, Rows, insert
 
 WRITES_GRADIENTS = ("B", "W")
@@ -30,22 +30,29 @@ def with_all_reduce(rows: Rows, stages: Collection[int], *, overlap: bool = True
     return insert(rows, [_per_stage("AR", last[chosen] if overlap else _ends(rows, last[chosen]), stage[chosen])])
 
 
-def with_tied_all_reduce(rows: Rows, stages: Collection[int]) -> Rows:
-    """The rows with an AR that `stages`, which hold the same parameters, run together at the end of their ranks' rows.
+def with_tied_all_reduce(rows: Rows, stages: Collection[int], *, buffer: str = "G") -> Rows:
+    """The rows with an AR that `stages`, which hold the same parameters, run together before the first update.
 
-    Stages on one rank class need no message; when all are on one class nothing is inserted.
+    buffer: what is reduced, the gradient or its shard. Stages on one rank class need no message; when all are on one
+    class nothing is inserted.
     """
     last, stage = last_of_stage(rows, WRITES_GRADIENTS)
     chosen = np.flatnonzero(np.isin(stage, list(stages)))
-    rank_class = rows.rank_class[last[chosen]]
-    _, one_each = np.unique(rank_class, return_index=True)
+    classes, one_each = np.unique(rows.rank_class[last[chosen]], return_index=True)
     if len(one_each) < 2:
         return rows
-    chosen = chosen[one_each]
     group = int(rows.group.max(initial=-1)) + 1
-    override = Override(comm=TIED, name=TIED)
-    part = _per_stage("AR", _ends(rows, last[chosen]), stage[chosen], group=group, override=override)
-    return replace(insert(rows, [part]), comms=(*rows.comms, Communicator(name=TIED, semantics="collective")))
+    updates = np.flatnonzero(rows.is_kind("OPT"))
+    parts = []
+    for cls, at in zip(classes.tolist(), chosen[one_each].tolist(), strict=True):
+        mine = updates[rows.rank_class[updates] == cls]
+        effect = RowEffect("accumulate", BufferRef(buffer, int(stage[at])))
+        override = Override(comm=TIED, name=TIED, effects=None if buffer == "G" else (effect,))
+        anchor = mine[:1] if len(mine) else _ends(rows, last[[at]])
+        part = _per_stage("AR", anchor, stage[[at]], group=group, override=override)
+        parts.append(replace(part, before=bool(len(mine))))
+    comms = {comm.name: comm for comm in (*rows.comms, Communicator(name=TIED, semantics="collective"))}
+    return replace(insert(rows, parts), comms=tuple(comms.values()))
 
 
 def with_optimizer(rows: Rows) -> Rows:

@@ -8,22 +8,23 @@ Left out: durations and sizes, which prices look up by the Program's keys, and e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from gnomon.errors import PlanError, nearest
-from gnomon.graph import Graph
+from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
 from gnomon.plans import Pass, Plan, Unit, Workload, batch, check, normalised, stage_layers, transfers
 from gnomon.program import Communicator, Program
 from gnomon.schedules.dualpipe_v import dualpipe_v
 from gnomon.schedules.gpipe import gpipe
-from gnomon.schedules.gradients import with_all_reduce, with_optimizer, with_tied_all_reduce
+from gnomon.schedules.gradients import with_all_reduce, with_optimizer
 from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b, looped_bfs
 from gnomon.schedules.messages import with_messages
 from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
+from gnomon.schedules.optimizer import apply_optimizer, effective_zero
 from gnomon.schedules.rows import Rows
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.v_half import v_half, v_min
@@ -71,21 +72,22 @@ def lower(
     has them bound.
     """
     check(plan, graph, cluster, workload)
-    _refuse(plan)
     count, units = _units(plan, workload)
     rows = compute_rows(plan, count)
     rows = with_all_reduce(rows, _reduced(plan), overlap=plan.overlap.grad_reduce)
-    for stages in tied_stages(graph, plan):
-        rows = with_tied_all_reduce(rows, stages)
     rows = with_optimizer(rows)
     chains, skips = _chains(graph, plan)
     rows = with_skips(rows, skips, blocking=not plan.overlap.pipeline_sends)
     rows = with_messages(rows, chains=chains, blocking=() if plan.overlap.pipeline_sends else MESSAGES)
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
     counts = tuple(len(ranks_of[rank]) for rank in range(plan.num_pipeline_ranks))
-    names = ("fwd", "bwd", *(("skip", "skip_grad") if skips else ()))
+    names = () if messages == "buffered" else ("fwd", "bwd", *(("skip", "skip_grad") if skips else ()))
     comms = tuple(Communicator(name=name, semantics=messages) for name in names)
     program = rows.program(units=units, counts=counts, buffers=skip_buffers(skips), chains=chains, comms=comms)
+    layers = stage_layers(plan, graph)
+    by_block = effective_zero(plan) == 3
+    tied = tied_stages(graph, tuple((layer,) for part in layers for layer in part) if by_block else layers)
+    program = apply_optimizer(program, plan, [len(part) for part in layers], tied)
     for given in plan.schedule.passes:
         if given.name not in ROW_PASSES:
             program = _find(given, passes or {})(program, given)
@@ -110,14 +112,14 @@ def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
     return rows
 
 
-def tied_stages(graph: Graph, plan: Plan) -> tuple[tuple[int, ...], ...]:
+def tied_stages(graph: Graph, stages: Sequence[Sequence[Layer]]) -> tuple[tuple[int, ...], ...]:
     """Sets of stages that hold the same parameter (embedding and head, as a rule), each once, in order of stages."""
     holders: dict[str, dict[int, None]] = {}
-    for stage, layers in enumerate(stage_layers(plan, graph)):
+    for stage, layers in enumerate(stages):
         for layer in layers:
             for tensor in graph.block(layer.call.block).parameters:
                 holders.setdefault(layer.call.parameter_name(tensor.name, layer.index), {})[stage] = None
-    return tuple(sorted({tuple(stages) for stages in holders.values() if len(stages) > 1}))
+    return tuple(sorted({tuple(found) for found in holders.values() if len(found) > 1}))
 
 
 def _dapple(ranks: int, num_microbatches: int, given: Pass) -> Rows:
@@ -130,15 +132,6 @@ def _dapple(ranks: int, num_microbatches: int, given: Pass) -> Rows:
 
 ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {"dapple_warmup": _dapple}
 """Passes that choose the order of compute rows themselves: (ranks, microbatches, pass) -> rows."""
-
-
-def _refuse(plan: Plan) -> None:
-    """PlanError for decisions that would otherwise be lost."""
-    optimizer = plan.optimizer
-    if optimizer.zero and _reduced(plan):
-        raise PlanError(f"lower has no rows yet for ZeRO stage {optimizer.zero}; use optimizer.zero = 0")
-    if optimizer.offload is not None or optimizer.delay:
-        raise PlanError("lower has no rows yet for an offloaded or delayed update; leave offload and delay out")
 
 
 def _reduced(plan: Plan) -> tuple[int, ...]:

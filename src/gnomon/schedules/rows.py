@@ -78,6 +78,35 @@ class Rows:
         found: NDArray[np.bool_] = wanted[self.kind]
         return found
 
+    @staticmethod
+    def of(program: Program) -> Rows:
+        """The rows of a Program, for passes that insert some. `like` turns them back into one."""
+        usual = {Communicator(name=k.comm, semantics="buffered" if k.message else "collective") for k in program.kinds}
+        return Rows(
+            num_stages=program.num_stages,
+            num_units=len(program.units),
+            class_ptr=program.class_ptr,
+            kind=program.kind,
+            stage=program.stage,
+            unit=program.unit,
+            group=program.group,
+            kinds=program.kinds,
+            overrides=program.overrides,
+            comms=tuple(comm for comm in program.comms if comm not in usual),
+        )
+
+    def like(self, program: Program) -> Program:
+        """A Program of these rows that keeps everything else of `program`."""
+        return self.program(
+            units=program.units,
+            counts=program.counts,
+            buffers=program.buffers,
+            pools=program.pools,
+            chains=program.chains,
+            inputs=program.inputs,
+            aliases=program.aliases,
+        )
+
     def with_overrides(self, overrides: Mapping[int, Override]) -> Rows:
         """The same rows with these overrides, and no others."""
         return replace(self, overrides=overrides)

@@ -1,0 +1,128 @@
+"""What `plan.optimizer` asks of a Program: ZeRO, updates on the host, tied parameters, clipping.
+
+`apply_optimizer` calls the passes of `zero`, `fsdp`, `offload` and `delayed_update` with the plan's choices;
+`clip_gradients` adds the global norm, for which every rank waits before it updates. Both take a Program with an update
+(OPT) for each stage and return one. What cannot be expressed is a PlanError. Left out: sizes of shards, and the state
+that an update rule keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gnomon.errors import PlanError
+from gnomon.plans import Plan
+from gnomon.program import NO_UNIT, BufferRef, Communicator, Kind, Override, Program, RowEffect, with_kinds
+from gnomon.schedules.blocks import with_blocks
+from gnomon.schedules.delayed_update import delay_update
+from gnomon.schedules.fsdp import fully_shard
+from gnomon.schedules.gradients import with_tied_all_reduce
+from gnomon.schedules.offload import offload_optimizer
+from gnomon.schedules.rows import Inserted, Rows, insert
+from gnomon.schedules.zero import shard_optimizer
+
+NORM = Kind(name="NORM", comm="norm")
+"""The global gradient norm: own gradients, then one small all-reduce over all ranks. Holds the compute stream."""
+
+
+def apply_optimizer(program: Program, plan: Plan, blocks: Sequence[int], tied: Sequence[Sequence[int]] = ()) -> Program:
+    """The Program with the plan's optimizer.
+
+    blocks: layers of each stage; under ZeRO 3 a stage is taken apart into them, because each is gathered by itself.
+    tied: sets of stages that hold the same parameters (of layers, counted through the stages, under ZeRO 3).
+    PlanError for a combination that the passes do not express.
+    """
+    chosen, zero = plan.optimizer, effective_zero(plan)
+    if plan.overlap.optimizer:
+        raise PlanError("overlap.optimizer = true (updates during backward) has no rows yet; leave it out")
+    if zero in (1, 2):
+        program = shard_optimizer(
+            program, zero=zero, overlap_reduce=plan.overlap.grad_reduce, overlap_gather=plan.overlap.param_gather
+        )
+    elif zero == 3:
+        program = fully_shard(
+            with_blocks(program, blocks),
+            prefetch=plan.overlap.prefetch if plan.overlap.param_gather else 0,
+            reshard_after_forward=chosen.reshard_after_forward,
+            keep_last_block=chosen.keep_last_block,
+            replicas=plan.stage_mesh(0).dp_replicate > 1,
+        )
+    for stages in tied:
+        buffer = "G" if zero < 2 else "GS"
+        program = with_tied_all_reduce(Rows.of(program), stages, buffer=buffer).like(program)
+    if chosen.offload is not None and chosen.clip:
+        raise PlanError(
+            "optimizer.offload updates tile by tile as gradients arrive, but clip waits for the norm of all of them; "
+            "set optimizer.clip = false"
+        )
+    if chosen.offload is not None:
+        if chosen.offload.fraction != 1.0:
+            raise PlanError(
+                f"optimizer.offload with fraction {chosen.offload.fraction} has no rows yet; use 1.0 or leave it out"
+            )
+        program = offload_optimizer(program, tiles=chosen.offload.tiles)
+    if chosen.delay:
+        program = delay_update(program)
+    return clip_gradients(program) if chosen.clip and chosen.offload is None else program
+
+
+def effective_zero(plan: Plan) -> int:
+    """The plan's ZeRO stage; 0 when every group that it would divide over has one rank.
+
+    PlanError when only some stages have several, and for ZeRO 1 and 2 over replicas.
+    """
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    divided = [mesh.dp_shard * mesh.cp > 1 for mesh in meshes]
+    zero = plan.optimizer.zero
+    if not zero or not any(divided):
+        return 0
+    if not all(divided):
+        raise PlanError(
+            f"ZeRO stage {zero} divides over dp_shard x cp, which is 1 in stage {divided.index(False)} and more in "
+            f"others; give every stage several, or use optimizer.zero = 0"
+        )
+    if zero < 3 and any(mesh.dp_replicate > 1 for mesh in meshes):
+        raise PlanError(
+            f"ZeRO stage {zero} with dp_replicate > 1 (hybrid) has no rows yet; use ZeRO 3, or dp_shard only"
+        )
+    if len({mesh.dp_replicate > 1 for mesh in meshes}) > 1:
+        raise PlanError("ZeRO with dp_replicate > 1 in some stages only has no rows yet; make the stages alike")
+    return zero
+
+
+def clip_gradients(program: Program) -> Program:
+    """The Program with a NORM on every rank class before its first update: one group, so all ranks meet there.
+
+    Its price name is `NORM`. Source: the global gradient norm of
+    Pascanu et al. 2013, as every training framework computes it; Qi et al. 2023 on what it costs a pipeline.
+    """
+    rows = Rows.of(program)
+    updates = np.flatnonzero(rows.is_kind("OPT"))
+    if not len(updates):
+        return program
+    consumed = {effect.buffer for kind in rows.kinds if kind.name == "OPT" for effect in kind.effects}
+    buffer = "GS" if "GS" in consumed else "G"
+    rank_class = rows.rank_class[updates]
+    classes, first = np.unique(rank_class, return_index=True)
+    kinds = with_kinds(NORM, base=rows.kinds)
+    group = int(rows.group.max(initial=-1)) + 1
+    parts = []
+    for cls, at in zip(classes.tolist(), updates[first].tolist(), strict=True):
+        mine = updates[rank_class == cls]
+        effects = tuple(RowEffect("read", BufferRef(buffer, s)) for s in rows.stage[mine].tolist())
+        parts.append(
+            Inserted(
+                anchor=np.array([at], np.int64),
+                kind=np.array([kinds.index(NORM)], np.int8),
+                stage=rows.stage[[at]],
+                unit=np.array([NO_UNIT], np.int32),
+                before=True,
+                override=Override(effects=effects),
+                group=group,
+            )
+        )
+    comms = (*rows.comms, Communicator(name="norm", semantics="collective"))
+    return replace(insert(rows, parts, kinds), comms=comms).like(program)

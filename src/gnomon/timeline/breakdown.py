@@ -1,9 +1,10 @@
 """Where a step goes: busy time by action, idle time by cause, adding up to the step to the bit with no "other".
 
 `breakdown(timeline)` looks at one stream of each worker. Its window is the makespan or, in a timeline that repeats, one
-period from the worker's first action on that stream. Busy time goes to the action that holds the stream. An idle
-interval ends when an action starts; that action's cause is the *arrival* that ended it. From there the chain of causes
-is walked back to the start of the interval, and each part of it is what the chain was doing at that time:
+period from the worker's first action on that stream (up to the last span's end, if it has none there). Busy time goes
+to the action that holds the stream. An idle interval ends when an action starts; that action's cause is the *arrival*
+that ended it. From there the chain of causes is walked back to the start of the interval, and each part of it is what
+the chain was doing at that time:
   communication  in a communication action or in a lag: exposed communication
   bubble         computing, on another worker or another stream
   copy, host     in a copy or in the host's own work
@@ -166,6 +167,7 @@ def _idle(timeline: Timeline, chosen: Longs) -> Idle:
     some = np.flatnonzero(ptr[1:] > ptr[:-1])
     window = np.zeros(count)
     if timeline.repeats:
+        window[:] = float(s.end_s.max(initial=timeline.step_s)) - timeline.step_s
         window[some] = start[ptr[some]]
     close = window + timeline.step_s
     before = np.empty(len(chosen))

@@ -114,10 +114,12 @@ def effect_table(program: Program) -> EffectTable:
 
 def _width(program: Program) -> int:
     """Ids that one class of buffer needs at one place: one per unit or, if more, per sequence."""
-    sequences = 0
-    if any(b.per == "sequence" for b in program.buffers):
-        sequences = 1 + max((sequence for unit in program.units for sequence, _, _ in unit.pieces), default=0)
+    sequences = _num_sequences(program) if any(b.per == "sequence" for b in program.buffers) else 0
     return max(1, len(program.units), sequences)
+
+
+def _num_sequences(program: Program) -> int:
+    return 1 + max((sequence for unit in program.units for sequence, _, _ in unit.pieces), default=0)
 
 
 def _pack(ids: Longs, rows: Longs, op: int) -> Longs:
@@ -251,6 +253,13 @@ def _overridden(
             first = int(base[kind, at[cls, ref.stage]])
             if first < 0:
                 raise ProgramError(f"{program.where(row)}: {ref.buffer} does not exist at stage {ref.stage}")
+            per = program.buffers[kind].per
+            limit = {"stage": 1, "unit": len(program.units), "sequence": _num_sequences(program)}[per]
+            if not 0 <= ref.at < limit:
+                raise ProgramError(
+                    f"{program.where(row)}: {ref.buffer} of stage {ref.stage} is per {per}; there are {limit}, "
+                    f"and {ref.at} is not one of them"
+                )
             if op == "extend":
                 amounts[row, first + ref.at] = _tokens(program, row, ref)
             packed.append(((first + ref.at) << (_ROW_BITS + _OP_BITS)) | (row << _OP_BITS) | EFFECT_OPS.index(op))

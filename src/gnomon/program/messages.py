@@ -67,6 +67,7 @@ def _side(program: Program, comm: Communicator, side: str) -> tuple[Longs, Longs
             peer = moved[row].peer
             if peer is not None:
                 there[rows == row] = peer
+        np.clip(there, -1, program.num_stages, out=there)  # a hop past either end: one stage that nobody has
         source, target = (here, there) if side == "send" else (there, here)
         tag = ((source + 1) << _STAGE_BITS | (target + 1)) << _UNIT_BITS | (program.unit[rows] + 1)
         parts.append(tag << _ROW_BITS | rows)
@@ -162,8 +163,8 @@ def collective_orders(program: Program) -> list[Problem]:
                 (i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), min(len(wanted), len(found))
             )
             row = row_of[cls, found[i]] if i < len(found) else row_of[first, wanted[i]]
-            ours = program.token(row_of[first, wanted[i]]) if i < len(wanted) else "nothing"
-            theirs = program.token(row_of[cls, found[i]]) if i < len(found) else "nothing"
+            ours = f"{program.token(row_of[first, wanted[i]])}#{wanted[i]}" if i < len(wanted) else "nothing"
+            theirs = f"{program.token(row_of[cls, found[i]])}#{found[i]}" if i < len(found) else "nothing"
             why = f"collective {i} on {comm!r} is {ours} on rank class {first} but {theirs} on rank class {cls}"
             problems.append(Problem.of(program, "communicator orders disagree", row, why))
     return problems

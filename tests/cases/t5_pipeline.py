@@ -12,7 +12,7 @@ stage, and its backward consumes both; through stage 2, that one adds its own be
 F 1, B 2, a unit .25. The longest chain goes down with microbatch 0, back to stage 1, whose B0 holds up F3, down with
 microbatch 3 and back: 1 +.75+ 1 +.25+ 1 +.25+ 1 = 5.25; back 2 +.25+ 2 +.25+ 2 = 6.5, so 11.75; down from stage 1
 1 +.25+ 1 +.25+ 1 = 3.5, so 15.25; back 2 +.25+ 2 +.25+ 2 +.75+ 2 = 9.25: 24.5. It crosses between stages 2 and 3 four
-times; with memory on board each takes .25 more: 25.5. The shared embedding (stages 0 and 2) is reduced at the end, free.
+times; with memory on board each takes .25 more: 25.5. Reducing the shared embedding (stages 0 and 2) is free here.
 
 Memory at stage 3 (only skips counted): it arrives at 3, 4, 5 and 13 and is taken at 5.25, 8.25, 11.75, 15.25: three
 from 5 on, 12288. Stage 1 still sends that of microbatch 0, until 3, when F1 begins to make the next at 2.75: 8192.

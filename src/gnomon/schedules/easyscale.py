@@ -1,0 +1,105 @@
+"""EasyScale: a fixed number of logical workers on however many devices there are, with the same sums in the same order
+(Li et al., SC 2023).
+
+`easyscale(devices)` places worker v on device `devices[v]`. A device runs its workers one after the other; the
+gradients are added in the order of the workers, 0, 1, 2 …, wherever they are: the running sum travels from device to
+device, and the total back to all. `additions` reads that order off a Program. Data-parallel only: each device holds the
+whole model. Left out: the workers' other state (random numbers, data order, batch-norm buffers), which is the
+runtime's, and buckets, which repeat this for each bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gnomon.errors import PlanError, ProgramError
+from gnomon.plans import Unit
+from gnomon.program import (
+    STANDARD_BUFFERS,
+    BufferClass,
+    Kind,
+    Override,
+    Program,
+    ProgramBuilder,
+    Structure,
+    effects,
+    with_kinds,
+)
+
+KINDS = with_kinds(
+    Kind(name="B", effects=effects("read P, consume S, write DP")),
+    Kind(name="RED", stream="reduce", effects=effects("consume DP, accumulate G")),
+    Kind(name="SEND_G", stream="send", effects=effects("consume G"), comm="sum", message="send", hop=1),
+    Kind(name="RECV_G", stream="recv", effects=effects("write G"), comm="sum", message="recv", hop=1),
+    Kind(name="SEND_T", stream="send", effects=effects("read G"), comm="total", message="send", hop=1),
+    Kind(name="RECV_T", stream="recv", effects=effects("write G"), comm="total", message="recv", hop=1),
+)
+"""B leaves a worker's gradient in DP, RED adds it to the running sum G, which SEND_G hands on; SEND_T spreads the
+total."""
+
+BUFFERS = (*STANDARD_BUFFERS, BufferClass(name="DP"))
+"""The standard buffers and the gradient of one worker."""
+
+
+def easyscale(devices: Sequence[int]) -> Program:
+    """The step of `len(devices)` logical workers, worker v on device devices[v].
+
+    Devices are stages of the Program that exchange nothing but sums; worker v is unit v. The device of the last worker
+    sends the total to the others in their order, and updates once the total has left. PlanError unless the devices are
+    0 … n-1, each with a worker.
+    """
+    count = max(devices, default=-1) + 1
+    idle = set(range(count)) - set(devices)
+    if not devices or min(devices) < 0 or idle:
+        raise PlanError(f"workers are on devices {tuple(devices)}; number the devices from 0, each with a worker")
+    units = tuple(Unit(pieces=((v, 0, 1),), weight=1 / len(devices), worker=v) for v in range(len(devices)))
+    builder = ProgramBuilder(num_stages=count, units=units, kinds=KINDS)
+    for device in range(count):
+        cls = builder.rank_class()
+        for worker in (v for v, place in enumerate(devices) if place == device):
+            builder.add_all(cls, [("F", device, worker), ("B", device, worker)])
+            if worker and devices[worker - 1] != device:
+                builder.add(cls, "RECV_G", device, worker - 1, override=_peer(devices[worker - 1]))
+            builder.add(cls, "RED", device, worker)
+            if worker + 1 < len(devices) and devices[worker + 1] != device:
+                builder.add(cls, "SEND_G", device, worker, override=_peer(devices[worker + 1]))
+        if device == devices[-1]:
+            for other in range(count):
+                if other != device:
+                    builder.add(cls, "SEND_T", device, override=_peer(other))
+        else:
+            builder.add(cls, "RECV_T", device, override=_peer(devices[-1]))
+        builder.add(cls, "OPT", device)
+    return builder.build(buffers=BUFFERS, chains=tuple(range(count)))
+
+
+def _peer(device: int) -> Override:
+    return Override(peer=device)
+
+
+def additions(structure: Structure) -> tuple[tuple[int, ...], ...]:
+    """Workers in the order in which their gradients are added up, in the sum that each device's update reads.
+
+    Follows the contents of G through the Program's actions, so it says what is computed, not what was meant.
+    ProgramError when an update reads a sum that no reduction wrote.
+    """
+    program = structure.program
+    sums: dict[int, tuple[int, ...]] = {}
+    sent: dict[tuple[str, int, int], tuple[int, ...]] = {}
+    updates: dict[int, tuple[int, ...]] = {}
+    for row in sorted(range(program.num_rows), key=structure.order.position.__getitem__):
+        kind, device, unit = program.kinds[program.kind[row]], int(program.stage[row]), int(program.unit[row])
+        override = program.overrides.get(row)
+        peer = device + (kind.hop if kind.message == "send" else -kind.hop)
+        peer = override.peer if override is not None and override.peer is not None else peer
+        if kind.name == "RED":
+            sums[device] = (*sums.get(device, ()), unit)
+        elif kind.message == "send":
+            sent[kind.comm, peer, unit] = sums[device] if kind.name == "SEND_T" else sums.pop(device)
+        elif kind.message == "recv":
+            sums[device] = sent[kind.comm, device, unit]
+        elif kind.name == "OPT":
+            if device not in sums:
+                raise ProgramError(f"{program.where(row)} updates with a sum that no reduction wrote")
+            updates[device] = sums.pop(device)
+    return tuple(updates[device] for device in sorted(updates))

@@ -275,23 +275,28 @@ class 0
 
 
 def test_of_two_that_end_together_the_one_with_data_is_the_cause() -> None:
-    """Gather and the first forward both end at 1, when the second forward starts; at 2 only its own stream is left."""
+    """Gather, the reader of Q and the first action all end at 1, when TWO starts, which needs the gathered parameters,
+    may now overwrite Q, and follows ONE; at 2 only its own stream is left."""
     text = """\
 gnomon.program/1
 stages 1
 units 1
 buffer PF step per stage
+buffer Q carried per stage
 kind AG on gather comm fsdp: read P, write PF
+kind LOOK on side: read Q
 kind ONE on compute: read P
-kind TWO on compute: consume PF
+kind TWO on compute: consume PF, write Q
 comm fsdp collective
 class 0
-  0AG 0ONE 0TWO 0ONE
+  0AG 0LOOK 0ONE 0TWO 0ONE
 """
     structure = validate(parse_program(text))
     timeline = simulate(structure, durations(structure.program, {"*": 1}))
-    assert timeline.spans.start_s.tolist() == [0, 0, 1, 2]
-    assert timeline.spans.cause.tolist() == [-1, -1, 0, 2]
+    assert timeline.spans.start_s.tolist() == [0, 0, 0, 1, 2]
+    assert timeline.spans.cause.tolist() == [-1, -1, -1, 0, 3]
+    slower = simulate(structure, durations(structure.program, {"*": 1, "AG": 0.5}))
+    assert slower.spans.cause.tolist() == [-1, -1, -1, 1, 3], "to overwrite Q matters more than to follow ONE"
 
 
 def test_roles_follow_communicators_and_streams() -> None:
@@ -300,14 +305,15 @@ gnomon.program/1
 stages 1
 units 1
 kind STEP on adam: consume G, read P, write P
+kind LOOK on side: read P
 class 0
-  0F0 0B0 0AR@compute 0STEP
+  0F0 0B0 0AR@compute 0STEP 0LOOK:dp
 """
     structure = validate(parse_program(text))
     seconds = durations(structure.program, {"*": 1})
     found = simulate(structure, seconds, roles={"adam": "host"})
-    assert [ROLES[r] for r in found.spans.role] == ["compute", "compute", "communication", "host"]
-    assert exposed_communication(found) == {"class 0": 1}
+    assert [ROLES[r] for r in found.spans.role] == ["compute", "compute", "communication", "host", "communication"]
+    assert exposed_communication(found) == {"class 0": 2}
     assert breakdown(found).seconds("class 0", "host") == 1
     assert breakdown(simulate(structure, seconds)).seconds("class 0", "bubble") == 1
 

@@ -24,6 +24,7 @@ from gnomon.schedules import (
     with_messages,
     with_optimizer,
     zero_bubble_h1,
+    zero_bubble_h2,
     zero_bubble_v,
 )
 from gnomon.simulate import Clock, durations, period, play
@@ -98,6 +99,18 @@ def test_zero_bubble_h1(p: int, more: int, f: float, i: float, w: float) -> None
     makespan, held = timed(zero_bubble_h1(p, m), F=f, I=i, W=w)
     assert makespan == m * (f + i + w) + (p - 1) * (f + i - w)
     assert held == (min(p, m),) * p
+
+
+@given(p=RANKS, more=st.integers(0, 8), cell=TIMES)
+@settings(max_examples=40)
+def test_zero_bubble_h2(p: int, more: int, cell: float) -> None:
+    """No bubble in the steady state for nearly twice 1F1B's activations."""
+    m = 2 * p - 1 + more
+    rows = zero_bubble_h2(p, m)
+    makespan, held = timed(rows, F=cell, I=cell, W=cell)
+    assert makespan == (3 * m + p - 1) * cell
+    assert steady(rows, F=cell, I=cell, W=cell) == 3 * m * cell
+    assert held == (2 * p - 1,) * p
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16)])

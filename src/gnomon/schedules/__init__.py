@@ -32,4 +32,5 @@ from gnomon.schedules.v_half import v_half as v_half
 from gnomon.schedules.v_half import v_min as v_min
 from gnomon.schedules.zero_bubble import interleaved_zero_bubble as interleaved_zero_bubble
 from gnomon.schedules.zero_bubble import zero_bubble_h1 as zero_bubble_h1
+from gnomon.schedules.zero_bubble import zero_bubble_h2 as zero_bubble_h2
 from gnomon.schedules.zero_bubble_v import zero_bubble_v as zero_bubble_v

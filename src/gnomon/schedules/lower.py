@@ -24,17 +24,18 @@ from gnomon.schedules.gradients import with_all_reduce, with_optimizer
 from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b, looped_bfs
 from gnomon.schedules.messages import with_messages
 from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
-from gnomon.schedules.optimizer import apply_optimizer, effective_zero
+from gnomon.schedules.optimizer import apply_optimizer, effective_zero, with_meetings
 from gnomon.schedules.rows import Rows
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.v_half import v_half, v_min
-from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1
+from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 from gnomon.schedules.zero_bubble_v import zero_bubble_v
 
 FLAT: Mapping[str, Callable[[int, int], Rows]] = {
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "zero_bubble_h1": zero_bubble_h1,
+    "zero_bubble_h2": zero_bubble_h2,
     "zero_bubble_v": zero_bubble_v,
     "v_half": v_half,
     "v_min": v_min,
@@ -76,6 +77,10 @@ def lower(
     rows = compute_rows(plan, count)
     rows = with_all_reduce(rows, _reduced(plan), overlap=plan.overlap.grad_reduce)
     rows = with_optimizer(rows)
+    zero, layers = effective_zero(plan), stage_layers(plan, graph)
+    tied = tied_stages(graph, [(layer,) for part in layers for layer in part] if zero == 3 else layers)
+    if not zero:  # a pass that divides gradients must come before ranks meet
+        rows = with_meetings(rows, tied, clip=plan.optimizer.clip and plan.optimizer.offload is None)
     chains, skips = _chains(graph, plan)
     rows = with_skips(rows, skips, blocking=not plan.overlap.pipeline_sends)
     rows = with_messages(rows, chains=chains, blocking=() if plan.overlap.pipeline_sends else MESSAGES)
@@ -84,10 +89,12 @@ def lower(
     names = () if messages == "buffered" else ("fwd", "bwd", *(("skip", "skip_grad") if skips else ()))
     comms = tuple(Communicator(name=name, semantics=messages) for name in names)
     program = rows.program(units=units, counts=counts, buffers=skip_buffers(skips), chains=chains, comms=comms)
-    layers = stage_layers(plan, graph)
-    by_block = effective_zero(plan) == 3
-    tied = tied_stages(graph, tuple((layer,) for part in layers for layer in part) if by_block else layers)
-    program = apply_optimizer(program, plan, [len(part) for part in layers], tied)
+    program = apply_optimizer(program, plan, [len(part) for part in layers])
+    if zero and tied and plan.optimizer.offload is not None:
+        raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
+    if zero:
+        rows = with_meetings(Rows.of(program), tied, clip=plan.optimizer.clip, buffer="G" if zero == 1 else "GS")
+        program = rows.like(program)
     for given in plan.schedule.passes:
         if given.name not in ROW_PASSES:
             program = _find(given, passes or {})(program, given)

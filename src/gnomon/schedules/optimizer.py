@@ -1,9 +1,9 @@
 """What `plan.optimizer` asks of a Program: ZeRO, updates on the host, tied parameters, clipping.
 
 `apply_optimizer` calls the passes of `zero`, `fsdp`, `offload` and `delayed_update` with the plan's choices;
-`clip_gradients` adds the global norm, for which every rank waits before it updates. Both take a Program with an update
-(OPT) for each stage and return one. What cannot be expressed is a PlanError. Left out: sizes of shards, and the state
-that an update rule keeps.
+`with_meetings` adds what ranks do together before the update: the sum of tied gradients, and the global norm, for which
+every rank waits. Both expect an update (OPT) for each stage. What cannot be expressed is a PlanError. Left out: sizes
+of shards, and the state that an update rule keeps.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ NORM = Kind(name="NORM", comm="norm")
 """The global gradient norm: own gradients, then one small all-reduce over all ranks. Holds the compute stream."""
 
 
-def apply_optimizer(program: Program, plan: Plan, blocks: Sequence[int], tied: Sequence[Sequence[int]] = ()) -> Program:
-    """The Program with the plan's optimizer.
+def apply_optimizer(program: Program, plan: Plan, blocks: Sequence[int]) -> Program:
+    """The Program with states, gradients and parameters divided, and updates moved, as the plan says.
 
     blocks: layers of each stage; under ZeRO 3 a stage is taken apart into them, because each is gathered by itself.
-    tied: sets of stages that hold the same parameters (of layers, counted through the stages, under ZeRO 3).
     PlanError for a combination that the passes do not express.
     """
     chosen, zero = plan.optimizer, effective_zero(plan)
@@ -50,23 +49,22 @@ def apply_optimizer(program: Program, plan: Plan, blocks: Sequence[int], tied: S
             keep_last_block=chosen.keep_last_block,
             replicas=plan.stage_mesh(0).dp_replicate > 1,
         )
-    for stages in tied:
-        buffer = "G" if zero < 2 else "GS"
-        program = with_tied_all_reduce(Rows.of(program), stages, buffer=buffer).like(program)
-    if chosen.offload is not None and chosen.clip:
+    if chosen.offload is not None:
+        program = _offloaded(program, plan)
+    return delay_update(program) if chosen.delay else program
+
+
+def _offloaded(program: Program, plan: Plan) -> Program:
+    offload = plan.optimizer.offload
+    assert offload is not None
+    if offload.fraction != 1.0:
+        raise PlanError(f"optimizer.offload with fraction {offload.fraction} has no rows yet; use 1.0 or leave it out")
+    if plan.optimizer.clip:
         raise PlanError(
             "optimizer.offload updates tile by tile as gradients arrive, but clip waits for the norm of all of them; "
             "set optimizer.clip = false"
         )
-    if chosen.offload is not None:
-        if chosen.offload.fraction != 1.0:
-            raise PlanError(
-                f"optimizer.offload with fraction {chosen.offload.fraction} has no rows yet; use 1.0 or leave it out"
-            )
-        program = offload_optimizer(program, tiles=chosen.offload.tiles)
-    if chosen.delay:
-        program = delay_update(program)
-    return clip_gradients(program) if chosen.clip and chosen.offload is None else program
+    return offload_optimizer(program, tiles=offload.tiles)
 
 
 def effective_zero(plan: Plan) -> int:
@@ -93,26 +91,32 @@ def effective_zero(plan: Plan) -> int:
     return zero
 
 
-def clip_gradients(program: Program) -> Program:
-    """The Program with a NORM on every rank class before its first update: one group, so all ranks meet there.
+def with_meetings(rows: Rows, tied: Sequence[Sequence[int]], *, clip: bool, buffer: str = "G") -> Rows:
+    """The rows with what ranks do together between their gradients and their updates: tied parameters, then the norm.
 
-    Its price name is `NORM`. Source: the global gradient norm of
-    Pascanu et al. 2013, as every training framework computes it; Qi et al. 2023 on what it costs a pipeline.
+    tied: sets of stages that hold the same parameters. buffer: what an update consumes, G or its shard GS.
     """
-    rows = Rows.of(program)
+    for stages in tied:
+        rows = with_tied_all_reduce(rows, stages, buffer=buffer)
+    return with_norm(rows, buffer=buffer) if clip else rows
+
+
+def with_norm(rows: Rows, *, buffer: str = "G") -> Rows:
+    """The rows with a NORM on every rank class before its first OPT: one group, so all ranks meet there.
+
+    buffer: the gradients that it reads. Source: clipping by the global norm (Pascanu et al. 2013); Qi et al. 2023 on
+    what that wait costs a pipeline without bubbles.
+    """
     updates = np.flatnonzero(rows.is_kind("OPT"))
     if not len(updates):
-        return program
-    consumed = {effect.buffer for kind in rows.kinds if kind.name == "OPT" for effect in kind.effects}
-    buffer = "GS" if "GS" in consumed else "G"
+        return rows
     rank_class = rows.rank_class[updates]
     classes, first = np.unique(rank_class, return_index=True)
     kinds = with_kinds(NORM, base=rows.kinds)
     group = int(rows.group.max(initial=-1)) + 1
     parts = []
     for cls, at in zip(classes.tolist(), updates[first].tolist(), strict=True):
-        mine = updates[rank_class == cls]
-        effects = tuple(RowEffect("read", BufferRef(buffer, s)) for s in rows.stage[mine].tolist())
+        mine = rows.stage[updates[rank_class == cls]].tolist()
         parts.append(
             Inserted(
                 anchor=np.array([at], np.int64),
@@ -120,9 +124,9 @@ def clip_gradients(program: Program) -> Program:
                 stage=rows.stage[[at]],
                 unit=np.array([NO_UNIT], np.int32),
                 before=True,
-                override=Override(effects=effects),
+                override=Override(effects=tuple(RowEffect("read", BufferRef(buffer, stage)) for stage in mine)),
                 group=group,
             )
         )
     comms = (*rows.comms, Communicator(name="norm", semantics="collective"))
-    return replace(insert(rows, parts, kinds), comms=comms).like(program)
+    return replace(insert(rows, parts, kinds), comms=comms)

@@ -1,7 +1,9 @@
 """Time of fused attention (FlashAttention and its relatives) on one device, forward or backward.
 
-Blocks of queries are shared out over the SMs; each walks the keys it sees. Compute and memory add up (measured: fits
-choose so). Leaves out: unfused attention, which is priced by the ops it is lowered to; paged caches; dropout inside the
+    seconds = t0 + (compute² + memory²)^(1/2)
+    compute = time of a block · (blocks an SM, and the longest block alone, added with power p)
+
+Blocks of queries are shared out over the SMs; each walks the keys it sees. Leaves out: unfused attention, which is priced by the ops it is lowered to; paged caches; dropout inside the
 kernel (under 10% of its time where published).
 """
 
@@ -109,12 +111,11 @@ def attention_model(shape: Heads, peak: float, device: Device, row: AttentionCur
     """`attention_seconds` for one row of constants; what a fit evaluates. peak: dense FLOP/s."""
     backward = row.direction == "backward"
     blocks = shape.batch * shape.heads * np.maximum((shape.kv_len if backward else shape.q_len) / BLOCK, 1)
-    block_s = shape.flops(backward) / blocks / (peak / device.num_sms * row.efficiency)
-    filled = blocks / device.num_sms
-    waves = row.wave_overlap * np.maximum(filled, 1) + (1 - row.wave_overlap) * np.ceil(filled)
-    # under two waves the block that sees all keys decides: it does twice the mean of a causal mask
-    longest = block_s * np.minimum(2.0, shape.q_len * shape.kv_len / shape.pairs) if shape.causal else block_s
-    compute = np.maximum(waves * block_s, longest) + waves * row.prologue_s
-    return np.asarray(
-        row.t0_s + compute + shape.moved_bytes(backward) / (device.memory_bytes_per_s * row.memory_efficiency)
-    )
+    block_s = shape.flops(backward) / blocks / (peak / device.num_sms * row.efficiency) + row.prologue_s
+    # few blocks: the one that sees all keys decides, twice the mean of a causal mask; it has its SM to itself
+    ratio = np.minimum(2.0, shape.q_len * shape.kv_len / shape.pairs) if shape.causal else np.ones_like(blocks)
+    shared, alone = blocks / device.num_sms, row.lone_block * ratio
+    large, small = np.maximum(shared, alone), np.minimum(shared, alone)
+    compute = block_s * large * (1 + (small / large) ** row.tail_power) ** (1 / row.tail_power)
+    memory = shape.moved_bytes(backward) / (device.memory_bytes_per_s * row.memory_efficiency)
+    return np.asarray(row.t0_s + np.hypot(compute, memory))

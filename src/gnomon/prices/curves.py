@@ -116,8 +116,10 @@ class AttentionCurve:
     """Part of the peak that one SM reaches inside a block of queries."""
     prologue_s: Seconds
     """Starting and finishing a block of queries."""
-    wave_overlap: float
-    """As in GemmCurve, of blocks of queries."""
+    lone_block: float
+    """Time of a block with an SM to itself over its share of a full SM's time: under 1 where an SM holds several."""
+    tail_power: float
+    """p in (work^p + longest block^p)^(1/p): 1 adds the last block to the work, large hides it."""
     memory_efficiency: float
     """Part of the memory's peak at which q, k, v and the output move; added to the compute time."""
     provenance: Provenance
@@ -128,7 +130,8 @@ class AttentionCurve:
     def __post_init__(self) -> None:
         what = f"attention curve {self.kernel} {self.direction} {self.head_dim}"
         _between(what, 0, 1e-3, t0_s=self.t0_s, prologue_s=self.prologue_s)
-        _between(what, 0, 1, wave_overlap=self.wave_overlap)
+        _between(what, 0.01, 2, lone_block=self.lone_block)
+        _between(what, 1, 100, tail_power=self.tail_power)
         _between(what, 0.01, 1, efficiency=self.efficiency, memory_efficiency=self.memory_efficiency)
 
 
@@ -229,7 +232,7 @@ def gemm_dtype(dtype: str) -> str:
 RELATIVES = {"blackwell-ultra": "blackwell", "ampere-ga102": "ampere", "cdna4": "cdna3"}
 """Generations that borrow the curves of another: same matrix units, other sizes."""
 
-_FILES = ("volta", "ampere", "hopper", "blackwell", "ada", "cdna3")
+_FILES = ("volta", "ampere", "hopper", "blackwell", "ada", "cdna2", "cdna3")
 _KINDS: tuple[StreamKind, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
 
 

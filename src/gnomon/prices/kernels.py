@@ -23,6 +23,7 @@ from gnomon.prices.attention import attention_seconds
 from gnomon.prices.curves import Curves, Size, StreamKind, Time
 from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.stream import stream_seconds
+from gnomon.sharding.homes import routed_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +72,9 @@ FORWARD: Mapping[str, Steps] = {
     "mse": Steps(kernels=1, kind="reduce"),
     "dropout": Steps(kernels=1),
     "router": Steps(kernels=4, passes=3, kind="reduce"),  # scores, top-k, gather, normalise
-    "dispatch": Steps(kernels=4, kind="gather"),  # sort by expert, counts, offsets, gather
-    "combine": Steps(kernels=2, kind="gather"),
-    "patchify": Steps(kernels=1, kind="gather"),
+    "dispatch": Steps(kernels=4, kind="reduce"),  # sort by expert, counts, offsets, gather
+    "combine": Steps(kernels=2, kind="reduce"),
+    "patchify": Steps(kernels=1, kind="reduce"),
     "pool": Steps(kernels=1, kind="reduce"),
     "upsample": Steps(kernels=1),
     "concat": Steps(kernels=1),
@@ -95,8 +96,8 @@ BACKWARD: Mapping[str, Steps] = {
     "embedding": Steps(kernels=6, kind="scatter"),  # sort of the ids, offsets, sums
     "add": Steps(kernels=1, kind="reduce"),  # a broadcast operand: summed
     "accumulate": Steps(kernels=1),
-    "dispatch": Steps(kernels=2, kind="gather"),
-    "combine": Steps(kernels=3, kind="gather"),
+    "dispatch": Steps(kernels=2, kind="reduce"),
+    "combine": Steps(kernels=3, kind="reduce"),
     "repeat": Steps(kernels=1, kind="reduce"),
     "modulate": Steps(kernels=4, passes=1.67, kind="reduce"),
 }
@@ -134,7 +135,7 @@ def op_seconds(
         labels = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
         # one sector of 32 bytes and a label for each token
         return OpPrice(device_s=stream_seconds(labels * 40, labels * 4, device, curves, kind="gather"), kernels=1)
-    return _streamed(op, FORWARD, work, device, curves, load if _on_rows(op) else 1.0)
+    return _streamed(op, FORWARD, work, device, curves, load if _on_rows(op, block) else 1.0)
 
 
 def grad_seconds(
@@ -155,9 +156,10 @@ def grad_seconds(
     """
     work = grad_work(grad, block, setting)
     if grad.phase == "accumulate":
-        adds = len(grad.reads) - 1  # autograd adds gradients up in pairs
+        adds = len(grad.reads) - 1  # autograd adds gradients up in pairs: two read, one written
+        size = work.write_bytes
         return OpPrice(
-            device_s=stream_seconds(work.read_bytes, work.write_bytes, device, curves, kernels=adds), kernels=adds
+            device_s=stream_seconds(2 * adds * size, adds * size, device, curves, kernels=adds), kernels=adds
         )
     op = block.op(grad.path)
     if op.kind in VIEWS or _is_no_cast(op, block, setting):
@@ -168,7 +170,7 @@ def grad_seconds(
         return _attention(op, block, setting, device, curves, causal_share, backward=True)
     if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
         return FREE
-    return _streamed(op, BACKWARD, work, device, curves, load if _on_rows(op) else 1.0)
+    return _streamed(op, BACKWARD, work, device, curves, load if _on_rows(op, block) else 1.0)
 
 
 def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
@@ -186,9 +188,10 @@ def _is_no_cast(op: Op, block: Block, setting: Setting) -> bool:
     return len({setting.dtypes.resolve(block.tensor(name).dtype) for name in names}) == 1
 
 
-def _on_rows(op: Op) -> bool:
-    """Whether an op works on rows of experts by its kind; what lies between (`glu`) is not told apart from its op."""
-    return op.kind in ("dispatch", "combine")
+def _on_rows(op: Op, block: Block) -> bool:
+    """Whether an op works on the rows of experts: from dispatch to combine."""
+    routed = routed_tensors(block)
+    return any(name in routed for name in (*op.inputs, *op.outputs))
 
 
 def _streamed(op: Op, table: Mapping[str, Steps], work: Work, device: Device, curves: Curves, load: float) -> OpPrice:

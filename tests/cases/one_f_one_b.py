@@ -10,6 +10,7 @@ Source: Narayanan et al. 2021, section 2.2; bubble (p - 1)/(m + p - 1) = 3/11 of
 from __future__ import annotations
 
 from case_format import Case, Expected, Peak
+
 from gnomon.program import Program
 from gnomon.schedules import one_f_one_b, with_messages, with_optimizer
 

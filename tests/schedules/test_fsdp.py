@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from block_programs import block_programs, count
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.program import Program, issue_order_peak, parse_program, print_program, validate
-from gnomon.schedules import gpipe, interleaved_one_f_one_b, one_f_one_b, with_messages, with_optimizer, zero_bubble_h1
+from gnomon.schedules import gpipe, with_optimizer
 from gnomon.schedules.blocks import with_blocks
 from gnomon.schedules.fsdp import fully_shard
-from gnomon.schedules.zero import shard_optimizer
 from gnomon.simulate import durations, period, time_order_peak
 
 NOTHING = {"PS": 0.0, "GS": 0.0, "G": 0.0, "S": 0.0, "X": 0.0, "Y": 0.0, "DX": 0.0, "DY": 0.0, "P": 0.0}
 SECONDS = st.integers(0, 8).map(float)
-
-
-@st.composite
-def block_programs(draw: st.DrawFn) -> Program:
-    """Pipelines of 1 to 3 ranks, of some schedule, with 1 to 3 blocks a stage."""
-    ranks, units = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    rows = draw(st.sampled_from([gpipe, one_f_one_b, zero_bubble_h1]))(ranks, units)
-    if ranks > 1 and draw(st.booleans()):
-        rows = interleaved_one_f_one_b(ranks, ranks * units, 2)
-    program = with_messages(with_optimizer(rows)).program()
-    return with_blocks(program, [draw(st.integers(1, 3)) for _ in range(program.num_stages)])
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -39,10 +28,6 @@ OPTIONS = st.fixed_dictionaries(
         "replicas": st.booleans(),
     }
 )
-
-
-def count(program: Program, kind: str) -> int:
-    return sum(program.kinds[k].name == kind for k in program.kind.tolist())
 
 
 @given(program=block_programs(), options=OPTIONS)
@@ -95,15 +80,6 @@ def test_memory_is_that_of_zero_stage_3() -> None:
     assert sharded.token(peak.row) == "0B0"
 
 
-@given(program=block_programs(), zero=st.sampled_from([1, 2]), size=st.integers(1, 4), reduce=st.booleans(),
-       gather=st.booleans())  # fmt: skip
-def test_zero_1_and_2_run_on_any_schedule(program: Program, zero: int, size: int, reduce: bool, gather: bool) -> None:
-    sharded = shard_optimizer(program, zero=zero, blocks_per_bucket=size, overlap_reduce=reduce, overlap_gather=gather)
-    validate(sharded)
-    assert parse_program(print_program(sharded)) == sharded
-    assert count(sharded, "UNSHARD") == program.num_stages
-
-
 def test_what_is_refused() -> None:
     program = with_optimizer(gpipe(1, 1)).program()
     with pytest.raises(PlanError, match="prefetch = -1 must be at least 0"):
@@ -115,7 +91,5 @@ def test_what_is_refused() -> None:
     tied = "gnomon.program/1\nstages 2\nunits 1\nalias P 0 = P 1\nclass 0\n  0F0 1F0 1B0 0B0 0OPT 1OPT\n"
     with pytest.raises(PlanError, match="tied over stages of one rank"):
         fully_shard(parse_program(tied))
-    with pytest.raises(PlanError, match="stages 1 and 2, not 3; stage 3 is fully_shard"):
-        shard_optimizer(program, zero=3)
     with pytest.raises(PlanError, match="one block or more"):
         with_blocks(program, (0,))

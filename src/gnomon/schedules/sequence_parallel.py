@@ -65,15 +65,16 @@ def tensor_parallel_regions(
     for stage in end:
         if stage + 1 == program.num_stages or stage + 1 in program.chains:
             raise PlanError(f"a region ends in stage {stage}, the last of its chain; give the loss a stage of its own")
+    borders = frozenset((*begin, *end))
     chosen = SEQUENCE_PARALLEL if sequence_parallel else PLAIN
     override = Override(inside=True) if inside else None
     listed = []
     for rows in rows_of(program):
         out: list[Row] = []
         for row in rows:
-            places = [
-                place for place in chosen if place[-1] == row.kind[-1] and _applies(program, row, place, begin, end)
-            ]
+            if row.stage in borders and row.kind in ("C", "R", "I", "W"):
+                raise PlanError(f"regions are known for forwards F and full backwards B, not for {row}")
+            places = [place for place in chosen if _applies(program, row, place, begin, end)]
             made = {place: replace(row, kind=chosen[place].name, override=override) for place in places}
             out += [made[place] for place in places if place.startswith("before")]
             out.append(_renamed(program, row, places) if places else row)
@@ -89,9 +90,7 @@ def tensor_parallel_regions(
 
 def _applies(program: Program, row: Row, place: str, begin: Collection[int], end: Collection[int]) -> bool:
     """Whether a collective stands at this place of a row."""
-    if row.stage in {*begin, *end} and row.kind in ("C", "R", "I", "W"):
-        raise PlanError(f"regions are known for forwards F and full backwards B, not for {row}")
-    if row.kind not in ("F", "B"):
+    if row.kind != place[-1]:
         return False
     opens = place in ("before F", "after B")
     if row.stage not in (begin if opens else end):

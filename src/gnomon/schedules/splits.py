@@ -57,7 +57,8 @@ def _stream(row: Row, streams: Mapping[str, str]) -> str:
 
 
 def _runs(program: Program, kinds: Mapping[str, str], stages: Collection[int] | None) -> list[list[int]]:
-    """Neighbouring rows to split, of one rank class, stage and unit."""
+    """Neighbouring rows to split, of one rank class, stage and unit, each on another stream than the one before: a
+    backward right after its forward is a run of its own, for its parts come in another order."""
     chosen = [kind.name in kinds for kind in program.kinds]
     runs: list[list[int]] = []
     for row in range(program.num_rows):
@@ -67,6 +68,7 @@ def _runs(program: Program, kinds: Mapping[str, str], stages: Collection[int] | 
             raise PlanError(f"{program.where(row)} is in a group, which cannot be split")
         last = runs[-1][-1] if runs else -2
         joins = last == row - 1 and all(column[last] == column[row] for column in (program.stage, program.unit))
+        joins = joins and program.stream[last] != program.stream[row]
         if joins and program.rank_class(last) == program.rank_class(row):
             runs[-1].append(row)
         else:

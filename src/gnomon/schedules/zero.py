@@ -38,6 +38,7 @@ def shard_optimizer(
     blocks_per_bucket: int = 1,
     overlap_reduce: bool = True,
     overlap_gather: bool = True,
+    replicas: bool = False,
 ) -> Program:
     """The Program under ZeRO stage `zero`, 1 or 2.
 
@@ -45,6 +46,7 @@ def shard_optimizer(
     overlap_reduce: reduce beside backward; otherwise on the compute stream after the last backward.
     overlap_gather: gather the parameters of a block as soon as it is updated, beside what follows (the next step's
     forward included); otherwise on the compute stream after the last update.
+    replicas: hybrid sharding; an AR of each block's gradients over the replicas follows their last reduction.
     Stage 1 reduces once, after the last unit; stage 2, if beside backward, after every unit, adding to the shard.
     All-reduces of gradients (AR) that the Program has are dropped. PlanError for another stage, tied blocks, and
     missing updates.
@@ -63,8 +65,13 @@ def shard_optimizer(
     for rows in rows_of(program):
         new = Insertions(rows)
         ends = _bucket_ends(rows, writers, blocks_per_bucket, each_unit=zero == 2 and overlap_reduce)
-        for index, stages in ends:
-            new.after(index if overlap_reduce else ends[-1][0], bucket(reduction, stages))
+        last = {stage: i for i, (_, stages) in enumerate(ends) for stage in stages}
+        for i, (index, stages) in enumerate(ends):
+            at = index if overlap_reduce else ends[-1][0]
+            new.after(at, bucket(reduction, stages))
+            for stage in stages if replicas else ():
+                if last[stage] == i:
+                    new.after(at, Row(kind="AR", stage=stage))
         updates = [i for i, row in enumerate(rows) if row.kind == "OPT"]
         for index in updates:
             new.after(index if overlap_gather else updates[-1], Row(kind="UNSHARD", stage=rows[index].stage))
@@ -74,6 +81,9 @@ def shard_optimizer(
         *((BufferClass(name="GS", per="stage"),) if zero == 2 else ()),
         base=program.buffers,
     )
+    if replicas:
+        shard = "G" if zero == 1 else "GS"
+        chosen = (*chosen, replace(reduction, name="AR", comm="dp_replicate", effects=effects(f"accumulate {shard}")))
     comms = tuple(comm for comm in program.comms if comm.name != "dp")
     return with_rows(
         replace(program, buffers=buffers, comms=comms), listed, kinds=with_kinds(*chosen, base=program.kinds)

@@ -1,0 +1,131 @@
+"""Bamboo: a step in which a pipeline rank has failed and its predecessor, which holds a copy of its stages, does the
+work of both (Thorpe et al., NSDI 2023).
+
+`fail_over(program, dead)` merges the instruction lists of the two ranks: step by step of the failure-free schedule,
+backwards before forwards. Messages between the two become local hand-offs, those with other ranks go to the
+predecessor, gradients of both are reduced, and one update covers both. Leaves out the redundant forwards of the steps
+before the failure, catching up within a step that had begun, and the making of new communicators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.errors import PlanError
+from gnomon.program import Kind, Program, validate
+from gnomon.schedules.edit import Row, rows_of, with_rows
+from gnomon.schedules.insertions import bucket, by_name
+from gnomon.simulate.durations import Durations
+from gnomon.simulate.play import Clock, play
+
+_BACKWARD = ("R", "B", "I", "W")
+
+
+def fail_over(program: Program, dead: Sequence[int]) -> Program:
+    """The step without the rank classes `dead`: each one's predecessor takes over its stages; later classes move up.
+
+    The predecessor of the first rank is the last. A step of the failure-free schedule is what starts together when
+    every forward and backward takes one second and all else nothing. The update is one action named by all stages
+    (`1..2.OPT`), to be priced as such. PlanError when a predecessor is dead too (then only a checkpoint helps), when a
+    class has several ranks (one of them fails: give it a class of its own), or when lists cannot be merged.
+    """
+    _check(program, dead)
+    rows, kinds, steps = rows_of(program), by_name(program.kinds), _steps(program)
+    for rank in dead:
+        shadow = (rank - 1) % program.num_classes
+        rows[shadow] = _merge(rows[shadow], rows[rank], kinds, steps)
+    alive = [cls for cls in range(program.num_classes) if cls not in dead]
+    out = with_rows(program, [rows[cls] for cls in alive], counts=tuple(program.counts[cls] for cls in alive))
+    validate(out)
+    return out
+
+
+def _check(program: Program, dead: Sequence[int]) -> None:
+    ranks = program.num_classes
+    if any(not 0 <= rank < ranks for rank in dead):
+        raise PlanError(f"ranks {tuple(dead)} cannot fail; the Program has rank classes 0 to {ranks - 1}")
+    for rank in dead:
+        shadow = (rank - 1) % ranks
+        if shadow in dead:
+            raise PlanError(
+                f"ranks {shadow} and {rank} failed, and only {shadow} has a copy of {rank}; restart from a checkpoint"
+            )
+        if program.counts[rank] != 1 or program.counts[shadow] != 1:
+            raise PlanError(f"rank classes {shadow} and {rank} must be single ranks; give the failed replica its own")
+
+
+def _merge(ours: Sequence[Row], theirs: Sequence[Row], kinds: dict[str, Kind], steps: dict[Row, float]) -> list[Row]:
+    """The rows of both ranks as one list."""
+    slots = sorted(
+        [*_slots(ours, kinds), *_slots(theirs, kinds)],
+        key=lambda slot: (steps[slot.work], slot.work.kind not in _BACKWARD),
+    )
+    stages = {slot.work.stage for slot in slots}
+    kept = [row for slot in slots for row in slot.rows if not _within(row, kinds, stages)]
+    return kept + _one_update([*ours, *theirs], kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slot:
+    """One forward or backward with what belongs to it: loads and receives before, sends and reductions after."""
+
+    work: Row
+    rows: tuple[Row, ...]
+
+
+def _slots(rows: Sequence[Row], kinds: dict[str, Kind]) -> Iterator[_Slot]:
+    """A rank's rows as slots, its updates left out."""
+    work: Row | None = None
+    held: list[Row] = []
+    for row in rows:
+        kind = kinds[row.kind]
+        if row.kind == "OPT":
+            continue
+        if row.group >= 0:
+            raise PlanError(f"{row} starts together with others; Bamboo merges plain actions only")
+        after = kind.message == "send" or row.unit < 0
+        if work is not None and not after:
+            yield _Slot(work=work, rows=tuple(held))
+            work, held = None, []
+        held.append(row)
+        if not after and not kind.message and kind.stream == kinds["B"].stream:
+            work = row
+    if work is None:
+        raise PlanError("a rank's list ends without a forward or backward; there is nothing to merge")
+    yield _Slot(work=work, rows=tuple(held))
+
+
+def _steps(program: Program) -> dict[Row, float]:
+    """When each row starts if forwards and backwards take one second each."""
+    structure, kinds = validate(program), by_name(program.kinds)
+    busy = [
+        float(key.kind in ("F", "C", *_BACKWARD) and kinds[key.kind].stream == kinds["B"].stream)
+        for key in program.keys
+    ]
+    start = play(Clock.of(structure, Durations(busy=np.array(busy)))).start[structure.order.position]
+    flat = [row for listed in rows_of(program) for row in listed]
+    return dict(zip(flat, start.tolist(), strict=True))
+
+
+def _within(row: Row, kinds: dict[str, Kind], stages: set[int]) -> bool:
+    """Whether a row is a message between two of these stages."""
+    kind = kinds[row.kind]
+    if not kind.message:
+        return False
+    peer = row.override.peer if row.override is not None else None
+    if peer is None:
+        peer = row.stage + (kind.hop if kind.message == "send" else -kind.hop)
+    if peer in stages and abs(peer - row.stage) != 1:
+        raise PlanError(f"{row} goes to stage {peer} of the same rank, which is no neighbour; it has no local hand-off")
+    return peer in stages
+
+
+def _one_update(rows: Sequence[Row], kinds: dict[str, Kind]) -> list[Row]:
+    """One update of all stages that these rows update."""
+    updates = sorted((row for row in rows if row.kind == "OPT"), key=lambda row: row.stage)
+    if any(row.override is not None for row in updates):
+        raise PlanError(f"{updates[0]} differs from its kind; Bamboo joins plain updates only")
+    return [bucket(kinds["OPT"], [row.stage for row in updates])] if updates else []

@@ -21,10 +21,12 @@ from gnomon.program.program import Program, unit_shapes
 Doubles = NDArray[np.float64]
 
 
-def size_labels(program: Program, buffer: str, stage: int, shape: str) -> tuple[str, ...]:
-    """The labels under which a size may be given, most specific first: `2S~4`, `S~4`, `2S`, `S`."""
-    shaped = (f"{stage}{buffer}~{shape}", f"{buffer}~{shape}") if shape else ()
-    return (*shaped, f"{stage}{buffer}", buffer)
+def size_labels(buffer: str, stage: int, shape: str, rank_class: int) -> tuple[str, ...]:
+    """The labels under which a size may be given, most specific first: `1:2S~4`, `2S~4`, `1:S~4`, `S~4`, `1:2S`, `2S`,
+    `1:S`, `S`. The number before the colon is the rank class."""
+    shapes = (f"~{shape}", "") if shape else ("",)
+    names = [f"{place}{buffer}{suffix}" for suffix in shapes for place in (stage, "")]
+    return tuple(label for name in names for label in (f"{rank_class}:{name}", name))
 
 
 def buffer_bytes(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> Doubles:
@@ -38,20 +40,20 @@ def buffer_bytes(program: Program, deps: Dependencies, sizes: Mapping[str, float
     used = np.zeros(table.num_ids, bool)
     used[table.buffer] = True
     for b, buffer in enumerate(program.buffers):
-        for place, (_, stage) in enumerate(table.places):
+        for place, (cls, stage) in enumerate(table.places):
             first = int(table.base[b, place])
             if first < 0 or not used[first : first + table.width].any():
                 continue
             if buffer.per == "unit" and len(shapes) > 1:
-                by_shape = np.array([_lookup(program, sizes, buffer.name, stage, shape) for shape in shapes])
+                by_shape = np.array([_lookup(sizes, buffer.name, stage, shape, cls) for shape in shapes])
                 out[first : first + len(shape_of)] = by_shape[shape_of]
             else:
-                out[first : first + table.width] = _lookup(program, sizes, buffer.name, stage, "")
+                out[first : first + table.width] = _lookup(sizes, buffer.name, stage, "", cls)
     return out
 
 
-def _lookup(program: Program, sizes: Mapping[str, float], buffer: str, stage: int, shape: str) -> float:
-    labels = size_labels(program, buffer, stage, shape)
+def _lookup(sizes: Mapping[str, float], buffer: str, stage: int, shape: str, rank_class: int) -> float:
+    labels = size_labels(buffer, stage, shape, rank_class)
     for label in labels:
         if label in sizes:
             return float(sizes[label])

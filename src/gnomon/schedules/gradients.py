@@ -43,11 +43,12 @@ def with_tied_all_reduce(rows: Rows, stages: Collection[int], *, buffer: str = "
         return rows
     group = int(rows.group.max(initial=-1)) + 1
     updates = np.flatnonzero(rows.is_kind("OPT"))
+    usual = any(effect.buffer == buffer for kind in rows.kinds if kind.name == "AR" for effect in kind.effects)
     parts = []
     for cls, at in zip(classes.tolist(), chosen[one_each].tolist(), strict=True):
         mine = updates[rows.rank_class[updates] == cls]
         effect = RowEffect("accumulate", BufferRef(buffer, int(stage[at])))
-        override = Override(comm=TIED, name=TIED, effects=None if buffer == "G" else (effect,))
+        override = Override(comm=TIED, name=TIED, effects=None if usual else (effect,))
         anchor = mine[:1] if len(mine) else _ends(rows, last[[at]])
         part = _per_stage("AR", anchor, stage[[at]], group=group, override=override)
         parts.append(replace(part, before=bool(len(mine))))

@@ -1,6 +1,6 @@
 """What `plan.optimizer` asks of a Program: ZeRO, updates on the host, tied parameters, clipping.
 
-`apply_optimizer` calls the passes of `zero`, `fsdp`, `offload` and `delayed_update` with the plan's choices;
+`apply_optimizer` divides and moves state for all stages (`data_parallel`);
 `with_meetings` adds what ranks do together before the update: the sum of tied gradients, and the global norm, for which
 every rank waits. Both expect an update (OPT) for each stage. What cannot be expressed is a PlanError. Left out: sizes
 of shards, and the state that an update rule keeps.
@@ -17,12 +17,9 @@ from gnomon.errors import PlanError
 from gnomon.plans import Plan
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Kind, Override, Program, RowEffect, with_kinds
 from gnomon.schedules.blocks import with_blocks
-from gnomon.schedules.delayed_update import delay_update
-from gnomon.schedules.fsdp import fully_shard
+from gnomon.schedules.data_parallel import shard_state
 from gnomon.schedules.gradients import with_tied_all_reduce
-from gnomon.schedules.offload import offload_optimizer
 from gnomon.schedules.rows import Inserted, Rows, insert
-from gnomon.schedules.zero import shard_optimizer
 
 NORM = Kind(name="NORM", comm="norm")
 """The global gradient norm: own gradients, then one small all-reduce over all ranks. Holds the compute stream."""
@@ -34,43 +31,26 @@ def apply_optimizer(program: Program, plan: Plan, blocks: Sequence[int]) -> Prog
     blocks: layers of each stage; under ZeRO 3 a stage is taken apart into them, because each is gathered by itself.
     PlanError for a combination that the passes do not express.
     """
-    chosen, zero = plan.optimizer, effective_zero(plan)
-    if plan.overlap.optimizer:
-        raise PlanError("overlap.optimizer = true (updates during backward) has no rows yet; leave it out")
-    if zero in (1, 2):
-        program = shard_optimizer(
-            program, zero=zero, overlap_reduce=plan.overlap.grad_reduce, overlap_gather=plan.overlap.param_gather
-        )
-    elif zero == 3:
-        program = fully_shard(
-            with_blocks(program, blocks),
-            prefetch=plan.overlap.prefetch if plan.overlap.param_gather else 0,
-            reshard_after_forward=chosen.reshard_after_forward,
-            keep_last_block=chosen.keep_last_block,
-            replicas=plan.stage_mesh(0).dp_replicate > 1,
-        )
-    if chosen.offload is not None:
-        program = _offloaded(program, plan)
-    return delay_update(program) if chosen.delay else program
-
-
-def _offloaded(program: Program, plan: Plan) -> Program:
-    offload = plan.optimizer.offload
-    assert offload is not None
-    if offload.fraction != 1.0:
-        raise PlanError(f"optimizer.offload with fraction {offload.fraction} has no rows yet; use 1.0 or leave it out")
-    if plan.optimizer.clip:
+    if plan.optimizer.offload is not None and plan.optimizer.clip:
         raise PlanError(
             "optimizer.offload updates tile by tile as gradients arrive, but clip waits for the norm of all of them; "
             "set optimizer.clip = false"
         )
-    return offload_optimizer(program, tiles=offload.tiles)
+    zero = effective_zero(plan)
+    mesh = plan.stage_mesh(0)
+    return shard_state(
+        with_blocks(program, blocks) if zero == 3 else program,
+        plan.optimizer,
+        plan.overlap,
+        shards=mesh.dp_shard * mesh.cp if zero else 1,
+        replicas=mesh.dp_replicate,
+    )
 
 
 def effective_zero(plan: Plan) -> int:
     """The plan's ZeRO stage; 0 when every group that it would divide over has one rank.
 
-    PlanError when only some stages have several, and for ZeRO 1 and 2 over replicas.
+    PlanError when only some stages have several shards or several replicas.
     """
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     divided = [mesh.dp_shard * mesh.cp > 1 for mesh in meshes]
@@ -81,10 +61,6 @@ def effective_zero(plan: Plan) -> int:
         raise PlanError(
             f"ZeRO stage {zero} divides over dp_shard x cp, which is 1 in stage {divided.index(False)} and more in "
             f"others; give every stage several, or use optimizer.zero = 0"
-        )
-    if zero < 3 and any(mesh.dp_replicate > 1 for mesh in meshes):
-        raise PlanError(
-            f"ZeRO stage {zero} with dp_replicate > 1 (hybrid) has no rows yet; use ZeRO 3, or dp_shard only"
         )
     if len({mesh.dp_replicate > 1 for mesh in meshes}) > 1:
         raise PlanError("ZeRO with dp_replicate > 1 in some stages only has no rows yet; make the stages alike")

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.program import Program, issue_order_peak, parse_program, print_program, validate
-from gnomon.schedules import gpipe, with_optimizer
+from gnomon.schedules import dualpipe_v, gpipe, with_messages, with_optimizer
 from gnomon.schedules.blocks import with_blocks
 from gnomon.schedules.fsdp import fully_shard
+from gnomon.schedules.zero import shard_optimizer
 from gnomon.simulate import durations, period, time_order_peak
 
 NOTHING = {"PS": 0.0, "GS": 0.0, "G": 0.0, "S": 0.0, "X": 0.0, "Y": 0.0, "DX": 0.0, "DY": 0.0, "P": 0.0}
@@ -78,6 +79,21 @@ def test_memory_is_that_of_zero_stage_3() -> None:
     # The peak is the last backward: shards but the last gradient's, 16 - .5; a gathered block, 2, and its gradient, 2.
     assert peak.bytes == 16 * 4 / 4 - 0.5 + 2 + 2
     assert sharded.token(peak.row) == "0B0"
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_composite_actions_stay_whole(prefetch: int, reshard: bool) -> None:
+    program = with_messages(with_optimizer(dualpipe_v(2, 6))).program()
+    assert (program.group >= 0).any()
+    sharded = fully_shard(program, prefetch=prefetch, reshard_after_forward=reshard)
+    validate(sharded)
+    assert parse_program(print_program(sharded)) == sharded
+    for zero in (1, 2):
+        validate(shard_optimizer(program, zero=zero))
+    if reshard:
+        with pytest.raises(PlanError, match="a composite action needs two blocks at once"):
+            fully_shard(program, prefetch=0)
 
 
 def test_what_is_refused() -> None:

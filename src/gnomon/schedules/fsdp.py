@@ -67,6 +67,8 @@ def fully_shard(
     for rows in rows_of(program):
         reading = [(i, row) for i, row in enumerate(rows) if row.kind in readers]
         uses = [_Use(index=i, block=row.stage, forward=row.kind in _FORWARD) for i, row in reading]
+        if prefetch == 0 and limit_gathered and any(row.group >= 0 for _, row in reading):
+            raise PlanError("a composite action needs two blocks at once, but prefetch = 0 holds one; use 1 or more")
         visits = _visits(uses, reshard_after_forward, keep_last_block)
         new = Insertions(rows)
         _gather(new, visits, prefetch)
@@ -133,7 +135,7 @@ def _gather(new: Insertions, visits: Sequence[_Visit], prefetch: int) -> None:
         anchor = max(anchor, (same or ahead)[0].index, indices[bisect_right(indices, freed)])
         new.before(anchor, Row(kind="UNSHARD", stage=block))
         new.after(visit[-1].index, Row(kind="RESHARD", stage=block))
-        free_after[block] = visit[-1].index
+        free_after[block] = new.end_of(visit[-1].index)
 
 
 def _reduce(new: Insertions, writers: frozenset[str], each: bool, replicas: bool) -> None:

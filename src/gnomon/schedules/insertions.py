@@ -17,20 +17,33 @@ MODIFIES = ("accumulate", "extend", "write")
 
 
 class Insertions:
-    """Rows to insert into one rank class's list. Rows of one anchor keep the order in which they are given."""
+    """Rows to insert into one rank class's list. Rows of one anchor keep the order in which they are given.
+
+    Next to a composite action (neighbouring rows of one group) they stand before or after all of it.
+    """
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
+        self._span: dict[int, tuple[int, int]] = {}
+        for index, row in enumerate(rows):
+            if row.group >= 0:
+                self._span[row.group] = (self._span.get(row.group, (index, index))[0], index)
         self._before: dict[int, list[Row]] = {}
         self._after: dict[int, list[Row]] = {}
 
     def before(self, index: int, row: Row) -> None:
         """Puts `row` before the row at `index`, behind those put there earlier."""
-        self._before.setdefault(index, []).append(row)
+        group = self.rows[index].group
+        self._before.setdefault(self._span[group][0] if group >= 0 else index, []).append(row)
 
     def after(self, index: int, row: Row) -> None:
         """Puts `row` after the row at `index`, behind those put there earlier."""
-        self._after.setdefault(index, []).append(row)
+        self._after.setdefault(self.end_of(index), []).append(row)
+
+    def end_of(self, index: int) -> int:
+        """The row itself, or the last of its composite action."""
+        group = self.rows[index].group
+        return self._span[group][1] if group >= 0 else index
 
     def without(self, kind: str, stages: Container[int] = range(1 << 16)) -> list[Row]:
         """The new list; old rows of `kind` are dropped, if of one of these stages."""

@@ -60,7 +60,7 @@ def tensor_parallel_regions(
     reduce-scatter, with the sequence divided between regions; otherwise all-reduces. inside: mark the rows as
     collectives inside a block, which are checked by trace. PlanError when a region ends in the last stage of a chain
     (nothing would wait for its result; give the loss a stage of its own), for other kinds than F and B on these
-    stages, and for rows that have effects of their own.
+    stages, and for rows that are grouped or have effects of their own.
     """
     for stage in end:
         if stage + 1 == program.num_stages or stage + 1 in program.chains:
@@ -100,8 +100,8 @@ def _applies(program: Program, row: Row, place: str, begin: Collection[int], end
 
 def _renamed(program: Program, row: Row, places: Collection[str]) -> Row:
     """The row with gathered inputs and partial outputs in place of its own."""
-    if row.override is not None and row.override.effects is not None:
-        raise PlanError(f"{row} has effects of its own; put the borders of regions in before them")
+    if row.group >= 0 or (row.override is not None and row.override.effects is not None):
+        raise PlanError(f"{row} is grouped or has effects of its own; put the borders of regions in before that")
     names = dict(_RENAMED[place] for place in places)
     acts = []
     for effect in by_name(program.kinds)[row.kind].effects:

@@ -3,8 +3,8 @@
     seconds = t0 + (compute² + memory²)^(1/2)
     compute = time of a block · (blocks an SM, and the longest block alone, added with power p)
 
-Blocks of queries are shared out over the SMs; each walks the keys it sees. Leaves out: unfused attention, which is priced by the ops it is lowered to; paged caches; dropout inside the
-kernel (under 10% of its time where published).
+Blocks of queries are shared out over the SMs; each walks the keys it sees. Leaves out: unfused attention, which is
+priced by the ops it is lowered to; paged caches; dropout inside the kernel.
 """
 
 from __future__ import annotations

@@ -311,15 +311,34 @@ CHUNKS = """gnomon.program/1
 stages 2
 unit 0 = 0:0:2
 unit 1 = 0:2:4
-unit 2 = 1:0:2
+unit 2 = 0:4:6
+unit 3 = 1:0:2
 buffer K step per unit
 buffer DK step per unit
 kind F on compute: read P, consume X, write S, write Y, read K<, write K
 kind B on compute: read P, consume S, consume DY, write DX, accumulate G, read K<, accumulate DK<, consume K, consume DK
 {comm}class 0
-  0F0 0SEND_F0 0F2 0SEND_F2 0F1 0SEND_F1 0RECV_B1 0B1 0RECV_B0 0B0 0RECV_B2 0B2 0OPT
+  0F0 0SEND_F0 0F3 0SEND_F3 0F1 0SEND_F1 0F2 0SEND_F2
+  0RECV_B2 0B2 0RECV_B1 0B1 0RECV_B0 0B0 0RECV_B3 0B3 0OPT
 class 1
-  1RECV_F0 1F0 1RECV_F2 1RECV_F1 1F1 1B1 1SEND_B1 1B0 1SEND_B0 1F2 1B2 1SEND_B2 1OPT
+  1RECV_F0 1F0 1RECV_F3 1RECV_F1 1F1 1RECV_F2 1F2 1B2 1SEND_B2 1B1 1SEND_B1 1B0 1SEND_B0 1F3 1B3 1SEND_B3 1OPT
+"""
+TWO_CHAINS = """gnomon.program/1
+stages 2
+units 2
+chains 0 1
+buffer E step per unit
+buffer DE step per unit
+kind SEND_E on send_f comm skip send 1: consume E
+kind RECV_E on recv_f comm skip recv 1: write E
+kind SEND_D on send_b comm skip send -1: consume DE
+kind RECV_D on recv_b comm skip recv -1: write DE
+class 0
+  0F0{+ write E 0 0} 0SEND_E0 0F1{+ write E 0 1} 0SEND_E1
+  0RECV_D0 0B0{+ consume DE 0 0} 0RECV_D1 0B1{+ consume DE 0 1} 0OPT
+class 1
+  1RECV_E0 1F0{+ consume E 1 0} 1B0{+ write DE 1 0} 1SEND_D0
+  1RECV_E1 1F1{+ consume E 1 1} 1B1{+ write DE 1 1} 1SEND_D1 1OPT
 """
 DECODE = """gnomon.program/1
 stages 1
@@ -385,6 +404,7 @@ def texts(draw: st.DrawFn) -> Program:
                 OFFLOAD.format(slots=several, again="0F0 1F0 1B0 0B0 1D2H 1ADAM 0D2H 0ADAM" if several > 1 else ""),
                 TURNS.format(slots=several),
                 MEETINGS,
+                TWO_CHAINS,
             )
         )
     )
@@ -433,12 +453,16 @@ def tangled(draw: st.DrawFn) -> Program:
         *(Kind(name=f"{s.upper()}_GO", stream=s) for s in streams),
         *(Kind(name=f"{s.upper()}_SEND", stream=s, comm="net", message="send") for s in streams),
         *(Kind(name=f"{s.upper()}_RECV", stream=s, comm="net", message="recv") for s in streams),
-        Kind(name="LET", stream="host", effects=effects("write A")),
-        Kind(name="USE", stream=draw(st.sampled_from(streams)), effects=effects("consume A")),
+        *(Kind(name=f"{s.upper()}_LET", stream=s, effects=effects("write A")) for s in streams),
+        *(Kind(name=f"{s.upper()}_SEE", stream=s, effects=effects("read A")) for s in streams),
+        *(Kind(name=f"{s.upper()}_END", stream=s, effects=effects("consume A")) for s in streams),
     )
     ranks = draw(st.integers(2, 3))
     build = ProgramBuilder(num_stages=ranks, units=5, kinds=kinds)
-    rows: Rows = [[("LET", rank, 0, -1, None), ("USE", rank, 0, -1, None)] for rank in range(ranks)]
+    life = [f"_{verb}" for verb in ("LET", "SEE", "END") * draw(st.integers(0, 2))]
+    rows: Rows = [
+        [(draw(st.sampled_from(streams)).upper() + verb, rank, 0, -1, None) for verb in life] for rank in range(ranks)
+    ]
     for number in range(draw(st.integers(1, 5))):
         stream = st.sampled_from(streams)
         if draw(st.booleans()):

@@ -114,6 +114,17 @@ CASES = {
         "deadlock: rank class 0, action 0SWAP: each waits for the next: 0:0SWAP -> 0:0SWAP; 1 of 3 actions ran; "
         "streams stand at 0:0SWAP",
     ),
+    "a pool of one within one composite": (
+        "buffer A step per stage pool ring\nbuffer B step per stage pool ring\npool ring 1\n"
+        "kind GET on c: write A\nkind PUT on c: consume A\nkind OPEN on c: write B\nkind SHUT on c: consume B\n"
+        "class 0\n 0GET (0OPEN&0PUT) 0SHUT\n",
+        "deadlock: rank class 0, action 0OPEN: each waits for the next: 0:0OPEN (with 0:0PUT) -> 0:0OPEN; "
+        "1 of 4 actions ran; streams stand at 0:0OPEN",
+    ),
+    "tied gradients are one buffer": (
+        "alias G 0 = G 1\nclass 0\n 0F0 1F0 1B0 0B0 0OPT 1OPT\n",
+        "use after free: rank class 0, action 1OPT: G of stage 0 was freed by 0OPT before",
+    ),
     "a pool that takes without giving": (
         "buffer KV sequence per unit pool seats\npool seats 1\nkind OPEN on c: write KV\nclass 0\n 0OPEN0 0OPEN1\n",
         "deadlock: rank class 0, action 0OPEN1: each waits for the next: 0:0OPEN1 -> 0:0OPEN1; 1 of 2 actions ran; "

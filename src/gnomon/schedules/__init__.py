@@ -4,13 +4,20 @@ A schedule returns `Rows` of compute actions; `with_messages`, `with_loads` and 
 add theirs; `Rows.program` makes a Program. `lower` does all of it from a graph and a plan. Left out: times and prices.
 """
 
+from gnomon.schedules.async_tensor_parallel import async_tensor_parallel as async_tensor_parallel
+from gnomon.schedules.blocks import with_blocks as with_blocks
+from gnomon.schedules.data_parallel import shard_state as shard_state
+from gnomon.schedules.delayed_update import delay_update as delay_update
 from gnomon.schedules.dualpipe_v import dualpipe_v as dualpipe_v
+from gnomon.schedules.fsdp import fully_shard as fully_shard
 from gnomon.schedules.gpipe import gpipe as gpipe
 from gnomon.schedules.gradients import with_all_reduce as with_all_reduce
 from gnomon.schedules.gradients import with_optimizer as with_optimizer
 from gnomon.schedules.gradients import with_tied_all_reduce as with_tied_all_reduce
 from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b as interleaved_one_f_one_b
 from gnomon.schedules.interleaved_one_f_one_b import looped_bfs as looped_bfs
+from gnomon.schedules.lina import all_to_all_first as all_to_all_first
+from gnomon.schedules.lina import micro_operations as micro_operations
 from gnomon.schedules.lower import ProgramPass as ProgramPass
 from gnomon.schedules.lower import compute_rows as compute_rows
 from gnomon.schedules.lower import lower as lower
@@ -18,6 +25,7 @@ from gnomon.schedules.lower import tied_stages as tied_stages
 from gnomon.schedules.messages import blocking_kinds as blocking_kinds
 from gnomon.schedules.messages import with_loads as with_loads
 from gnomon.schedules.messages import with_messages as with_messages
+from gnomon.schedules.offload import offload_optimizer as offload_optimizer
 from gnomon.schedules.one_f_one_b import alternate as alternate
 from gnomon.schedules.one_f_one_b import dapple_warm_up as dapple_warm_up
 from gnomon.schedules.one_f_one_b import one_f_one_b as one_f_one_b
@@ -28,8 +36,11 @@ from gnomon.schedules.rows import by_time as by_time
 from gnomon.schedules.rows import insert as insert
 from gnomon.schedules.rows import of_lists as of_lists
 from gnomon.schedules.rows import of_table as of_table
+from gnomon.schedules.sequence_parallel import tensor_parallel_regions as tensor_parallel_regions
+from gnomon.schedules.splits import split as split
 from gnomon.schedules.v_half import v_half as v_half
 from gnomon.schedules.v_half import v_min as v_min
+from gnomon.schedules.zero import shard_optimizer as shard_optimizer
 from gnomon.schedules.zero_bubble import interleaved_zero_bubble as interleaved_zero_bubble
 from gnomon.schedules.zero_bubble import zero_bubble_h1 as zero_bubble_h1
 from gnomon.schedules.zero_bubble import zero_bubble_h2 as zero_bubble_h2

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from time import process_time
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.program import STANDARD_KINDS, Program, parse_program, print_program, validate
+from gnomon.program import STANDARD_KINDS, Communicator, Program, parse_program, print_program, validate
 from gnomon.schedules import (
     KIND,
     Inserted,
@@ -122,6 +123,21 @@ def test_every_schedule_validates_with_each_message_once(rows: Rows) -> None:
     kept = ~full.is_kind("SEND_F", "RECV_F", "SEND_B", "RECV_B")
     for before, after in ((rows.kind, full.kind), (rows.stage, full.stage), (rows.unit, full.unit)):
         assert np.array_equal(before, after[kept])
+
+
+@given(rows=SCHEDULES)
+@settings(max_examples=60)
+def test_every_schedule_runs_with_any_kind_of_message(rows: Rows) -> None:
+    """Rendezvous on streams of their own, one message in flight between two ranks, and sends on the compute stream."""
+    own = with_messages(with_optimizer(rows))
+    validate(own.program(comms=both("rendezvous")))
+    validate(own.program(comms=both("buffered", capacity=1)))
+    blocking = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+    validate(with_messages(with_optimizer(rows), blocking=blocking).program())
+
+
+def both(semantics: Literal["buffered", "rendezvous"], capacity: int = 0) -> tuple[Communicator, ...]:
+    return tuple(Communicator(name=name, semantics=semantics, capacity=capacity) for name in ("fwd", "bwd"))
 
 
 def part(anchors: list[int], kind: str, *, before: bool = False) -> Inserted:

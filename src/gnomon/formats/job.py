@@ -1,0 +1,211 @@
+"""What a job file of another program says: a `Job`, with everything that could not be carried over beside it.
+
+Each reader beside this file returns a Job: model, plan, workload, stack, number of devices; `notes` on fields that were
+understood and do not matter here, `unexpressed` for those that do matter and have no place in our types. `Fields` is how
+the readers account for every key. Leaves out: reading any file, and whether the plan fits a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from gnomon.errors import InputError, nearest
+from gnomon.formats.keys import MAX_CHARACTERS, Keys
+from gnomon.graph import Graph
+from gnomon.models.deepseek import DeepseekConfig, deepseek_v3
+from gnomon.models.gpt import GptConfig, GptNeoxConfig, gpt, gpt_neox
+from gnomon.models.llama import LlamaConfig, llama
+from gnomon.models.mixtral import MixtralConfig, mixtral
+from gnomon.models.presets import model as preset
+from gnomon.plans import Fact, Plan, Stack, Workload
+
+ModelConfig = GptConfig | GptNeoxConfig | LlamaConfig | MixtralConfig | DeepseekConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unexpressed:
+    """A field that changes how the job runs and that nothing in our types says."""
+
+    field: str
+    """As the file spells it."""
+    value: str
+    """As the file has it, shortened to 80 characters."""
+    why: str
+    """What it does, and which way a prediction without it errs, where known."""
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Somebody's job, as it stands."""
+
+    model: ModelConfig | str | None
+    """A config, the name of a preset, or None when the file does not say (DeepSpeed, accelerate)."""
+    plan: Plan
+    """Every decision that the file states or leaves to its program's defaults."""
+    workload: Workload
+    """The global batch."""
+    stack: Stack
+    """The program that the file is for, with what the file switches."""
+    devices: int | None
+    """Devices that the job takes; None when the file does not say."""
+    notes: tuple[str, ...] = ()
+    """Fields that were understood and change neither work nor memory of a step."""
+    unexpressed: tuple[Unexpressed, ...] = ()
+    """Fields that do, and that are not in plan, workload, model or stack."""
+
+    def graph(self) -> Graph:
+        """The model as a Graph. InputError when the file does not name one."""
+        match self.model:
+            case None:
+                raise InputError(
+                    "this job file does not say which model it trains; give one, as in model='llama-3.1-8b'"
+                )
+            case str(name):
+                return preset(name)
+            case GptConfig():
+                return gpt(self.model)
+            case GptNeoxConfig():
+                return gpt_neox(self.model)
+            case LlamaConfig():
+                return llama(self.model)
+            case MixtralConfig():
+                return mixtral(self.model)
+            case DeepseekConfig():
+                return deepseek_v3(self.model)
+
+
+def read_source(source: str | Path) -> tuple[str, str]:
+    """(text, name for messages) of a file, given as a Path, or of text, given as str.
+
+    Raises InputError if the file cannot be read, is not UTF-8, or is over 8 Mi characters.
+    """
+    if isinstance(source, str):
+        text, name = source, "<text>"
+    else:
+        name = str(source)
+        try:
+            with source.open("rb") as file:
+                text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
+        except OSError as error:
+            raise InputError(f"cannot read {name!r}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name} is not UTF-8 text (byte {error.start}); give the text file itself") from error
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"{name} has over {MAX_CHARACTERS} characters, which is the limit for a job file")
+    if "\0" in text:
+        raise InputError(f"{name} holds a NUL character; give a text file")
+    return text, name
+
+
+def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested tables as one, `a.b.c` for a key; an empty table stays as a value."""
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def shorten(value: object) -> str:
+    """A value as a message shows it."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class Fields(Keys):
+    """The flattened fields of a job file being read: what was asked for, what does not matter, what has no place."""
+
+    def __init__(self, values: Mapping[str, object], source: str) -> None:
+        super().__init__(values, source)
+        self.notes: list[str] = []
+        self.unexpressed: list[Unexpressed] = []
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; `default` if absent or null, an error without one."""
+        value = self.raw(key)
+        if value is None:
+            value = self._default(key, default)
+        if not isinstance(value, str):
+            self.fail(key, f"expected text, got {value!r}")
+        return value
+
+    def report(self, key: str, why: str) -> None:
+        """List a field in `unexpressed`; nothing if it is absent or null."""
+        value = self.raw(key)
+        if value is not None:
+            self.unexpressed.append(Unexpressed(field=key, value=shorten(value), why=why))
+
+    def report_unless(self, key: str, allowed: Collection[object], why: str) -> None:
+        """`report` unless the value is one of `allowed` (by type too: 1 is not True)."""
+        value = self.raw(key)
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            self.report(key, why)
+
+    def account(
+        self,
+        irrelevant: Collection[str],
+        inexpressible: Mapping[str, str],
+        known: Collection[str],
+        unknown: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """Account for every key that nobody asked for.
+
+        irrelevant: patterns of keys that do not change a step; noted. inexpressible: pattern -> why; reported unless
+        switched off (false, null, 0). known: other keys of the program; reported. unknown: what to do with the rest,
+        given (key, hint); by default InputError with the nearest names.
+        """
+        for key, value in self._values.items():
+            if key in self._asked:
+                continue
+            why = next((why for pattern, why in inexpressible.items() if fnmatchcase(key, pattern)), None)
+            if any(fnmatchcase(key, pattern) for pattern in irrelevant):
+                self.notes.append(f"{key} = {shorten(value)}: no effect on a step's time or memory")
+            elif why is not None:
+                if value not in (None, False, 0):
+                    self.report(key, why)
+            elif any(fnmatchcase(key, pattern) for pattern in known):
+                self.report(key, "known to the program, but what it does is not described here")
+            else:
+                names = [*known, *self._asked, *irrelevant, *inexpressible]
+                hint = nearest(key, [name for name in names if "*" not in name])
+                if unknown is None:
+                    self.fail(key, f"unknown field {key!r}{hint}; it may change how the job runs, so it is not ignored")
+                unknown(key, hint)
+
+
+def chosen(stack: Stack, source: str, **values: object) -> Stack:
+    """`stack` with fields that the job's own file sets; `source` names the setting. None leaves a field as it is."""
+    changes = {name: value for name, value in values.items() if value is not None}
+    facts: Sequence[Fact] = [
+        Fact(field=name, source=f"the job's own setting: {source}", date="as read") for name in changes
+    ]
+    kept = tuple(fact for fact in stack.facts if fact.field not in changes)
+    return replace(stack, facts=(*kept, *facts), **changes)  # type: ignore[arg-type]
+
+
+def microbatches(global_batch: int, micro_batch: int, data_ranks: int, names: tuple[str, str]) -> int:
+    """Microbatches of a step. InputError, with `names` of (global, micro) batch, when they do not divide."""
+    together = micro_batch * data_ranks
+    if global_batch % together:
+        nearby = max(1, round(global_batch / together)) * together
+        raise InputError(
+            f"{names[0]} = {global_batch} is not a multiple of {names[1]} x data-parallel ranks = {micro_batch} x "
+            f"{data_ranks} = {together}; the nearest legal {names[0]} is {nearby}"
+        )
+    return global_batch // together
+
+
+def divides(what: str, size: int, by: str, ways: int) -> None:
+    """InputError unless `ways` divides `size`; says which nearest value of `by` would."""
+    if ways < 1 or size % ways:
+        legal = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
+        best = min(legal, key=lambda n: (abs(n - ways), n))
+        raise InputError(f"{what} = {size} is not divisible by {by} = {ways}; the nearest legal {by} is {best}")

@@ -75,7 +75,7 @@ def optimizer_seconds(
     total = OpPrice(device_s=seconds, kernels=launches)
     if optimizer.clip:  # a norm, then a scaling in place unless the update takes the factor
         grad = count * width["grad"]
-        total = total + OpPrice(device_s=stream_seconds(grad, 0, device, curves, kernels=2, kind="reduce"), kernels=2)
+        total = total + OpPrice(device_s=stream_seconds(grad, 0, device, curves, kernels=2), kernels=2)
         if not fused:
             total = total + OpPrice(device_s=stream_seconds(grad, grad, device, curves), kernels=1)
     return total + (_muon(matrices, device, curves) if optimizer.kind == "muon" else FREE)

@@ -1,0 +1,123 @@
+"""Fused attention: the roofline, causal halves, and points of published charts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import UnpricedError
+from gnomon.hardware import Device, catalogue
+from gnomon.prices import attention_seconds, curves_for
+
+H100, A100 = catalogue.device("h100-sxm-80gb"), catalogue.device("a100-sxm-80gb")
+SIZES = st.sampled_from((64, 80, 128, 192, 256))
+
+
+def seconds(batch: int, length: int, heads: int, head_dim: int = 128, device: Device = H100, **more: Any) -> float:
+    given_: dict[str, Any] = {"causal": True, "kernel": "flash3" if device is H100 else "flash2"} | more
+    kv_heads = given_.pop("kv_heads", heads)
+    price = attention_seconds(
+        batch, length, length, heads, kv_heads, head_dim, device=device, curves=curves_for(device), **given_
+    )
+    assert isinstance(price, float)
+    return price
+
+
+@given(st.integers(1, 16), st.integers(1, 20_000), st.integers(1, 64), SIZES, st.booleans(), st.booleans())
+def test_never_under_the_roofline(
+    batch: int, length: int, heads: int, head_dim: int, causal: bool, backward: bool
+) -> None:
+    products = 5 if backward else 2  # of length x length x head size
+    flops = 2 * products * batch * heads * length**2 * head_dim / (2 if causal else 1)
+    moved = 2 * batch * length * heads * head_dim * (8 if backward else 4)
+    bound = max(flops / H100.flops_per_s("bf16"), moved / H100.memory_bytes_per_s)
+    assert seconds(batch, length, heads, head_dim, causal=causal, backward=backward) >= bound
+
+
+@given(st.integers(1, 8), st.integers(1, 16_000), st.integers(1, 64), st.integers(0, 500), st.booleans())
+def test_grows_with_batch_length_and_heads(batch: int, length: int, heads: int, more: int, backward: bool) -> None:
+    one = seconds(batch, length, heads, backward=backward)
+    assert seconds(batch + more % 5, length, heads, backward=backward) >= one
+    assert seconds(batch, length + more, heads, backward=backward) >= one
+    assert seconds(batch, length, heads + more % 7, backward=backward) >= one
+
+
+@given(st.integers(1, 8), st.integers(1, 16_000), st.floats(1, 4), st.floats(1, 4))
+def test_more_flops_or_bandwidth_never_slows(batch: int, length: int, flops: float, bandwidth: float) -> None:
+    assert H100.dense_peak.bf16 is not None
+    faster = replace(
+        H100,
+        dense_peak=replace(H100.dense_peak, bf16=H100.dense_peak.bf16 * flops),
+        memory_bytes_per_s=H100.memory_bytes_per_s * bandwidth,
+    )
+    curves = curves_for(H100)
+    sizes = (batch, length, length, 16, 16, 128)
+    assert attention_seconds(*sizes, causal=True, device=faster, curves=curves) <= attention_seconds(
+        *sizes, causal=True, device=H100, curves=curves
+    )
+
+
+def test_a_causal_mask_halves_long_attention_and_fewer_keys_save_only_bytes() -> None:
+    whole = seconds(4, 16384, 16, causal=False)
+    assert seconds(4, 16384, 16, causal=True) == pytest.approx(whole / 2, rel=0.03)
+    assert 0.98 * whole < seconds(4, 16384, 16, causal=False, kv_heads=2) < whole
+
+
+def test_pairs_replace_what_the_mask_leaves() -> None:
+    """A window of 1024 keys in 16384: under an eighth of the causal pairs."""
+    causal = seconds(4, 16384, 16)
+    windowed = seconds(4, 16384, 16, pairs=16384 * 1024 - 1024**2 // 2)
+    assert windowed < causal / 5
+
+
+def test_arrays_are_many_shapes_at_once() -> None:
+    length = np.array([512, 4096])
+    prices = attention_seconds(4, length, length, 16, 16, 128, causal=True, device=H100, curves=curves_for(H100))
+    assert isinstance(prices, np.ndarray) and prices.shape == (2,)
+    assert prices[1] == seconds(4, 4096, 16, kernel="flash2")
+
+
+def test_a_kernel_that_the_device_lacks_is_refused() -> None:
+    with pytest.raises(UnpricedError, match="no flash3 forward"):
+        seconds(1, 1024, 16, device=A100, kernel="flash3")
+
+
+CHARTS = (
+    ("flash3", "fwd", False, 16, 1024, 243.3),
+    ("flash3", "fwd", False, 4, 4096, 861.7),
+    ("flash3", "fwd", True, 16, 1024, 162.5),
+    ("flash3", "fwd", True, 4, 4096, 474.7),
+    ("flash3", "bwd", False, 16, 1024, 810.4),
+    ("flash3", "bwd", False, 4, 4096, 2535.8),
+)
+"""H100 SXM, 16 heads of 128, fp16: kernel, direction, causal, batch, length, microseconds. Source: the charts of the
+FlashAttention repository (BSD-3) and of Shah et al. 2024; times from the printed TFLOP/s."""
+
+
+@pytest.mark.parametrize(("kernel", "mode", "causal", "batch", "length", "measured_us"), CHARTS)
+def test_charts_of_flash_attention_3(
+    kernel: str, mode: str, causal: bool, batch: int, length: int, measured_us: float
+) -> None:
+    price = seconds(batch, length, 16, kernel=kernel, causal=causal, backward=mode == "bwd")
+    assert price * 1e6 == pytest.approx(measured_us, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("causal", "batch", "length", "measured_us"),
+    [
+        (False, 4, 4096, 9817.1),
+        (False, 1, 16384, 37914.2),
+        (True, 8, 2048, 3103.5),
+        (True, 4, 4096, 5561.1),
+        (True, 1, 16384, 20361.3),
+    ],
+)
+def test_charts_of_flash_attention_2_on_a100(causal: bool, batch: int, length: int, measured_us: float) -> None:
+    """Forward and backward together, 16 heads of 128. Source: the charts of the FlashAttention repository."""
+    both = sum(seconds(batch, length, 16, device=A100, causal=causal, backward=backward) for backward in (False, True))
+    assert both * 1e6 == pytest.approx(measured_us, rel=0.08)

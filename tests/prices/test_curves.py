@@ -1,0 +1,96 @@
+"""Efficiency curves: every device has them, each row says where it is from, and what is assumed is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gnomon import schema
+from gnomon.errors import InputError, UnpricedError
+from gnomon.hardware import catalogue
+from gnomon.prices import Provenance, curves_for
+from gnomon.prices.curves import CurveFile, gemm_dtype
+
+FOLDER = Path(__file__).parents[2] / "src/gnomon/prices/curves"
+FILES = sorted(FOLDER.glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_row_says_what_it_is_from(path: Path) -> None:
+    """Measured: shapes and errors. Assumed: said so, and not given an error that nobody measured."""
+    file = schema.load_file(CurveFile, path)
+    assert file.arch == path.stem
+    for row in (*file.gemm, *file.attention, *file.stream):
+        said = row.provenance
+        assert said.date >= "2026-11-21"
+        assert ("assumed" in said.data) == (said.error == "unchecked"), said
+        assert "assumed" in said.data or said.error.startswith(("held out ", "fit ")), said
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_files_are_as_the_writer_makes_them(path: Path) -> None:
+    text = path.read_text()
+    assert schema.dump(schema.load(CurveFile, text)) == text
+
+
+def test_a_row_needs_its_provenance() -> None:
+    with pytest.raises(InputError, match="must all be said"):
+        Provenance(data="H100", date="2026-11-21", error="", range="all")
+
+
+def test_measured_devices_are_in_the_catalogue() -> None:
+    for path in FILES:
+        for name in schema.load_file(CurveFile, path).measured:
+            assert catalogue.device(name).arch == path.stem
+
+
+@pytest.mark.parametrize("name", catalogue.device_names())
+def test_every_device_has_curves_for_every_format_it_has_a_peak_for(name: str) -> None:
+    device = catalogue.device(name)
+    curves = curves_for(device)
+    for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8", "fp4", "int8"):
+        if getattr(device.dense_peak, dtype) is not None:
+            assert curves.gemm_for(dtype).dtype == gemm_dtype(dtype)
+    for direction in ("forward", "backward"):
+        for head_dim in (64, 80, 128, 256):
+            assert curves.attention_for(direction, head_dim).efficiency > 0
+
+
+def test_what_was_not_measured_is_said() -> None:
+    h100 = curves_for(catalogue.device("h100-sxm-80gb"), attention="flash3").assumptions
+    assert not any("no kernel data" in text for text in h100)
+    pcie = curves_for(catalogue.device("h100-pcie-80gb"), attention="flash3").assumptions
+    assert any("no kernel data for h100-pcie-80gb: efficiencies of h100-sxm-80gb" in text for text in pcie)
+    tpu = curves_for(catalogue.device("tpu-v5p")).assumptions
+    assert any("no kernel data for tpu-v5p: assumed" in text for text in tpu)
+    assert any("FlashAttention-2" in text for text in tpu)
+
+
+def test_a_device_of_its_own_beats_its_generation() -> None:
+    h100, h200 = (curves_for(catalogue.device(name)) for name in ("h100-sxm-80gb", "h200-sxm-141gb"))
+    assert h200.gemm_for("bf16").device == "h200-sxm-141gb"
+    assert h100.gemm_for("bf16").device == ""
+    assert h200.gemm_for("fp8") == h100.gemm_for("fp8")
+
+
+def test_a_head_size_takes_the_smallest_class_that_holds_it() -> None:
+    curves = curves_for(catalogue.device("h100-sxm-80gb"), attention="flash3")
+    assert [curves.attention_for("forward", size).head_dim for size in (40, 64, 80, 128, 160, 512)] == [
+        64, 64, 96, 128, 192, 256,
+    ]  # fmt: skip
+
+
+def test_what_a_device_has_not_is_refused() -> None:
+    curves = curves_for(catalogue.device("a100-sxm-80gb"))
+    with pytest.raises(UnpricedError, match="no GEMM curve for 'fp8'"):
+        curves.gemm_for("fp8")
+    with pytest.raises(UnpricedError, match="no flash3 forward"):
+        curves_for(catalogue.device("a100-sxm-80gb"), attention="flash3")
+
+
+def test_limits_of_a_row() -> None:
+    row = curves_for(catalogue.device("h100-sxm-80gb")).gemm_for("bf16")
+    with pytest.raises(InputError, match="memory_efficiency must be from 0.01 to 1"):
+        replace(row, memory_efficiency=1.2)

@@ -1,0 +1,38 @@
+"""Host time of a kernel: by the way of launching, with its source, and said when assumed."""
+
+from __future__ import annotations
+
+from gnomon.hardware import catalogue
+from gnomon.plans import Fact, Stack
+from gnomon.prices import host_cost, host_launch_s, sustained
+
+H100 = catalogue.device("h100-sxm-80gb")
+
+
+def stack(launch: str) -> Stack:
+    fact = Fact(field="launch", source="test", date="2026-11-21")
+    return Stack(name="test", version="0", launch=launch, facts=(fact,))  # type: ignore[arg-type]
+
+
+def test_eager_costs_most_and_replay_next_to_nothing() -> None:
+    eager, compiled, graph = (host_launch_s(stack(way), H100) for way in ("eager", "compiled", "cuda_graph"))
+    assert 5e-6 <= eager <= 10e-6
+    assert eager > compiled > 10 * graph > 0
+
+
+def test_a_stack_that_does_not_say_is_eager_and_the_cost_says_so() -> None:
+    cost = host_cost(Stack(name="bare", version="0"), H100)
+    assert cost.per_kernel_s == host_launch_s(stack("eager"), H100)
+    assert "'bare' does not say how it launches" in cost.assumption
+    assert host_cost(stack("eager"), H100).assumption == ""
+
+
+def test_devices_without_launches() -> None:
+    for name in ("tpu-v5p", "cpu-process"):
+        assert host_launch_s(stack("eager"), catalogue.device(name)) == 0.0
+
+
+def test_speed_is_the_burst_speed_until_a_factor_is_fitted() -> None:
+    known = sustained(stack("eager"), H100)
+    assert known.factor == 1.0
+    assert "0.85 to 0.93" in known.note

@@ -27,6 +27,7 @@ from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.schedules.optimizer import apply_optimizer, effective_zero, with_meetings
 from gnomon.schedules.rows import Rows
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
+from gnomon.schedules.tensor_sums import tensor_sums, with_tensor_sums
 from gnomon.schedules.v_half import v_half, v_min
 from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 from gnomon.schedules.zero_bubble_v import zero_bubble_v
@@ -78,8 +79,12 @@ def lower(
     rows = with_all_reduce(rows, _reduced(plan), overlap=plan.overlap.grad_reduce)
     rows = with_optimizer(rows)
     zero, layers = effective_zero(plan), stage_layers(plan, graph)
-    tied = tied_stages(graph, [(layer,) for part in layers for layer in part] if zero == 3 else layers)
+    parts = [(plan.stage_mesh(stage), part) for stage, part in enumerate(layers)]
+    if zero == 3:
+        parts = [(mesh, (layer,)) for mesh, part in parts for layer in part]
+    tied, sums = tied_stages(graph, [part for _, part in parts]), tensor_sums(graph, plan.layout, parts)
     if not zero:  # a pass that divides gradients must come before ranks meet
+        rows = with_tensor_sums(rows, sums)
         rows = with_meetings(rows, tied, clip=plan.optimizer.clip and plan.optimizer.offload is None)
     chains, skips = _chains(graph, plan)
     rows = with_skips(rows, skips, blocking=not plan.overlap.pipeline_sends)
@@ -93,7 +98,9 @@ def lower(
     if zero and tied and plan.optimizer.offload is not None:
         raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
     if zero:
-        rows = with_meetings(Rows.of(program), tied, clip=plan.optimizer.clip, buffer="G" if zero == 1 else "GS")
+        buffer = "G" if zero == 1 else "GS"
+        rows = with_tensor_sums(Rows.of(program), sums, buffer=buffer)
+        rows = with_meetings(rows, tied, clip=plan.optimizer.clip, buffer=buffer)
         program = rows.like(program)
     for given in plan.schedule.passes:
         if given.name not in ROW_PASSES:

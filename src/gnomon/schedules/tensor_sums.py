@@ -1,0 +1,73 @@
+"""Gradients that tensor-parallel ranks add up once a step: norms and routers under sequence parallelism, copied heads.
+
+`tensor_sums` reads from the sharding which stages have parameters of which every tp rank has a term of the gradient
+(each saw its part of the tokens) or which several tp ranks hold copies of (fewer key-value heads than tp);
+`with_tensor_sums` inserts an AR for each before the update. Left out: sums within blocks, which are the blocks' own,
+and bytes, which `sharding.parameter_collectives` has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from gnomon.errors import PlanError
+from gnomon.graph import BF16, Graph, Layer
+from gnomon.plans import Layout, Mesh
+from gnomon.program import NO_UNIT, BufferRef, Communicator, Override, RowEffect
+from gnomon.schedules.rows import KIND, Inserted, Rows, insert
+from gnomon.sharding import shard_block
+
+TERMS, COPIES = "tp", "kv_copies"
+"""Communicators, and price names, of the two sums: over all tp ranks, and over those that hold one head's copies."""
+
+
+def tensor_sums(
+    graph: Graph, layout: Layout, parts: Iterable[tuple[Mesh, Sequence[Layer]]]
+) -> tuple[tuple[int, str], ...]:
+    """(stage, TERMS or COPIES) of each sum. parts: mesh and layers of each stage."""
+
+    @cache
+    def needed(name: str, mesh: Mesh) -> tuple[str, ...]:
+        block = graph.block(name)
+        sizes = {dim.name: 2 * mesh.cp * mesh.tp for dim in block.dims if dim.size is None}  # any that axes divide
+        sharded = shard_block(block, layout, mesh, sizes, BF16)
+        terms = any("tp" in axes for axes in sharded.partial_grads.values())
+        return (*((TERMS,) if terms else ()), *((COPIES,) if sharded.copies else ()))
+
+    found: dict[tuple[int, str], None] = {}
+    for stage, (mesh, layers) in enumerate(parts):
+        names = [needed(layer.call.block, mesh) for layer in layers] if mesh.tp > 1 else []
+        found.update(((stage, name), None) for name in (TERMS, COPIES) if any(name in each for each in names))
+    return tuple(found)
+
+
+def with_tensor_sums(rows: Rows, sums: Sequence[tuple[int, str]], *, buffer: str = "G") -> Rows:
+    """The rows with an AR for each sum before its rank's first update.
+
+    buffer: what is summed, the gradient or its shard. PlanError where a stage with a sum has no update.
+    """
+    updates = np.flatnonzero(rows.is_kind("OPT"))
+    usual = any(effect.buffer == buffer for kind in rows.kinds if kind.name == "AR" for effect in kind.effects)
+    classes, parts = rows.rank_class[updates], []
+    for stage, name in sums:
+        for cls in np.unique(classes[rows.stage[updates] == stage]):
+            effect = RowEffect("accumulate", BufferRef(buffer, stage))
+            part = Inserted(
+                anchor=updates[classes == cls][:1],
+                kind=np.array([KIND["AR"]], np.int8),
+                stage=np.array([stage], np.int16),
+                unit=np.array([NO_UNIT], np.int32),
+                before=True,
+                override=Override(comm=name, name=name, effects=None if usual else (effect,)),
+            )
+            parts.append(part)
+    if {stage for stage, _ in sums} - set(rows.stage[updates].tolist()):
+        raise PlanError("tensor-parallel ranks add up gradients before the update (OPT), which a stage here has not")
+    comms = {comm.name: comm for comm in rows.comms}
+    for _, name in sums:
+        comms.setdefault(name, Communicator(name=name, semantics="collective"))
+    return replace(insert(rows, parts), comms=tuple(comms.values())) if sums else rows

@@ -267,10 +267,10 @@ GEMMS = (
     GemmTable("gemm_aiconfigurator", "l40s", "bf16", (("dtype", "bf16"), ("stack", "vllm-0.24.0"))),
     GemmTable("gemm_aiconfigurator", "l40s", "fp8", (("dtype", "fp8"), ("stack", "vllm-0.24.0")), 8, casts=True),
     GemmTable("gemm_v100_apex", "V100-PCIE-16GB", "fp16", (("dtype", "half"),), floor_s=3e-6),
-    GemmTable("gemm_fp32_neusight", "Tesla V100-PCIE-32GB", "fp32", (("op", "linear"),), 32, floor_s=3e-6),
-    GemmTable("gemm_fp32_neusight", "NVIDIA A100-PCIE-40GB", "fp32", (("op", "linear"),), 32, floor_s=3e-6),
-    GemmTable("gemm_fp32_neusight", "NVIDIA H100 80GB HBM3", "fp32", (("op", "linear"),), 32, floor_s=3e-6),
-    GemmTable("gemm_fp32_neusight", "AMD Instinct MI210", "fp32", (("op", "linear"),), 32, floor_s=3e-6),
+    GemmTable("gemm_fp32_neusight", "Tesla V100-PCIE-32GB", "fp32", (), 32, floor_s=3e-6),
+    GemmTable("gemm_fp32_neusight", "NVIDIA A100-PCIE-40GB", "fp32", (), 32, floor_s=3e-6),
+    GemmTable("gemm_fp32_neusight", "NVIDIA H100 80GB HBM3", "fp32", (), 32, floor_s=3e-6),
+    GemmTable("gemm_fp32_neusight", "AMD Instinct MI210", "fp32", (), 32, floor_s=3e-6),
 )
 
 
@@ -293,12 +293,12 @@ def fit_gemm(data: Path, of: GemmTable) -> Result:
     m, n, k = (column(rows, name) for name in "mnk")
     seconds, out = column(rows, "time_us") * 1e-6, kept_out(rows, "n", "k")
     main = (m >= 256) & (n >= 512) & (k >= 512)
-    moved = ((m * k + k * n) * of.bits + m * n * max(of.bits, 16)) / 8
+    batch = column(rows, "b") if "b" in rows[0] else np.ones_like(m)
+    moved = batch * ((m * k + k * n) * of.bits + m * n * max(of.bits, 16)) / 8
     peak = machine.flops_per_s("fp32_matrix" if of.rate == "fp32" else of.rate)
 
     def predict(which: Any, values: dict[str, float]) -> Array:
-        ones = np.ones_like(m[which])
-        shape = Products(m=m[which], n=n[which], k=k[which], batch=ones, moved_bytes=moved[which])
+        shape = Products(m=m[which], n=n[which], k=k[which], batch=batch[which], moved_bytes=moved[which])
         cast = 3 * m[which] * k[which] / machine.memory_bytes_per_s * values.get("cast_passes", 0.0)
         product = gemm_model(shape, peak, machine, gemm_row(of.rate, values))
         return np.asarray(product + cast + values.get("cast_s", 0.0))
@@ -316,10 +316,10 @@ def fit_gemm(data: Path, of: GemmTable) -> Result:
     if of.floor_s is not None:
         said += f"; floor {values['t0_s'] * 1e6:.3g} us is the host's, {of.floor_s * 1e6:.3g} us put in its place"
         values["t0_s"] = of.floor_s
-    stack = ", ".join(value for _, value in of.wanted)
+    stack = ", ".join(value for _, value in of.wanted) or "single and batched"
     shapes = "m >= 256, n and k >= 512"
     text = f"{of.table}.csv: {of.device}, {stack}, {len(rows)} shapes{said}"
-    where = f"{shapes}; smaller ones {rest.median:.0%} / {rest.p90:.0%}"
+    where = shapes + (f"; smaller ones {rest.median:.0%} / {rest.p90:.0%}" if rest.count else "")
     row = gemm_row(of.rate, values, provenance(text, held, where), machine.name if of.own else "")
     name = f"GEMM {of.rate} {machine.name} ({stack})"
     return Result(machine.arch, row, name, shapes, held, f"all three >= 1024: {cubes}; the rest: {rest}")

@@ -251,3 +251,13 @@ def test_fp32_products_run_at_fp32_rates() -> None:
     fp32 = replace(SETTING, dtypes=Dtypes(compute="fp32", param="fp32"))
     work = 2 * 2048 * 4096 * 14336
     assert op_seconds(back.forward.op("up"), back.forward, fp32, H100, CURVES).device_s > work / 66.9e12
+
+
+def test_load_stretches_the_rows_of_experts_only() -> None:
+    """Mixtral: the experts' activation works on rows, the norm before them does not."""
+    graph = model("mixtral-8x7b")
+    block = call_backward(graph, next(c for c in graph.calls if c.name == "layers"), FUSED, SETTING).forward
+    for kind, ratio in (("glu", 3.0), ("norm", 1.0)):
+        op = next(op for op in block.ops if op.kind == kind)
+        plain, loaded = (op_seconds(op, block, SETTING, H100, CURVES, load=load).device_s for load in (1.0, 3.0))
+        assert loaded / plain == pytest.approx(ratio, rel=0.05)

@@ -24,5 +24,6 @@ from gnomon.prices.kernels import OpPrice as OpPrice
 from gnomon.prices.kernels import cast_weight_seconds as cast_weight_seconds
 from gnomon.prices.kernels import grad_seconds as grad_seconds
 from gnomon.prices.kernels import op_seconds as op_seconds
+from gnomon.prices.optimizer import accumulate_seconds as accumulate_seconds
 from gnomon.prices.optimizer import optimizer_seconds as optimizer_seconds
 from gnomon.prices.stream import stream_seconds as stream_seconds

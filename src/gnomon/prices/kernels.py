@@ -135,7 +135,7 @@ def op_seconds(
         labels = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
         # one sector of 32 bytes and a label for each token
         return OpPrice(device_s=stream_seconds(labels * 40, labels * 4, device, curves, kind="gather"), kernels=1)
-    return _streamed(op, FORWARD, work, device, curves, load if _on_rows(op, block) else 1.0)
+    return _streamed(op, FORWARD, work, device, curves, _load(op, block, load))
 
 
 def grad_seconds(
@@ -170,7 +170,7 @@ def grad_seconds(
         return _attention(op, block, setting, device, curves, causal_share, backward=True)
     if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
         return FREE
-    return _streamed(op, BACKWARD, work, device, curves, load if _on_rows(op, block) else 1.0)
+    return _streamed(op, BACKWARD, work, device, curves, _load(op, block, load))
 
 
 def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
@@ -188,10 +188,12 @@ def _is_no_cast(op: Op, block: Block, setting: Setting) -> bool:
     return len({setting.dtypes.resolve(block.tensor(name).dtype) for name in names}) == 1
 
 
-def _on_rows(op: Op, block: Block) -> bool:
-    """Whether an op works on the rows of experts: from dispatch to combine."""
+def _load(op: Op, block: Block, load: float) -> float:
+    """`load` for ops on the rows of experts, from dispatch to combine; 1 for others."""
+    if load == 1.0:
+        return load
     routed = routed_tensors(block)
-    return any(name in routed for name in (*op.inputs, *op.outputs))
+    return load if any(name in routed for name in (*op.inputs, *op.outputs)) else 1.0
 
 
 def _streamed(op: Op, table: Mapping[str, Steps], work: Work, device: Device, curves: Curves, load: float) -> OpPrice:

@@ -1,4 +1,5 @@
-"""Time of the optimizer's update on one device, from the bytes that its rule reads and writes for each element.
+"""Time of the optimizer's update on one device, from the bytes that its rule reads and writes for each element, and of
+adding gradients up over microbatches.
 
 `optimizer_seconds` takes the elements that this rank updates (after ZeRO divides them). Leaves out: collectives before
 and after, the wait for the gradient norm, and updates on the host (offload: give the elements left on the device).
@@ -14,7 +15,7 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS
 from gnomon.hardware.types import Device
 from gnomon.plans import Optimizer, Precision, Stack
-from gnomon.prices.curves import Curves, Size
+from gnomon.prices.curves import Curves, Size, as_time
 from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.kernels import FREE, OpPrice
 from gnomon.prices.stream import stream_seconds
@@ -79,6 +80,25 @@ def optimizer_seconds(
         if not fused:
             total = total + OpPrice(device_s=stream_seconds(grad, grad, device, curves), kernels=1)
     return total + (_muon(matrices, device, curves) if optimizer.kind == "muon" else FREE)
+
+
+def accumulate_seconds(
+    elements: Size, precision: Precision, device: Device, curves: Curves, *, fused: bool, tensors: int = 1
+) -> OpPrice:
+    """What adding weight gradients into their buffer costs beyond the products of `kernels.grad_seconds`.
+
+    elements: of the gradients, in `tensors` parameters. fused: the product itself adds into the buffer, so only the
+    wider result, read and written, is more; otherwise a kernel for each parameter reads both and writes one. For the
+    microbatches that add to what is there; the first may write instead.
+    """
+    result, buffer = DTYPE_BITS[precision.compute] / 8, DTYPE_BITS[precision.grad] / 8
+    count = np.asarray(elements, dtype=np.float64)
+    if not fused:
+        seconds = stream_seconds(count * (result + buffer), count * buffer, device, curves, kernels=tensors)
+        return OpPrice(device_s=seconds, kernels=tensors)
+    share = curves.stream_for("plain").efficiency
+    moving = count * (2 * buffer - result) / (device.memory_bytes_per_s * share)
+    return OpPrice(device_s=as_time(moving), kernels=0)
 
 
 def _dtypes(precision: Precision) -> dict[str, str]:

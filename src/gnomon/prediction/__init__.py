@@ -1,0 +1,17 @@
+"""Prediction: how a job will run, from a model, a cluster and a plan, before it runs.
+
+`predict` returns a frozen `Prediction`: the steady-state step and where it goes, memory by rank and class with its moment,
+and what was assumed. `layer_price` and `Pricing` are the parts that a search reuses. Leaves out measuring and searching.
+"""
+
+from gnomon.prediction.layer import LayerPrice as LayerPrice
+from gnomon.prediction.layer import LocalContext as LocalContext
+from gnomon.prediction.layer import Phase as Phase
+from gnomon.prediction.layer import layer_price as layer_price
+from gnomon.prediction.memory import RankMemory as RankMemory
+from gnomon.prediction.predict import Prediction as Prediction
+from gnomon.prediction.predict import predict as predict
+from gnomon.prediction.stage import StagePrice as StagePrice
+from gnomon.prediction.stage import stage_price as stage_price
+from gnomon.prediction.step import Pricing as Pricing
+from gnomon.prediction.step import Step as Step

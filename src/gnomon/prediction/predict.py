@@ -1,0 +1,265 @@
+"""`predict`: from a model, a cluster and a plan to time and memory, with what was assumed.
+
+One call: check the plan, price every stage, lower to a Program, validate, play to the steady state, replay memory. The
+result is a frozen `Prediction` with the same content as the command line shows. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.models.presets import model as preset
+from gnomon.plans import Fact, Plan, Stack, Workload, batch, check, stage_layers
+from gnomon.prediction.memory import RankMemory, rank_memory
+from gnomon.prediction.stage import StagePrice, stage_price
+from gnomon.prediction.step import Pricing, Step, local_sizes
+from gnomon.prices.curves import curves_for
+from gnomon.prices.host import host_cost, sustained
+from gnomon.program import Structure, validate
+from gnomon.schedules import lower
+from gnomon.schedules.optimizer import effective_zero
+from gnomon.simulate import Period, period
+from gnomon.simulate import simulate as play_timeline
+from gnomon.timeline import Timeline
+
+PLAIN_STACK = Stack(name="unstated", version="")
+"""A stack of which nothing is known; what is assumed in its place is listed with the prediction."""
+
+_ASSUMED = {
+    "attention": ("flash", "flash attention"),
+    "norm": ("fused", "fused norms"),
+    "activation": ("fused", "fused activations"),
+    "cross_entropy": ("unfused", "cross-entropy in fp32, op by op"),
+    "launch": ("eager", "kernels launched one by one"),
+    "optimizer_step": ("fused", "a fused optimizer"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """How a job will run."""
+
+    model: str
+    cluster: str
+    plan: Plan
+    workload: Workload
+    step_s: float
+    """Seconds of an optimizer step in the steady state (the period)."""
+    makespan_s: float
+    """Seconds of one step that starts from rest."""
+    tokens_per_s_per_device: float
+    mfu: float
+    """Model FLOPs (6N and full attention, nothing for recompute) over the dense peak of the compute dtype."""
+    hfu: float
+    """The same with what is computed twice counted."""
+    model_flops: float
+    """Of one step, all devices."""
+    breakdown: Mapping[str, float]
+    """Part of the busiest rank's step -> seconds; they add up to the step."""
+    memory: tuple[RankMemory, ...]
+    """By rank class, in order of stages."""
+    assumptions: tuple[str, ...]
+    """What was taken for granted: figures nobody checked, facts of the stack that are not known."""
+    notes: tuple[str, ...]
+    """What the plan implies and a reader might not expect."""
+    step: Step = field(repr=False)
+    structure: Structure = field(repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's peak is within its device's memory."""
+        return all(rank.fits for rank in self.memory)
+
+    @property
+    def tightest(self) -> RankMemory:
+        """The rank class with the least room."""
+        return max(self.memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
+
+    @property
+    def verdict(self) -> str:
+        """One line: `fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`."""
+        return self.tightest.verdict
+
+    def timeline(self, *, steady: bool = True) -> Timeline:
+        """The predicted Timeline of a step, with its causes and memory."""
+        return play_timeline(
+            self.structure, self.step.durations, self.step.sizes, steady=steady, assumptions=self.assumptions
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "schema": "gnomon.prediction/1",
+            "model": self.model,
+            "cluster": self.cluster,
+            "step_s": self.step_s,
+            "makespan_s": self.makespan_s,
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "model_flops": self.model_flops,
+            "breakdown_s": dict(self.breakdown),
+            "fits": self.fits,
+            "verdict": self.verdict,
+            "memory": [rank.to_mapping() for rank in self.memory],
+            "assumptions": list(self.assumptions),
+            "notes": list(self.notes),
+        }
+
+
+def predict(
+    model: Graph | str,
+    cluster: Cluster | str,
+    plan: Plan,
+    workload: Workload,
+    stack: Stack = PLAIN_STACK,
+) -> Prediction:
+    """Time and memory of one step.
+
+    model: a Graph or the name of a preset. cluster: a Cluster or a spec such as `4x8xh100-sxm`. PlanError when the
+    plan cannot run on them; UnpricedError names anything without a price.
+    """
+    graph = preset(model) if isinstance(model, str) else model
+    machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    notes = tuple(str(note) for note in check(plan, graph, machines, workload))
+    kernels, assumed, stack = _settle(stack)
+    count, size = batch(plan, workload)
+    stages = tuple(_stage(plan, graph, machines, s, workload, size, kernels) for s in range(plan.num_stages))
+    structure, blocks = _structure(plan, graph, count)
+    pricing = Pricing(plan, graph, machines, stack, stages, blocks)
+    durations = pricing.durations(structure.program)
+    found = period(structure, durations)
+    memory, sizes = rank_memory(structure, pricing, count)
+    step = Step(program=structure.program, durations=durations, sizes=sizes, stages=stages, blocks=blocks)
+    return _prediction(graph, machines, plan, workload, step, structure, found, memory, kernels, assumed, stack, notes)
+
+
+def _stage(
+    plan: Plan, graph: Graph, cluster: Cluster, stage: int, workload: Workload, size: int, kernels: Kernels
+) -> StagePrice:
+    mesh = plan.stage_mesh(stage)
+    shares = plan.stages[stage].shares if plan.stages else ()
+    sizes = local_sizes(workload, size, mesh.data_ranks)
+    if shares:
+        sizes["batch"] = max(shares)
+    experts = {dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"} - {
+        None
+    }
+    load = 1.0
+    if experts and workload.router.kind != "balanced":
+        fractions = workload.router.rank_fractions(max(e for e in experts if e is not None), mesh.ep)
+        load = float(max(fractions) * len(fractions))
+    return stage_price(plan, graph, cluster, stage, sizes=sizes, kernels=kernels, load=load)
+
+
+@lru_cache(maxsize=64)
+def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[tuple[int, int], ...]]:
+    """The plan's Program, validated, and what its stages stand for."""
+    schedule = replace(plan.schedule, micro_batch_size=None, num_microbatches=count)
+    program = lower(graph, replace(plan, schedule=schedule))
+    layers = stage_layers(plan, graph)
+    if effective_zero(plan) == 3:  # the Program's stages are then layers
+        blocks = tuple((stage, i) for stage, part in enumerate(layers) for i in range(len(part)))
+    else:
+        blocks = tuple((stage, -1) for stage in range(len(layers)))
+    return validate(program), blocks
+
+
+def _settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
+    """Kernels of a stack; what had to be assumed; the stack with the assumptions filled in where prices need them."""
+    missing = [name for name in _ASSUMED if getattr(stack, name) is None]
+    chosen = {name: getattr(stack, name) or default for name, (default, _) in _ASSUMED.items()}
+    told = tuple(_ASSUMED[name][1] for name in missing)
+    assumed = (f"stack {stack.name!r} does not say: taken as {', '.join(told)}",) if told else ()
+    kernels = Kernels(
+        attention="unfused" if chosen["attention"] == "unfused" else "flash",
+        norm="unfused" if chosen["norm"] == "unfused" else "fused",
+        glu="unfused" if chosen["activation"] == "unfused" else "fused",
+        cross_entropy="fused" if chosen["cross_entropy"] in ("fused", "chunked") else "unfused",
+    )
+    facts = tuple(Fact(field=name, source="assumed by predict", date="2026-11-21") for name in missing)
+    given: dict[str, Any] = {name: chosen[name] for name in missing}
+    filled = replace(stack, **given, facts=(*stack.facts, *facts))
+    return kernels, assumed, filled
+
+
+def _prediction(
+    graph: Graph,
+    cluster: Cluster,
+    plan: Plan,
+    workload: Workload,
+    step: Step,
+    structure: Structure,
+    found: Period,
+    memory: tuple[RankMemory, ...],
+    kernels: Kernels,
+    assumed: tuple[str, ...],
+    stack: Stack,
+    notes: tuple[str, ...],
+) -> Prediction:
+    tokens = sum(workload.sequence_lengths())
+    lengths = workload.sequence_lengths()
+    sizes = {"batch": len(lengths), "seq": lengths[0], **dict(workload.sizes)}
+    work = graph_work(graph, kernels, Setting(sizes=sizes, dtypes=BF16, causal_flops="full"))
+    flops = float(work.total.matmul_flops)
+    devices = [cluster.devices[d] for d in dict.fromkeys(plan.device_of)]
+    dtype = "fp8" if plan.precision.fp8 else plan.precision.compute
+    peak = sum(device.flops_per_s(dtype) for device in devices)
+    again = sum(s.phase("recompute").flops * len(s.ranks) for s in step.stages) * _microbatches(structure)
+    timeline = play_timeline(structure, step.durations)
+    kinds = {device.name: device for device in devices}
+    hosts = [host_cost(stack, device) for device in kinds.values()]
+    assumptions = (
+        *assumed,
+        *cluster.assumptions,
+        *(line for device in kinds.values() for line in curves_for(device).assumptions),
+        *(host.assumption for host in hosts if host.assumption),
+        *(sustained(stack, device).note for device in kinds.values()),
+    )
+    return Prediction(
+        model=graph.name,
+        cluster=cluster.name,
+        plan=plan,
+        workload=workload,
+        step_s=found.seconds,
+        makespan_s=timeline.makespan_s,
+        tokens_per_s_per_device=tokens / found.seconds / len(plan.device_of),
+        mfu=flops / found.seconds / peak,
+        hfu=(flops + again) / found.seconds / peak,
+        model_flops=flops,
+        breakdown=_breakdown(structure, step, found),
+        memory=memory,
+        assumptions=tuple(dict.fromkeys(assumptions)),
+        notes=notes,
+        step=step,
+        structure=structure,
+    )
+
+
+def _microbatches(structure: Structure) -> int:
+    return len(structure.program.units)
+
+
+def _breakdown(structure: Structure, step: Step, found: Period) -> dict[str, float]:
+    """The step of the rank class with the most compute: kernels, collectives inside layers, update, and the rest by
+    what it waited for."""
+    program = structure.program
+    busy = step.durations.busy[program.key]
+    on_compute = program.stream == program.streams.index("compute")
+    cls_of = np.repeat(np.arange(program.num_classes), np.diff(program.class_ptr))
+    load = np.bincount(cls_of[on_compute], busy[on_compute], program.num_classes)
+    worst = int(np.argmax(load))
+    out: dict[str, float] = {}
+    for k, kind in enumerate(program.kinds):
+        mine = on_compute & (cls_of == worst) & (program.kind == k)
+        if mine.any():
+            out[kind.name] = float(busy[mine].sum())
+    out["waiting"] = found.seconds - sum(out.values())
+    return out

@@ -1,0 +1,206 @@
+"""The layers of one pipeline stage on one of its ranks: their prices, parameters, and what each action costs.
+
+`stage_price(...)` gathers `layer_price`s of the layers that a plan puts on a stage, run-length coded, with the links
+behind its axes. Parameters that layers of one stage share are counted once. Leaves out the order of actions and memory
+over time (the Program's), and the rest of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import PlanError
+from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
+from gnomon.hardware import Cluster, Device
+from gnomon.plans import Mesh, Plan, savings, stage_layers
+from gnomon.prediction.layer import LayerPrice, LocalContext, Phase, layer_price
+from gnomon.prices.links import AxisLink, axis_link
+from gnomon.sharding import ParameterCollective
+from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.parameters import STATE_TENSORS, parameter_collectives, shard_ranks
+
+GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "cp": ("dense", ("cp",)),
+    "tp": ("dense", ("tp",)),
+    "ep": ("experts", ("ep",)),
+    "etp": ("experts", ("etp",)),
+    "dp_shard+cp": ("dense", ("dp_shard", "cp")),
+    "dp_replicate": ("dense", ("dp_replicate",)),
+    "dp_replicate+dp_shard+cp": ("dense", ("dp_replicate", "dp_shard", "cp")),
+    "edp": ("experts", ("edp",)),
+    "dp_replicate+edp": ("experts", ("dp_replicate", "edp")),
+}
+"""Named groups of ranks that communicate: (view of the mesh, its axes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePrice:
+    """A stage on its ranks. `layers` is run-length coded: (price, labels of the layers that share it)."""
+
+    stage: int
+    mesh: Mesh
+    ranks: tuple[int, ...]
+    """Ranks of the job, in the order of the stage's mesh."""
+    device: Device
+    """The slowest of its devices."""
+    links: Mapping[str, AxisLink]
+    layers: tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]
+    plan: Plan
+
+    @cached_property
+    def order(self) -> tuple[LayerPrice, ...]:
+        """One price a layer, in order."""
+        by_label = {layer.label: price for price, layers in self.layers for layer in layers}
+        return tuple(by_label[layer.label] for layer in self.in_order)
+
+    @cached_property
+    def in_order(self) -> tuple[Layer, ...]:
+        """The stage's layers in order of the graph."""
+        every = [layer for _, layers in self.layers for layer in layers]
+        return tuple(sorted(every, key=lambda layer: self._position[layer.label]))
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        every = sorted((n, layer.label) for n, layer in self._numbered)
+        return {label: i for i, (_, label) in enumerate(every)}
+
+    @cached_property
+    def _numbered(self) -> tuple[tuple[int, Layer], ...]:
+        return tuple((self.numbers[layer.label], layer) for _, layers in self.layers for layer in layers)
+
+    numbers: Mapping[str, int]
+    """Label of a layer -> its place in the graph."""
+
+    def phase(self, name: str) -> Phase:
+        """`forward`, `input_grad`, `weight_grad` or `recompute` of the whole stage."""
+        return reduce(Phase.__add__, (getattr(p, name) * len(layers) for p, layers in self.layers), Phase())
+
+    @cached_property
+    def elements(self) -> tuple[int, int]:
+        """(dense, routed experts') parameter elements on one rank, shared ones once, before ZeRO divides them."""
+        seen: set[str] = set()
+        dense = routed = 0
+        for price, layers in self.layers:
+            experts = routed_tensors(price.sharded.block)
+            for layer in layers:
+                for tensor in price.sharded.block.parameters:
+                    name = layer.call.parameter_name(tensor.name, layer.index)
+                    if name not in seen:
+                        seen.add(name)
+                        count = int(price.sharded.local_elements[tensor.name])
+                        dense, routed = (dense, routed + count) if tensor.name in experts else (dense + count, routed)
+        return dense, routed
+
+    @cached_property
+    def num_tensors(self) -> int:
+        """Parameters it holds."""
+        return sum(len(price.sharded.block.parameters) * len(layers) for price, layers in self.layers)
+
+    def static_bytes(self) -> dict[str, int]:
+        """Bytes that stay on a rank between steps: parameters, gradients, master copy, states."""
+        optimizer, precision = self.plan.optimizer, self.plan.precision
+        states = STATE_TENSORS[optimizer.kind] * width(precision.states)
+        kinds = (
+            ("parameters", width(precision.param), 3),
+            ("gradients", width(precision.grad), 2),
+            ("master", 0 if precision.master == "none" else width(precision.master), 1),
+            ("states", states, 1),
+        )
+        out = dict.fromkeys((name for name, _, _ in kinds), 0)
+        for experts, elements in zip((False, True), self.elements, strict=True):
+            ways = shard_ranks(self.mesh, experts=experts)
+            for name, size, first in kinds:
+                out[name] += (-(-elements // ways) if optimizer.zero >= first else elements) * size
+        if optimizer.offload is not None:
+            stays = 1 - optimizer.offload.fraction
+            out["master"], out["states"] = int(out["master"] * stays), int(out["states"] * stays)
+        return out
+
+    def updated_elements(self) -> int:
+        """Elements that this rank's optimizer updates."""
+        sharded = self.plan.optimizer.zero >= 1
+        return sum(
+            -(-elements // (shard_ranks(self.mesh, experts=experts) if sharded else 1))
+            for experts, elements in zip((False, True), self.elements, strict=True)
+        )
+
+    def collectives(self, price: LayerPrice) -> tuple[ParameterCollective, ...]:
+        """Communications of one layer's parameters and gradients."""
+        return parameter_collectives(price.sharded, self.mesh, self.plan.optimizer, self.plan.precision)
+
+
+def width(dtype: str) -> int:
+    """Bytes of an element."""
+    return DTYPE_BITS[dtype] // 8
+
+
+def stage_price(
+    plan: Plan,
+    graph: Graph,
+    cluster: Cluster,
+    stage: int,
+    *,
+    sizes: Mapping[str, int],
+    kernels: Kernels,
+    load: float = 1.0,
+) -> StagePrice:
+    """Prices of the layers of one stage. sizes: `batch` of one data-parallel rank's microbatch, `seq`, …"""
+    mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
+    devices = [cluster.devices[plan.device_of[rank]] for rank in ranks]
+    device = min(set(devices), key=lambda d: d.memory_bytes_per_s)
+    links = stage_links(plan, cluster, mesh, ranks)
+    saving = savings(plan, graph, kernels)
+    splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
+    groups: dict[LocalContext, list[Layer]] = {}
+    numbers = {layer.label: i for i, layer in enumerate(graph.layers())}
+    for layer in stage_layers(plan, graph)[stage]:
+        block = graph.block(layer.call.block)
+        no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
+        context = LocalContext(
+            block=block,
+            no_grad=no_grad,
+            sizes=tuple(sorted(sizes.items())),
+            mesh=mesh,
+            layout=plan.layout,
+            links=tuple(sorted(links.items(), key=lambda item: item[0])),
+            saving=saving[layer.label],
+            whole_recompute=plan.saved.preset == "full" and bool(saving[layer.label].policy),
+            precision=plan.precision,
+            kernels=kernels,
+            device=device,
+            split_paths=splits,
+            load=load,
+        )
+        groups.setdefault(context, []).append(layer)
+    if not groups:
+        raise PlanError(f"stage {stage} has no layers; use fewer stages")
+    return StagePrice(
+        stage=stage,
+        mesh=mesh,
+        ranks=ranks,
+        device=device,
+        links=links,
+        layers=tuple((layer_price(context), tuple(layers)) for context, layers in groups.items()),
+        plan=plan,
+        numbers=numbers,
+    )
+
+
+def stage_links(plan: Plan, cluster: Cluster, mesh: Mesh, ranks: Sequence[int]) -> dict[str, AxisLink]:
+    """What the collectives of each group of axes run over: the slowest group of its kind."""
+    device_of = np.array(plan.device_of)
+    place: NDArray[np.int64] = device_of[np.array(ranks)]
+    links = {}
+    views = {"dense": mesh.dense, "experts": mesh.experts if mesh.ep * mesh.etp > 1 else mesh.dense}
+    for name, (view, axes) in GROUPS.items():
+        if any(axis not in views[view].axes for axis in axes):
+            continue
+        groups = views[view].groups(*axes)
+        if groups.shape[1] > 1:
+            links[name] = axis_link(cluster, place[groups])
+    return links

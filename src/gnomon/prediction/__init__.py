@@ -1,7 +1,8 @@
 """Prediction: how a job will run, from a model, a cluster and a plan, before it runs.
 
-`predict` returns a frozen `Prediction`: the steady-state step and where it goes, memory by rank and class with its moment,
-and what was assumed. `layer_price` and `Pricing` are the parts that a search reuses. Leaves out measuring and searching.
+`predict` returns a frozen `Prediction`: the steady-state step and where it goes, memory by rank and class with its
+moment, and what was assumed. `layer_price` and `Pricing` are the parts that a search reuses. Leaves out measuring and
+searching.
 """
 
 from gnomon.prediction.layer import LayerPrice as LayerPrice

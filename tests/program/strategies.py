@@ -42,7 +42,7 @@ PRICE_NAMES = st.one_of(st.sampled_from(("", "cold", "F&B", "a b", 'q"\\', "x# y
 
 @st.composite
 def units(draw: st.DrawFn) -> int | tuple[Unit, ...]:
-    """Plain microbatches, or units with pieces, weights and workers."""
+    """Plain microbatches, or units with pieces, weights, workers and local sequences."""
     count = draw(st.integers(0, 4))
     if draw(st.booleans()):
         return count
@@ -53,7 +53,8 @@ def units(draw: st.DrawFn) -> int | tuple[Unit, ...]:
         )
         weight = draw(st.sampled_from((0.0, 1.0, 1e-05, 1 / 3)))
         spans = tuple((sequence, start, start + size) for sequence, (start, size) in pieces.items())
-        found.append(Unit(pieces=spans, weight=weight, worker=draw(st.integers(0, 2))))
+        whole = tuple((sequence, draw(st.integers(0, 3))) for sequence in pieces if draw(st.booleans()))
+        found.append(Unit(pieces=spans, weight=weight, worker=draw(st.integers(0, 2)), local=whole))
     return tuple(found)
 
 

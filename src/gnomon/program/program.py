@@ -199,14 +199,19 @@ def plain_units(count: int) -> tuple[Unit, ...]:
 
 
 def unit_shapes(units: Sequence[Unit]) -> tuple[tuple[str, ...], Ints]:
-    """Distinct shapes of the units (tokens, and prefix where there is one) and the shape of each unit.
+    """Distinct shapes of the units (tokens, prefix where there is one, and rank of a local sequence: `4,2+2,8@1`) and
+    the shape of each unit.
 
     All units alike give the single shape ''.
     """
     seen: dict[str, int] = {}
     index = np.zeros(len(units), np.int32)
     for i, unit in enumerate(units):
-        text = ",".join(f"{stop - start}" + (f"+{start}" if start else "") for _, start, stop in unit.pieces)
+        where = {sequence: f"@{rank}" for sequence, rank in unit.local}
+        text = ",".join(
+            f"{stop - start}" + (f"+{start}" if start else "") + where.get(sequence, "")
+            for sequence, start, stop in unit.pieces
+        )
         index[i] = seen.setdefault(text, len(seen))
     return (tuple(seen) if len(seen) > 1 else ("",)), index
 

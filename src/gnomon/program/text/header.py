@@ -59,7 +59,9 @@ class Header:
             raise line.fail("give either `units N` or `unit` lines, not both")
         self.plain = line.count("number of units", 0, MAX_UNITS)
 
-    def read_unit(self, line: Line) -> None:  # unit I = SEQUENCE:START:STOP … [weight W] [worker R]
+    def read_unit(
+        self, line: Line
+    ) -> None:  # unit I = SEQUENCE:START:STOP … [weight W] [worker R] [local SEQUENCE:RANK …]
         index = line.count("number of the unit", 0, MAX_UNITS - 1)
         if self.plain >= 0:
             raise line.fail("give either `units N` or `unit` lines, not both")
@@ -67,7 +69,7 @@ class Header:
             raise line.fail(f"expected unit {len(self.units)}, not unit {index}: units are numbered in order from 0")
         line.expect("=")
         column, pieces = line.at, []
-        while (word := line.peek()) and word not in ("weight", "worker"):
+        while (word := line.peek()) and word not in ("weight", "worker", "local"):
             parts = line.word("a piece").split(":")
             if len(parts) != 3:
                 raise line.fail(f"expected a piece as sequence:start:stop, not {short(word)}")
@@ -75,8 +77,9 @@ class Header:
             pieces.append((a, b, c))
         weight = _weight(line) if line.accept("weight") else 0.0
         worker = line.count("worker", 0) if line.accept("worker") else 0
+        local = _local(line) if line.accept("local") else ()
         try:
-            self.units.append(Unit(pieces=tuple(pieces), weight=weight, worker=worker))
+            self.units.append(Unit(pieces=tuple(pieces), weight=weight, worker=worker, local=local))
         except GnomonError as error:
             raise line.fail(str(error), column) from None
 
@@ -220,6 +223,19 @@ class Header:
         "comm": read_comm,
         "alias": read_alias,
     }
+
+
+def _local(line: Line) -> tuple[tuple[int, int], ...]:
+    """Sequences that one context-parallel rank has whole: SEQUENCE:RANK, at least one."""
+    found: list[tuple[int, int]] = []
+    while not found or line.more():
+        word = line.word("a local sequence")
+        parts = word.split(":")
+        if len(parts) != 2:
+            raise line.fail(f"expected a local sequence as sequence:rank, not {short(word)}")
+        sequence, rank = (line.integer(part, "a local sequence's number", 0, LARGEST, line.start) for part in parts)
+        found.append((sequence, rank))
+    return tuple(found)
 
 
 def _weight(line: Line) -> float:

@@ -71,7 +71,9 @@ def _unit_lines(units: tuple[Unit, ...]) -> list[str]:
     for i, unit in enumerate(units):
         pieces = " ".join(f"{sequence}:{start}:{stop}" for sequence, start, stop in unit.pieces)
         weight = f" weight {float(unit.weight)!r}" if unit.weight else ""
-        lines.append(f"unit {i} = {pieces}{weight}" + (f" worker {unit.worker}" if unit.worker else ""))
+        worker = f" worker {unit.worker}" if unit.worker else ""
+        local = "".join(f" {sequence}:{rank}" for sequence, rank in unit.local)
+        lines.append(f"unit {i} = {pieces}{weight}{worker}" + (f" local{local}" if local else ""))
     return lines
 
 

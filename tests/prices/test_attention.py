@@ -121,3 +121,9 @@ def test_charts_of_flash_attention_2_on_a100(causal: bool, batch: int, length: i
     """Forward and backward together, 16 heads of 128. Source: the charts of the FlashAttention repository."""
     both = sum(seconds(batch, length, 16, device=A100, causal=causal, backward=backward) for backward in (False, True))
     assert both * 1e6 == pytest.approx(measured_us, rel=0.08)
+
+
+def test_head_sizes_are_filled_up() -> None:
+    """72 and 80 both run as 96: only bytes differ."""
+    assert 0.97 < seconds(4, 8192, 16, 72) / seconds(4, 8192, 16, 80) < 1
+    assert seconds(4, 8192, 16, 80) < seconds(4, 8192, 16, 96) < 1.03 * seconds(4, 8192, 16, 80)

@@ -94,3 +94,12 @@ def test_limits_of_a_row() -> None:
     row = curves_for(catalogue.device("h100-sxm-80gb")).gemm_for("bf16")
     with pytest.raises(InputError, match="memory_efficiency must be from 0.01 to 1"):
         replace(row, memory_efficiency=1.2)
+
+
+def test_amd_rows_say_which_published_product_they_are_from() -> None:
+    for name, text in (
+        ("mi300x-192gb", "MI300X, 668"),
+        ("mi325x-256gb", "MI325X, 785"),
+        ("mi355x-288gb", "MI355X, 1565"),
+    ):
+        assert any(text in said for said in curves_for(catalogue.device(name)).assumptions), name

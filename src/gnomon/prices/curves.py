@@ -255,7 +255,8 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     file = _file(stem) if known else generic
     said = []
     if not file.measured:
-        said.append(f"no kernel data for {device.arch}: {file.gemm[0].provenance.data}")
+        row = _own(file.gemm, device, lambda row: True) or generic.gemm[0]
+        said.append(f"no kernel data for {device.arch}: {row.provenance.data}")
     elif device.name not in file.measured:
         said.append(f"no kernel data for {device.name}: efficiencies of {', '.join(file.measured)} on its own peaks")
     gemm = _gemm_rows(device, file, generic, said)

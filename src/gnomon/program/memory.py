@@ -42,8 +42,11 @@ def buffer_bytes(program: Program, deps: Dependencies, sizes: Mapping[str, float
     for b, buffer in enumerate(program.buffers):
         for place, (cls, stage) in enumerate(table.places):
             first = int(table.base[b, place])
+            own = (b * len(table.places) + place) * table.width
             if first < 0 or not used[first : first + table.width].any():
                 continue
+            if first != own and table.buffer_class(np.array([first]))[0] == b:
+                continue  # an alias: the size is that of the buffer that stands for it
             if buffer.per == "unit" and len(shapes) > 1:
                 by_shape = np.array([_lookup(sizes, buffer.name, stage, shape, cls) for shape in shapes])
                 out[first : first + len(shape_of)] = by_shape[shape_of]

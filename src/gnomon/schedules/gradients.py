@@ -56,10 +56,12 @@ def with_tied_all_reduce(rows: Rows, stages: Collection[int], *, buffer: str = "
     return replace(insert(rows, parts), comms=tuple(comms.values()))
 
 
-def with_optimizer(rows: Rows) -> Rows:
-    """The rows with an OPT for each stage, by stage, at the end of its rank's rows."""
+def with_optimizer(rows: Rows, *, without: Collection[int] = ()) -> Rows:
+    """The rows with an OPT for each stage, by stage, at the end of its rank's rows. without: stages whose parameters
+    another stage of the rank updates."""
     last, stage = last_of_stage(rows, WRITES_GRADIENTS)
     order = np.argsort(stage, kind="stable")
+    order = order[~np.isin(stage[order], list(without))]
     return insert(rows, [_per_stage("OPT", _ends(rows, last[order]), stage[order])])
 
 

@@ -26,6 +26,7 @@ from gnomon.schedules.messages import with_messages
 from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.schedules.optimizer import apply_optimizer, effective_zero, with_meetings
 from gnomon.schedules.rows import Rows
+from gnomon.schedules.shared import shared_buffers, shared_stages
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.tensor_sums import tensor_sums, with_tensor_sums
 from gnomon.schedules.v_half import v_half, v_min
@@ -76,9 +77,12 @@ def lower(
     check(plan, graph, cluster, workload)
     count, units = _units(plan, workload)
     rows = compute_rows(plan, count)
-    rows = with_all_reduce(rows, _reduced(plan), overlap=plan.overlap.grad_reduce)
-    rows = with_optimizer(rows)
     zero, layers = effective_zero(plan), stage_layers(plan, graph)
+    shared = shared_stages(graph, layers, plan.pipeline_ranks)
+    twice = {stage for pair in shared for stage in pair}
+    rows = with_all_reduce(rows, _reduced(plan) - twice, overlap=plan.overlap.grad_reduce)
+    rows = with_all_reduce(rows, _reduced(plan) & {one for one, _ in shared}, overlap=False)  # complete only after both
+    rows = with_optimizer(rows, without=[same for _, same in shared])
     parts = [(plan.stage_mesh(stage), part) for stage, part in enumerate(layers)]
     if zero == 3:
         parts = [(mesh, (layer,)) for mesh, part in parts for layer in part]
@@ -93,7 +97,14 @@ def lower(
     counts = tuple(len(ranks_of[rank]) for rank in range(plan.num_pipeline_ranks))
     names = () if messages == "buffered" else ("fwd", "bwd", *(("skip", "skip_grad") if skips else ()))
     comms = tuple(Communicator(name=name, semantics=messages) for name in names)
-    program = rows.program(units=units, counts=counts, buffers=skip_buffers(skips), chains=chains, comms=comms)
+    program = rows.program(
+        units=units,
+        counts=counts,
+        buffers=skip_buffers(skips),
+        chains=chains,
+        comms=comms,
+        aliases=shared_buffers(shared),
+    )
     program = apply_optimizer(program, plan, [len(part) for part in layers])
     if zero and tied and plan.optimizer.offload is not None:
         raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
@@ -148,10 +159,10 @@ ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {"dapple_warmup": _
 """Passes that choose the order of compute rows themselves: (ranks, microbatches, pass) -> rows."""
 
 
-def _reduced(plan: Plan) -> tuple[int, ...]:
+def _reduced(plan: Plan) -> set[int]:
     """Stages whose gradients are added up over several ranks."""
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
-    return tuple(stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1)
+    return {stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1}
 
 
 def _units(plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]]:

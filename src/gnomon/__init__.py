@@ -1,6 +1,23 @@
 """Gnomon tells you how a deep-learning job will run before you run it.
 
-The public verbs will be re-exported here; today the package is its rooms.
+The public verbs, loaded when first used so that `import gnomon` stays light:
+`gnomon.predict(model, cluster, plan, workload) -> Prediction`. Everything else is in the rooms (`gnomon.plans` …).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnomon.prediction import predict
+
 __version__ = "0.1.0.dev0"
+__all__ = ["predict"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "predict":
+        from gnomon.prediction import predict
+
+        return predict
+    raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.prediction.layer import LayerPrice
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import Pricing
 from gnomon.prices.allocator import device_overhead, reserved_estimate
-from gnomon.program import BufferMoves, Structure, buffer_moves, issue_order_peak
+from gnomon.program import BufferMoves, Program, Structure, buffer_moves, moves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,28 +87,36 @@ def rank_memory(structure: Structure, pricing: Pricing, count: int) -> tuple[tup
     """Memory of every rank class, and the sizes of the Program's buffers that it follows from."""
     program, deps = structure.program, structure.deps
     sizes = buffer_sizes(pricing, count)
-    peaks = issue_order_peak(program, deps, sizes)
+    change = moves(program, deps, sizes)
+    extra = _temporaries(program, pricing)
+    during = np.cumsum(change.allocated - change.freed) + change.freed + extra
     changes = buffer_moves(program, deps, sizes)
     names = [buffer.name for buffer in program.buffers]
     found = []
-    for peak in peaks:
-        cls = peak.rank_class
-        blocks = np.unique(program.stage[int(program.class_ptr[cls]) : int(program.class_ptr[cls + 1])]).tolist()
-        stages = tuple(dict.fromkeys(pricing.blocks[b][0] for b in blocks))
-        held = _held(changes, int(program.class_ptr[cls]), peak.row, len(names))
-        at = pricing.blocks[int(program.stage[peak.row])]
-        found.append(
-            _rank(
-                pricing,
-                cls,
-                stages,
-                dict(zip(names, held, strict=True)),
-                at,
-                program.kinds[program.kind[peak.row]].name,
-                int(program.unit[peak.row]),
-            )
-        )
+    for cls in range(program.num_classes):
+        low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
+        row = low + int(np.argmax(during[low:high]))
+        stages = tuple(dict.fromkeys(pricing.blocks[b][0] for b in np.unique(program.stage[low:high]).tolist()))
+        held = dict(zip(names, _held(changes, low, row, len(names)), strict=True))
+        kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
+        moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
+        found.append(_rank(pricing, cls, stages, held, int(extra[row]), moment))
     return tuple(found), sizes
+
+
+def _temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
+    """[rows] bytes alive only inside an action: gradients of one op, and what recomputation makes again."""
+    table = np.zeros((len(program.kinds), program.num_stages))
+    for k, kind in enumerate(program.kinds):
+        for block, (stage, index) in enumerate(pricing.blocks):
+            price = pricing.stages[stage]
+            layers = [price.order[index]] if index >= 0 else [layer for layer, _ in price.layers]
+            if kind.name in ("B", "I", "R"):
+                table[k, block] = max(layer.transient_bytes + layer.remade_bytes for layer in layers)
+            elif kind.name in ("F", "C"):
+                table[k, block] = max(layer.output_bytes for layer in layers)
+    found: NDArray[np.float64] = table[program.kind, program.stage]
+    return found
 
 
 def _held(changes: BufferMoves, first: int, row: int, count: int) -> list[float]:
@@ -120,13 +129,7 @@ def _held(changes: BufferMoves, first: int, row: int, count: int) -> list[float]
 
 
 def _rank(
-    pricing: Pricing,
-    cls: int,
-    stages: tuple[int, ...],
-    held: Mapping[str, float],
-    at: tuple[int, int],
-    kind: str,
-    unit: int,
+    pricing: Pricing, cls: int, stages: tuple[int, ...], held: Mapping[str, float], temporary: int, moment: str
 ) -> RankMemory:
     here = [pricing.stages[s] for s in stages]
     by_class = {"parameters": 0, "gradients": 0, "master": 0, "states": 0}
@@ -139,13 +142,12 @@ def _rank(
     by_class["activations"] = int(held.get("S", 0.0)) - logits + int(held.get("X", 0.0))
     by_class["logits"] = logits
     by_class["communication"] = int(sum(held.get(name, 0.0) for name in ("Y", "DY", "DX")))
-    by_class["temporary"] = _temporary(pricing.stages[at[0]], kind)
+    by_class["temporary"] = temporary
     allocated = sum(by_class.values())
     device = here[0].device
     reserved = int(reserved_estimate(allocated, max(by_class["temporary"], 1), pricing.stack))
     by_class["overhead"] = reserved - allocated + int(device_overhead(device, pricing.stack, len(here[0].links)))
     ranks = tuple(dict.fromkeys(rank for stage in here for rank in stage.ranks))
-    where = _WORDS.get(kind, kind) + (f" of unit {unit}" if unit >= 0 else "")
     return RankMemory(
         rank_class=cls,
         ranks=ranks,
@@ -154,19 +156,12 @@ def _rank(
         allocated_bytes=allocated,
         peak_bytes=sum(by_class.values()),
         limit_bytes=device.memory_bytes,
-        peak_at=where,
+        peak_at=moment,
     )
 
 
 def _logits(stage: StagePrice) -> int:
     return sum(k.bytes for price, layers in stage.layers for k in price.kept if k.is_logits for _ in layers)
-
-
-def _temporary(stage: StagePrice, kind: str) -> int:
-    """Largest gradients, and what recomputation makes again, alive at once inside one layer's backward."""
-    if kind in ("B", "I", "R"):
-        return max(price.transient_bytes + price.remade_bytes for price, _ in stage.layers)
-    return max(price.output_bytes for price, _ in stage.layers)
 
 
 def buffer_sizes(pricing: Pricing, count: int) -> dict[str, float]:

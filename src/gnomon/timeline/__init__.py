@@ -1,4 +1,8 @@
-"""Timelines: what every worker did when, predicted or measured, and what follows from it."""
+"""Timelines: what every worker did when, predicted or measured, and what follows from it.
+
+The type, its text, the breakdown of a step without remainder, memory over time, the difference of two. Leaves out how
+a Timeline comes about: the simulator plays one, the runtime measures one.
+"""
 
 from gnomon.timeline.breakdown import PARTS as PARTS
 from gnomon.timeline.breakdown import Breakdown as Breakdown

@@ -1,8 +1,8 @@
 """What a job file of another program says: a `Job`, with everything that could not be carried over beside it.
 
 Each reader beside this file returns a Job: model, plan, workload, stack, number of devices; `notes` on fields that were
-understood and do not matter here, `unexpressed` for those that do matter and have no place in our types. `Fields` is how
-the readers account for every key. Leaves out: reading any file, and whether the plan fits a cluster.
+understood and do not matter here, `unexpressed` for those that do matter and have no place in our types. `Fields` is
+how the readers account for every key. Leaves out: reading any file, and whether the plan fits a cluster.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.keys import MAX_CHARACTERS, Keys
+from gnomon.formats.shell import UNKNOWN
 from gnomon.graph import Graph
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3
 from gnomon.models.gpt import GptConfig, GptNeoxConfig, gpt, gpt_neox
@@ -140,8 +141,26 @@ class Fields(Keys):
     def report(self, key: str, why: str) -> None:
         """List a field in `unexpressed`; nothing if it is absent or null."""
         value = self.raw(key)
-        if value is not None:
+        if value is not None and all(found.field != key for found in self.unexpressed):
             self.unexpressed.append(Unexpressed(field=key, value=shorten(value), why=why))
+
+    def peek(self, key: str) -> object:
+        """The value as it is, without counting it as understood."""
+        return self._values.get(key)
+
+    def check_set(self, key: str, variable: str, irrelevant: Collection[str]) -> None:
+        """InputError about a value with a variable that the script does not set, unless the field does not matter."""
+        if not any(fnmatchcase(key, pattern) for pattern in irrelevant):
+            self.fail(
+                key,
+                f"{key} takes {variable!r}, which the script does not set; give it, as in env={{{variable!r}: '…'}}",
+            )
+
+    def note_default(self, key: str, value: str, why: str) -> None:
+        """List in `unexpressed` what leaving a field out means."""
+        self.raw(key)
+        if all(found.field != key for found in self.unexpressed):
+            self.unexpressed.append(Unexpressed(field=key, value=value, why=why))
 
     def report_unless(self, key: str, allowed: Collection[object], why: str) -> None:
         """`report` unless the value is one of `allowed` (by type too: 1 is not True)."""
@@ -167,7 +186,9 @@ class Fields(Keys):
                 continue
             why = next((why for pattern, why in inexpressible.items() if fnmatchcase(key, pattern)), None)
             if any(fnmatchcase(key, pattern) for pattern in irrelevant):
-                self.notes.append(f"{key} = {shorten(value)}: no effect on a step's time or memory")
+                self.notes.append(
+                    f"{key} = {shorten(value).replace(UNKNOWN, '$')}: no effect on a step's time or memory"
+                )
             elif why is not None:
                 if value not in (None, False, 0):
                     self.report(key, why)

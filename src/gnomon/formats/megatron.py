@@ -1,0 +1,437 @@
+"""Megatron-LM's launch scripts and arguments to a Job.
+
+`read_megatron(source)` takes a shell script (read, never run) or the arguments themselves. What an argument means, its
+default, and what is refused were read from NVIDIA/Megatron-LM at commit d98e8a64ddf34856e74b24714e3bedb2f5a39553
+(2026-08-22, version 0.20.0): megatron/training/arguments.py (validate_args), megatron/core/model_parallel_config.py,
+megatron/core/transformer/transformer_config.py, megatron/core/pipeline_parallel/schedules.py,
+megatron/core/distributed/distributed_data_parallel.py. Leaves out: BERT, T5, Mamba, inference, reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gnomon.errors import FormatError, InputError
+from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, microbatches, read_source
+from gnomon.formats.megatron_model import model_of
+from gnomon.formats.megatron_options import INEXPRESSIBLE, IRRELEVANT, known_options, parse_options
+from gnomon.formats.shell import Launch, Script, launches, unknown
+from gnomon.models.gpt import GptConfig
+from gnomon.plans import (
+    DType,
+    Fp8,
+    Layout,
+    Mesh,
+    Offload,
+    Optimizer,
+    Overlap,
+    Plan,
+    Precision,
+    Saved,
+    SavedRule,
+    Schedule,
+    Stack,
+    Workload,
+)
+from gnomon.plans.stacks import stack
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def read_megatron(
+    source: str | Path | Sequence[str],
+    *,
+    devices: int | None = None,
+    env: Mapping[str, str] | None = None,
+    vocab_size: int | None = None,
+    name: str = "megatron-job",
+) -> Job:
+    """The job that a script (a Path, or its text) or a list of arguments starts.
+
+    devices: of the whole job, if the script does not say (nnodes × nproc_per_node). env: values of variables that the
+    script takes from outside, `{"1": …}` for its arguments. vocab_size: rows of the embedding before padding, if the
+    tokenizer's file decides. Raises FormatError for a script that cannot be followed, InputError for an unknown option
+    or a combination that Megatron-LM refuses, with the fix.
+    """
+    script: Script | None = None
+    if isinstance(source, (str, Path)):
+        text, file = read_source(source)
+        if text.lstrip().startswith("--"):
+            words, launcher = shlex.split(text, comments=True), ()
+        else:
+            script = launches(text, env or {})
+            launch = training_launch(script, file)
+            words, launcher = list(launch.options), launch.launcher
+            devices = devices or launched_devices(launcher, text)
+    else:
+        file, words = "<arguments>", list(source)
+    fields = Fields(parse_options(words), file)
+    for key in known_options():
+        value = fields.peek(key)
+        if isinstance(value, str) and (missing := unknown(value)) is not None:
+            fields.check_set(key, missing, IRRELEVANT)
+    if script is not None:
+        for phrase in script.skipped:
+            fields.note_default("script", phrase, "was not followed; check that it sets nothing of the job")
+    return job_of(fields, devices=devices, vocab_size=vocab_size, name=name)
+
+
+def training_launch(script: Script, file: str) -> Launch:
+    """The one training command of a script. FormatError when there is none, or several that differ."""
+    found = [one for one in script.launches if {"--micro-batch-size", "--num-layers"} & set(one.options)]
+    found = found or [one for one in script.launches if len(one.options) > 3]
+    if not found:
+        skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""
+        raise FormatError(
+            f"{file} starts no Python program with training options{skipped}; give the arguments themselves", file
+        )
+    if len({one.options for one in found}) > 1:
+        lines = ", ".join(str(one.line) for one in found)
+        raise FormatError(f"{file} starts {len(found)} different trainings, on lines {lines}; keep one", file)
+    return found[-1]
+
+
+def launched_devices(launcher: Sequence[str], text: str) -> int | None:
+    """nnodes × processes per node, from torchrun's options or Slurm's header; None when either is not stated."""
+    options = [part for word in launcher for part in word.split("=", 1)]
+    values = {
+        a.lstrip("-").replace("-", "_"): b for a, b in zip(options, options[1:], strict=False) if a.startswith("-")
+    }
+    header = dict(re.findall(r"^#SBATCH\s+--?([\w-]+)[=\s]+(\d+)\s*$", text, re.MULTILINE))
+    nodes = values.get("nnodes") or values.get("nodes") or header.get("nodes") or header.get("N")
+    each = values.get("nproc_per_node") or header.get("ntasks-per-node") or header.get("gpus-per-node")
+    if each is not None and "nproc_per_node" in values and nodes is None:
+        nodes = "1"
+    if nodes is None or each is None or not (nodes.isdigit() and each.isdigit()):
+        return None
+    return int(nodes) * int(each)
+
+
+def job_of(f: Fields, *, devices: int | None, vocab_size: int | None, name: str, base: Stack | None = None) -> Job:
+    """A job from named arguments, those of Megatron-LM's `args`."""
+    if f.has("num_layers_per_virtual_pipeline_stage") and f.has("num_virtual_stages_per_pipeline_rank"):
+        f.fail("num_virtual_stages_per_pipeline_rank", "give virtual stages or layers per virtual stage, not both")
+    mesh = mesh_of(f, devices)
+    model = model_of(f, mesh.tp, vocab_size, name)
+    seq_len = f.integer("encoder_seq_length") if f.has("encoder_seq_length") else f.integer("seq_length")
+    micro = f.integer("micro_batch_size")
+    total = f.integer("global_batch_size", micro * mesh.data_ranks)
+    if f.has("step_batch_size_schedule") and f.has("global_batch_size"):
+        f.fail("step_batch_size_schedule", "Megatron-LM refuses it together with --global-batch-size; keep one of them")
+    count = microbatches(total, micro, mesh.data_ranks, ("global_batch_size", "micro_batch_size"))
+    check_lengths(f, mesh, seq_len)
+    layers = f.integer("encoder_num_layers") if f.has("encoder_num_layers") else f.integer("num_layers")
+    plan = Plan(
+        mesh=mesh,
+        schedule=schedule_of(f, mesh, layers, micro, count),
+        saved=saved_of(f, model),
+        layout=layout_of(f, mesh),
+        overlap=overlap_of(f, mesh),
+        optimizer=optimizer_of(f),
+        precision=precision_of(f),
+    )
+    if total != micro * mesh.data_ranks * count:
+        raise AssertionError("microbatches() checks this")
+    record = stack_of(f, base or stack("megatron-lm"), plan)
+    f.account(IRRELEVANT, INEXPRESSIBLE, known_options())
+    return Job(
+        model=model,
+        plan=plan,
+        workload=Workload(global_batch_size=total, seq_len=seq_len),
+        stack=record,
+        devices=mesh.world_size,
+        notes=tuple(f.notes),
+        unexpressed=tuple(f.unexpressed),
+    )
+
+
+def mesh_of(f: Fields, devices: int | None) -> Mesh:
+    """Axes; data parallelism is what is left of the devices."""
+    tp, pp = f.integer("tensor_model_parallel_size", 1), f.integer("pipeline_model_parallel_size", 1)
+    cp, ep = f.integer("context_parallel_size", 1), f.integer("expert_model_parallel_size", 1)
+    if devices is None:
+        f.fail("world_size", "the job does not say how many devices it takes (nnodes x nproc_per_node); give devices=")
+    model_ranks = tp * pp * cp
+    if devices % model_ranks:
+        raise InputError(
+            f"{devices} devices are not a multiple of tensor x pipeline x context = {tp} x {pp} x {cp} = {model_ranks}; "
+            f"the nearest number of devices is {max(1, round(devices / model_ranks)) * model_ranks}"
+        )
+    data = devices // model_ranks
+    replicas = f.integer("num_distributed_optimizer_instances", 1)
+    divides("data-parallel ranks", data, "num_distributed_optimizer_instances", replicas)
+    etp = f.integer("expert_tensor_parallel_size", tp) if f.has("num_experts") else 1
+    if ep > 1:
+        if not f.has("num_experts"):
+            f.fail("expert_model_parallel_size", f"{ep} expert ranks without --num-experts; give it, or use 1")
+        divides("num_experts", f.integer("num_experts"), "expert_model_parallel_size", ep)
+    last = f.flag("use_tp_pp_dp_mapping", False)
+    order = ("dp_replicate", "dp_shard", "pp", "cp", "tp") if last else Mesh().order
+    axes = {"pp": pp, "dp_replicate": replicas, "dp_shard": data // replicas, "cp": cp, "tp": tp}
+    return Mesh(**axes, ep=ep, etp=etp, order=order)
+
+
+def check_lengths(f: Fields, mesh: Mesh, seq_len: int) -> None:
+    """Refusals about the sequence: context and sequence parallelism, positions."""
+    if mesh.cp > 1:
+        divides("seq_length", seq_len, "2 x context_parallel_size", 2 * mesh.cp)
+    if f.flag("sequence_parallel", False):
+        divides("seq_length", seq_len, "tensor_model_parallel_size x context_parallel_size", mesh.tp * mesh.cp)
+    positions = f.integer("max_position_embeddings")
+    if positions < seq_len:
+        f.fail("max_position_embeddings", f"{positions} positions for seq_length = {seq_len}; give at least {seq_len}")
+
+
+def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> Schedule:
+    """1F1B, interleaved when a rank holds several stages."""
+    pp = mesh.pp
+    virtual, split = stages_of(f, pp, layers)
+    if virtual > 1 and pp == 1:
+        f.fail("pipeline_model_parallel_size", "interleaved stages need at least 2 pipeline ranks; raise it")
+    if virtual > 1 and count % pp:
+        nearby = max(1, round(count / pp)) * pp
+        raise InputError(
+            f"the interleaved schedule needs a multiple of pipeline_model_parallel_size = {pp} microbatches, but the "
+            f"global batch gives {count}; a global_batch_size of {nearby * micro * mesh.data_ranks} gives {nearby}"
+        )
+    return Schedule(
+        name="interleaved_one_f_one_b" if virtual > 1 else "one_f_one_b",
+        micro_batch_size=micro,
+        virtual_stages=virtual,
+        layers_per_stage=split,
+    )
+
+
+def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
+    """(virtual stages of a rank, layers of each stage or () when equal)."""
+    if f.has("pipeline_model_parallel_layout"):
+        split = parse_layout(f, f.text("pipeline_model_parallel_layout"), layers)
+        divides("stages of the layout", len(split), "pipeline_model_parallel_size", pp)
+        return len(split) // pp, split
+    ends = [int(f.flag(f"account_for_{end}_in_pipeline_split", False)) for end in ("embedding", "loss")]
+    first, last = (f.integer(f"decoder_{end}_pipeline_num_layers", 0, least=0) for end in ("first", "last"))
+    counted = layers + sum(ends)
+    if first or last:
+        given, middle = sum(1 for n in (first, last) if n), layers - first - last
+        if pp <= given and middle:
+            f.fail("decoder_first_pipeline_num_layers", f"{middle} layers are left for no stage; change the numbers")
+        divides("layers between the first and last stage", middle, "stages between", max(1, pp - given))
+        virtual = f.integer("num_virtual_stages_per_pipeline_rank", 1)
+        each = middle // max(1, pp - given)
+        by_rank = [first or each, *[each] * (pp - 2), last or each]
+        for rank_layers in by_rank:
+            divides("layers of a pipeline rank", rank_layers, "num_virtual_stages_per_pipeline_rank", virtual)
+        return virtual, tuple(n // virtual for _ in range(virtual) for n in by_rank)
+    divides("num_layers (with embedding and loss, where they count)", counted, "pipeline_model_parallel_size", pp)
+    per_rank = counted // pp
+    if f.has("num_layers_per_virtual_pipeline_stage"):
+        part = f.integer("num_layers_per_virtual_pipeline_stage")
+        divides("layers of a pipeline rank", per_rank, "num_layers_per_virtual_pipeline_stage", part)
+        virtual = per_rank // part
+    else:
+        virtual = f.integer("num_virtual_stages_per_pipeline_rank", 1)
+        divides("layers of a pipeline rank", per_rank, "num_virtual_stages_per_pipeline_rank", virtual)
+    if not any(ends):
+        return virtual, ()
+    split_list = [per_rank // virtual] * (pp * virtual)
+    split_list[0] -= ends[0]
+    split_list[-1] -= ends[1]
+    return virtual, tuple(split_list)
+
+
+def parse_layout(f: Fields, text: str, layers: int) -> tuple[int, ...]:
+    """Layers of each stage in `Et*3|(tt|)*29,m|L`: E embedding, t layer, m MTP, L loss, | between stages."""
+    plain = text.replace(",", "").replace(" ", "").strip("'\"")
+    if re.search(r"[^EtmL|()*\d]", plain) or len(plain) > 10_000:
+        f.fail("pipeline_model_parallel_layout", f"{text!r} has signs other than E t m L | ( ) * and digits")
+    try:
+        while match := re.search(r"\(([^()]*)\)\*(\d{1,4})|([EtmL|])\*(\d{1,4})", plain):
+            part = (match[1] if match[3] is None else match[3]) * int(match[2] or match[4])
+            plain = plain[: match.start()] + part + plain[match.end() :]
+            if len(plain) > 100_000:
+                raise ValueError
+    except ValueError:
+        f.fail("pipeline_model_parallel_layout", f"{text!r} expands to over 100000 signs")
+    stages = plain.split("|")
+    split = tuple(stage.count("t") for stage in stages)
+    if sum(split) != layers or not plain.startswith("E") or not plain.endswith("L"):
+        f.fail(
+            "pipeline_model_parallel_layout", f"{text!r} has {sum(split)} of {layers} layers, or E or L is misplaced"
+        )
+    if "m" in plain:
+        f.report(
+            "pipeline_model_parallel_layout", "places multi-token prediction; it is read as part of the last stage"
+        )
+    return split
+
+
+def saved_of(f: Fields, model: ModelConfig | None) -> Saved:
+    """Recomputation."""
+    granularity = f.raw("recompute_granularity")
+    if f.flag("recompute_activations", False):
+        granularity = "selective"
+    method, count, modules = f.raw("recompute_method"), f.raw("recompute_num_layers"), f.raw("recompute_modules")
+    if f.flag("checkpoint_activations", False):
+        f.fail("checkpoint_activations", "no longer valid; use --recompute-granularity full --recompute-method uniform")
+    if granularity is None:
+        return Saved()
+    if granularity == "selective":
+        if method is not None or count is not None:
+            f.fail(
+                "recompute_method", "selective recomputation takes no method and no number of layers; leave them out"
+            )
+        names = modules if isinstance(modules, tuple) else (modules or "core_attn",)
+        norms = ("ln_1*", "ln_2*") if isinstance(model, GptConfig) else ("*_layernorm*",)
+        patterns = {"layernorm": norms, "mlp": ("mlp.*",)}
+        rules = tuple(SavedRule(tensors=patterns[str(n)], action="recompute") for n in names if n in patterns)
+        if rest := [str(n) for n in names if n not in patterns and n != "core_attn"]:
+            f.note_default(
+                "recompute_modules", " ".join(rest), "these parts are recomputed; read as kept, so too large"
+            )
+        return Saved(preset="selective" if "core_attn" in names else "none", rules=rules)
+    if granularity != "full":
+        f.fail("recompute_granularity", f"recompute_granularity is {granularity!r}; understood are full, selective")
+    if method not in ("uniform", "block"):
+        f.fail("recompute_method", f"full recomputation needs --recompute-method uniform or block, not {method!r}")
+    number = f.integer("recompute_num_layers")
+    if method == "uniform":
+        return Saved(preset="full", every=number)
+    return Saved(rules=(SavedRule(action="recompute", first_per_stage=number),))
+
+
+def layout_of(f: Fields, mesh: Mesh) -> Layout:
+    """Sequence and context parallelism."""
+    sequence = f.flag("sequence_parallel", False)
+    if sequence and mesh.tp == 1:
+        f.notes.append("sequence_parallel: switched off by Megatron-LM because tensor_model_parallel_size is 1")
+        sequence = False
+    if f.flag("tp_comm_overlap", False) and not sequence:
+        f.fail("tp_comm_overlap", "overlap of tensor-parallel transfers needs --sequence-parallel and tp > 1; add it")
+    if mesh.tp > 1:
+        f.report("tp_comm_overlap", INEXPRESSIBLE["tp_comm_overlap*"])
+    kind = f.raw("cp_comm_type") or "p2p"
+    kinds = {"p2p": "ring", "a2a": "ulysses", "allgather": "all_gather"}
+    kind = kind if isinstance(kind, tuple) else (kind,)
+    if mesh.cp > 1 and (len(set(kind)) > 1 or kind[0] not in kinds):
+        f.report("cp_comm_type", "differs by layer, or works in two levels: read as a ring")
+    return Layout(sequence_parallel=sequence, context=kinds.get(str(kind[0]), "ring"))  # type: ignore[arg-type]
+
+
+def overlap_of(f: Fields, mesh: Mesh) -> Overlap:
+    """What is issued early; both kinds of data-parallel overlap are off unless asked for."""
+    reduce, gather = f.flag("overlap_grad_reduce", False), f.flag("overlap_param_gather", False)
+    sharded = f.flag("use_megatron_fsdp", False) or f.flag("use_torch_fsdp2", False)
+    if gather and not (f.flag("use_distributed_optimizer", False) or sharded):
+        f.fail("overlap_param_gather", "it needs --use-distributed-optimizer; add it")
+    if gather and not reduce:
+        f.fail("overlap_param_gather", "it needs --overlap-grad-reduce; add it")
+    grad = "bf16" if f.flag("grad_reduce_in_bf16", False) else "fp32"
+    elements = f.integer("ddp_bucket_size", max(40_000_000, 1_000_000 * mesh.data_ranks * mesh.cp))
+    interleaved = f.has("num_layers_per_virtual_pipeline_stage") or f.has("num_virtual_stages_per_pipeline_rank")
+    waits = f.flag("no_overlap_p2p_communication", False) or not interleaved
+    return Overlap(
+        grad_reduce=reduce,
+        param_gather=gather,
+        bucket_bytes=elements * DTYPE_BYTES[grad] if reduce and not sharded else None,
+        pipeline_sends=not waits,
+    )
+
+
+def optimizer_of(f: Fields) -> Optimizer:
+    """The update and how it is divided."""
+    kinds = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
+    kind = f.choice("optimizer", kinds, "adam")
+    zero = 1 if f.flag("use_distributed_optimizer", False) else 0
+    if f.flag("use_torch_fsdp2", False):
+        if zero or f.integer("pipeline_model_parallel_size", 1) > 1 or f.integer("expert_model_parallel_size", 1) > 1:
+            f.fail(
+                "use_torch_fsdp2", "refused with the distributed optimizer, pipeline or expert parallelism; drop those"
+            )
+        zero = 3
+    if f.flag("use_megatron_fsdp", False):
+        strategies = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+        zero = int(f.choice("data_parallel_sharding_strategy", strategies, "optim_grads_params"))
+    f.ignore("data_parallel_sharding_strategy")
+    offload = None
+    if f.flag("optimizer_cpu_offload", False):
+        offload = Offload(fraction=f.number("optimizer_offload_fraction", 1.0))
+    f.ignore("optimizer_offload_fraction")
+    return Optimizer(
+        kind=kind,  # type: ignore[arg-type]
+        zero=zero,  # type: ignore[arg-type]
+        reshard_after_forward=not f.flag("torch_fsdp2_no_reshard_after_forward", False),
+        offload=offload,
+        clip=f.number("clip_grad", 1.0) > 0,
+    )
+
+
+def precision_of(f: Fields) -> Precision:
+    """Dtypes; fp32 unless --bf16 or --fp16."""
+    if f.flag("bf16", False) and f.flag("fp16", False):
+        f.fail("fp16", "--bf16 and --fp16 are both given; keep one")
+    param: DType = "bf16" if f.flag("bf16", False) else "fp16" if f.flag("fp16", False) else "fp32"
+    grad: DType = param
+    if f.flag("accumulate_allreduce_grads_in_fp32", False) or (
+        param == "bf16" and not f.flag("grad_reduce_in_bf16", False)
+    ):
+        grad = "fp32"
+    f.ignore("grad_reduce_in_bf16")
+    names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+    master = f.choice("main_params_dtype", names, "fp32")
+    states = f.text("exp_avg_dtype", "fp32")
+    if states not in names or f.text("exp_avg_sq_dtype", "fp32") != states:
+        f.note_default("exp_avg_dtype", states, "the two moments differ, or are in eight bits: read as fp32, too large")
+        states = "fp32"
+    if f.text("main_grads_dtype", "fp32") == "bf16":
+        grad = "bf16"
+    fp8 = None
+    if f.raw("fp8_format") is not None:
+        recipes = {"delayed": "delayed", "tensorwise": "tensorwise", "mxfp8": "mxfp8", "blockwise": "blockwise"}
+        recipe = f.choice("fp8_recipe", recipes, "delayed")
+        fp8 = Fp8(recipe=recipe, except_ops=("lm_head", "head.*"))  # type: ignore[arg-type]
+    return Precision(
+        param=param,
+        compute=param,
+        grad=grad,
+        reduce=grad,
+        master="none" if param == "fp32" else master,  # type: ignore[arg-type]
+        states=states,  # type: ignore[arg-type]
+        fp8=fp8,
+    )
+
+
+def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
+    """What the arguments switch in the program."""
+    backend = f.text("attention_backend", "auto")
+    local = f.text("transformer_impl", "transformer_engine") == "local"
+    if backend in ("unfused", "local") or (local and not f.flag("use_flash_attn", False)):
+        base = chosen(base, f"--attention-backend {backend}", attention="unfused", causal_skip=False)
+    if f.flag("cross_entropy_loss_fusion", False):
+        base = chosen(base, "--cross-entropy-loss-fusion", cross_entropy="fused")
+    f.ignore("cross_entropy_fusion_impl")
+    graphs = f.raw("cuda_graph_impl") not in (None, "none")
+    if graphs or f.flag("enable_cuda_graph", False) or f.flag("external_cuda_graph", False):
+        base = chosen(base, "--cuda-graph-impl", launch="cuda_graph")
+    if f.flag("no_gradient_accumulation_fusion", False):
+        base = chosen(base, "--no-gradient-accumulation-fusion", grad_accumulation_fused=False)
+    for key, field in (
+        ("no_bias_dropout_fusion", "dropout_add"),
+        ("no_bias_swiglu_fusion", "activation"),
+        ("no_bias_gelu_fusion", "activation"),
+        ("no_rope_fusion", "rotary"),
+    ):
+        if f.flag(key, False):
+            base = chosen(base, f"--{key.replace('_', '-')}", **{field: "unfused"})
+    if plan.overlap.pipeline_sends and plan.mesh.pp > 1:
+        base = chosen(base, "interleaved stages with overlap_p2p_comm", p2p="separate")
+    if f.has("num_experts"):
+        kinds = {"allgather": "all_gather", "alltoall": "all_to_all", "flex": "fused"}
+        dispatch = f.choice("moe_token_dispatcher_type", kinds, "allgather")
+        capacity = f.number("moe_expert_capacity_factor", 0.0)
+        base = chosen(base, "mixture-of-experts options", moe_dispatch=dispatch, moe_capacity_factor=capacity)
+    f.ignore("moe_grouped_gemm", "moe_permute_fusion", "moe_token_drop_policy", "moe_router_fusion")
+    f.ignore("moe_flex_dispatcher_backend", "moe_enable_deepep")
+    return base

@@ -1,0 +1,478 @@
+"""Shell scripts, read and never run: which training command a launch script ends in, with its variables filled in.
+
+`launches(text, env)` follows assignments, arrays, `if` on strings and numbers, `$((…))`, `${X:-default}` and quoting, and
+returns every command that starts a Python program, with its options. No command is executed, no file is opened. Leaves
+out: loops, `case`, functions, `$(commands)`; what they would have set is marked as not known and named when it is used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gnomon.errors import FormatError
+
+UNKNOWN = "\ue000"
+"""Opens and closes the name of a variable whose value the script does not give: `\\ue000TP\\ue000`."""
+
+MAX_WORDS = 200_000
+"""Words that a script may expand to; more is a mistake or an attack."""
+
+OPERATORS = ("&&", "||", ";;", ";", "|", "&", "(", ")", "\n")
+CLOSERS = {"then", "elif", "else", "fi", "do", "done", "esac", "}", "{", "in"}
+Value = str | list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A command that starts a Python program."""
+
+    launcher: tuple[str, ...]
+    """Words before the program: `torchrun --nnodes 4`, `srun`, `python`."""
+    program: str
+    """The `.py` file or module."""
+    options: tuple[str, ...]
+    """Words after the program."""
+    line: int
+    """Where it stands."""
+
+
+@dataclass(slots=True)
+class Script:
+    """State while a script is followed."""
+
+    variables: dict[str, Value]
+    launches: list[Launch] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """What was not followed, one phrase each."""
+    words: int = 0
+
+
+def launches(text: str, env: Mapping[str, str]) -> Script:
+    """The script followed to its end. FormatError with the line of a quote or bracket that is not closed."""
+    script = Script(variables=dict(env))
+    run(text, script, depth=0)
+    return script
+
+
+def unknown(text: str) -> str | None:
+    """Name of the first variable in `text` that the script does not give, or None."""
+    match = re.search(f"{UNKNOWN}([^{UNKNOWN}]*){UNKNOWN}", text)
+    return match[1] if match else None
+
+
+def lex(text: str) -> Iterator[tuple[int, str]]:
+    """(line, raw word or operator); `NAME=(…)` is one word. Quotes stay; comments and continuations go."""
+    at, line, size = 0, 1, len(text)
+    while at < size:
+        if text.startswith("\\\n", at):
+            at, line = at + 2, line + 1
+        elif text[at] in " \t\r":
+            at += 1
+        elif text[at] == "#":
+            at = end if (end := text.find("\n", at)) >= 0 else size
+        elif text.startswith("[[", at) and text[at + 2 : at + 3] in " \t":
+            yield line, "[["
+            at += 2
+        elif operator := next((o for o in OPERATORS if text.startswith(o, at)), ""):
+            yield line, operator
+            at, line = at + len(operator), line + (operator == "\n")
+        else:
+            stop = word_end(text, at, line)
+            yield line, text[at:stop]
+            at, line = stop, line + text.count("\n", at, stop)
+
+
+def word_end(text: str, at: int, line: int) -> int:
+    """End of the word that starts at `at`."""
+    start = at
+    while at < len(text):
+        char = text[at]
+        if char == "\\":
+            if text.startswith("\\\n", at):
+                return at
+            at += 2
+        elif char == "'":
+            at = closing(text, at + 1, "'", line)
+        elif char == '"':
+            at = double_quote_end(text, at + 1, line)
+        elif text.startswith(("$(", "${"), at):
+            at = bracket_end(text, at + 1, line)
+        elif char == "`":
+            at = closing(text, at + 1, "`", line)
+        elif char == "(" and text[at - 1] == "=" and at > start:
+            at = bracket_end(text, at, line)
+        elif char in " \t\r\n;|&()":
+            break
+        else:
+            at += 1
+    return max(at, start + 1)
+
+
+def closing(text: str, at: int, quote: str, line: int) -> int:
+    """Position after the next `quote`."""
+    if (end := text.find(quote, at)) < 0:
+        raise FormatError(f"a {quote} is opened and never closed; close it", f"line {line}")
+    return end + 1
+
+
+def double_quote_end(text: str, at: int, line: int) -> int:
+    """Position after the `"` that closes what opened before `at`."""
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+        elif text[at] == '"':
+            return at + 1
+        elif text.startswith(("$(", "${"), at):
+            at = bracket_end(text, at + 1, line)
+        else:
+            at += 1
+    raise FormatError('a " is opened and never closed; close it', f"line {line}")
+
+
+def bracket_end(text: str, at: int, line: int) -> int:
+    """Position after the bracket that closes the one at `at`, quotes respected; comments within arrays too."""
+    pairs = {"(": ")", "{": "}"}
+    opener, closer, depth, opened = text[at], pairs[text[at]], 0, at
+    while at < len(text):
+        char = text[at]
+        if char == opener:
+            depth += 1
+        elif char == closer:
+            depth -= 1
+            if not depth:
+                return at + 1
+        elif char == "\\":
+            at += 1
+        elif char in "'`":
+            at = closing(text, at + 1, char, line) - 1
+        elif char == '"':
+            at = double_quote_end(text, at + 1, line) - 1
+        elif char == "#" and opener == "(" and text[at - 1] in " \t\n(" and not text.startswith("((", opened):
+            at = (end if (end := text.find("\n", at)) >= 0 else len(text)) - 1
+        at += 1
+    raise FormatError(f"a {opener} is opened and never closed; close it", f"line {line}")
+
+
+def run(text: str, script: Script, depth: int) -> None:
+    """Follow the commands of `text`, one after the other."""
+    if depth > 8:
+        raise FormatError("commands that contain commands more than 8 deep; give the training command itself", "line 1")
+    branches: list[bool | None] = []  # of each open `if`: is its branch followed; None once one has been
+    skipping = ""  # the word that ends a construct which is not followed
+    nested = 0
+    for line, words in commands(text):
+        head = words[0]
+        if skipping:
+            nested += sum(w in ("for", "while", "until", "case", "select") for w in words[:1]) or (
+                words[:1] == ["{"] or words[-1] == "{"
+            ) * (skipping == "}")
+            for word in words:
+                if word == skipping or word in ("done", "esac"):
+                    nested -= 1
+            skipping = skipping if nested > 0 else ""
+            continue
+        if head in ("for", "while", "until", "select", "case", "function") or is_function(words):
+            kind = head if head in ("for", "while", "until", "select", "case") else "function"
+            script.skipped.append(f"{kind} on line {line}")
+            skipping, nested = {"case": "esac", "function": "}"}.get(kind, "done"), 1
+            if skipping in words:
+                skipping = ""
+            continue
+        follow_command(line, words, script, branches, depth)
+
+
+def is_function(words: list[str]) -> bool:
+    """Whether a command opens a function: `name ( ) {`."""
+    return len(words) > 1 and words[-1] == "{" and words[0].removesuffix("()").isidentifier()
+
+
+def follow_command(line: int, words: list[str], script: Script, branches: list[bool | None], depth: int) -> None:
+    """One simple command, or one of `if`, `elif`, `else`, `fi` with its condition."""
+    head = words[0]
+    if head in ("then", "else"):
+        if head == "else" and branches:
+            branches[-1] = True if branches[-1] is False else None
+        words = words[1:]
+    elif head in ("if", "elif"):
+        outer = all(b is True for b in branches[: len(branches) - (head == "elif")])
+        met = condition(words[1:], line, script) if outer else False
+        if head == "if":
+            branches.append(met)
+        elif branches:
+            branches[-1] = met if branches[-1] is False else None
+        return
+    elif head == "fi":
+        if branches:
+            branches.pop()
+        return
+    if words and all(b is True for b in branches):
+        simple_command(line, [w for w in words if w not in ("{", "}", "(", ")")], script, depth)
+
+
+def commands(text: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, raw words) of each simple command; operators that join commands part them."""
+    words: list[str] = []
+    first = 1
+    double = False
+    for line, token in lex(text):
+        if token == "[[":
+            double = True
+        elif token == "]]":
+            double = False
+        testing = words[:1] in (["if"], ["elif"]) and token in ("&&", "||")  # joins tests, not commands
+        if token in OPERATORS and token not in "()" and not double and not testing:
+            if words:
+                yield first, words
+            words = []
+            continue
+        if not words:
+            first = line
+        words.append(token)
+        if token in ("then", "else", "do") and len(words) == 1:
+            yield first, words
+            words = []
+    if words:
+        yield first, words
+
+
+def condition(words: list[str], line: int, script: Script) -> bool:
+    """Value of a test on strings or numbers. One that cannot be known from the script counts as false and is noted."""
+    test = [w for raw in words for w in ([raw] if raw in ("[", "[[", "]", "]]", "!") else [joined(raw, script)])]
+    test = [w for w in test if w not in ("[", "[[", "]", "]]")]
+    parts = re.split(r"\0(&&|\|\||-a|-o)\0", "\0".join(test))
+    value: bool | None = None
+    for index in range(0, len(parts), 2):
+        one = simple_test(parts[index].split("\0"))
+        if one is None:
+            script.skipped.append(f"if on line {line}: its condition is not known from the script")
+            return False
+        joiner = parts[index - 1] if index else ""
+        value = one if value is None else (value and one) if joiner in ("&&", "-a") else (value or one)
+    return bool(value)
+
+
+def simple_test(test: list[str]) -> bool | None:
+    """`-n X`, `A == B`, `A -gt B` …; None when it is none of these."""
+    if test[:1] == ["!"]:
+        inner = simple_test(test[1:])
+        return None if inner is None else not inner
+    known = ["" if unknown(word) is not None else word for word in test]
+    match known:
+        case ["-z", text]:
+            return not text
+        case ["-n", text] | [text] if text != "-n":
+            return None if text in ("-z",) else bool(text)
+        case [a, "=" | "==", b]:
+            return a == b
+        case [a, "!=", b]:
+            return a != b
+        case [a, "-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le" as op, b] if is_integer(a) and is_integer(b):
+            order = (int(a) > int(b)) - (int(a) < int(b))
+            return order in {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-ge": (0, 1), "-lt": (-1,), "-le": (-1, 0)}[op]
+    return None
+
+
+def is_integer(text: str) -> bool:
+    """Whether it is a short decimal integer."""
+    return re.fullmatch(r"-?\d{1,18}", text) is not None
+
+
+def simple_command(line: int, words: list[str], script: Script, depth: int) -> None:
+    """Assignments change the variables; a command that starts Python is kept; `eval` and `sh -c` are followed."""
+    while words and words[0] in ("export", "local", "readonly", "declare", "time", "exec", "-a", "-x", "-r"):
+        words = words[1:]
+    while words and (match := re.match(r"([A-Za-z_]\w*)(\+?)=", words[0])):
+        assign(match[1], words[0][match.end() :], bool(match[2]), script)
+        words = words[1:]
+    expanded = [w for raw in words for w in expand(raw, script)]
+    script.words += len(expanded)
+    if script.words > MAX_WORDS:
+        raise FormatError(f"the script expands to over {MAX_WORDS} words; give the training command", f"line {line}")
+    if not expanded:
+        return
+    if expanded[0] == "eval":
+        run(" ".join(expanded[1:]), script, depth + 1)
+        return
+    for index, word in enumerate(expanded[:-1]):
+        if word in ("-c", "-lc") and index and expanded[index - 1].rsplit("/", 1)[-1] in ("sh", "bash"):
+            run(expanded[index + 1], script, depth + 1)
+            return
+    place = next((i for i, w in enumerate(expanded) if w.endswith(".py") and not w.startswith("-")), None)
+    if place is None and "-m" in expanded[:-1]:
+        modules = [i + 1 for i, w in enumerate(expanded[:-1]) if w == "-m"]
+        place = next((i for i in reversed(modules) if not expanded[i].startswith("torch.distributed")), None)
+    if place is not None and expanded[0] not in ("echo", "cp", "ls", "cat", "mkdir", "cd", "rm", "printf"):
+        launch = Launch(
+            launcher=tuple(expanded[:place]),
+            program=expanded[place],
+            options=tuple(expanded[place + 1 :]),
+            line=line,
+        )
+        script.launches.append(launch)
+
+
+def assign(name: str, raw: str, more: bool, script: Script) -> None:
+    """`name=raw`, or `name+=raw`."""
+    old = script.variables.get(name, "")
+    if raw.startswith("("):
+        items = [w for _, word in lex(raw[1:-1]) if word not in OPERATORS for w in expand(word, script)]
+        before = (old if isinstance(old, list) else [old] if old else []) if more else []
+        script.words += len(items) + len(before)
+        if script.words > MAX_WORDS:
+            raise FormatError(f"array {name} grows beyond {MAX_WORDS} words; give the training command", f"{name}")
+        script.variables[name] = [*before, *items]
+        return
+    text = joined(raw, script)
+    if more and isinstance(old, list):
+        script.variables[name] = [*old, text]
+    else:
+        script.variables[name] = ((old if isinstance(old, str) else "") if more else "") + text
+    script.words += len(text) // 8
+    if script.words > MAX_WORDS:
+        raise FormatError(f"variable {name} grows beyond what a job needs; give the training command", f"{name}")
+
+
+def joined(raw: str, script: Script) -> str:
+    """A word's value as one string, not split."""
+    return " ".join(expand(raw, script, split=False))
+
+
+def expand(raw: str, script: Script, *, split: bool = True) -> list[str]:
+    """The words that one raw word becomes: variables filled in, unquoted results split at blanks, quotes removed."""
+    words: list[str] = [""]
+    present = False  # an empty quoted string is a word; an empty variable is none
+    at = 0
+    while at < len(raw):
+        char = raw[at]
+        if char == "\\":
+            words[-1] += raw[at + 1 : at + 2].replace("\n", "")
+            at += 2
+        elif char == "'":
+            end = closing(raw, at + 1, "'", 1)
+            words[-1] += raw[at + 1 : end - 1]
+            at, present = end, True
+        elif char == '"':
+            end = double_quote_end(raw, at + 1, 1)
+            parts = quoted(raw[at + 1 : end - 1], script)
+            words[-1] += parts[0] if parts else ""
+            words += parts[1:]
+            at, present = end, present or bool(parts)
+        elif char in "$`":
+            value, at = substitute(raw, at, script)
+            text = " ".join(value) if isinstance(value, list) else value
+            pieces = text.split() if split else [text]
+            if split and text[:1].isspace() and words[-1]:
+                words.append("")
+            words[-1] += pieces[0] if pieces else ""
+            words += pieces[1:]
+        else:
+            words[-1] += char
+            at += 1
+    return words if present else [w for w in words if w] if split else words
+
+
+def quoted(text: str, script: Script) -> list[str]:
+    """The inside of double quotes: one word, or one for each item of `${array[@]}`."""
+    words = [""]
+    at = 0
+    while at < len(text):
+        if text[at] == "\\":
+            following = text[at + 1 : at + 2]
+            words[-1] += "" if following == "\n" else following if following in '"\\$`' else text[at : at + 2]
+            at += 2
+        elif text[at] in "$`":
+            value, at = substitute(text, at, script)
+            if isinstance(value, list):
+                if not value and words == [""] and at >= len(text):
+                    return []
+                words[-1] += value[0] if value else ""
+                words += value[1:]
+            else:
+                words[-1] += value
+        else:
+            words[-1] += text[at]
+            at += 1
+    return words
+
+
+def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
+    """(value of the `$…` at `at`, position after it)."""
+    if text[at] == "`":
+        return f"{UNKNOWN}`command`{UNKNOWN}", closing(text, at + 1, "`", 1)
+    if text.startswith("$((", at):
+        end = bracket_end(text, at + 1, 1)
+        return arithmetic(text[at + 3 : end - 2], script), end
+    if text.startswith("$(", at):
+        return f"{UNKNOWN}$(command){UNKNOWN}", bracket_end(text, at + 1, 1)
+    if text.startswith("${", at):
+        end = bracket_end(text, at + 1, 1)
+        return parameter(text[at + 2 : end - 1], script), end
+    match = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!]").match(text, at + 1)
+    if not match:
+        return "$", at + 1
+    return parameter(match[0], script), match.end()
+
+
+def parameter(inside: str, script: Script) -> Value:
+    """Value of `${inside}`: a name, `name[@]`, `name[2]`, `name:-default`, `#name[@]`; others are not known."""
+    match = re.fullmatch(r"([A-Za-z_]\w*|[0-9@*])(\[[@*\d]+\])?(?:(:?[-=+?])(.*))?", inside, re.DOTALL)
+    if not match:
+        return f"{UNKNOWN}{inside.replace(UNKNOWN, '')}{UNKNOWN}"
+    name, index, operator, default = match.groups()
+    value: Value | None = script.variables.get(name)
+    if isinstance(value, list):
+        if index in ("[@]", "[*]"):
+            return value
+        place = int(index[1:-1]) if index else 0
+        value = value[place] if place < len(value) else None
+    if value is not None and index in ("[@]", "[*]"):
+        value = [value]
+    missing = value is None or (operator and operator.startswith(":") and value == "")
+    if operator and operator.endswith("+"):
+        return "" if missing else joined(default, script)
+    if missing and operator and operator[-1] in "-=":
+        return joined(f'"{default}"' if '"' not in default else default, script)
+    if value is None:
+        return [] if name in "@*" else f"{UNKNOWN}{name}{UNKNOWN}"
+    return value
+
+
+def arithmetic(text: str, script: Script) -> str:
+    """Value of `$((text))` for + - * / % on integers; not known otherwise."""
+    filled = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: joined(f"${m[1]}", script), text)
+    if (name := unknown(filled)) is not None:
+        return f"{UNKNOWN}{name}{UNKNOWN}"
+    try:
+        if len(filled) > 1000:
+            raise ValueError
+        return str(calculate(ast.parse(filled.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return f"{UNKNOWN}$(({text.replace(UNKNOWN, '')})){UNKNOWN}"
+
+
+def calculate(node: ast.expr) -> int:
+    """An integer expression. ValueError for anything else."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -calculate(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = calculate(left), calculate(right)
+            if max(abs(a), abs(b)) >= 2**63:
+                raise ValueError
+            match op:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.Div() | ast.FloorDiv():
+                    return int(a / b) if a * b < 0 else a // b
+                case ast.Mod():
+                    return a % b
+    raise ValueError

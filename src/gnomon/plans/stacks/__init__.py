@@ -1,0 +1,48 @@
+"""The stacks on record: what named programs do, read from the TOML files beside this module.
+
+`stack(name)` returns the `Stack` of a program at the version that its file names; `stacks()` lists the names. Every field
+that is set has a source and a date in its file, and what is not known stays None. Leaves out what a job switches: the
+readers in `formats` change a record by what the job's own file says.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from gnomon import schema
+from gnomon.errors import CatalogueError, nearest
+from gnomon.plans.stack import Stack
+
+ALIASES = {
+    "megatron": "megatron-lm",
+    "nemo": "megatron-bridge",
+    "fsdp": "torchtitan",
+    "fsdp1": "llm-foundry",
+    "fsdp2": "torchtitan",
+    "composer": "llm-foundry",
+}
+"""Other names -> names of records."""
+
+
+@cache
+def stacks() -> tuple[str, ...]:
+    """Names of the stacks on record, sorted."""
+    found = files("gnomon.plans.stacks").iterdir()
+    return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
+
+
+def stack(name: str) -> Stack:
+    """The record of a program. CatalogueError with the nearest names if there is none."""
+    known = ALIASES.get(name, name)
+    if known not in stacks():
+        raise CatalogueError(
+            f"no stack {name!r} is on record{nearest(name, [*stacks(), *ALIASES])}; known: {', '.join(stacks())}"
+        )
+    return _read(known)
+
+
+@cache
+def _read(name: str) -> Stack:
+    path = files("gnomon.plans.stacks").joinpath(f"{name}.toml")
+    return schema.load(Stack, path.read_text(encoding="utf-8"), source=f"{name}.toml")

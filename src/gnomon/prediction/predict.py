@@ -6,6 +6,7 @@ result is a frozen `Prediction` with the same content as the command line shows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -25,7 +26,7 @@ from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
 from gnomon.schedules import lower
 from gnomon.schedules.optimizer import effective_zero
-from gnomon.simulate import Period, period
+from gnomon.simulate import Clock, Period, period, play
 from gnomon.simulate import simulate as play_timeline
 from gnomon.timeline import Timeline
 
@@ -163,7 +164,9 @@ def _stage(
 def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[tuple[int, int], ...]]:
     """The plan's Program, validated, and what its stages stand for."""
     schedule = replace(plan.schedule, micro_batch_size=None, num_microbatches=count)
-    program = lower(graph, replace(plan, schedule=schedule))
+    # Workers with unequal shares or devices wait for the slowest, whose price every stage has: one class is enough.
+    equal = tuple(replace(stage, shares=()) for stage in plan.stages)
+    program = lower(graph, replace(plan, schedule=schedule, stages=equal))
     layers = stage_layers(plan, graph)
     if effective_zero(plan) == 3:  # the Program's stages are then layers
         blocks = tuple((stage, i) for stage, part in enumerate(layers) for i in range(len(part)))
@@ -209,11 +212,12 @@ def _prediction(
     sizes = {"batch": len(lengths), "seq": lengths[0], **dict(workload.sizes)}
     work = graph_work(graph, kernels, Setting(sizes=sizes, dtypes=BF16, causal_flops="full"))
     flops = float(work.total.matmul_flops)
-    devices = [cluster.devices[d] for d in dict.fromkeys(plan.device_of)]
+    every = cluster.devices
+    devices = Counter(every[d] for d in set(plan.device_of))
     dtype = "fp8" if plan.precision.fp8 else plan.precision.compute
-    peak = sum(device.flops_per_s(dtype) for device in devices)
+    peak = sum(device.flops_per_s(dtype) * count for device, count in devices.items())
     again = sum(s.phase("recompute").flops * len(s.ranks) for s in step.stages) * _microbatches(structure)
-    timeline = play_timeline(structure, step.durations)
+    from_rest = play(Clock.of(structure, step.durations)).end
     kinds = {device.name: device for device in devices}
     hosts = [host_cost(stack, device) for device in kinds.values()]
     assumptions = (
@@ -229,7 +233,7 @@ def _prediction(
         plan=plan,
         workload=workload,
         step_s=found.seconds,
-        makespan_s=timeline.makespan_s,
+        makespan_s=float(from_rest.max(initial=0.0)),
         tokens_per_s_per_device=tokens / found.seconds / len(plan.device_of),
         mfu=flops / found.seconds / peak,
         hfu=(flops + again) / found.seconds / peak,

@@ -131,7 +131,12 @@ class StagePrice:
 
     def collectives(self, price: LayerPrice) -> tuple[ParameterCollective, ...]:
         """Communications of one layer's parameters and gradients."""
-        return parameter_collectives(price.sharded, self.mesh, self.plan.optimizer, self.plan.precision)
+        return self._collectives[id(price)]
+
+    @cached_property
+    def _collectives(self) -> dict[int, tuple[ParameterCollective, ...]]:
+        optimizer, precision = self.plan.optimizer, self.plan.precision
+        return {id(p): parameter_collectives(p.sharded, self.mesh, optimizer, precision) for p, _ in self.layers}
 
 
 def width(dtype: str) -> int:
@@ -151,8 +156,8 @@ def stage_price(
 ) -> StagePrice:
     """Prices of the layers of one stage. sizes: `batch` of one data-parallel rank's microbatch, `seq`, …"""
     mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
-    devices = [cluster.devices[plan.device_of[rank]] for rank in ranks]
-    device = min(set(devices), key=lambda d: d.memory_bytes_per_s)
+    where, devices = plan.device_of, cluster.devices
+    device = min({devices[where[rank]] for rank in ranks}, key=lambda d: d.memory_bytes_per_s)
     links = stage_links(plan, cluster, mesh, ranks)
     saving = savings(plan, graph, kernels)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)

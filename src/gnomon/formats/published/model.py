@@ -1,0 +1,241 @@
+"""The model of a published run: a config from its row, and what had to be known beyond the row.
+
+`model_config(row)` returns a config of room `models` with notes; `build(config)` returns its Graph, the same object for
+the same config. What the builders do not describe (adapters, hybrids of attention and state space, TPU programs' own
+layers) is refused by name. Leaves out how it is run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+
+from gnomon.errors import InputError
+from gnomon.formats.published.row import Row
+from gnomon.graph import Graph
+from gnomon.models.bert import BertConfig, bert
+from gnomon.models.deepseek import DeepseekConfig, deepseek_v3, deepseek_v3_671b
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.models.llama import LlamaConfig, llama
+from gnomon.models.mixtral import MixtralConfig, mixtral
+
+Config = GptConfig | LlamaConfig | MixtralConfig | DeepseekConfig | BertConfig
+
+VOCABULARIES = (
+    (r"llama.?3", 128_256, "Llama 3's tokenizer"),
+    (r"llama.?2", 32_000, "Llama 2's tokenizer"),
+    (r"mixtral|mistral", 32_000, "Mistral's tokenizer"),
+    (r"nemotron", 256_000, "Nemotron-4's tokenizer"),
+    (r"grok", 131_072, "Grok-1's published config"),
+    (r"bloom", 250_880, "BLOOM's padded tokenizer; the source says 250k"),
+    (r"bert", 30_522, "BERT's uncased tokenizer"),
+    (r"gpt3|gpt-3|nemo megatron|turing|megatron-1t", 51_200, "GPT-2's tokenizer as Megatron-LM pads it for tp 8"),
+    (r"gpt", 50_257, "GPT-2's tokenizer"),
+)
+"""(pattern of model names, rows, why) where a table leaves the vocabulary out."""
+
+HEAD_DIMS = ((r"qwen3", 128), (r"gpt.oss", 64))
+"""Head widths that are not hidden / heads."""
+
+UNKNOWN_LAYERS = (
+    (r"lora", "LoRA freezes the base weights, which a plan cannot say"),
+    (r"nemotron.(?:3_|3.5|v3)", "a hybrid of Mamba and mixture layers, for which there is no builder"),
+    (r"mimo", "a model of several towers whose sizes the row does not give"),
+    (r"^t5", "an encoder-decoder whose two lengths and layer counts the row does not give"),
+    (r"switch", "an encoder-decoder with every second layer a mixture, for which there is no builder"),
+    (r"deepseek.?v4", "a model whose sizes the row does not give"),
+)
+"""(pattern of model names, why there is no graph)."""
+
+_DROPOUT = 0.1
+_MEGATRON_DROPOUT = r"megatron-lm|megatron-deepspeed|megatron\+deepspeed|libai|oneflow"
+
+
+def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
+    """(config, what was assumed) of a row. InputError when a size is missing or there is no builder."""
+    name = row.model.lower()
+    for pattern, why in UNKNOWN_LAYERS:
+        if re.search(pattern, name):
+            raise InputError(f"{row.model}: {why}")
+    missing = [c for c in ("layers", "hidden", "heads", "ffn", "seq_len") if getattr(row, c) is None]
+    if missing:
+        raise InputError(f"{', '.join(missing)} not given")
+    vocab, notes = _vocab(row, name)
+    if row.arch == "moe" or row.experts:
+        config, more = _mixture(row, name, vocab)
+    elif re.search(r"bert", name):
+        config, more = _bert(row, vocab), ()
+    elif re.search(r"llama|mistral|qwen", name):
+        config, more = _llama(row, name, vocab), ()
+    elif "nemotron" in name or _kv_heads(row) != _int(row, "heads"):
+        config, more = _ungated(row, name, vocab)
+    else:
+        config, more = _gpt(row, vocab), ()
+    return config, notes + more
+
+
+@lru_cache(maxsize=512)
+def build(config: Config) -> Graph:
+    """The Graph of a config."""
+    match config:
+        case GptConfig():
+            return gpt(config)
+        case LlamaConfig():
+            return llama(config)
+        case MixtralConfig():
+            return mixtral(config)
+        case DeepseekConfig():
+            return deepseek_v3(config)
+        case BertConfig():
+            return bert(config)
+
+
+def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
+    """Rows of the embedding as the program pads them, and where they are from."""
+    size, notes = row.vocab, ()
+    if size is None:
+        found = next(((rows, why) for pattern, rows, why in VOCABULARIES if re.search(pattern, name)), None)
+        if found is None:
+            raise InputError(f"vocab not given, and none is known for {row.model!r}")
+        size, notes = found[0], (f"vocab {found[0]} not in the row: {found[1]}",)
+    if re.search(r"megatron|nemo|libai|primus", row.framework.lower()):
+        multiple = 128 * (row.tp or 1)  # Megatron-LM: --make-vocab-size-divisible-by 128, times tp
+        size = -(-size // multiple) * multiple
+    return size, notes
+
+
+def _int(row: Row, column: str) -> int:
+    value = getattr(row, column)
+    if not isinstance(value, int):
+        raise InputError(f"{column} not given")
+    return value
+
+
+def _kv_heads(row: Row) -> int:
+    if row.kv_heads is None:
+        return _int(row, "heads")
+    if not row.kv_heads.isdigit():
+        raise InputError(f"kv_heads = {row.kv_heads!r} is not a whole number")
+    return int(row.kv_heads)
+
+
+def _ffn(row: Row) -> int:
+    if row.ffn is None or not row.ffn.isdigit():
+        raise InputError(f"ffn = {row.ffn!r} is not a whole number")
+    return int(row.ffn)
+
+
+def _head_dim(row: Row, name: str) -> int:
+    heads, hidden = _int(row, "heads"), _int(row, "hidden")
+    for pattern, size in HEAD_DIMS:
+        if re.search(pattern, name):
+            return size
+    if hidden % heads:
+        raise InputError(f"hidden = {hidden} is not divisible by heads = {heads}")
+    return hidden // heads
+
+
+def _gpt(row: Row, vocab: int) -> GptConfig:
+    dropout = _DROPOUT if re.search(_MEGATRON_DROPOUT, row.framework.lower()) else 0.0
+    return GptConfig(
+        name=row.model,
+        num_layers=_int(row, "layers"),
+        hidden_size=_int(row, "hidden"),
+        num_heads=_int(row, "heads"),
+        ffn_size=_ffn(row),
+        vocab_size=vocab,
+        max_positions=_int(row, "seq_len"),
+        dropout=dropout,
+        attention_dropout=dropout,
+    )
+
+
+def _llama(row: Row, name: str, vocab: int) -> LlamaConfig:
+    # nanotron's benchmark script ties the embedding of its two smaller models (notes of those rows).
+    tied = "tied emb" in row.notes and bool(re.search(r"llama-(1\.34|3\.57)b", name))
+    return LlamaConfig(
+        name=row.model,
+        num_layers=_int(row, "layers"),
+        hidden_size=_int(row, "hidden"),
+        num_heads=_int(row, "heads"),
+        num_kv_heads=_kv_heads(row),
+        head_dim=_head_dim(row, name),
+        ffn_size=_ffn(row),
+        vocab_size=vocab,
+        tied=tied,
+        qkv_bias="qwen2" in name,
+        qk_norm="qwen3" in name,
+    )
+
+
+def _ungated(row: Row, name: str, vocab: int) -> tuple[LlamaConfig, tuple[str, ...]]:
+    """An ungated feed-forward of f as a gated one of 2f/3: as many parameters and FLOPs."""
+    gated = max(128, round(_ffn(row) * 2 / 3 / 128) * 128)
+    note = f"ungated feed-forward of {row.ffn} taken as a gated one of {gated}: as many parameters and FLOPs"
+    return _llama(replace(row, ffn=str(gated)), name, vocab), (note,)
+
+
+def _bert(row: Row, vocab: int) -> BertConfig:
+    return BertConfig(
+        name=row.model,
+        num_layers=_int(row, "layers"),
+        hidden_size=_int(row, "hidden"),
+        num_heads=_int(row, "heads"),
+        ffn_size=_ffn(row),
+        vocab_size=vocab,
+        max_positions=_int(row, "seq_len"),
+        num_token_types=2,
+        dropout=_DROPOUT,
+        attention_dropout=_DROPOUT,
+        activation="gelu",
+        head="mlm",
+    )
+
+
+def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
+    counts = re.fullmatch(r"(\d+)(?:\+(\d+) shared)?", row.experts or "")
+    widths = re.fullmatch(r"(?:(\d+) dense / )?(\d+)(?: expert)?", row.ffn or "")
+    if counts is None or widths is None or row.topk is None:
+        raise InputError(f"experts = {row.experts!r}, ffn = {row.ffn!r}, topk = {row.topk!r} do not say the mixture")
+    if row.kv_heads == "MLA":
+        return _deepseek(row, name, vocab, int(counts[1]), int(counts[2] or 1), widths)
+    notes: tuple[str, ...] = ()
+    if re.search(r"gpt.oss", name):
+        notes = ("sliding windows of every second layer taken as full attention",)
+    config = MixtralConfig(
+        name=row.model,
+        num_layers=_int(row, "layers"),
+        hidden_size=_int(row, "hidden"),
+        num_heads=_int(row, "heads"),
+        num_kv_heads=_kv_heads(row),
+        head_dim=_head_dim(row, name),
+        num_experts=int(counts[1]),
+        experts_per_token=row.topk,
+        expert_ffn_size=int(widths[2]),
+        vocab_size=vocab,
+        qk_norm="qwen3" in name,
+    )
+    return config, notes
+
+
+def _deepseek(
+    row: Row, name: str, vocab: int, experts: int, shared: int, widths: re.Match[str]
+) -> tuple[Config, tuple[str, ...]]:
+    """DeepSeek-V3's latent sizes; Kimi K2 has the same with one dense layer."""
+    dense = 1 if "kimi" in name else 3
+    config = replace(
+        deepseek_v3_671b(),
+        name=row.model,
+        num_layers=_int(row, "layers"),
+        num_dense_layers=min(dense, _int(row, "layers") - 1),
+        num_heads=_int(row, "heads"),
+        num_experts=experts,
+        num_shared_experts=shared,
+        experts_per_token=row.topk or 8,
+        expert_ffn_size=int(widths[2]),
+        ffn_size=int(widths[1] or widths[2]),
+        vocab_size=vocab,
+        mtp_modules=1 if "mtp" in name and "w/o" not in name else 0,
+    )
+    return config, ("latent widths are those of DeepSeek-V3's config",)

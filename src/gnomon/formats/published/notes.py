@@ -1,0 +1,80 @@
+"""What only the notes of a published run say: compilation, asynchronous tensor parallelism, release, schedule, memory.
+
+`read_notes(row)` returns `NoteFacts`. Patterns are those of the sources in the table; a note that matches none changes
+nothing. Leaves out what a column says.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.formats.published.row import Row
+
+MemoryMetric = Literal["allocated", "reserved", "device", "unstated"]
+
+_RELEASES = (r"release (v[\d.]+)", r"NeMo container ([\d.]+)", r"image (torch [\d.]+)", r"@(v[\d.]+)")
+
+_MEMORY: tuple[tuple[str, MemoryMetric], ...] = (
+    (r"nvidia-smi", "device"),
+    (r"max[-_ ](?:memory[-_ ])?allocated", "allocated"),
+    (r"max[-_ ](?:memory[-_ ])?reserved", "reserved"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteFacts:
+    """Facts that no column holds."""
+
+    compiled: bool | None = None
+    """torch.compile is used; None if the notes do not say."""
+    async_tp: bool = False
+    """Tensor-parallel collectives are cut to overlap with their products."""
+    release: str = ""
+    """Release of the program, as the source writes it."""
+    schedule: str = ""
+    """Pipeline schedule, in lower case: `1f1b`, `v-half` …"""
+    method: str = ""
+    """Variant of the schedule, in lower case: `baseline`, `redis`, `vocab-1` …"""
+    memory_metric: MemoryMetric = "unstated"
+    """What the memory figure is."""
+    memory_rank: int | None = None
+    """Rank that it is of; None for the highest, or not said."""
+    without_optimizer: bool = False
+    """The time is forward and backward, without the update."""
+    inconsistent: str = ""
+    """The source contradicts itself, in its note's words."""
+
+
+def read_notes(row: Row) -> NoteFacts:
+    """The facts of a row's notes, framework and section."""
+    notes = row.notes
+    lower = f"{notes} {row.section or ''}".lower()
+    program = row.framework.lower()
+    schedule = re.search(r"schedule ([\w-]+)(?: method ([\w-]+))?", notes)
+    rank = re.search(r"\(rank (\d+)\)", notes)
+    contradiction = re.search(r"(WARNING published dp|INCONSISTENT)[^;]*", notes)
+    return NoteFacts(
+        compiled=_compiled(lower, program),
+        async_tp=bool(re.search(r"async(?:hronous)?[ -]?tp|async tensor", lower)),
+        release=_first(_RELEASES, f"{notes} {row.source or ''}"),
+        schedule=schedule[1].lower() if schedule else "",
+        method=(schedule[2] or "").lower() if schedule else "",
+        memory_metric=next((metric for pattern, metric in _MEMORY if re.search(pattern, lower)), "unstated"),
+        memory_rank=int(rank[1]) if rank else None,
+        without_optimizer="no optimizer step" in lower,
+        inconsistent=contradiction[0] if contradiction else "",
+    )
+
+
+def _compiled(notes: str, program: str) -> bool | None:
+    if re.search(r"no (?:torch\.)?compile|without (?:torch\.)?compile|compile[= ](?:off|no|false)", notes):
+        return False
+    if re.search(r"torch\.compile", program) or re.search(r"\bcompile(?:d)?\b", notes):
+        return True
+    return None
+
+
+def _first(patterns: tuple[str, ...], text: str) -> str:
+    return next((found[1].rstrip(".") for pattern in patterns if (found := re.search(pattern, text))), "")

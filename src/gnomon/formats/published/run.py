@@ -1,0 +1,125 @@
+"""A published run as Gnomon's own values: model, plan, workload, stack, cluster, and what was measured.
+
+`read_runs(source)` returns every row as a `Run` or a `Refused` with the reason, in the order of the file. Nothing is
+predicted here, and nothing is fitted to what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gnomon.errors import GnomonError, InputError
+from gnomon.formats.published.measured import readings
+from gnomon.formats.published.model import Config, build, model_config
+from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
+from gnomon.formats.published.plan import cluster, plan, stack, workload
+from gnomon.formats.published.row import Refused, Row, read_table
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Plan, Stack, Workload
+
+PROGRAMS_WITHOUT_PLANS = ("maxtext", "paxml")
+"""Programs whose compiler lays the model out: their rows give no plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured training run."""
+
+    id: str
+    """Of the row."""
+    family: str
+    """Rows of one source."""
+    model: Config
+    """Sizes."""
+    plan: Plan
+    """Decisions."""
+    workload: Workload
+    """The batch."""
+    stack: Stack
+    """The program."""
+    cluster: Cluster
+    """The machines."""
+    readings_s: tuple[float, ...]
+    """Seconds per step that the row implies, the most trustworthy first."""
+    covers: Literal["step", "forward_backward"]
+    """What the time is of: a whole step, or without the update."""
+    memory_bytes: int | None
+    """Peak, as published; GB and GiB are not told apart by most sources."""
+    memory_metric: MemoryMetric
+    """What that is."""
+    memory_rank: int | None
+    """Of which rank; None for the highest, or not said."""
+    facts: NoteFacts = field(repr=False)
+    """From the notes."""
+    notes: tuple[str, ...]
+    """What the row leaves open, and how it was filled in."""
+    row: Row = field(repr=False)
+    """As published."""
+
+    @property
+    def step_s(self) -> float:
+        """The reading to trust."""
+        return self.readings_s[0]
+
+    @property
+    def graph(self) -> Graph:
+        """The model's graph."""
+        return build(self.model)
+
+    @property
+    def group(self) -> tuple[str, str, int]:
+        """Runs that a user would choose among: same family, model and number of devices."""
+        return (self.family, self.row.model, self.row.num_devices or 0)
+
+
+def read_runs(source: str | Path) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
+    """(runs, rows without one) of a table, given as a Path, or of its text, given as str.
+
+    InputError when the table as a whole cannot be read.
+    """
+    rows, refused = read_table(source)
+    return _runs(rows, list(refused))
+
+
+def _runs(rows: Iterable[Row], refused: list[Refused]) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
+    runs: list[Run] = []
+    for row in rows:
+        try:
+            runs.append(to_run(row))
+        except GnomonError as error:
+            refused.append(Refused(id=row.id, family=row.family, reason=str(error)))
+    return tuple(runs), tuple(refused)
+
+
+def to_run(row: Row) -> Run:
+    """The run of a row. GnomonError says what is missing or cannot be expressed."""
+    facts = read_notes(row)
+    if facts.inconsistent:
+        raise InputError(f"the source contradicts itself: {facts.inconsistent.strip()}")
+    if row.framework.lower() in PROGRAMS_WITHOUT_PLANS:
+        raise InputError(f"{row.framework} lays the model out itself; the row gives no plan")
+    config, from_model = model_config(row)
+    machines, from_cluster = cluster(row)
+    made, from_plan = plan(row, facts)
+    batch = workload(row)
+    return Run(
+        id=row.id,
+        family=row.family,
+        model=config,
+        plan=made,
+        workload=batch,
+        stack=stack(row, facts),
+        cluster=machines,
+        readings_s=readings(row, config.vocab_size),
+        covers="forward_backward" if facts.without_optimizer else "step",
+        memory_bytes=None if row.mem_gib is None else round(row.mem_gib * 2**30),
+        memory_metric=facts.memory_metric,
+        memory_rank=facts.memory_rank,
+        facts=facts,
+        notes=(*from_model, *from_cluster, *from_plan),
+        row=row,
+    )

@@ -1,9 +1,10 @@
 """`lower`: from a graph and a plan to the Program that simulator and runtime both follow.
 
-One rank class for each pipeline rank, with as many ranks as its stages' mesh; compute rows by the plan's schedule,
-then what ends the step (reductions over data-parallel ranks, tied parameters, the update), then messages (those that
-skip stages too), then the plan's passes. What a plan asks for and is not expressed here is a PlanError, never left out.
-Left out: durations and sizes, which prices look up by the Program's keys, and everything within a stage.
+One rank class for each pipeline rank, with as many ranks as its stages' mesh (several where data-parallel workers have
+other shares or devices than each other); compute rows by the plan's schedule, then what ends the step (reductions over
+data-parallel ranks, tied parameters, the update), then messages (those that skip stages too), then the plan's passes.
+What a plan asks for and is not expressed here is a PlanError, never left out. Left out: durations and sizes, which
+prices look up by the Program's keys, and everything within a stage.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from gnomon.schedules.messages import with_messages
 from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.schedules.optimizer import apply_optimizer, effective_zero, with_meetings
 from gnomon.schedules.rows import Rows
-from gnomon.schedules.shared import shared_buffers, shared_stages
+from gnomon.schedules.shared import Shared, shared_buffers, shared_stages
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.tensor_sums import tensor_sums, with_tensor_sums
 from gnomon.schedules.v_half import v_half, v_min
+from gnomon.schedules.workers import Workers, alike, divided_units, meet, split
 from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 from gnomon.schedules.zero_bubble_v import zero_bubble_v
 
@@ -77,11 +79,13 @@ def lower(
     check(plan, graph, cluster, workload)
     count, units = _units(plan, workload)
     rows = compute_rows(plan, count)
-    zero, layers = effective_zero(plan), stage_layers(plan, graph)
+    zero, layers, workers = effective_zero(plan), stage_layers(plan, graph), alike(plan, cluster)
+    if len(workers) > 1:
+        if zero:
+            raise PlanError(f"ZeRO stage {zero} over unlike workers has no rows yet; use optimizer.zero = 0")
+        rows, units = split(rows, len(workers)), divided_units(units, count, workers)
     shared = shared_stages(graph, layers, plan.pipeline_ranks)
-    twice = {stage for pair in shared for stage in pair}
-    rows = with_all_reduce(rows, _reduced(plan) - twice, overlap=plan.overlap.grad_reduce)
-    rows = with_all_reduce(rows, _reduced(plan) & {one for one, _ in shared}, overlap=False)  # complete only after both
+    rows = _with_reductions(rows, plan, shared, unlike=len(workers) > 1)
     rows = with_optimizer(rows, without=[same for _, same in shared])
     parts = [(plan.stage_mesh(stage), part) for stage, part in enumerate(layers)]
     if zero == 3:
@@ -90,21 +94,7 @@ def lower(
     if not zero:  # a pass that divides gradients must come before ranks meet
         rows = with_tensor_sums(rows, sums)
         rows = with_meetings(rows, tied, clip=plan.optimizer.clip and plan.optimizer.offload is None)
-    chains, skips = _chains(graph, plan)
-    rows = with_skips(rows, skips, blocking=not plan.overlap.pipeline_sends)
-    rows = with_messages(rows, chains=chains, blocking=() if plan.overlap.pipeline_sends else MESSAGES)
-    ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
-    counts = tuple(len(ranks_of[rank]) for rank in range(plan.num_pipeline_ranks))
-    names = () if messages == "buffered" else ("fwd", "bwd", *(("skip", "skip_grad") if skips else ()))
-    comms = tuple(Communicator(name=name, semantics=messages) for name in names)
-    program = rows.program(
-        units=units,
-        counts=counts,
-        buffers=skip_buffers(skips),
-        chains=chains,
-        comms=comms,
-        aliases=shared_buffers(shared),
-    )
+    program = _program(rows, graph, plan, units, workers, shared, messages)
     program = apply_optimizer(program, plan, [len(part) for part in layers])
     if zero and tied and plan.optimizer.offload is not None:
         raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
@@ -159,10 +149,41 @@ ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {"dapple_warmup": _
 """Passes that choose the order of compute rows themselves: (ranks, microbatches, pass) -> rows."""
 
 
-def _reduced(plan: Plan) -> set[int]:
-    """Stages whose gradients are added up over several ranks."""
+def _with_reductions(rows: Rows, plan: Plan, shared: Sequence[Shared], *, unlike: bool) -> Rows:
+    """The rows with the reductions over data-parallel ranks. unlike: of several classes, which meet in them."""
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
-    return {stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1}
+    reduced = {stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1}
+    rows = with_all_reduce(rows, reduced - {s for pair in shared for s in pair}, overlap=plan.overlap.grad_reduce)
+    rows = with_all_reduce(rows, reduced & {one for one, _ in shared}, overlap=False)  # complete only after both
+    return meet(rows, plan.pipeline_ranks) if unlike else rows
+
+
+def _program(
+    rows: Rows,
+    graph: Graph,
+    plan: Plan,
+    units: tuple[Unit, ...],
+    workers: Sequence[Workers],
+    shared: Sequence[Shared],
+    messages: Literal["buffered", "rendezvous"],
+) -> Program:
+    """The Program of the rows, with messages between stages."""
+    chains, skips = _chains(graph, plan)
+    rows = with_skips(rows, skips, blocking=not plan.overlap.pipeline_sends)
+    rows = with_messages(rows, chains=chains, blocking=() if plan.overlap.pipeline_sends else MESSAGES)
+    ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
+    members = [len(group.members) for group in workers]
+    counts = tuple(len(ranks_of[r]) * n // sum(members) for r in range(plan.num_pipeline_ranks) for n in members)
+    names = () if messages == "buffered" else ("fwd", "bwd", *(("skip", "skip_grad") if skips else ()))
+    comms = tuple(Communicator(name=name, semantics=messages) for name in names)
+    return rows.program(
+        units=units,
+        counts=counts,
+        buffers=skip_buffers(skips),
+        chains=chains,
+        comms=comms,
+        aliases=shared_buffers(shared),
+    )
 
 
 def _units(plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]]:

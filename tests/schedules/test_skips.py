@@ -21,6 +21,7 @@ from gnomon.schedules import (
     zero_bubble_h1,
     zero_bubble_v,
 )
+from gnomon.schedules.mario import apply_checkpoint
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 
 NOTHING = {name: 0 for name in ("S", "X", "Y", "DX", "DY", "P", "G")}
@@ -78,3 +79,7 @@ def test_recomputed_stages_are_refused() -> None:
     rows = of_lists([[("C", 0, 0), ("R", 0, 0), ("B", 0, 0)], [("F", 1, 0), ("B", 1, 0)]], num_stages=3, num_units=1)
     with pytest.raises(PlanError, match="recomputed"):
         with_skips(rows, ((0, 2),))
+    made = program(one_f_one_b(3, 4), ((0, 2),))
+    with pytest.raises(PlanError, match="0F0 takes or makes a skip"):
+        apply_checkpoint(made)
+    apply_checkpoint(made, lambda stage, unit: stage == 1)

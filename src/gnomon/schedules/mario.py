@@ -57,7 +57,7 @@ def apply_checkpoint(program: Program, where: Callable[[int, int], bool] | None 
             if chosen and (row.kind == "I" or row.group >= 0):
                 raise PlanError(f"Mario checkpoints plain F and B; {row} is split or part of a composite action")
             if chosen and row.kind == "F" and row.override is not None and row.override.effects:
-                raise PlanError(f"{row} takes or makes a skip, which its recompute would need again; leave its stage out")
+                raise PlanError(f"{row} takes or makes a skip, which R would need again; leave its stage out")
             if chosen and row.kind == "B":
                 out.append(Row(kind="R", stage=row.stage, unit=row.unit))
             out.append(replace(row, kind="C") if chosen and row.kind == "F" else row)

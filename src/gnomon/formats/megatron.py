@@ -59,8 +59,9 @@ def read_megatron(
     script: Script | None = None
     if isinstance(source, (str, Path)):
         text, file = read_source(source)
+        launcher: tuple[str, ...] = ()
         if text.lstrip().startswith("--"):
-            words, launcher = shlex.split(text, comments=True), ()
+            words = shlex.split(text, comments=True)
         else:
             script = launches(text, env or {})
             launch = training_launch(script, file)
@@ -157,7 +158,8 @@ def mesh_of(f: Fields, devices: int | None) -> Mesh:
     model_ranks = tp * pp * cp
     if devices % model_ranks:
         raise InputError(
-            f"{devices} devices are not a multiple of tensor x pipeline x context = {tp} x {pp} x {cp} = {model_ranks}; "
+            f"{devices} devices are not a multiple of tensor x pipeline x context = {tp} x {pp} x {cp} = "
+            f"{model_ranks}; "
             f"the nearest number of devices is {max(1, round(devices / model_ranks)) * model_ranks}"
         )
     data = devices // model_ranks

@@ -66,9 +66,10 @@ def shape_of(f: Fields, tp: int, vocab_size: int | None) -> Shape:
     kv_heads = groups if f.flag("group_query_attention", False) else heads
     divides("num_attention_heads", heads, "tensor_model_parallel_size", tp)
     if kv_heads % tp and tp % kv_heads:
+        legal = min((n for n in range(1, heads + 1) if kv_heads % n == 0), key=lambda n: abs(n - tp))
         raise InputError(
             f"num_query_groups = {kv_heads} is neither a multiple nor a divisor of tensor_model_parallel_size = {tp}; "
-            f"the nearest legal size is {min((n for n in range(1, heads + 1) if kv_heads % n == 0), key=lambda n: abs(n - tp))}"
+            f"the nearest legal size is {legal}"
         )
     ffn = f.integer("ffn_hidden_size", int((4 * hidden * 2 / 3) / 64) * 64 if f.flag("swiglu", False) else 4 * hidden)
     divides("ffn_hidden_size", ffn, "tensor_model_parallel_size", tp)

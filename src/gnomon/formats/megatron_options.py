@@ -1,8 +1,8 @@
 """Megatron-LM's options: how a list of words becomes named values, and which of them do not change a step.
 
-`parse_options(words)` returns name -> value, named as in Megatron's `args` (`tensor_model_parallel_size`). Names were read
-from NVIDIA/Megatron-LM at commit d98e8a6 (2026-08-22, version 0.20.0), megatron/training/arguments.py. Leaves out what the
-options mean (`megatron`, `megatron_model`).
+`parse_options(words)` returns name -> value, named as in Megatron's `args` (`tensor_model_parallel_size`). Names were
+read from NVIDIA/Megatron-LM at commit d98e8a6 (2026-08-22, version 0.20.0), megatron/training/arguments.py. Leaves out
+what the options mean (`megatron`, `megatron_model`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ IRRELEVANT = frozenset(
     one_logger_* app_tag_* otel_* straggler_* config_logger_dir no_barrier_with_level_1_timing
     data_path data_* train_data_path valid_data_path test_data_path per_split_data_args_path mock_data split
     tokenizer_* no_tokenizer_* vocab_file merge_file vocab_extra_ids tiktoken_* null_tokenizer_* trust_remote_code
-    num_workers no_mmap_bin_files dataloader_type dataloader_fast_cache_load dataloader_defer_* num_dataset_builder_threads
-    no_create_attention_mask_in_dataloader eod_mask_loss reset_position_ids no_data_sharding mid_level_dataset_surplus
+    num_workers no_mmap_bin_files dataloader_type dataloader_fast_cache_load dataloader_defer_*
+    num_dataset_builder_threads     no_create_attention_mask_in_dataloader eod_mask_loss reset_position_ids no_data_sharding mid_level_dataset_surplus
     distributed_backend distributed_timeout_* local_rank lazy_mpu_init use_cpu_initialization no_initialization
     norm_epsilon rotary_base rotary_percent rotary_scaling_factor rotary_interleaved rotary_seq_len_interpolation_factor
     use_rope_scaling rope_scaling_factor rope_type mscale mscale_all_dim yarn_* no_yarn_* no_position_embedding
@@ -56,7 +56,7 @@ INEXPRESSIBLE = {
     "tp_comm_overlap*": "overlaps tensor-parallel transfers with the products beside them; without it a prediction is "
     "too slow where tp > 1",
     "no_tp_comm_*": "switches part of the overlap of tensor-parallel transfers off",
-    "overlap_moe_expert_parallel_comm": "overlaps all-to-all with another microbatch; a prediction without it is too slow",
+    "overlap_moe_expert_parallel_comm": "overlaps all-to-all with another microbatch; too slow without it",
     "delay_wgrad_compute": "moves weight gradients behind communication; a prediction without it is too slow",
     "moe_shared_expert_overlap": "overlaps the shared expert with all-to-all; a prediction without it is too slow",
     "overlap_param_gather_with_optimizer_step": "gathers the first bucket during the update; a little faster",
@@ -81,7 +81,7 @@ INEXPRESSIBLE = {
     "sharp_enabled_group": "which group reduces within the switches",
     "hierarchical_context_parallel_sizes": "context parallelism in two levels",
     "hybrid_context_parallel": "context parallelism by sequence",
-    "microbatch_group_size_per_virtual_pipeline_stage": "microbatches that a virtual stage takes in a row, other than pp",
+    "microbatch_group_size_per_virtual_pipeline_stage": "microbatches that a stage takes in a row",
     "step_batch_size_schedule": "the global batch changes during training",
     "decrease_batch_size_if_needed": "the global batch may be lowered to fit",
     "moe_latent_size": "experts work in a narrower space",
@@ -135,10 +135,10 @@ def known_options() -> frozenset[str]:
 
 
 def parse_options(words: Sequence[str]) -> dict[str, object]:
-    """Options by name: True for a switch, int, float or str for one value, a tuple for several; the last one given holds.
+    """Options by name: True for a switch, int, float or str for one value, a tuple for several; the last one holds.
 
-    An abbreviation is completed as argparse does it, if only one option begins so. InputError with the nearest names for
-    an unknown one; FormatError for a word that belongs to no option.
+    An abbreviation is completed as argparse does it, if only one option begins so. InputError with the nearest names
+    for an unknown one; FormatError for a word that belongs to no option.
     """
     found: dict[str, object] = {}
     for option, values in _grouped(words):

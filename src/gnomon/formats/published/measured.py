@@ -58,13 +58,13 @@ def _narayanan(row: Row, vocab: int) -> float:
     """FLOPs with recomputation, 96 B s l h² (1 + s/6h + V/16lh): Narayanan et al. 2021, equation 3."""
     layers, hidden, seq = (_need(row, c) for c in ("layers", "hidden", "seq_len"))
     work = 96 * _need(row, "global_batch") * seq * layers * hidden**2
-    work *= 1 + seq / (6 * hidden) + vocab / (16 * layers * hidden)
+    terms = 1 + seq / (6 * hidden) + vocab / (16 * layers * hidden)
     achieved = row.value * (BEFORE_FIX if re.search("before TFLOPs fix", row.notes) else 1.0)
-    return work / (achieved * 1e12 * _need(row, "num_devices"))
+    return work * terms / (achieved * 1e12 * _need(row, "num_devices"))
 
 
 def _vocab_parallel(row: Row, vocab: int) -> float:
-    """MFU over 312 TFLOP/s with bsh(72h + 12s) a layer and 6bshV for the head, causal attention: the paper's formula."""
+    """MFU over 312 TFLOP/s with bsh(72h + 12s) a layer and 6bshV for the head: the paper's formula."""
     layers, hidden, seq, batch = (_need(row, c) for c in ("layers", "hidden", "seq_len", "global_batch"))
     work = batch * seq * hidden * (layers * (72 * hidden + 12 * seq) + 6 * vocab)
     return work / (row.value / 100 * 312e12 * _need(row, "num_devices"))

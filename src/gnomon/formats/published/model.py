@@ -93,7 +93,8 @@ def build(config: Config) -> Graph:
 
 def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
     """Rows of the embedding as the program pads them, and where they are from."""
-    size, notes = row.vocab, ()
+    size = row.vocab
+    notes: tuple[str, ...] = ()
     if size is None:
         found = next(((rows, why) for pattern, rows, why in VOCABULARIES if re.search(pattern, name)), None)
         if found is None:

@@ -16,6 +16,7 @@ from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.hardware import Cluster, NodeGroup, catalogue, parse_cluster
 from gnomon.plans import (
+    DType,
     Fp8,
     Layout,
     Mesh,
@@ -38,15 +39,18 @@ FRAMEWORKS = (
     (r"nanotron", "nanotron"),
     (r"megatron-deepspeed|megatron\+deepspeed", "megatron-deepspeed"),
     (r"megatron-bridge", "megatron-bridge"),
-    (r"automodel", "torchtitan"),
-    (r"nemo", "nemo"),
-    (r"composer|llm-foundry", "composer"),
+    (r"automodel|torchtitan|fsdp2", "torchtitan"),
+    (r"nemo", "megatron-bridge"),
+    (r"composer|llm-foundry|fsdp1", "llm-foundry"),
     (r"megatron", "megatron-lm"),
-    (r"torchtitan|fsdp2", "torchtitan"),
-    (r"fsdp", "fsdp1"),
     (r"deepspeed", "deepspeed"),
+    (r"pytorch", "gnomon"),
 )
-"""(pattern of frameworks, stack). What matches none is refused."""
+"""(pattern of frameworks, stack that it is, or that is nearest to it). What matches none is a stack of which nothing is
+known."""
+
+SAME = r"nanotron|megatron-deepspeed|megatron-bridge|torchtitan|composer|^megatron-lm(?: ci)?$"
+"""Frameworks that the stack's record is about; for others it is the nearest, and a note says so."""
 
 DEVICES = {
     "a100": ("a100-sxm-80gb", "memory of the A100 not stated: taken as 80 GB"),
@@ -75,7 +79,7 @@ FP8_RECIPES = {"fp8": "delayed", "fp8-amp": "delayed", "fp8-cs": "tensorwise", "
 
 def mesh(row: Row) -> tuple[Mesh, Notes]:
     """Axes. InputError when an axis is not given, or the product is not the number of devices."""
-    missing = [c for c in ("num_devices", "tp", "pp") if getattr(row, c) is None]
+    missing = [c for c in ("tp", "pp") if getattr(row, c) is None]
     if missing:
         raise InputError(f"{', '.join(missing)} not given")
     devices, tp, pp, cp, ep = (getattr(row, c) or 1 for c in ("num_devices", "tp", "pp", "cp", "ep"))
@@ -122,22 +126,26 @@ def workload(row: Row) -> Workload:
     return Workload(global_batch_size=row.global_batch or 0, seq_len=row.seq_len or 0)
 
 
-def stack(row: Row, facts: NoteFacts) -> Stack:
+def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     """What the program does, with what the row says about it."""
     program = row.framework.lower()
     name = next((name for pattern, name in FRAMEWORKS if re.search(pattern, program)), None)
+    notes: Notes = ()
     if name is None:
-        raise InputError(f"no record of what {row.framework!r} does")
+        notes = (f"no record of what {row.framework} does",)
+    elif not re.search(SAME, program):
+        notes = (f"{row.framework} taken as the stack {name}",)
     attention = None
     if row.flash_attention:
         attention = "unfused" if row.flash_attention.startswith("no") else "flash"
     launch = "compiled" if facts.compiled else None
-    return _chosen(name, row.family, attention, launch)
+    return _chosen(name, row.framework, row.family, attention, launch), notes
 
 
 @lru_cache(maxsize=64)
-def _chosen(name: str, family: str, attention: str | None, launch: str | None) -> Stack:
-    return chosen(named_stack(name), f"published runs, {family}", attention=attention, launch=launch)
+def _chosen(name: str | None, framework: str, family: str, attention: str | None, launch: str | None) -> Stack:
+    base = Stack(name=framework, version="") if name is None else named_stack(name)
+    return chosen(base, f"published runs, {family}", attention=attention, launch=launch)
 
 
 def cluster(row: Row) -> tuple[Cluster, Notes]:
@@ -145,7 +153,9 @@ def cluster(row: Row) -> tuple[Cluster, Notes]:
     device, note = DEVICES.get(row.device, (row.device, ""))
     if row.device.startswith("unstated"):
         raise InputError(f"device not stated ({row.device})")
-    devices = row.num_devices or 0
+    if row.num_devices is None:
+        raise InputError("num_devices not given")
+    devices = row.num_devices
     per_node = row.devices_per_node or 8
     if devices > per_node and devices % per_node:
         raise InputError(f"{devices} devices do not fill nodes of {per_node}")
@@ -186,7 +196,7 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
         base = Precision(param="fp32", master="none") if whole else Precision()
         return replace(base, fp8=Fp8(recipe=FP8_RECIPES[name])), notes  # type: ignore[arg-type]
     if name in ("bf16", "bf16-amp", "bf16-pure"):
-        reduce = "bf16" if name == "bf16-pure" else "fp32"
+        reduce: DType = "bf16" if name == "bf16-pure" else "fp32"
         if whole:  # FSDP keeps fp32 shards and gathers them in bf16
             return Precision(param="fp32", compute="bf16", grad="fp32", reduce=reduce, master="none"), notes
         return Precision(reduce=reduce), notes

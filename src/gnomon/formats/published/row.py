@@ -129,7 +129,8 @@ REQUIRED = ("id", "family", "model", "device", "framework", "metric", "value")
 _TYPES: Mapping[str, type] = {
     name: kind
     for kind, names in {
-        int: "layers hidden heads vocab seq_len topk num_devices devices_per_node tp pp dp cp ep micro_batch global_batch",
+        int: "layers hidden heads vocab seq_len topk num_devices devices_per_node tp pp dp cp ep "
+        "micro_batch global_batch",
         float: "value params_b second_value mem_gib",
     }.items()
     for name in names.split()

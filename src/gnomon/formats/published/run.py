@@ -106,13 +106,14 @@ def to_run(row: Row) -> Run:
     machines, from_cluster = cluster(row)
     made, from_plan = plan(row, facts)
     batch = workload(row)
+    program, from_stack = stack(row, facts)
     return Run(
         id=row.id,
         family=row.family,
         model=config,
         plan=made,
         workload=batch,
-        stack=stack(row, facts),
+        stack=program,
         cluster=machines,
         readings_s=readings(row, config.vocab_size),
         covers="forward_backward" if facts.without_optimizer else "step",
@@ -120,6 +121,6 @@ def to_run(row: Row) -> Run:
         memory_metric=facts.memory_metric,
         memory_rank=facts.memory_rank,
         facts=facts,
-        notes=(*from_model, *from_cluster, *from_plan),
+        notes=(*from_model, *from_cluster, *from_plan, *from_stack),
         row=row,
     )

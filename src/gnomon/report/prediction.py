@@ -1,0 +1,117 @@
+"""A prediction as text for people: speed, where the step goes, memory by rank class, the verdict, what was assumed.
+
+`prediction_text` returns lines of at most 80 columns. The same content as `Prediction.to_mapping`, shortened where it
+repeats. Leaves out the timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gnomon.plans import Plan, Workload, batch
+from gnomon.prediction import Prediction, RankMemory
+from gnomon.report.advice import Change
+from gnomon.report.tables import WIDTH, Column, gib, number, percent, ranges, table, wrapped
+from gnomon.units import show_seconds
+
+ROWS = 8
+"""Rank classes shown; the tightest are."""
+
+WORDS = {
+    "F": "forward",
+    "C": "forward, keeping only its input",
+    "R": "recompute",
+    "B": "backward",
+    "I": "input gradients",
+    "W": "weight gradients",
+    "OPT": "optimizer",
+    "NORM": "gradient norm",
+    "AR": "gradients, all-reduce",
+    "REDUCE_GRAD": "gradients, reduce-scatter",
+    "UNSHARD": "parameters, all-gather",
+    "RESHARD": "freeing of parameters",
+    "waiting": "waiting",
+}
+"""Kind of action -> what people call it."""
+
+
+def prediction_text(
+    prediction: Prediction, *, assumed: Sequence[str] = (), advice: Sequence[Change] = ()
+) -> tuple[str, ...]:
+    """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting."""
+    lines = [*_heading(prediction), "", *_speed(prediction), "", *_breakdown(prediction), "", *_memory(prediction)]
+    lines += ["", *_verdict(prediction, advice)]
+    taken = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
+    for title, entries in (("assumed", taken), ("notes", prediction.notes)):
+        if entries:
+            lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
+    return tuple(lines)
+
+
+def describe(plan: Plan, workload: Workload) -> str:
+    """A plan in one line: axes, schedule, ZeRO, recompute, precision, batch."""
+    count, size = batch(plan, workload)
+    data_ranks = plan.stage_mesh(0).data_ranks
+    micro = size // data_ranks if size % data_ranks == 0 else size / data_ranks
+    stages = f", {plan.schedule.virtual_stages} virtual stages" if plan.schedule.virtual_stages > 1 else ""
+    precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
+    axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
+    return (
+        f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {count} microbatches of {micro:g} x "
+        f"{max(workload.sequence_lengths())} tokens; {precision}; recompute {plan.saved.preset}"
+    )
+
+
+def _heading(prediction: Prediction) -> tuple[str, ...]:
+    first = f"{prediction.model} on {prediction.cluster}"
+    return (*wrapped(first, indent=""), *wrapped(describe(prediction.plan, prediction.workload)))
+
+
+def _speed(prediction: Prediction) -> tuple[str, ...]:
+    pairs = (
+        ("step", show_seconds(prediction.step_s)),
+        ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4)),
+        ("MFU", f"{percent(prediction.mfu)} %"),
+        ("HFU", f"{percent(prediction.hfu)} %"),
+    )
+    return tuple(f"{name:<16}{value:>12}" for name, value in pairs)
+
+
+def _breakdown(prediction: Prediction) -> tuple[str, ...]:
+    columns = (Column(name="step of the busiest rank", align="left"), Column(name="s"), Column(name="%"))
+    parts = [(WORDS.get(kind, kind.lower()), seconds) for kind, seconds in prediction.breakdown.items() if seconds]
+    rows = [(name, number(seconds), percent(seconds / prediction.step_s)) for name, seconds in parts]
+    return table(columns, rows)
+
+
+def _memory(prediction: Prediction) -> tuple[str, ...]:
+    columns = (
+        Column(name="GiB on ranks", align="left"),
+        *(Column(name=n) for n in ("param", "grad", "optim", "activ", "logits", "temp", "other", "peak", "limit")),
+    )
+    ordered = sorted(prediction.memory, key=lambda rank: -rank.peak_bytes / rank.limit_bytes)
+    shown = sorted(ordered[:ROWS], key=lambda rank: rank.rank_class)
+    lines = table(columns, [_memory_row(rank) for rank in shown])
+    if len(ordered) > ROWS:
+        lines += (f"… and {len(ordered) - ROWS} classes of ranks with more room; --json lists all",)
+    return lines
+
+
+def _memory_row(rank: RankMemory) -> tuple[str, ...]:
+    held = dict(rank.by_class)
+    named = [held.pop("parameters", 0), held.pop("gradients", 0)]
+    named += [held.pop("master", 0) + held.pop("states", 0)]
+    named += [held.pop(name, 0) for name in ("activations", "logits", "temporary")]
+    # The allocator rounds up and what lies outside it is not a tensor: the row adds up to the peak.
+    other = rank.peak_bytes - sum(named)
+    return (ranges(rank.ranks), *(gib(size) for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
+
+
+def _verdict(prediction: Prediction, advice: Sequence[Change]) -> tuple[str, ...]:
+    lines = list(wrapped(prediction.verdict, indent="", width=WIDTH))
+    if advice:
+        lines += ["", "what would fit, smallest change first"]
+        columns = (Column(name="  change", align="left"), Column(name="step"), Column(name="peak GiB"))
+        rows = [(f"  {c.what}", show_seconds(c.step_s), gib(c.peak_bytes)) for c in advice]
+        lines += table(columns, rows)
+    return tuple(lines)

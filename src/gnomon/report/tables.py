@@ -1,0 +1,101 @@
+"""Text tables: columns of fixed meaning, numbers to the right, no line wider than asked.
+
+`table` returns lines, `wrapped` a paragraph; `number`, `percent` and `gib` write quantities with the digits that they
+deserve. Leaves out colour.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+WIDTH = 80
+"""Columns of a terminal that everything must be readable in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    """Heading, with the unit: `peak GiB`."""
+    align: Literal["left", "right"] = "right"
+    """Numbers go right, words left."""
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> tuple[str, ...]:
+    """Lines of a table: a heading and one line a row, two blanks between columns.
+
+    Lines over `width` are made to fit by shortening the widest left-aligned column (with `…`); numbers are never cut.
+    """
+    sizes = [max(len(column.name), *(len(row[i]) for row in rows), 0) for i, column in enumerate(columns)]
+    words = [i for i, column in enumerate(columns) if column.align == "left"]
+    excess = sum(sizes) + 2 * (len(sizes) - 1) - width
+    if excess > 0 and words:
+        widest = max(words, key=lambda i: sizes[i])
+        sizes[widest] = max(8, sizes[widest] - excess)
+    return tuple(_line(columns, cells, sizes) for cells in ([column.name for column in columns], *rows))
+
+
+def _line(columns: Sequence[Column], cells: Sequence[str], sizes: Sequence[int]) -> str:
+    parts = []
+    for column, cell, size in zip(columns, cells, sizes, strict=True):
+        text = cell if len(cell) <= size else cell[: size - 1] + "…"
+        parts.append(text.ljust(size) if column.align == "left" else text.rjust(size))
+    return "  ".join(parts).rstrip()
+
+
+def wrapped(text: str, *, indent: str = "  ", bullet: str = "", width: int = WIDTH) -> tuple[str, ...]:
+    """A paragraph as lines: the first begins with indent and bullet, the others stand under its text."""
+    return tuple(
+        textwrap.wrap(
+            text,
+            width=width,
+            initial_indent=indent + bullet,
+            subsequent_indent=indent + " " * len(bullet),
+            break_on_hyphens=False,
+        )
+    )
+
+
+def number(value: float, digits: int = 3) -> str:
+    """`digits` significant ones, without exponent between 1e-4 and 1e9, thousands set apart."""
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits}g}"
+    whole = len(f"{abs(value):.0f}")
+    decimals = max(0, digits - whole) if abs(value) >= 1 else _decimals(abs(value), digits)
+    return f"{value:,.{decimals}f}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    """Decimals that show `digits` significant ones of a value below 1."""
+    zeros = 0
+    while value * 10 ** (zeros + 1) < 1:
+        zeros += 1
+    return zeros + digits
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as per cent, without the sign; `-` where there is none."""
+    return "-" if value is None else f"{value * 100:.{digits}f}"
+
+
+def gib(size: float) -> str:
+    """Bytes in GiB, with one decimal."""
+    return f"{size / 2**30:.1f}"
+
+
+def ranges(values: Sequence[int], limit: int = 3) -> str:
+    """Whole numbers as ranges, `0-3,8`; after `limit` of them `…`."""
+    parts: list[list[int]] = []
+    for value in values:
+        if parts and value == parts[-1][1] + 1:
+            parts[-1][1] = value
+        else:
+            parts.append([value, value])
+    texts = [f"{a}-{b}" if b > a else f"{a}" for a, b in parts[:limit]]
+    return ",".join(texts) + (",…" if len(parts) > limit else "")

@@ -3,13 +3,14 @@
 `layer_price(context)` is a pure function of a `LocalContext`, which holds everything a price may depend on and is
 the key of the only memo. Work, kernels and collectives are derived from the graph (`sharding.shard_block`,
 `graph.backward`); nothing is tabulated per model. Leaves out: pipelines, data-parallel reductions and the optimizer
-(`step`).
+(`step`), and what one layer hides of another's communication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from gnomon.graph import Block, Dtypes, Kernels, Setting, Tensor, backward, forward_work, grad_work, saved, storages
@@ -19,7 +20,7 @@ from gnomon.plans import Layout, Mesh, Precision
 from gnomon.plans.saving import LayerSaving
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Curves, curves_for
-from gnomon.prices.kernels import OpPrice, grad_seconds, op_seconds
+from gnomon.prices.kernels import FREE, OpPrice, cast_weight_seconds, grad_seconds, op_seconds
 from gnomon.prices.links import AxisLink
 from gnomon.sharding import Collective, ShardedBlock, causal_shares, shard_block
 
@@ -45,10 +46,12 @@ class LocalContext:
     whole_recompute: bool
     """The layer's whole forward is run again (as Megatron-LM's full recompute does), not the least that suffices."""
     precision: Precision
+    """Its `fp8` is None for a layer that keeps the compute dtype."""
     kernels: Kernels
     device: Device
     split_paths: tuple[tuple[str, int], ...] = ()
-    """Op paths whose collectives are cut into parts that overlap with the op (asynchronous tensor parallelism)."""
+    """(pattern over op paths, parts): collectives cut into parts that overlap with the op (asynchronous tensor
+    parallelism)."""
     load: float = 1.0
     """Busiest over mean tokens of this rank's experts."""
 
@@ -116,8 +119,12 @@ class LayerPrice:
     """What leaves device memory and comes back."""
     remade_bytes: int
     """What recomputation makes again: alive while this layer's backward runs."""
+    input_again: bool
+    """What it reads from the layer before is made again with it (recompute of runs of layers), so it is not kept."""
     transient_bytes: int
-    """Largest gradients alive at once inside the backward."""
+    """Gradients of activations alive at once inside the backward, at most."""
+    weight_cast: OpPrice
+    """Casting its weights to eight bits, once."""
     input_bytes: int
     """Activations that the layer reads from layers before."""
     output_bytes: int
@@ -149,6 +156,8 @@ class _Pricing:
         self.causal_share = self._causal_share(sizes)
         self.ops = {op.path: op for op in self.block.ops}
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
+        self.wide = self._wide()
+        self.grads = {weight: self._grad_prices(weight=weight) for weight in (False, True)}
 
     def price(self) -> LayerPrice:
         """All phases and bytes."""
@@ -156,18 +165,20 @@ class _Pricing:
         fates = saved(self.back, dict(self.context.saving.policy), self.dtypes)
         again = self._again(fates.recompute_ops)
         return LayerPrice(
-            forward=self._sum(forward.values(), self._forward_flops(forward), self.sharded.forward),
-            input_grad=self._grads(weight=False),
-            weight_grad=self._grads(weight=True),
+            forward=self._sum(forward.items(), self._forward_flops(forward), self.sharded.forward),
+            input_grad=self._backward(weight=False),
+            weight_grad=self._backward(weight=True),
             recompute=self._sum(
-                [forward[path] for path in again if path in forward],
+                [(path, forward[path]) for path in again if path in forward],
                 self._forward_flops(again),
                 self._collectives_again(again),
             ),
             kept=self._kept([entry.tensor for entry in fates.kept]),
             offloaded_bytes=sum(self._bytes(entry.tensor) for entry in fates.offloaded),
             remade_bytes=sum(self._bytes(entry.tensor) for entry in fates.recomputed),
+            input_again=self.context.saving.input == "recompute",
             transient_bytes=self._transient(),
+            weight_cast=self._weight_cast(),
             input_bytes=sum(
                 self._bytes(self.block.tensor(n)) for n in self.block.inputs if n not in self.context.no_grad
             ),
@@ -185,9 +196,25 @@ class _Pricing:
     def _setting(self, path: str) -> Setting:
         return Setting(sizes=self.sharded.sizes(path), dtypes=self.dtypes, causal_flops="half")
 
+    def _wide(self) -> frozenset[str]:
+        """Paths of products that no eight-bit recipe narrows: what a router reads, and logits over the vocabulary."""
+        routed = {op.inputs[0] for op in self.block.ops if op.kind == "router"}
+        made = {name: op.path for op in self.block.ops for name in op.outputs}
+        heads = {path for name, path in made.items() if _has_vocab(self.block.tensor(name))}
+        return frozenset(heads | {made[name] for name in routed if name in made})
+
     def _low(self, path: str) -> bool:
         fp8 = self.context.precision.fp8
-        return fp8 is not None and not any(part in path for part in ("head", "router", *fp8.except_ops))
+        if fp8 is None or path in self.wide:
+            return False
+        return not any(fnmatchcase(path, f"*{pattern}*") for pattern in fp8.except_ops)
+
+    def _weight_cast(self) -> OpPrice:
+        total = FREE
+        for op in self.block.ops:
+            if self._low(op.path):
+                total += cast_weight_seconds(op, self.block, self._setting(op.path), self.context.device, self.curves)
+        return total
 
     def _op(self, path: str) -> OpPrice:
         op = self.ops[path]
@@ -203,60 +230,92 @@ class _Pricing:
             causal_share=share,
         )
 
-    def _grads(self, *, weight: bool) -> Phase:
-        prices, flops = [], 0.0
+    def _grad_prices(self, *, weight: bool) -> list[tuple[str, OpPrice, float]]:
+        """(op, price, matrix FLOPs) of every step of the backward in one of its halves."""
+        found = []
         for grad in self.back.ops:
             if (grad.phase == "weight_grad") != weight:
                 continue
             # an accumulation is named by its tensor: it has the sizes of an op that reads it
             setting = self._setting(self.readers[grad.path] if grad.phase == "accumulate" else grad.path)
             share = self.causal_share if self._kind(grad.path) == "attention" else None
-            prices.append(
-                grad_seconds(
-                    grad,
-                    self.block,
-                    setting,
-                    self.context.device,
-                    self.curves,
-                    fp8=self._low(grad.path),
-                    load=self.context.load,
-                    causal_share=share,
-                )
+            price = grad_seconds(
+                grad,
+                self.block,
+                setting,
+                self.context.device,
+                self.curves,
+                fp8=self._low(grad.path),
+                load=self.context.load,
+                causal_share=share,
             )
-            flops += float(grad_work(grad, self.block, setting).matmul_flops)
-        return self._sum(prices, flops, [c for c in self.sharded.backward if c.weight_grad == weight])
+            found.append((grad.path, price, float(grad_work(grad, self.block, setting).matmul_flops)))
+        return found
+
+    def _backward(self, *, weight: bool) -> Phase:
+        steps = self.grads[weight]
+        collectives = [c for c in self.sharded.backward if c.weight_grad == weight]
+        return self._sum([(path, price) for path, price, _ in steps], sum(f for _, _, f in steps), collectives)
 
     def _kind(self, path: str) -> str:
         op = self.ops.get(path)
         return op.kind if op is not None else ""
 
-    def _forward_flops(self, paths: object) -> float:
-        wanted = set(paths)  # type: ignore[call-overload]
+    def _forward_flops(self, paths: Iterable[str]) -> float:
+        wanted = set(paths)
         ops = (op for op in self.block.ops if op.path in wanted)
         return float(sum(forward_work(op, self.block, self._setting(op.path)).matmul_flops for op in ops))
 
-    def _sum(self, prices: object, flops: float, collectives: Sequence[Collective]) -> Phase:
-        given: list[OpPrice] = list(prices)  # type: ignore[call-overload]
+    def _sum(self, prices: Iterable[tuple[str, OpPrice]], flops: float, collectives: Sequence[Collective]) -> Phase:
+        given = list(prices)
+        busy: dict[str, float] = {}
+        for path, price in given:
+            origin = path.partition(":")[0]
+            busy[origin] = busy.get(origin, 0.0) + float(price.device_s)
         comm: dict[str, float] = {}
-        for collective in collectives:
-            comm[collective.axis] = comm.get(collective.axis, 0.0) + self._exposed(collective)
+        for path in dict.fromkeys(c.path for c in collectives):
+            mine = [c for c in collectives if c.path == path]
+            for axis, seconds in self._exposed(mine, busy.get(path, 0.0)):
+                comm[axis] = comm.get(axis, 0.0) + seconds
         return Phase(
-            compute_s=float(sum(float(p.device_s) for p in given)),
+            compute_s=sum(float(price.device_s) for _, price in given),
             comm_s=comm,
-            kernels=sum(p.kernels for p in given) + len(collectives),
+            kernels=sum(price.kernels for _, price in given) + sum(c.steps for c in collectives),
             flops=flops,
         )
 
-    def _exposed(self, collective: Collective) -> float:
-        """Seconds that kernels wait for a collective: a ring's rounds hide under the attention they feed, and a
-        collective in n parts overlaps with its op but for one part."""
-        link = self.links[collective.axis]
-        seconds = float(collective_seconds(collective.kind, collective.bytes, link)) * collective.steps
-        parts = dict(self.context.split_paths).get(collective.path, 1)
-        if collective.kind == "send_recv" and collective.inside and collective.path in self.ops:
-            busy = float(self._op(collective.path).device_s)
-            return max(seconds - busy * (collective.steps / (collective.steps + 1)), 0.0)
-        return seconds / parts
+    def _exposed(self, collectives: Sequence[Collective], busy_s: float) -> list[tuple[str, float]]:
+        """(axis, seconds that kernels wait) of the collectives of one op, which computes for `busy_s`.
+
+        A ring's rounds travel under the attention they feed: of n+1 rounds of computing, n hide a round of sending
+        each; rounds beyond (the last gradient on its way home) hide under nothing. A collective cut into n parts
+        overlaps with its op but for one part.
+        """
+        ring = [c for c in collectives if c.inside and c.kind == "send_recv" and self._attends(c.path)]
+        out = []
+        if ring:
+            rounds = min(c.steps for c in ring)
+            each = [self._seconds(c) for c in ring]
+            late = sum(t * (c.steps - rounds) for t, c in zip(each, ring, strict=True))
+            out.append((ring[0].axis, rounds * max(sum(each) - busy_s / (rounds + 1), 0.0) + late))
+        for collective in collectives:
+            if collective in ring:
+                continue
+            seconds, parts = self._seconds(collective) * collective.steps, self._parts(collective.path)
+            out.append((collective.axis, max(seconds / parts, seconds - busy_s * (parts - 1) / parts)))
+        return out
+
+    def _seconds(self, collective: Collective) -> float:
+        """One round; rows that skewed routing sends to the busiest rank with it."""
+        skewed = collective.inside and collective.axis in ("ep", "etp")
+        size = collective.bytes * (self.context.load if skewed else 1.0)
+        return float(collective_seconds(collective.kind, size, self.links[collective.axis]))
+
+    def _parts(self, path: str) -> int:
+        return max((parts for pattern, parts in self.context.split_paths if fnmatchcase(path, pattern)), default=1)
+
+    def _attends(self, path: str) -> bool:
+        return self.context.block.op(path).kind == "attention"
 
     def _again(self, least: tuple[str, ...]) -> tuple[str, ...]:
         """Paths of ops that run a second time."""
@@ -278,7 +337,7 @@ class _Pricing:
             Kept(
                 tensor=tensor.name,
                 is_input=roots[tensor.name] in inputs,
-                is_logits=any(atom.name.split(".")[-1] == "vocab" for atom in tensor.atoms),
+                is_logits=_has_vocab(tensor),
                 bytes=self._bytes(tensor),
             )
             for tensor in tensors
@@ -286,13 +345,26 @@ class _Pricing:
         )
 
     def _transient(self) -> int:
-        """Gradients of activations alive in the most demanding step of the backward."""
+        """Gradients of activations alive at once: each from the step that makes it to the last that reads it."""
+        last = {name: i for i, grad in enumerate(self.back.ops) for name in grad.grads_in}
+        alive = {name: self._grad_bytes(name) for name in self.block.outputs if name in last}
         most = 0
-        for grad in self.back.ops:
-            names = dict.fromkeys((*grad.grads_in, *grad.grads_out))
-            tensors = [self.block.tensor(name) for name in names]
-            most = max(most, sum(int(self.sharded.bytes_of(t)) for t in tensors if t.kind != "parameter"))
+        for i, grad in enumerate(self.back.ops):
+            for name in grad.grads_out:
+                alive.setdefault(name, self._grad_bytes(name))
+            most = max(most, sum(alive.values()))
+            for name in grad.grads_in:
+                if last[name] == i:
+                    alive.pop(name, None)
         return most
+
+    def _grad_bytes(self, name: str) -> int:
+        tensor = self.block.tensor(name)
+        return 0 if tensor.kind == "parameter" else int(self.sharded.bytes_of(tensor))
+
+
+def _has_vocab(tensor: Tensor) -> bool:
+    return any(atom.name.split(".")[-1] == "vocab" for atom in tensor.atoms)
 
 
 def parameter_elements(price: LayerPrice) -> int:

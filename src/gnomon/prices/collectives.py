@@ -1,129 +1,319 @@
-"""Seconds of a collective over one group of ranks: ring, tree, switch reduction and hierarchical, the fastest of them.
+"""Seconds of a collective over one group of ranks, of a message between two, and of a copy between host and device.
 
-Each algorithm is latency per step plus bytes over what links deliver; a sqrt term stands for pipelining that builds up
-slowly with size. Sizes follow nccl-tests: the whole buffer on one rank (gathered result, what is reduced or scattered).
-Returns seconds, never below bytes over the link's peak. Leaves out contention with compute.
-Source of forms: Thakur, Rabenseifner, Gropp 2005; measured fits of NCCL in nccl-tests logs (see EFFICIENCY).
+Each algorithm costs `start + wire + ramp·sqrt(start·wire)`: start is launches and empty steps, wire is the bytes that
+cross the slowest link over the share of its peak that large messages reach, and the last term is pipelining that builds
+up with size. The fastest algorithm of those known for a link counts, as NCCL's own tuning chooses. `nbytes` is what
+nccl-tests calls size: the whole buffer of one rank. Every price grows with bytes, falls with bandwidth, and is never
+under `bound_seconds`. Constants are rows of `collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says
+from what. Leaves out contention with compute, and NCCL's jumps where it changes protocol: a minimum is continuous.
+Source of forms: Thakur, Rabenseifner, Gropp 2005; NCCL's src/graph/tuning.cc.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from gnomon.errors import UnpricedError
+from gnomon import schema
+from gnomon.errors import InputError, UnpricedError, nearest
+from gnomon.hardware import Node
+from gnomon.prices.curves import Provenance, Time
 from gnomon.prices.links import AxisLink
+from gnomon.units import Seconds
+
+CollectiveKind: TypeAlias = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"
+]
+KINDS: tuple[CollectiveKind, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+)
+
+
+def _check(what: str, starts: Iterable[float], shares: Iterable[float], ramps: Iterable[float]) -> None:
+    if not all(0 <= s < 1 for s in starts):
+        raise InputError(f"{what}: starts and steps must be from 0 to 1 s")
+    if not all(0 < s <= 1 for s in shares):
+        raise InputError(f"{what}: a share of the link's peak is above 0 and at most 1")
+    if not all(0 <= r < 100 for r in ramps):
+        raise InputError(f"{what}: ramp must be from 0 to 100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
-    """What software reaches of a link."""
+class InsideFit:
+    """What groups within one node reach of its link, by size of the group."""
 
+    link: str
+    """Name of the link in the catalogue, or its kind: rows for a name come before those for a kind."""
+    collectives: tuple[CollectiveKind, ...]
+    """Those that the row is for."""
+    ranks: tuple[int, ...]
+    """Sizes of group, ascending; between them constants are interpolated over log2, beyond them `start_s` goes on with
+    its last slope and the others stay."""
+    start_s: tuple[Seconds, ...]
+    """Of an empty collective."""
+    share: tuple[float, ...]
+    """Of the least traffic's peak, for large messages."""
+    ramp: tuple[float, ...]
+    """Weight of sqrt(start·wire)."""
+    provenance: Provenance
+    """Of this row."""
+
+    def __post_init__(self) -> None:
+        what = f"{self.link} {', '.join(self.collectives)}"
+        _check(what, self.start_s, self.share, self.ramp)
+        if not len(self.ranks) == len(self.start_s) == len(self.share) == len(self.ramp) > 0:
+            raise InputError(f"{what}: ranks, start_s, share and ramp must be equally long")
+        if list(self.ranks) != sorted(set(self.ranks)) or self.ranks[0] < 2:
+            raise InputError(f"{what}: ranks must ascend from 2 or more, got {self.ranks}")
+
+    def at(self, ranks: int) -> tuple[float, float, float]:
+        """(start, share, ramp) for a group of that size."""
+        x, known = math.log2(ranks), np.log2(self.ranks)
+        start = float(np.interp(x, known, self.start_s))
+        if x > known[-1] and len(known) > 1:
+            slope = (self.start_s[-1] - self.start_s[-2]) / (known[-1] - known[-2])
+            start += max(0.0, slope) * (x - float(known[-1]))
+        return start, float(np.interp(x, known, self.share)), float(np.interp(x, known, self.ramp))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcrossFit:
+    """What one algorithm reaches of a network between nodes."""
+
+    link: str
+    """As in InsideFit."""
+    collectives: tuple[CollectiveKind, ...]
+    """Those that the row is for."""
+    algorithm: Literal["tree", "ring", "direct"]
+    """tree: double binary tree over nodes. ring: through all ranks. direct: every rank to every other."""
+    start_s: Seconds
+    """Of an empty collective in one node."""
+    step_s: Seconds
+    """More for each doubling of nodes (tree) or each node after the first (ring: in each direction)."""
+    inside_step_s: Seconds
+    """More for each rank that is not the first of its node (ring only)."""
     share: float
-    """Of the peak, for large messages."""
-    start_s: float
-    """Seconds to start a collective: kernel launch, flags."""
-    step_s: float
-    """Seconds of one step of a ring or tree, empty."""
+    """Of what a group's ports carry, for large messages."""
     ramp: float
-    """Weight of sqrt(bytes): the share reached grows with size."""
-    source: str
-    date: str = "2026-11-21"
+    """Weight of sqrt(start·wire)."""
+    provenance: Provenance
+    """Of this row."""
+
+    def __post_init__(self) -> None:
+        what = f"{self.link} {self.algorithm} {', '.join(self.collectives)}"
+        _check(what, (self.start_s, self.step_s, self.inside_step_s), (self.share,), (self.ramp,))
 
 
-EFFICIENCY: Mapping[str, Efficiency] = {
-    "nvlink": Efficiency(
-        share=0.80, start_s=6e-6, step_s=0.8e-6, ramp=0.25,
-        source="nccl-tests on 8 H100 and 8 A100: all-gather to 335 of 450 and 205 of 300 GB/s",
-    ),
-    "xgmi": Efficiency(share=0.75, start_s=10e-6, step_s=1.5e-6, ramp=0.25, source="unchecked: as nvlink, lower"),
-    "pcie": Efficiency(share=0.70, start_s=10e-6, step_s=2e-6, ramp=0.25, source="unchecked"),
-    "infiniband": Efficiency(
-        share=0.92, start_s=20e-6, step_s=9e-6, ramp=0.35,
-        source="GH200 Alps: 92.5 of 100 GB/s a node from 16 ranks on, about 18 us a doubling of nodes",
-    ),
-    "roce": Efficiency(share=0.85, start_s=20e-6, step_s=10e-6, ramp=0.35, source="unchecked: as infiniband, lower"),
-    "efa": Efficiency(share=0.80, start_s=60e-6, step_s=20e-6, ramp=0.35, source="AWS p4de: 78 of 100 GB/s at 16"),
-    "ethernet": Efficiency(share=0.80, start_s=60e-6, step_s=25e-6, ramp=0.35, source="unchecked"),
-    "omnipath": Efficiency(share=0.85, start_s=20e-6, step_s=10e-6, ramp=0.35, source="unchecked"),
-    "ici": Efficiency(share=0.85, start_s=2e-6, step_s=1e-6, ramp=0.1, source="unchecked"),
-    "c2c": Efficiency(share=0.80, start_s=5e-6, step_s=1e-6, ramp=0.2, source="unchecked"),
-    "loopback": Efficiency(share=0.60, start_s=200e-6, step_s=50e-6, ramp=0.1, source="gloo on one machine, unchecked"),
-}  # fmt: skip
-"""By kind of link. Replaced by fits per system where there are measurements."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFit:
+    """What copies between host and device reach of the host link."""
 
-NVLS_ARCHS = frozenset({"hopper", "blackwell"})
-"""Generations whose NVLink switches add up data in flight (NVLS): an all-reduce then sends each byte once."""
+    link: str
+    """As in InsideFit."""
+    start_s: Seconds
+    """Of an empty copy."""
+    share: float
+    """Of the peak, from pinned memory."""
+    ramp: float
+    """Weight of sqrt(start·wire)."""
+    provenance: Provenance
+    """Of this row."""
+
+    def __post_init__(self) -> None:
+        _check(f"copies over {self.link}", (self.start_s,), (self.share,), (self.ramp,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFile:
+    """All rows."""
+
+    SCHEMA: ClassVar[str] = "gnomon.collectives/1"
+
+    inside: tuple[InsideFit, ...]
+    """Within a node."""
+    across: tuple[AcrossFit, ...]
+    """Between nodes."""
+    copies: tuple[CopyFit, ...]
+    """Between host and device."""
+
+
+@cache
+def collective_fits() -> CollectiveFile:
+    """The rows of `collectives.toml`."""
+    text = files(__name__.rpartition(".")[0]).joinpath("collectives.toml").read_bytes()
+    return schema.load(CollectiveFile, text, source="prices/collectives.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One algorithm on one link: seconds of `nbytes`."""
+
+    start_s: float
+    """Of an empty collective."""
+    s_per_byte: float
+    """Wire time of each byte."""
+    ramp: float
+    """Weight of sqrt(start·wire)."""
+    floor_s_per_byte: float = 0.0
+    """Wire time of each byte on another link that works at the same time."""
+
+    def seconds(self, size: Any) -> Any:
+        """Seconds of `size` bytes, a float or an array."""
+        wire = size * self.s_per_byte
+        found = self.start_s + wire + self.ramp * np.sqrt(self.start_s * wire)
+        return np.maximum(found, self.start_s + size * self.floor_s_per_byte) if self.floor_s_per_byte else found
 
 
 def collective_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
-    """Seconds of one collective.
+    """Seconds of one collective: a float, or an array as `nbytes` is one.
 
-    kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv. nbytes: whole buffer on one rank
-    (for send_recv what one rank sends), an int or an array. UnpricedError for another kind or an unknown link.
+    kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv. nbytes: the whole buffer on one
+    rank, in bytes: what is reduced or gathered (all shards together), what one rank scatters or sends.
+    UnpricedError for another kind, or a link without bandwidth or constants; InputError for negative sizes.
     """
     size = np.asarray(nbytes, float)
-    n = link.ranks
-    if kind == "all_reduce":
-        rounds, passes = 2 * (n - 1), 2.0
-    elif kind in ("all_gather", "reduce_scatter", "all_to_all", "broadcast"):
-        rounds, passes = n - 1, 1.0
-    elif kind == "send_recv":
-        return p2p_seconds(nbytes, link)
-    else:
-        raise UnpricedError(f"no price for collective {kind!r}; known are all_reduce, all_gather, reduce_scatter, "
-                            "all_to_all, broadcast, send_recv")  # fmt: skip
-    moved = size * (passes * (n - 1) / n)
-    if link.nodes == 1:
-        found = _ring(moved, rounds, link.inside_bytes_per_s, _of(link.inside_kind))
-        if kind == "all_reduce" and link.arch in NVLS_ARCHS and n >= 4:
-            found = np.minimum(found, _ring(moved / 1.35, 8, link.inside_bytes_per_s, _of(link.inside_kind)))
-    else:
-        found = _across(kind, size, passes, link)
-    return float(found) if np.ndim(nbytes) == 0 else found
+    if size.size and not size.min() >= 0:
+        raise InputError(f"a collective cannot move {size.min():g} bytes")
+    costs = algorithm_costs(kind, link)
+    found = costs[0].seconds(size)
+    for cost in costs[1:]:
+        found = np.minimum(found, cost.seconds(size))
+    return found if np.ndim(nbytes) else float(found)
 
 
 def p2p_seconds(nbytes: Any, link: AxisLink) -> Any:
-    """Seconds of one message between two ranks of the group."""
+    """Seconds of one message between two ranks of the group. Errors as `collective_seconds`."""
+    return collective_seconds("send_recv", nbytes, link)
+
+
+def bound_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
+    """Least seconds that any algorithm needs at the links' peaks: no price is under it.
+
+    A group in one node: bytes that each device must send (half of them where switches add up). Between nodes: bytes
+    that must leave a node.
+    """
+    known = _known(kind)
+    traffic = _inside_traffic(known, link) if link.nodes == 1 else _least_out(known, link)
+    return nbytes * traffic / _rate(known, link)
+
+
+def copy_seconds(nbytes: Any, node: Node) -> Time:
+    """Seconds of a copy between a device and pinned host memory, all devices of the node copying at once."""
     size = np.asarray(nbytes, float)
+    rows = [row for row in collective_fits().copies if row.link in (node.host.name, node.host.kind)]
+    if not rows:
+        raise UnpricedError(f"no price for copies over {node.host.name!r} ({node.host.kind}) of node {node.name!r}")
+    row = min(rows, key=lambda r: r.link != node.host.name)
+    rate = node.host.bytes_per_s / node.devices_per_host_link
+    start = max(row.start_s, node.host.latency_s)
+    found = Cost(start_s=start, s_per_byte=1 / (rate * row.share), ramp=row.ramp).seconds(size)
+    return found if np.ndim(nbytes) else float(found)
+
+
+@cache
+def algorithm_costs(kind: str, link: AxisLink) -> tuple[Cost, ...]:
+    """The algorithms that a collective may run as on a link."""
+    known = _known(kind)
     if link.nodes == 1:
-        rate, eff = link.inside_bytes_per_s, _of(link.inside_kind)
+        return (_inside_cost(known, link),)
+    rows = _rows(collective_fits().across, known, link.across_name, link.across_kind)
+    return tuple(_across_cost(row, known, link) for row in rows)
+
+
+def _inside_cost(kind: CollectiveKind, link: AxisLink) -> Cost:
+    rows = _rows(collective_fits().inside, kind, link.inside_name, link.inside_kind)
+    start, share, ramp = rows[0].at(2 if kind == "send_recv" else link.ranks)
+    rate = _rate(kind, link)
+    hops = _passes(kind) * math.ceil(math.log2(2 if kind == "send_recv" else link.ranks))
+    return Cost(
+        start_s=max(start, hops * link.inside_latency_s),
+        s_per_byte=_inside_traffic(kind, link) / (rate * share),
+        ramp=ramp,
+    )
+
+
+def _across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
+    """Ring: 2(n−1)/n of the bytes leave a node; tree: twice the bytes, or once where there are but two nodes."""
+    passes, doublings = _passes(kind), math.ceil(math.log2(link.nodes))
+    step = max(row.step_s, link.across_latency_s)
+    if row.algorithm == "tree":
+        traffic, floor = (1.0 if link.nodes == 2 else 2.0) * passes / 2, passes * (link.ranks - 1) / link.ranks
+        start = row.start_s + doublings * step
+    elif kind in ("all_to_all", "send_recv"):
+        traffic = _least_out(kind, link)
+        floor = (link.ranks_per_node - 1) / link.ranks if kind == "all_to_all" else 0.0
+        start = row.start_s + (step * (link.nodes - 1) if kind == "all_to_all" else step)
     else:
-        rate, eff = link.across_bytes_per_s, _of(link.across_kind)
-    found = _ring(size, 1, rate, eff)
-    return float(found) if np.ndim(nbytes) == 0 else found
+        traffic = floor = 1.0 if kind == "broadcast" else passes * (link.ranks - 1) / link.ranks
+        start = row.start_s + passes * ((link.nodes - 1) * step + (link.ranks - link.nodes) * row.inside_step_s)
+    inside = 0.0
+    if link.ranks_per_node > 1 and floor:
+        fits = _rows(collective_fits().inside, kind, link.inside_name, link.inside_kind)
+        _, share, _ = fits[0].at(link.ranks_per_node)
+        inside = floor / (link.inside_bytes_per_s * share)
+    rate = _rate(kind, link)
+    return Cost(start_s=start, s_per_byte=traffic / (rate * row.share), ramp=row.ramp, floor_s_per_byte=inside)
 
 
-def _across(kind: str, size: Any, passes: float, link: AxisLink) -> Any:
-    """Between nodes: a ring through all, or a tree; all-to-all sends most of its bytes out of the node."""
-    eff, inside = _of(link.across_kind), _of(link.inside_kind)
-    per_node = max(link.ranks_per_node, 1)
-    out = size * (passes * (link.nodes - 1) / link.nodes)
+def _inside_traffic(kind: CollectiveKind, link: AxisLink) -> float:
+    """Bytes that each device sends, for each byte of the buffer.
+
+    Where switches add up, an all-reduce reads each byte once and writes a shard of the sum to all: (n+1)/n.
+    """
+    n = link.ranks
+    if kind == "all_reduce":
+        ring = 2 * (n - 1) / n
+        return min(ring, (n + 1) / n) if link.switch_sums else ring
+    return 1.0 if kind in ("broadcast", "send_recv") else (n - 1) / n
+
+
+def _least_out(kind: CollectiveKind, link: AxisLink) -> float:
+    """Bytes that must leave a node, for each byte of the buffer."""
+    n, nodes, k = link.ranks, link.nodes, link.ranks_per_node
     if kind == "all_to_all":
-        out = out * per_node
-        rounds = link.nodes - 1
-    else:
-        rounds = int(passes) * max(1, int(np.ceil(np.log2(link.nodes))))
-    network = _ring(out, rounds, link.across_bytes_per_s, eff)
-    local = 0.0
-    if per_node > 1:
-        local = _ring(size * (passes * (per_node - 1) / per_node), per_node - 1, link.inside_bytes_per_s, inside)
-    return np.maximum(network, local) + eff.start_s * 0.5
+        return k * (n - k) / n
+    return 1.0 if kind in ("broadcast", "send_recv") else _passes(kind) * (nodes - 1) / nodes
 
 
-def _ring(moved: Any, rounds: int, rate: float, eff: Efficiency) -> Any:
-    """start + steps + bytes at the link's efficiency, with a part that grows as the root of the bytes."""
-    if rate <= 0:
-        raise UnpricedError("a link without a bandwidth; give bytes_per_s in the cluster")
-    wire = moved / (rate * eff.share)
-    fixed = eff.start_s + rounds * eff.step_s
-    return fixed + wire + eff.ramp * np.sqrt(fixed * wire)
+def _passes(kind: CollectiveKind) -> int:
+    return 2 if kind == "all_reduce" else 1
 
 
-def _of(kind: str) -> Efficiency:
-    if kind not in EFFICIENCY:
-        raise UnpricedError(f"no efficiency for links of kind {kind!r}; known are {', '.join(EFFICIENCY)}")
-    return EFFICIENCY[kind]
+def _known(kind: str) -> CollectiveKind:
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise UnpricedError(f"no price for collective {kind!r}{nearest(kind, KINDS)}; known are {', '.join(KINDS)}")
+
+
+def _rate(kind: CollectiveKind, link: AxisLink) -> float:
+    """Peak of what bounds the collective: between nodes if it spans any, for a message what one rank can send."""
+    across = link.nodes > 1
+    rate = link.across_bytes_per_s if across else link.inside_bytes_per_s
+    if kind == "send_recv":
+        rate = link.pair_bytes_per_s
+    if not rate > 0:
+        name = link.across_name if across else link.inside_name
+        raise UnpricedError(f"link {name!r} has no bandwidth; give bytes_per_s in the cluster")
+    return rate
+
+
+def _rows(fits: tuple[Any, ...], kind: CollectiveKind, name: str, family: str) -> tuple[Any, ...]:
+    """Rows for the link by its name, else by its kind. UnpricedError if there is none."""
+    for wanted in (name, family):
+        found = tuple(row for row in fits if row.link == wanted and kind in row.collectives)
+        if found:
+            return found
+    links = ", ".join(sorted({row.link for row in fits}))
+    raise UnpricedError(f"no price for {kind} over link {name!r} of kind {family!r}; there are rows for {links}")

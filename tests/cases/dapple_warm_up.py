@@ -8,12 +8,14 @@ rank r before the first backward, `2p` injects 2(p - r) - 1. Makespans at c = 0,
     GPipe  45   51   57   63     45 + 6c
 
 GPipe pays the 2·3 hops of filling and draining once. Under `p` rank 0 has four microbatches in flight and a round trip
-takes (p·F + 3c) + (p·B + 3c) = 12 + 6c, so B4 ends one trip after B0, at 24 + 12c. Within a trip B1 follows 3 after B0,
-but B2 and B3 another 3 + 2c each: ranks 2 and 3 share two microbatches, and rank 3 gets the next one only after a
+takes (p·F + 3c) + (p·B + 3c) = 12 + 6c, so B4 ends one trip after B0, at 24 + 12c. Within a trip B1 follows 3 after
+B0, but B2 and B3 another 3 + 2c each: ranks 2 and 3 share two microbatches, and rank 3 gets the next one only after a
 gradient and a microbatch have crossed the last hop. So B0 ends at 12 + 6c, B3 at 21 + 10c and B11, two trips later, at
 45 + 22c. `2p` sends enough ahead to hide c = F: 45 + 6c there, like GPipe with little more than half of its memory.
-Activations (S, size 1) in issue order: 4, 3, 2, 1 · 7, 5, 3, 1 · 12 each. Source: DAPPLE (Fan et al. 2021), section 3;
-the twelve numbers also from an independent simulation.
+Activations (S, size 1), in both orders: 4, 3, 2, 1 · 7, 5, 3, 1 · 12 each. Rank r forwards from r(F + c) on without a
+break, so it reaches its n-th at r(1 + c) + n - 1. Every rank computes 36 and is idle for the rest; under GPipe 6c of
+it is the wait for messages. Source: DAPPLE (Fan et al. 2021), section 3; the twelve numbers also from an independent
+simulation.
 """
 
 from __future__ import annotations
@@ -139,7 +141,10 @@ def case(policy: str, schedule: Schedule, program: str, latency: float, makespan
         expected=Expected(
             makespan=makespan,
             period=makespan,
+            idle={r: makespan - 36 for r in range(4)},
+            exposed={r: 6 * latency for r in range(4)} if policy == "gpipe" or not latency else {},
             issue_peaks={r: Peak(size=count, action=f"{r}F{count - 1}") for r, count in enumerate(held)},
+            time_peaks={r: Peak(size=n, moment=r * (1 + latency) + n - 1) for r, n in enumerate(held)},
         ),
     )
 

@@ -1,16 +1,27 @@
-"""GPipe, p 4, m 8, F 1, B 2, messages free.
+"""GPipe, p 4, m 8, F 1, B 2, messages free; from a plan with pp 4.
 
 Forwards reach rank 3 at 3 and end there at 11; the first backward of rank 0 waits until 11 + 3·2 = 17 and the eighth
-ends at 17 + 8·2 = 33 = (m + p - 1)(F + B): as long as 1F1B. But every rank holds all 8 activations (S, size 1) when its
-last forward runs. Source: Huang et al. 2019, section 2.3; bubble (p - 1)/(m + p - 1).
+ends at 17 + 8·2 = 33 = (m + p - 1)(F + B): as long as 1F1B. But every rank holds all 8 activations (S, size 1) when
+its last forward runs, from 7 + r on. Source: Huang et al. 2019, section 2.3; bubble (p - 1)/(m + p - 1).
 """
 
 from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule
 from gnomon.program import Program
-from gnomon.schedules import gpipe, with_messages, with_optimizer
+from gnomon.schedules import lower
+
+GRAPH = gpt(
+    GptConfig(name="four", num_layers=4, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
+)
+PLAN = Plan(
+    mesh=Mesh(pp=4),
+    schedule=Schedule(name="gpipe", num_microbatches=8),
+    optimizer=Optimizer(clip=False),
+)
 
 PROGRAM = """\
 gnomon.program/1
@@ -38,11 +49,13 @@ class 3
 
 
 def lowered() -> Program:
-    return with_messages(with_optimizer(gpipe(4, 8))).program()
+    return lower(GRAPH, PLAN)
 
 
 CASE = Case(
     name="gpipe",
+    graph=GRAPH,
+    plan=PLAN,
     program=PROGRAM,
     lowered=lowered,
     busy={"F": 1, "B": 2, "*": 0},
@@ -50,9 +63,10 @@ CASE = Case(
     expected=Expected(
         makespan=33,
         period=33,
+        exposed={r: 0 for r in range(4)},
         idle={0: 9, 1: 9, 2: 9, 3: 9},
         issue_peaks={r: Peak(size=8, action=f"{r}F7") for r in range(4)},
-        time_peaks={r: Peak(size=8, moment=7 + r) for r in range(4)},
+        time_peaks={r: Peak(size=8, action=f"{r}F7", moment=7 + r) for r in range(4)},
         ends={"3:3F7": 11, "3:3B0": 13, "0:0B0": 19, "0:0B7": 33},
     ),
 )

@@ -1,11 +1,12 @@
 """Interleaved 1F1B, p 4, two stages a rank, m 8, F 0.5, B 1 a stage, messages free; from a plan with pp 4.
 
 A rank's layers take the same 8·(1 + 2) = 24 as in the 1F1B case, but each hop down or up the pipeline is a half-stage
-long: rank 3 gets its first microbatch after 3·0.5 and the last gradient needs 3·1 more to reach rank 0, together
-(p - 1)(F + B)/v = 4.5. Makespan 28.5, idle 4.5 a rank; 1F1B has 33 and 9.
-Rank r warms up with 2(3 - r) + 4 forwards and holds one more when its first backward starts: 11, 9, 7, 5 half-stages
-(S, size 0.5: 5.5, 4.5, 3.5, 2.5 where 1F1B has 4, 3, 2, 1). The price of the small bubble is memory, and twice the
-messages. Source: Narayanan et al. 2021, section 2.2.
+long: rank 3 gets its first microbatch after 3·0.5 and the last gradient needs 3·1 more to reach rank 0, together (p -
+1)(F + B)/v = 4.5. Makespan 28.5, idle 4.5 a rank; 1F1B has 33 and 9. Rank r warms up with 2(3 - r) + 4 forwards and
+holds one more when its first backward starts: 11, 9, 7, 5 half-stages (S, size 0.5: 5.5, 4.5, 3.5, 2.5 where 1F1B has
+4, 3, 2, 1). It starts at r/2 and needs none it has to wait for, so the last of 11 - 2r forwards starts at r/2 + (10 -
+2r)/2 = 5 - r/2. The price of the small bubble is memory, and twice the messages. Source: Narayanan et al. 2021,
+section 2.2.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ CASE = Case(
     expected=Expected(
         makespan=28.5,
         period=28.5,
+        exposed={r: 0 for r in range(4)},
         idle={0: 4.5, 1: 4.5, 2: 4.5, 3: 4.5},
         issue_peaks={
             0: Peak(size=5.5, action="0F6"),
@@ -87,6 +89,7 @@ CASE = Case(
             2: Peak(size=3.5, action="6F2"),
             3: Peak(size=2.5, action="7F0"),
         },
+        time_peaks={r: Peak(size=5.5 - r, moment=5 - r / 2) for r in range(4)},
         ends={"3:3F0": 2.0, "3:7F0": 4.0, "0:0B7": 28.5},
     ),
 )

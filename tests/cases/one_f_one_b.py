@@ -1,18 +1,31 @@
-"""1F1B, p 4, m 8, F 1, B 2, messages free.
+"""1F1B, p 4, m 8, F 1, B 2, messages free; from a plan with pp 4.
 
 Rank 3 gets its first microbatch at 3, works without a break for 8·3 = 24 and the last gradient then needs three more
 backwards to reach rank 0: 3 + 24 + 3·2 = 33 = (m + p - 1)(F + B). Every rank works 24, so each is idle for 9. Rank 0
-starts the next step at 33, when its own OPT (free) is done, and so does the pipeline: the period is 33 too.
-Rank r holds the activations (S, size 1) of p - r microbatches, first while its forward of microbatch p - 1 - r runs.
-Source: Narayanan et al. 2021, section 2.2; bubble (p - 1)/(m + p - 1) = 3/11 of the step.
+starts the next step at 33, when its own OPT (free) is done, and so does the pipeline: the period is 33 too. Rank r
+holds the activations (S, size 1) of p - r microbatches, first while its forward of microbatch p - 1 - r runs: it
+starts at r and p - 1 - r forwards come before, so that is at 3 on every rank. Waiting for a compute stream is bubble,
+not exposed communication: messages that take no time expose none. Source: Narayanan et al. 2021, section 2.2; bubble
+(p - 1)/(m + p - 1) = 3/11 of the step.
 """
 
 from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule
 from gnomon.program import Program
-from gnomon.schedules import one_f_one_b, with_messages, with_optimizer
+from gnomon.schedules import lower
+
+GRAPH = gpt(
+    GptConfig(name="four", num_layers=4, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
+)
+PLAN = Plan(
+    mesh=Mesh(pp=4),
+    schedule=Schedule(name="one_f_one_b", num_microbatches=8),
+    optimizer=Optimizer(clip=False),
+)
 
 PROGRAM = """\
 gnomon.program/1
@@ -40,11 +53,13 @@ class 3
 
 
 def lowered() -> Program:
-    return with_optimizer(with_messages(one_f_one_b(4, 8))).program()
+    return lower(GRAPH, PLAN)
 
 
 CASE = Case(
     name="one_f_one_b",
+    graph=GRAPH,
+    plan=PLAN,
     program=PROGRAM,
     lowered=lowered,
     busy={"F": 1, "B": 2, "*": 0},
@@ -52,9 +67,10 @@ CASE = Case(
     expected=Expected(
         makespan=33,
         period=33,
+        exposed={r: 0 for r in range(4)},
         idle={0: 9, 1: 9, 2: 9, 3: 9},
         issue_peaks={r: Peak(size=4 - r, action=f"{r}F{3 - r}") for r in range(4)},
-        time_peaks={0: Peak(size=4, moment=3), 3: Peak(size=1, moment=3)},
+        time_peaks={r: Peak(size=4 - r, action=f"{r}F{3 - r}", moment=3) for r in range(4)},
         ends={"3:3F0": 4, "3:3B7": 27, "0:0B0": 12, "0:0B7": 33},
     ),
 )

@@ -1,15 +1,16 @@
 """1F1B, p 4, m 8, of a model with an embedding before its layers and a head after them, whose weights are tied.
 
 The plan has pp 4; the graph's embedding goes with layer 0, its head with layer 3, and one weight is in both, so that
-ranks 0 and 3 add up its gradients in one all-reduce (`0AR/embedding` and `3AR/embedding`, one group: they start and end
-together) after their last backwards and before their updates. Messages are free.
+ranks 0 and 3 add up its gradients in one all-reduce (`0AR/embedding` and `3AR/embedding`, one group: they start and
+end together) after their last backwards and before their updates. Messages are free.
 
 Heavy head alone: F 1, B 2; rank 0 with the embedding 1.25 and 2.25, rank 3 with the head 1.5 and 3. Rank 3 gets its
 first microbatch at 1.25 + 1 + 1 = 3.25, is the slowest and never waits: 8·4.5 = 36; its last gradient takes 2 + 2 +
 2.25 = 6.25 to rank 0. 3.25 + 36 + 6.25 = 45.5. Others wait for it in every turn: rank 0 works 8·3.5 = 28 and waits
-17.5. Reduction alone, all stages alike: rank 0 ends its last backward at 33 (case one_f_one_b), then the all-reduce
-takes 1 and the update 0.5: 34.5. Rank 3 ended at 27, and its AR waits for rank 0 until 33. Nothing hides that 1 on
-either rank. Both: 45.5 + 1 + 0.5 = 47.
+17.5. Rank r holds most activations (S, size 1) when F of microbatch 3 - r starts: 3·1.25, 1.25·3, 2.25 + 1.25, 3.25.
+Reduction alone, all stages alike: rank 0 ends its last backward at 33 (case one_f_one_b), then the all-reduce takes 1
+and the update 0.5: 34.5. Rank 3 ended at 27, and its AR waits for rank 0 until 33. Nothing hides that 1 on either
+rank; ranks 1 and 2, done at 31.5 and 29.5, wait through it for the end of the step. Both: 45.5 + 1 + 0.5 = 47.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ CASES = (
             makespan=45.5,
             period=45.5,
             idle={0: 17.5, 1: 21.5, 2: 21.5, 3: 9.5},
-            issue_peaks={r: Peak(size=4 - r) for r in range(4)},
+            exposed={r: 0 for r in range(4)},
+            issue_peaks={r: Peak(size=4 - r, action=f"{r}F{3 - r}") for r in range(4)},
+            time_peaks={r: Peak(size=4 - r, moment=moment) for r, moment in enumerate((3.75, 3.75, 3.5, 3.25))},
             ends={"3:3F0": 4.75, "3:3B7": 39.25, "0:0B7": 45.5},
         ),
         also=(tied_from_the_graph,),
@@ -88,7 +91,8 @@ CASES = (
         expected=Expected(
             makespan=34.5,
             period=34.5,
-            exposed={0: 1, 3: 1},
+            exposed={r: 1 for r in range(4)},
+            idle={0: 10, 1: 10, 2: 10, 3: 10},
             ends={"0:0AR": 34, "3:3AR": 34, "1:1OPT": 31.5, "0:0OPT": 34.5, "3:3OPT": 34.5},
         ),
     ),
@@ -99,6 +103,8 @@ CASES = (
         program=PROGRAM,
         lowered=lowered,
         busy={**HEAVY, "embedding": 1, "OPT": 0.5, "*": 0},
-        expected=Expected(makespan=47, period=47, ends={"0:0AR": 46.5, "3:3AR": 46.5}),
+        expected=Expected(
+            makespan=47, period=47, exposed={r: 1 for r in range(4)}, ends={"0:0AR": 46.5, "3:3AR": 46.5}
+        ),
     ),
 )

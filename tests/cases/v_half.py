@@ -1,21 +1,39 @@
-"""V-Half, p 4, m 8: half of 1F1B's bubble at little more than half of its memory; F = I = W = 1 a stage, messages free.
+"""V-Half, p 4, m 8: half of 1F1B's bubble at little more than half of its memory; F = I = W = 1, messages free.
 
+From a plan with pp 4, two stages a rank and placement v.
 A microbatch goes down ranks 0 … 3 (stages 0 … 3, a cell a rank), back up (4 … 7, two cells a rank), and its gradient
 the same way; a microbatch starts every 6 cells, so that each rank's six actions fill the six cells. On rank 0: F of
-stage 0 in cell 0, of stage 7 in 3 + 4 + 2·3 = 13, I of stage 7 two cells after that in 15, of stage 0 in 15 + 3 + 2 + 6
-= 26. Idle cells before the pipeline is full are left out by the order of play, which gives 6·8 + 8 = 56: a bubble of 3p
-- 4 = 8, where 1F1B with B = 2 on the same stages has (p - 1)·6 = 18. The most activations (S, size 0.5) are those of p
+stage 0 in cell 0, of stage 7 in 3 + 4 + 2·3 = 13, I of stage 7 two cells after that in 15, of stage 0 in 15 + 3 + 2 +
+6 = 26. Idle cells before the pipeline is full are left out by the order of play, which gives 6·8 + 8 = 56: a bubble of
+3p - 4 = 8, where 1F1B with B = 2 on the same stages has (p - 1)·6 = 18. The most activations (S, size 0.5) are those of p
 + 3 = 7 stages, 3.5 of full size, on ranks 1 and 3 and of 6 on the others; 1F1B has 4 = 2p stages. (The constant 3
-weighs much at p 4; at p 16 it is 19 of 32.) Source: Qi et al. 2024, "Pipeline parallelism with controllable memory";
-distances found by search, see the schedule.
+weighs much at p 4; at p 16 it is 19 of 32.) When they are first reached, stepping through the first actions:
+
+    rank 0   0F0 0F1 0F2 0-3   7F0 7-8   7I0 7W0 0F3 7F1 7I1 7W1 0F4 -15   7F2 15
+    rank 1   1F0 1F1 1-3   6F0 6-7   1F2 7-8   6I0 6F1 9-11   1F3 6W0 6I1 6F2 1I0 -16   1F4 16
+    rank 2   2F0 2F1 2-4   5F0 5-6   2F2 8-9   5F1 5I0 5W0 9-12   2F3 12-13   5F2 13
+    rank 3   3F0 4F0 3F1 4F1 3-7   3F2 9-10   4I0 11-12   4F2 3I0 -14   3F3 14
+
+Source: Qi et al. 2024, "Pipeline parallelism with controllable memory"; distances found by search, see the schedule.
 """
 
 from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule
 from gnomon.program import Program
-from gnomon.schedules import v_half, with_messages, with_optimizer
+from gnomon.schedules import lower
+
+GRAPH = gpt(
+    GptConfig(name="eight", num_layers=8, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
+)
+PLAN = Plan(
+    mesh=Mesh(pp=4),
+    schedule=Schedule(name="v_half", virtual_stages=2, placement="v", num_microbatches=8),
+    optimizer=Optimizer(clip=False),
+)
 
 PROGRAM = """\
 gnomon.program/1
@@ -57,11 +75,13 @@ class 3
 
 
 def lowered() -> Program:
-    return with_messages(with_optimizer(v_half(4, 8))).program()
+    return lower(GRAPH, PLAN)
 
 
 CASE = Case(
     name="v_half",
+    graph=GRAPH,
+    plan=PLAN,
     program=PROGRAM,
     lowered=lowered,
     busy={"F": 1, "I": 1, "W": 1, "*": 0},
@@ -69,12 +89,19 @@ CASE = Case(
     expected=Expected(
         makespan=56,
         period=56,
+        exposed={r: 0 for r in range(4)},
         idle={0: 8, 1: 8, 2: 8, 3: 8},
         issue_peaks={
             0: Peak(size=3, action="7F2"),
             1: Peak(size=3.5, action="1F4"),
             2: Peak(size=3, action="5F2"),
             3: Peak(size=3.5, action="3F3"),
+        },
+        time_peaks={
+            0: Peak(size=3, action="7F2", moment=15),
+            1: Peak(size=3.5, action="1F4", moment=16),
+            2: Peak(size=3, action="5F2", moment=13),
+            3: Peak(size=3.5, action="3F3", moment=14),
         },
         ends={"0:7F0": 8, "0:7I0": 9, "0:0I0": 17, "0:0W7": 56},
     ),

@@ -1,19 +1,32 @@
-"""ZB-H1, p 4, m 8, F = I = W = 1, messages free.
+"""ZB-H1, p 4, m 8, F = I = W = 1, messages free; from a plan with pp 4.
 
-The backward is split: I (input gradient) is what the rank before waits for, W (weight gradient) can wait. Rank 3 starts
-at 3, works 8·3 = 24 without a break, with its last W at the end: I7 ends at 23, three steps earlier than a whole
-backward would. Gradients pass up at 1 a hop instead of 2; rank 0 ends its last I and W at 27 = 24 + (p - 1)(F + I - W).
-Every rank works 24 and waits 3, where 1F1B with B = 2 waits 9 in 33.
-Rank r delays W by r microbatches, so all ranks hold 4 activations (S, size 1, freed by W), which is 1F1B's rank 0.
-Source: Qi et al. 2023, "Zero bubble pipeline parallelism", section 2.2: a third of 1F1B's bubble at its peak memory.
+The backward is split: I (input gradient) is what the rank before waits for, W (weight gradient) can wait. Rank 3
+starts at 3, works 8·3 = 24 without a break, with its last W at the end: I7 ends at 23, three steps earlier than a
+whole backward would. Gradients pass up at 1 a hop instead of 2; rank 0 ends its last I and W at 27 = 24 + (p - 1)(F +
+I - W). Every rank works 24 and waits 3, where 1F1B with B = 2 waits 9 in 33. Rank r delays W by r microbatches, so all
+ranks hold 4 activations (S, size 1, freed by W), which is 1F1B's rank 0. It has four once F3 runs: rank 0 at 3, in its
+warm-up; the others by turns of F and I after their first I, which starts at 4 on rank 3 and one later on each rank
+before: rank 3 F1 5, I1, F2 7, I2, F3 9; rank 2 F2 6, I1, F3 8; rank 1 F3 7. Source: Qi et al. 2023, "Zero bubble
+pipeline parallelism", section 2.2: a third of 1F1B's bubble at its peak memory.
 """
 
 from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule
 from gnomon.program import Program
-from gnomon.schedules import with_messages, with_optimizer, zero_bubble_h1
+from gnomon.schedules import lower
+
+GRAPH = gpt(
+    GptConfig(name="four", num_layers=4, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
+)
+PLAN = Plan(
+    mesh=Mesh(pp=4),
+    schedule=Schedule(name="zero_bubble_h1", num_microbatches=8),
+    optimizer=Optimizer(clip=False),
+)
 
 PROGRAM = """\
 gnomon.program/1
@@ -43,11 +56,13 @@ class 3
 
 
 def lowered() -> Program:
-    return with_messages(with_optimizer(zero_bubble_h1(4, 8))).program()
+    return lower(GRAPH, PLAN)
 
 
 CASE = Case(
     name="zero_bubble_h1",
+    graph=GRAPH,
+    plan=PLAN,
     program=PROGRAM,
     lowered=lowered,
     busy={"F": 1, "I": 1, "W": 1, "*": 0},
@@ -55,8 +70,10 @@ CASE = Case(
     expected=Expected(
         makespan=27,
         period=27,
+        exposed={r: 0 for r in range(4)},
         idle={0: 3, 1: 3, 2: 3, 3: 3},
         issue_peaks={r: Peak(size=4, action=f"{r}F3") for r in range(4)},
+        time_peaks={r: Peak(size=4, action=f"{r}F3", moment=moment) for r, moment in enumerate((3, 7, 8, 9))},
         ends={"3:3I0": 5, "3:3I7": 23, "3:3W7": 27, "0:0I0": 8, "0:0W7": 27},
     ),
 )

@@ -1,20 +1,33 @@
 """ZB-V, p 2, m 4: stages 0 and 3 on rank 0, 1 and 2 on rank 1; F = I = W = 1 a stage, messages free.
 
+From a plan with pp 2, two stages a rank and placement v.
 Both ranks work 4 microbatches · 2 stages · 3 = 24. Rank 1 gets its first microbatch at 1 and never waits again: 25.
-Rank 0 forwards three microbatches; microbatch 0 is back from rank 1 (F there at 1 and 2) just when it can take it at 3,
-so it does not wait either, and has nothing left at 24. A step from rest takes 6m + (p - 1) = 25, with the idle cell of
-rank 1 before its first action and that of rank 0 after its last: none inside. Rank 0 goes on with the next step at 24,
-so the period is 24: zero bubble. Rank 0 holds 4 stage activations (S, size 0.5: together 2 full ones) when it forwards
-microbatch 0 in stage 3; 1F1B holds 2 full ones too. The order is that of torch 2.13's ScheduleZBVZeroBubble. Source: Qi
-et al. 2023, "Zero bubble pipeline parallelism", section 6.
+Rank 0 forwards three microbatches; microbatch 0 is back from rank 1 (F there at 1 and 2) just when it can take it at
+3, so it does not wait either, and has nothing left at 24. A step from rest takes 6m + (p - 1) = 25, with the idle cell
+of rank 1 before its first action and that of rank 0 after its last: none inside. Rank 0 goes on with the next step at
+24, so the period is 24: zero bubble. Rank 0 holds 4 stage activations (S, size 0.5: together 2 full ones) when it
+forwards microbatch 0 in stage 3 at 3, rank 1 when it forwards microbatch 1 in stage 2 at 4; 1F1B holds 2 full ones
+too. The order is that of torch 2.13's ScheduleZBVZeroBubble. Source: Qi et al. 2023, "Zero bubble pipeline
+parallelism", section 6.
 """
 
 from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule
 from gnomon.program import Program
-from gnomon.schedules import with_messages, with_optimizer, zero_bubble_v
+from gnomon.schedules import lower
+
+GRAPH = gpt(
+    GptConfig(name="four", num_layers=4, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
+)
+PLAN = Plan(
+    mesh=Mesh(pp=2),
+    schedule=Schedule(name="zero_bubble_v", virtual_stages=2, placement="v", num_microbatches=4),
+    optimizer=Optimizer(clip=False),
+)
 
 PROGRAM = """\
 gnomon.program/1
@@ -32,11 +45,13 @@ class 1
 
 
 def lowered() -> Program:
-    return with_messages(with_optimizer(zero_bubble_v(2, 4))).program()
+    return lower(GRAPH, PLAN)
 
 
 CASE = Case(
     name="zero_bubble_v",
+    graph=GRAPH,
+    plan=PLAN,
     program=PROGRAM,
     lowered=lowered,
     busy={"F": 1, "I": 1, "W": 1, "*": 0},
@@ -44,6 +59,7 @@ CASE = Case(
     expected=Expected(
         makespan=25,
         period=24,
+        exposed={0: 0, 1: 0},
         idle={0: 1, 1: 1},
         issue_peaks={0: Peak(size=2, action="3F0"), 1: Peak(size=2, action="2F1")},
         time_peaks={0: Peak(size=2, moment=3), 1: Peak(size=2, moment=4)},

@@ -36,9 +36,10 @@ WORDS = {
 
 
 def prediction_text(
-    prediction: Prediction, *, assumed: Sequence[str] = (), advice: Sequence[Change] = ()
+    prediction: Prediction, *, assumed: Sequence[str] = (), advice: Sequence[Change] | None = None
 ) -> tuple[str, ...]:
-    """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting."""
+    """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting, empty
+    when nothing that was tried helps, None when nothing was tried."""
     lines = [*_heading(prediction), "", *_speed(prediction), "", *_breakdown(prediction), "", *_memory(prediction)]
     lines += ["", *_verdict(prediction, advice)]
     taken = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
@@ -56,8 +57,9 @@ def describe(plan: Plan, workload: Workload) -> str:
     stages = f", {plan.schedule.virtual_stages} virtual stages" if plan.schedule.virtual_stages > 1 else ""
     precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
+    axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
     return (
-        f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {count} microbatches of {micro:g} x "
+        f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {count} microbatch{'es' if count > 1 else ''} of {micro:g} x "
         f"{max(workload.sequence_lengths())} tokens; {precision}; recompute {plan.saved.preset}"
     )
 
@@ -107,11 +109,13 @@ def _memory_row(rank: RankMemory) -> tuple[str, ...]:
     return (ranges(rank.ranks), *(gib(size) for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
 
 
-def _verdict(prediction: Prediction, advice: Sequence[Change]) -> tuple[str, ...]:
+def _verdict(prediction: Prediction, advice: Sequence[Change] | None) -> tuple[str, ...]:
     lines = list(wrapped(prediction.verdict, indent="", width=WIDTH))
     if advice:
         lines += ["", "what would fit, smallest change first"]
         columns = (Column(name="  change", align="left"), Column(name="step"), Column(name="peak GiB"))
         rows = [(f"  {c.what}", show_seconds(c.step_s), gib(c.peak_bytes)) for c in advice]
         lines += table(columns, rows)
+    elif advice is not None:
+        lines += wrapped("no single change or pair that was tried makes it fit: use more devices", indent="")
     return tuple(lines)

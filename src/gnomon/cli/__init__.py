@@ -1,0 +1,60 @@
+"""The command line: `gnomon predict`, `validate`, `catalogue`.
+
+`main(argv)` parses, runs one command and returns the exit status: 0 done (for `predict`: and it fits); 1 a prediction
+was made and the plan does not fit in memory; 2 the request cannot be read or carried out; 3 a mistake of ours; 130
+interrupted. A command's module is loaded when it is called, so that help and errors come at once. Leaves out all
+knowledge of models and machines.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
+
+from gnomon.cli.options import parser
+from gnomon.errors import GnomonError
+
+FITS, DOES_NOT_FIT, BAD_REQUEST, OUR_MISTAKE, INTERRUPTED = 0, 1, 2, 3, 130
+
+ISSUES = "https://github.com/gnomon/gnomon/issues"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status of a command line; `argv` without the program's name, default the process's own."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as error:  # argparse has printed help, the version or what is wrong
+        return int(error.code or 0)
+    try:
+        # By name, so that `gnomon --help` does not load numpy and the models.
+        command: Callable[[object], int] = resolve_name(f"gnomon.cli.{options.command}:run")
+        status = command(options)
+        sys.stdout.flush()
+    except GnomonError as error:
+        return _failed(f"gnomon: {error}", BAD_REQUEST)
+    except BrokenPipeError:  # the reader has had enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return FITS
+    except KeyboardInterrupt:
+        return _failed("gnomon: interrupted", INTERRUPTED)
+    except Exception as error:
+        asked = " ".join(["gnomon", *arguments])
+        return _failed(
+            f"gnomon: a mistake in Gnomon itself: {type(error).__name__}: {error}\n"
+            f"Please report it with this line: {asked}\n"
+            f"GNOMON_DEBUG=1 shows where it happened.",
+            OUR_MISTAKE,
+        )
+    return status
+
+
+def _failed(message: str, status: int) -> int:
+    """Print the message (with GNOMON_DEBUG=1 the traceback before it) and return the status."""
+    if os.environ.get("GNOMON_DEBUG", "0") not in ("", "0"):
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+    return status

@@ -1,0 +1,139 @@
+"""`gnomon catalogue`: devices, clusters (nodes that can be named), models and stacks; one in full, or all in a table.
+
+`run(options)` prints and returns 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from gnomon import schema
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.hardware import Device, Node, catalogue
+from gnomon.models.presets import PRESETS
+from gnomon.models.presets import model as preset
+from gnomon.plans import Stack
+from gnomon.plans.stacks import stack, stacks
+from gnomon.report.tables import Column, number, table, wrapped
+
+_KINDS = ("devices", "clusters", "models", "stacks")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is asked for."""
+    if options.what is None:
+        counts = {kind: len(_names(kind)) for kind in _KINDS}
+        if options.json:
+            print_json({kind: list(_names(kind)) for kind in _KINDS})
+        else:
+            rows = [(kind, str(count), f"gnomon catalogue {kind}") for kind, count in counts.items()]
+            print_lines(table((_left("kind"), Column(name="known"), _left("list")), rows))
+    elif options.name is not None:
+        _one(options.what, options.name, as_json=options.json)
+    elif options.json:
+        print_json([_mapping(options.what, name) for name in _names(options.what)])
+    else:
+        print_lines(_TABLES[options.what]())
+    return 0
+
+
+def _left(name: str) -> Column:
+    return Column(name=name, align="left")
+
+
+def _names(kind: str) -> Sequence[str]:
+    match kind:
+        case "devices":
+            return catalogue.device_names()
+        case "clusters":
+            return catalogue.node_names()
+        case "models":
+            return tuple(PRESETS)
+        case _:
+            return stacks()
+
+
+def _mapping(kind: str, name: str) -> Mapping[str, Any]:
+    """One entry, as JSON has it; its own fields in the units of the catalogue's files."""
+    match kind:
+        case "devices":
+            return schema.to_mapping(catalogue.device(name))
+        case "clusters":
+            return schema.to_mapping(catalogue.node(name))
+        case "models":
+            return _model(name)
+        case _:
+            return schema.to_mapping(stack(name))
+
+
+def _model(name: str) -> Mapping[str, Any]:
+    graph = preset(name)
+    return {"name": name, "parameters": graph.num_parameters(), "blocks": [block.name for block in graph.blocks]}
+
+
+def _one(kind: str, name: str, *, as_json: bool) -> None:
+    found = _mapping(kind, name)
+    if as_json:
+        print_json(found)
+        return
+    width = max(len(key) for key in found)
+    for key, value in found.items():
+        text = value if isinstance(value, str) else repr(value)
+        print_lines(wrapped(text or "-", indent="", bullet=f"{key:<{width}}  "))
+
+
+def _devices() -> Sequence[str]:
+    columns = (
+        _left("device"),
+        *(Column(name=n) for n in ("bf16 TFLOP/s", "GiB", "TB/s", "W")),
+        _left("per"),
+        _left("figures"),
+    )
+    return table(columns, [_device(catalogue.device(name)) for name in catalogue.device_names()])
+
+
+def _device(device: Device) -> Sequence[str]:
+    peak = device.flops_per_s("bf16" if device.dense_peak.bf16 else "fp16" if device.dense_peak.fp16 else "fp32")
+    return (
+        device.name,
+        number(peak / 1e12, 4),
+        f"{device.memory_bytes / 2**30:.1f}",
+        number(device.memory_bytes_per_s / 1e12),
+        "-" if device.power_w is None else f"{device.power_w:.0f}",
+        device.per,
+        device.confidence,
+    )
+
+
+def _clusters() -> Sequence[str]:
+    columns = (_left("node"), Column(name="devices"), _left("device"), _left("inside"), _left("network"))
+    nodes = [catalogue.node(name) for name in catalogue.node_names()]
+    return (
+        *table(columns, [_node(node) for node in nodes]),
+        "",
+        *wrapped("Write 2xNODE, 4x8xDEVICE or parts joined by +; a device alone stands in its usual node.", indent=""),
+    )
+
+
+def _node(node: Node) -> Sequence[str]:
+    network = f"{node.nics} x {node.nic.name}" if node.nic else "-"
+    return (node.name, str(node.count), node.device.name, node.intra.name, network)
+
+
+def _models() -> Sequence[str]:
+    columns = (_left("model"), Column(name="parameters"))
+    return table(columns, [(name, f"{_model(name)['parameters']:,}") for name in PRESETS])
+
+
+def _stacks() -> Sequence[str]:
+    columns = (_left("stack"), _left("version"), Column(name="facts"), Column(name="of"))
+    total = len([f for f in fields(Stack) if f.name not in ("name", "version", "facts")])
+    records = [stack(name) for name in stacks()]
+    known = {record.name: len({fact.field for fact in record.facts}) for record in records}
+    return table(columns, [(r.name, r.version, str(known[r.name]), str(total)) for r in records])
+
+
+_TABLES = {"devices": _devices, "clusters": _clusters, "models": _models, "stacks": _stacks}

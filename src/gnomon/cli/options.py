@@ -1,0 +1,121 @@
+"""What can be written on the command line, and its help. Only `argparse`: nothing here knows a model or a machine.
+
+`parser()` returns the parser; each command's values are read by the module of its name beside this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from gnomon import __version__
+
+_EPILOG = """\
+examples, all of which run on a laptop:
+  gnomon predict llama-3.1-8b --on 4x8xh100-sxm --zero 3 --global-batch 128
+  gnomon predict gpt2 --on a100-sxm-40gb --micro-batch-size 8
+  gnomon catalogue clusters
+
+exit status: 0 done; 1 predicted, but does not fit in memory; 2 the request is
+wrong; 3 a mistake in Gnomon. GNOMON_DEBUG=1 shows tracebacks."""
+
+_PREDICT = """\
+MODEL is a name (gnomon catalogue models), a Hugging Face config.json, or a
+folder that holds one. CLUSTER is NODESxDEVICESxDEVICE such as 4x8xh100-sxm,
+parts joined by +, or a .toml file. What is not given is assumed and listed.
+
+examples:
+  gnomon predict llama-3.1-8b --on 4x8xh100-sxm --zero 3 --global-batch 128
+  gnomon predict path/to/config.json --on 8x8xa100-sxm-80gb --tp 4 --pp 2 \\
+      --global-batch 512 --seq-len 4096
+  gnomon predict --from megatron pretrain.sh --on 128x8xh100-sxm
+
+exit status: 0 it fits; 1 it does not fit in memory; 2 wrong request."""
+
+_VALIDATE = """\
+RUNS.csv is a table of measured runs, one a row, with columns such as family,
+model, layers, hidden, device, num_devices, tp, pp, micro_batch, global_batch,
+metric and value. Errors are in per cent of the measured time; rho is the rank
+correlation among runs of one model on as many devices; mem the median error of
+peak memory; noise how far repeats of a measurement lie from their mean.
+
+example:
+  gnomon validate runs.csv --family korthikanti-2022 --rows out.csv"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `gnomon`; its result holds `command` and that command's values."""
+    top = _parser("gnomon", "Predict how a deep-learning job will run, before it runs.", _EPILOG)
+    top.add_argument("--version", action="version", version=f"gnomon {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
+    _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))
+    catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", "")
+    catalogue.add_argument("what", nargs="?", choices=("devices", "clusters", "models", "stacks"), metavar="KIND")
+    catalogue.add_argument("name", nargs="?", help="one of them, in full")
+    catalogue.add_argument("--json", action="store_true", help="for programs")
+    return top
+
+
+def _parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=name, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def _command(commands: argparse._SubParsersAction, name: str, text: str, epilog: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
+    made: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    return made
+
+
+def _count(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+    if not 1 <= value <= 10**9:
+        raise argparse.ArgumentTypeError(f"{value} is not between 1 and 1000000000")
+    return value
+
+
+def _predict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder")
+    parser.add_argument("--on", required=True, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
+    parser.add_argument("--plan", metavar="FILE", help="a plan in TOML; the options below change it")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        nargs=2,
+        metavar=("FORMAT", "FILE"),
+        help="an existing job: megatron, torchtitan, deepspeed, accelerate or nanotron, and its file",
+    )
+    parser.add_argument("--stack", metavar="NAME", help="the program that will run it (gnomon catalogue stacks)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    work = parser.add_argument_group("batch")
+    for name, text in (
+        ("--global-batch", "sequences in an optimizer step"),
+        ("--micro-batch-size", "sequences of a microbatch on one data-parallel rank"),
+        ("--seq-len", "tokens of a sequence"),
+    ):
+        work.add_argument(name, type=_count, metavar="N", help=text)
+    axes = parser.add_argument_group("axes (ranks; dp-shard is what remains unless given)")
+    for name in ("tp", "pp", "cp", "ep", "dp-shard", "dp-replicate"):
+        axes.add_argument(f"--{name}", type=_count, metavar="N")
+    axes.add_argument("--vpp", type=_count, metavar="N", help="virtual stages on each pipeline rank")
+    how = parser.add_argument_group("how it is run")
+    how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), metavar="STAGE", help="ZeRO stage; 3 is FSDP")
+    how.add_argument("--recompute", choices=("none", "selective", "full"), metavar="HOW", help="none, selective, full")
+    how.add_argument("--schedule", metavar="NAME", help="as in one_f_one_b, zero_bubble_h1, v_half")
+    how.add_argument("--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16 …")
+    how.add_argument("--sequence-parallel", action="store_true", default=None, help="with tp")
+
+
+def _validate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", metavar="RUNS.csv", help="measured runs")
+    parser.add_argument("--family", metavar="NAME", help="only rows of this family")
+    parser.add_argument("--explain", metavar="ID", help="one run in full: prediction, measurement, what was assumed")
+    parser.add_argument("--rows", metavar="OUT.csv", help="write every row's prediction, or why there is none")
+    parser.add_argument("--workers", type=_count, metavar="N", help="processes; default the machine's cores, at most 8")
+    parser.add_argument("--json", action="store_true", help="for programs")

@@ -1,0 +1,35 @@
+"""`gnomon predict`: one prediction, as text or JSON; when it does not fit, what would.
+
+`run(options)` prints and returns 0 if the plan fits in memory, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from gnomon.cli.request import read_request
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.prediction import predict
+from gnomon.report.advice import Change, changes_that_fit
+from gnomon.report.prediction import prediction_text
+from gnomon.report.tables import wrapped
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predict and print."""
+    asked = read_request(options)
+    found = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    advice: tuple[Change, ...] | None = None
+    if not found.fits:
+        advice = changes_that_fit(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    if options.json:
+        mapping = found.to_mapping()
+        mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]
+        mapping["notes"] = [*asked.notes, *mapping["notes"]]
+        mapping["advice"] = [{"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes} for c in advice or ()]
+        print_json(mapping)
+    else:
+        print_lines(prediction_text(found, assumed=asked.assumed, advice=advice))
+        if asked.notes:
+            print_lines(("", "from the file", *(line for n in asked.notes for line in wrapped(n, bullet="- "))))
+    return 0 if found.fits else 1

@@ -1,0 +1,215 @@
+"""What `gnomon predict` was asked, as values: graph, cluster, plan, workload, stack.
+
+`read_request(options)` reads files and options and returns a `Request`, with every default that was filled in listed in
+`assumed`. InputError, PlanError or CatalogueError say what is wrong. Leaves out predicting.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, get_args
+
+from gnomon import schema
+from gnomon.errors import InputError, PlanError, nearest
+from gnomon.formats.hf import read_hf_config
+from gnomon.formats.job import Job, read_source
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.models.presets import model as preset
+from gnomon.plans import Fp8, Mesh, Plan, Precision, Saved, Schedule, Stack, Workload
+from gnomon.plans.parts import ScheduleName
+from gnomon.plans.stacks import stack as named_stack
+from gnomon.prediction.predict import PLAIN_STACK
+
+FORMATS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron")
+"""Programs whose job files can be read."""
+
+V_SCHEDULES = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
+"""Schedules that need two virtual stages placed as a V."""
+
+SEQ_LEN = 4096
+"""Tokens of a sequence when nobody says."""
+
+_PRECISIONS = {
+    "bf16": Precision(),
+    "fp16": Precision(param="fp16", compute="fp16"),
+    "fp32": Precision(param="fp32", compute="fp32", master="none"),
+    "fp8": Precision(fp8=Fp8(recipe="tensorwise")),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything that a prediction needs."""
+
+    graph: Graph
+    """The model."""
+    cluster: Cluster
+    """The machines."""
+    plan: Plan
+    """Every decision."""
+    workload: Workload
+    """The batch."""
+    stack: Stack
+    """The program."""
+    assumed: tuple[str, ...]
+    """What was not said, and how it was filled in."""
+    notes: tuple[str, ...]
+    """What the model's or the job's file says that is not predicted."""
+
+
+def read_request(options: argparse.Namespace) -> Request:
+    """The request of `gnomon predict`'s options."""
+    machines = parse_cluster(options.on)
+    job = None if options.source is None else read_job(*options.source, devices=machines.num_devices)
+    graph, notes = _model(options.model, job)
+    assumed: list[str] = []
+    base = _base_plan(options, job)
+    plan = _with_batch(_changed(base or Plan(), options, machines, keep_mesh=base is not None), options, job, assumed)
+    workload = _workload(graph, plan, options, job, assumed)
+    if job is not None:
+        notes += tuple(f"not predicted: {field}" for field in job.unexpressed)
+    stack = named_stack(options.stack) if options.stack else (job.stack if job else PLAIN_STACK)
+    return Request(
+        graph=graph,
+        cluster=machines,
+        plan=plan,
+        workload=workload,
+        stack=stack,
+        assumed=tuple(assumed),
+        notes=notes,
+    )
+
+
+def read_job(program: str, path: str, *, devices: int) -> Job:
+    """The job in a file of another program, on so many devices."""
+    if program not in FORMATS:
+        raise InputError(
+            f"unknown format {program[:40]!r}{nearest(program[:40], FORMATS)}; known: {', '.join(FORMATS)}"
+        )
+    # By name: a job file of one program need not load the readers of the others.
+    read: Callable[..., Job] = resolve_name(f"gnomon.formats.{program}:read_{program}")
+    return read(Path(path), devices=devices)
+
+
+def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
+    """(graph, what its file says that the graph leaves out) of a preset, a config.json or a folder with one."""
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if not (path.suffix == ".json" or path.is_file()):
+        return preset(name), ()
+    text, source = read_source(path)
+    label = path.resolve().parent.name if path.name == "config.json" else path.stem
+    found = read_hf_config(text, label or source)
+    return found.graph, found.notes
+
+
+def _model(name: str | None, job: Job | None) -> tuple[Graph, tuple[str, ...]]:
+    if name is not None:
+        return read_model(name)
+    if job is None:
+        raise InputError("no model; give a name (`gnomon catalogue models`), a config.json, or --from FORMAT FILE")
+    return job.graph(), ()
+
+
+def _base_plan(options: argparse.Namespace, job: Job | None) -> Plan | None:
+    if options.plan is not None and job is not None:
+        raise InputError("--plan and --from both give a plan; use one of them")
+    if options.plan is not None:
+        return schema.load_file(Plan, options.plan)
+    return None if job is None else job.plan
+
+
+def _changed(plan: Plan, options: argparse.Namespace, machines: Cluster, *, keep_mesh: bool) -> Plan:
+    """The plan with what the options say."""
+    changes: dict[str, Any] = {}
+    axes = ("tp", "pp", "cp", "ep", "dp_shard", "dp_replicate")
+    given = {axis: size for axis in axes if (size := getattr(options, axis)) is not None}
+    if given or not keep_mesh:
+        if plan.stages:
+            raise PlanError("the plan lists its stages, each with a mesh; change the axes there, not by options")
+        changes["mesh"] = _mesh(plan.mesh, given, machines.num_devices)
+    if options.zero is not None:
+        changes["optimizer"] = replace(plan.optimizer, zero=options.zero)
+    if options.recompute is not None:
+        changes["saved"] = Saved(preset=options.recompute)
+    if options.precision is not None:
+        changes["precision"] = _PRECISIONS[options.precision]
+    if options.sequence_parallel:
+        changes["layout"] = replace(plan.layout, sequence_parallel=True)
+    return replace(plan, schedule=_schedule(plan.schedule, options), **changes)
+
+
+def _mesh(mesh: Mesh, given: dict[str, int], devices: int) -> Mesh:
+    """The mesh with the given axes; dp_shard takes the devices that remain unless it is given too."""
+    sizes = {axis: getattr(mesh, axis) for axis in ("tp", "pp", "cp", "dp_replicate")} | given
+    if "dp_shard" not in given:
+        rest = sizes["tp"] * sizes["pp"] * sizes["cp"] * sizes["dp_replicate"]
+        if devices % rest:
+            legal = [n for n in range(1, devices + 1) if devices % n == 0]
+            near = min(legal, key=lambda n: abs(n - rest))
+            raise PlanError(
+                f"the cluster has {devices} devices, which tp x pp x cp x dp_replicate = {sizes['tp']} x {sizes['pp']} "
+                f"x {sizes['cp']} x {sizes['dp_replicate']} = {rest} does not divide; the nearest product that does is "
+                f"{near}"
+            )
+        sizes["dp_shard"] = devices // rest
+    return replace(mesh, **sizes)
+
+
+def _schedule(schedule: Schedule, options: argparse.Namespace) -> Schedule:
+    changes: dict[str, Any] = {}
+    known = get_args(ScheduleName)
+    if options.schedule is not None:
+        if options.schedule not in known:
+            asked = options.schedule[:40]
+            raise PlanError(f"unknown schedule {asked!r}{nearest(asked, known)}; known: {', '.join(known)}")
+        changes["name"] = options.schedule
+    if options.vpp is not None:
+        changes["virtual_stages"] = options.vpp
+        if options.vpp > 1 and options.schedule is None and schedule.name == "one_f_one_b":
+            changes["name"] = "interleaved_one_f_one_b"
+    if changes.get("name") in V_SCHEDULES:
+        changes |= {"virtual_stages": options.vpp or 2, "placement": "v"}
+    if options.micro_batch_size is not None:
+        changes |= {"micro_batch_size": options.micro_batch_size, "num_microbatches": None}
+    return replace(schedule, **changes)
+
+
+def _with_batch(plan: Plan, options: argparse.Namespace, job: Job | None, assumed: list[str]) -> Plan:
+    """The plan with a micro batch, where nobody gave one."""
+    if plan.schedule.micro_batch_size is not None or plan.schedule.num_microbatches is not None:
+        return plan
+    assumed.append("micro batch not given: 1 sequence on each data-parallel rank (--micro-batch-size)")
+    return replace(plan, schedule=replace(plan.schedule, micro_batch_size=1))
+
+
+def _has_sequences(graph: Graph) -> bool:
+    """Whether some input has a dim `seq` whose size the batch gives."""
+    return any(dim.size is None and dim.name == "seq" for block in graph.blocks for dim in block.dims)
+
+
+def _workload(graph: Graph, plan: Plan, options: argparse.Namespace, job: Job | None, assumed: list[str]) -> Workload:
+    if job is not None:
+        changes = {"global_batch_size": options.global_batch, "seq_len": options.seq_len}
+        return replace(job.workload, **{name: value for name, value in changes.items() if value is not None})
+    seq_len = options.seq_len
+    if seq_len is None and not _has_sequences(graph):
+        seq_len = 1
+        assumed.append("the model takes no sequence of tokens: tokens/s counts samples")
+    elif seq_len is None:
+        seq_len = SEQ_LEN
+        assumed.append(f"sequence length not given: {SEQ_LEN} tokens (--seq-len)")
+    batch = options.global_batch
+    if batch is None:
+        ranks = plan.stage_mesh(0).data_ranks
+        stages = plan.num_pipeline_ranks
+        count = plan.schedule.num_microbatches or (1 if stages == 1 else 4 * stages)
+        batch = count * (plan.schedule.micro_batch_size or 1) * ranks
+        assumed.append(f"global batch not given: {batch} (sequences a step; --global-batch)")
+    return Workload(global_batch_size=batch, seq_len=seq_len)

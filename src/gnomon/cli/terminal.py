@@ -1,0 +1,67 @@
+"""What goes to the terminal: text and JSON on standard output, progress on standard error.
+
+Colour only where a person looks: a terminal, without NO_COLOR. Progress only for what takes over two seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+PATIENCE_S = 2.0
+"""Nothing is said about work that takes less."""
+
+_COLOURS = {"fits:": "32", "does not fit:": "31;1"}
+
+
+def print_lines(lines: Iterable[str], out: TextIO | None = None) -> None:
+    """Print lines; verdicts in colour on a terminal."""
+    out = sys.stdout if out is None else out
+    colour = coloured(out)
+    for line in lines:
+        print(_paint(line) if colour else line, file=out)
+
+
+def print_json(value: Any, out: TextIO | None = None) -> None:
+    """Print JSON, keys in the order given, without NaN."""
+    print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False), file=sys.stdout if out is None else out)
+
+
+def coloured(out: TextIO) -> bool:
+    """Whether colour is wanted: a terminal that can, and no NO_COLOR (https://no-color.org)."""
+    return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _paint(line: str) -> str:
+    for start, code in _COLOURS.items():
+        if line.startswith(start):
+            return f"\x1b[{code}m{start}\x1b[0m{line[len(start) :]}"
+    return line
+
+
+class Progress:
+    """A count on standard error, from PATIENCE_S on; on a terminal in one line that is wiped at the end."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total = what, total
+        self.terminal = sys.stderr.isatty()
+        self.began = self.said = time.monotonic()
+        self.shown = False
+
+    def show(self, done: int) -> None:
+        """Say how many are done; at most five times a second on a terminal, every ten seconds elsewhere."""
+        now = time.monotonic()
+        if now - self.began < PATIENCE_S or now - self.said < (0.2 if self.terminal else 10.0):
+            return
+        self.said, self.shown = now, True
+        text = f"{self.what} {done:,} of {self.total:,}"
+        print(f"\r{text}" if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Wipe the line."""
+        if self.shown and self.terminal:
+            print(f"\r{' ' * 60}\r", end="", file=sys.stderr, flush=True)

@@ -29,7 +29,8 @@ IRRELEVANT = frozenset(
     data_path data_* train_data_path valid_data_path test_data_path per_split_data_args_path mock_data split
     tokenizer_* no_tokenizer_* vocab_file merge_file vocab_extra_ids tiktoken_* null_tokenizer_* trust_remote_code
     num_workers no_mmap_bin_files dataloader_type dataloader_fast_cache_load dataloader_defer_*
-    num_dataset_builder_threads     no_create_attention_mask_in_dataloader eod_mask_loss reset_position_ids no_data_sharding mid_level_dataset_surplus
+    num_dataset_builder_threads
+    no_create_attention_mask_in_dataloader eod_mask_loss reset_position_ids no_data_sharding mid_level_dataset_surplus
     distributed_backend distributed_timeout_* local_rank lazy_mpu_init use_cpu_initialization no_initialization
     norm_epsilon rotary_base rotary_percent rotary_scaling_factor rotary_interleaved rotary_seq_len_interpolation_factor
     use_rope_scaling rope_scaling_factor rope_type mscale mscale_all_dim yarn_* no_yarn_* no_position_embedding

@@ -1,8 +1,9 @@
 """Shell scripts, read and never run: which training command a launch script ends in, with its variables filled in.
 
 `launches(text, env)` follows assignments, arrays, `if` on strings and numbers, `$((…))`, `${X:-default}` and quoting,
-and returns every command that starts a Python program, with its options. No command is executed, no file is opened. Leaves
-out: loops, `case`, functions, `$(commands)`; what they would have set is marked as not known and named when it is used.
+and returns every command that starts a Python program, with its options. No command is executed, no file is opened.
+Leaves out: loops, `case`, functions, `$(commands)`; what they would have set is marked as not known and named when it
+is used.
 """
 
 from __future__ import annotations

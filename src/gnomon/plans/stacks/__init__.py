@@ -1,8 +1,8 @@
 """The stacks on record: what named programs do, read from the TOML files beside this module.
 
 `stack(name)` returns the `Stack` of a program at the version that its file names; `stacks()` lists the names. Every
-field that is set has a source and a date in its file, and what is not known stays None. Leaves out what a job switches: the
-readers in `formats` change a record by what the job's own file says.
+field that is set has a source and a date in its file, and what is not known stays None. Leaves out what a job switches:
+the readers in `formats` change a record by what the job's own file says.
 """
 
 from __future__ import annotations

@@ -1,0 +1,196 @@
+"""accelerate's YAML configuration (FSDP, FSDP2 or DDP) to a Job.
+
+`read_accelerate(source, seq_len=…, micro_batch_size=…)` takes a file or its text. The file says nothing of the model or
+the batch: those are arguments. What a field means was read from huggingface/accelerate at commit
+16cb6eb80dd9aa8b4df1a63ef57863e455d53b83 (2026-07-24, version 1.15.0.dev0): src/accelerate/parallelism_config.py,
+src/accelerate/utils/{dataclasses,fsdp_utils}.py, src/accelerate/commands/config/config_args.py. Leaves out: DeepSpeed
+and Megatron-LM sections (they have readers of their own), SageMaker, TPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, read_source
+from gnomon.formats.yaml_file import read_yaml
+from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
+from gnomon.plans.stacks import stack
+
+IRRELEVANT = frozenset(
+    """
+    compute_environment debug machine_rank main_process_ip main_process_port main_training_function rdzv_backend
+    same_network gpu_ids enable_cpu_affinity use_cpu tpu_* commands command_file mpirun_config downcast_bf16
+    fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_cpu_ram_efficient_loading
+    fsdp_config.fsdp_use_orig_params fsdp_config.fsdp_transformer_layer_cls_to_wrap
+    parallelism_config.parallelism_config_cp_backend parallelism_config.parallelism_config_sp_backend
+    parallelism_config.parallelism_config_sp_seq_length* dynamo_config.dynamo_use_fullgraph
+    dynamo_config.dynamo_use_dynamic dynamo_config.dynamo_use_regional_compilation
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    "fsdp_config.fsdp_forward_prefetch": "gathers one block further ahead in forward",
+    "fsdp_config.fsdp_ignored_modules": "modules that are not divided",
+    "fsdp_config.fsdp_min_num_params": "modules are gathered by size, not block by block",
+    "dynamo_config.*": "how torch.compile is set",
+    "fp8_config.*": "eight-bit products of one of three libraries",
+    "parallelism_config.parallelism_config_sp_*": "DeepSpeed's sequence parallelism",
+}
+
+STRATEGIES = {
+    "FULL_SHARD": (3, True, False),
+    "SHARD_GRAD_OP": (3, False, False),
+    "NO_SHARD": (0, True, False),
+    "HYBRID_SHARD": (3, True, True),
+    "HYBRID_SHARD_ZERO2": (3, False, True),
+}
+"""FSDP1's strategy -> (ZeRO stage, parameters freed after forward, replicated over machines). SHARD_GRAD_OP keeps what
+it gathered until backward is over, and divides parameters between steps."""
+
+
+def read_accelerate(
+    source: str | Path,
+    *,
+    seq_len: int,
+    micro_batch_size: int,
+    gradient_accumulation_steps: int = 1,
+    devices: int | None = None,
+    model: ModelConfig | str | None = None,
+) -> Job:
+    """The job of a configuration file (a Path, or its text) around a script of its own.
+
+    seq_len: tokens; micro_batch_size: sequences on one rank; devices: in place of num_processes.
+    Raises InputError for what is missing, unknown or refused, with the fix.
+    """
+    text, file = read_source(source)
+    f = Fields(flatten(read_yaml(text, file)), file)
+    kind = f.choice("distributed_type", {k: k for k in ("FSDP", "MULTI_GPU", "NO", "DEEPSPEED", "MEGATRON_LM")})
+    if kind in ("DEEPSPEED", "MEGATRON_LM"):
+        f.fail("distributed_type", f"{kind}: read that program's own file, with read_deepspeed or read_megatron")
+    devices = 1 if kind == "NO" else devices or f.integer("num_processes")
+    f.ignore("num_processes")
+    axes, optimizer = sharding_of(f, devices, kind == "FSDP")
+    record = stack("pytorch-fsdp")
+    backend = f.raw("dynamo_config.dynamo_backend")
+    if backend is not None and str(backend).upper() not in ("NO", "EAGER"):
+        record = chosen(record, "dynamo_backend", launch="compiled", norm="fused", activation="fused")
+    f.ignore("dynamo_config.dynamo_backend")
+    checkpoint = f.flag("fsdp_config.fsdp_activation_checkpointing", False)
+    plan = Plan(
+        mesh=axes,
+        schedule=Schedule(micro_batch_size=micro_batch_size),
+        saved=Saved(preset="full" if checkpoint else "none"),
+        layout=layout_of(f),
+        overlap=overlap_of(f),
+        optimizer=optimizer,
+        precision=precision_of(f, kind == "FSDP"),
+    )
+    f.ignore("fsdp_config", "dynamo_config", "fp8_config")
+    f.account(IRRELEVANT, INEXPRESSIBLE, ())
+    return Job(
+        model=model,
+        plan=plan,
+        workload=Workload(
+            global_batch_size=micro_batch_size * gradient_accumulation_steps * axes.data_ranks, seq_len=seq_len
+        ),
+        stack=record,
+        devices=devices,
+        notes=tuple(f.notes),
+        unexpressed=tuple(f.unexpressed),
+    )
+
+
+def sharding_of(f: Fields, devices: int, fsdp: bool) -> tuple[Mesh, Optimizer]:
+    """Axes and ZeRO stage."""
+    sizes = {
+        axis: f.integer(f"parallelism_config.parallelism_config_{axis}_size", 1)
+        for axis in ("dp_replicate", "tp", "cp")
+    }
+    machines = f.integer("num_machines", 1)
+    rest = sizes["dp_replicate"] * sizes["tp"] * sizes["cp"]
+    if devices % rest:
+        raise InputError(
+            f"num_processes = {devices} is not a multiple of dp_replicate x tp x cp = {rest}; the nearest is "
+            f"{max(1, round(devices / rest)) * rest}"
+        )
+    left = devices // rest
+    shard = f.integer("parallelism_config.parallelism_config_dp_shard_size", left)
+    if shard != left:
+        raise InputError(
+            f"parallelism_config sizes multiply to {shard * rest}, but num_processes is {devices}; set its "
+            f"dp_shard_size to {left}"
+        )
+    if not fsdp:
+        return mesh(left, sizes), Optimizer(clip=False)
+    stage, reshard, hybrid = strategy_of(f)
+    if hybrid and sizes["dp_replicate"] == 1:
+        divides("num_processes", left, "num_machines", machines)
+        sizes["dp_replicate"], left = machines, left // machines
+    offload = None
+    if f.flag("fsdp_config.fsdp_offload_params", False):
+        f.report("fsdp_config.fsdp_offload_params", "parameters live on the host too; read as states and update only")
+        offload = Offload()
+    f.notes.append("gradient clipping: the script's own; assumed to be on")
+    optimizer = Optimizer(zero=stage, reshard_after_forward=reshard, offload=offload)  # type: ignore[arg-type]
+    return mesh(left, sizes), optimizer
+
+
+def mesh(shard: int, sizes: Mapping[str, int]) -> Mesh:
+    """The axes by name."""
+    return Mesh(dp_replicate=sizes["dp_replicate"], dp_shard=shard, cp=sizes["cp"], tp=sizes["tp"])
+
+
+def strategy_of(f: Fields) -> tuple[int, bool, bool]:
+    """(ZeRO stage, freed after forward, hybrid), by version 1's strategy or version 2's flag."""
+    version = f.integer("fsdp_config.fsdp_version", 1)
+    again = f.raw("fsdp_config.fsdp_reshard_after_forward")
+    if version == 2:
+        f.ignore("fsdp_config.fsdp_sharding_strategy")
+        if again is not None and not isinstance(again, bool):
+            f.fail("fsdp_config.fsdp_reshard_after_forward", f"{again!r}: with fsdp_version 2 it is true or false")
+        return 3, again is not False, False
+    if isinstance(again, bool):
+        f.fail("fsdp_config.fsdp_reshard_after_forward", "with fsdp_version 1 it names a strategy, as in FULL_SHARD")
+    given = f.raw("fsdp_config.fsdp_sharding_strategy")
+    spelled = given if given is not None else again if again is not None else "FULL_SHARD"
+    name = list(STRATEGIES)[spelled - 1] if isinstance(spelled, int) and 1 <= spelled <= 5 else str(spelled).upper()
+    if name not in STRATEGIES:
+        f.fail("fsdp_config.fsdp_sharding_strategy", f"{spelled!r} is not one of {', '.join(STRATEGIES)} (or 1 to 5)")
+    return STRATEGIES[name]
+
+
+def overlap_of(f: Fields) -> Overlap:
+    """FSDP1 prefetches in backward as it is told, FSDP2 by itself; blocks are gathered by the wrap policy."""
+    names = {"BACKWARD_PRE": "1", "BACKWARD_POST": "0", "NO_PREFETCH": "0", "1": "1", "2": "0"}
+    keys = ("fsdp_config.fsdp_backward_prefetch", "fsdp_config.fsdp_backward_prefetch_policy")
+    ahead = 1
+    for key in keys:
+        if f.has(key):
+            ahead = int(f.choice(key, names))
+    f.ignore(*keys)
+    policy = str(f.raw("fsdp_config.fsdp_auto_wrap_policy") or "TRANSFORMER_BASED_WRAP")
+    if policy != "TRANSFORMER_BASED_WRAP":
+        f.report(
+            "fsdp_config.fsdp_auto_wrap_policy", "the model is not gathered block by block: memory is too small here"
+        )
+    return Overlap(prefetch=ahead)
+
+
+def layout_of(f: Fields) -> Layout:
+    """Context parallelism of torch; tensor parallelism by the model's own plan."""
+    kinds = {"allgather": "all_gather", "alltoall": "ring"}
+    kind = f.choice("parallelism_config.parallelism_config_cp_comm_strategy", kinds, "allgather")
+    return Layout(context=kind)  # type: ignore[arg-type]
+
+
+def precision_of(f: Fields, fsdp: bool) -> Precision:
+    """FSDP keeps parameters, gradients and states in fp32 and computes and reduces in the mixed precision; DDP with
+    autocast reduces in fp32."""
+    names = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
+    compute: DType = f.choice("mixed_precision", names, "no")  # type: ignore[assignment]
+    if f.raw("mixed_precision") == "fp8":
+        f.report("mixed_precision", "eight-bit products; read as bf16, so too slow")
+    reduce: DType = compute if fsdp else "fp32"
+    return Precision(param="fp32", compute=compute, grad="fp32", reduce=reduce, master="none", states="fp32")

@@ -1,0 +1,272 @@
+"""DeepSpeed's JSON configuration to a Job.
+
+`read_deepspeed(source, devices=…, seq_len=…)` takes a file or its text. The file says nothing of the model, the
+sequence length or the number of devices, and may leave sizes to `"auto"`: those are arguments. What a field means was
+read from deepspeedai/DeepSpeed at commit edaa7221267243c7be7fb49c5d5f5c4fb97b4641 (2026-08-22, version 0.19.6):
+deepspeed/runtime/{config,constants,engine}.py, deepspeed/runtime/zero/{config,offload_config}.py. Leaves out: pipeline
+engines (their stages are code), sparse attention, compression, autotuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, read_source
+from gnomon.formats.keys import read_json
+from gnomon.plans import DType, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
+from gnomon.plans.stacks import stack
+
+IRRELEVANT = frozenset(
+    """
+    scheduler scheduler.* optimizer.params optimizer.params.* optimizer.legacy_fusion steps_per_print dump_state
+    wall_clock_breakdown memory_breakdown
+    flops_profiler.* tensorboard.* wandb.* csv_monitor.* comet.* comms_logger.* checkpoint.* fp16.loss_scale*
+    fp16.initial_scale_power fp16.hysteresis fp16.consecutive_hysteresis fp16.min_loss_scale bf16.check_overflow
+    prescale_gradients gradient_predivide_factor zero_allow_untested_optimizer aio.* autotuning.* log_level
+    zero_optimization.load_from_fp32_weights zero_optimization.elastic_checkpoint nebula.* dataloader_drop_last
+    zero_optimization.gather_16bit_weights_on_model_save zero_optimization.stage3_gather_16bit_weights_on_model_save
+    zero_optimization.stage3_gather_fp16_weights_on_model_save zero_optimization.ignore_unused_parameters
+    zero_optimization.log_trace_cache_warnings zero_optimization.pipeline_loading_checkpoint vocabulary_size
+    zero_optimization.override_module_apply zero_optimization.offload_*.pin_memory zero_optimization.offload_*.fast_init
+    zero_optimization.cpu_offload_use_pin_memory zero_force_ds_cpu_optimizer gradient_allreduce_op
+    zero_optimization.enable_sanity_checks zero_optimization.legacy_stage1 zero_optimization.allgather_partitions
+    zero_optimization.reduce_scatter zero_optimization.round_robin_gradients zero_optimization.memory_efficient_linear
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    "zero_optimization.offload_param.*": "parameters live on the host or NVMe and come in when needed",
+    "zero_optimization.cpu_offload_param": "parameters live on the host and come in when needed",
+    "zero_optimization.offload_optimizer.*": "how the offloaded optimizer moves its data",
+    "zero_optimization.zenflow*": "ZenFlow: part of the gradients is applied at once",
+    "zero_optimization.stage3_param_persistence_threshold": "smaller parameters are never divided",
+    "zero_optimization.param_persistence_threshold": "smaller parameters are never divided",
+    "zero_optimization.stage3_*": "when gathered parameters are fetched and freed; read as one block ahead",
+    "zero_optimization.prefetch_bucket_size": "how far ahead parameters are gathered; read as one block",
+    "zero_optimization.max_*": "when gathered parameters are freed",
+    "zero_optimization.model_persistence_threshold": "parameters that are never divided",
+    "zero_optimization.module_granularity_threshold": "small modules are gathered together",
+    "zero_optimization.sub_group_size": "parameters updated together at stage 3",
+    "zero_optimization.allgather_bucket_size": "parameters gathered together after the update",
+    "zero_optimization.use_multi_rank_bucket_allreduce": "how gradients of several owners travel",
+    "zero_optimization.zero_hpz_partition_size": "ZeRO++: a second copy of the parameters within the node",
+    "zero_optimization.zero_quantized_*": "ZeRO++: eight-bit transfers; a prediction without them is too slow",
+    "zero_optimization.zeropp_loco_param*": "ZeRO++: error feedback",
+    "zero_optimization.mics_hierarchical_params_gather": "gathers in two levels",
+    "zero_optimization.use_all_reduce_for_fetch_params": "gathers by all-reduce",
+    "zero_optimization.allgather_sequential": "gathers parameter by parameter",
+    "activation_checkpointing.*": "settings of checkpointing; whether the model's code uses it is the argument saved=",
+    "fp16.auto_cast": "inputs are cast",
+    "torch_autocast.*": "mixed precision by torch.autocast",
+    "amp.*": "mixed precision by Apex",
+    "sparse_attention.*": "sparse attention",
+    "sparse_gradients": "sparse gradients of embeddings",
+    "progressive_layer_drop.*": "layers are left out at random: less work than computed here",
+    "eigenvalue.*": "eigenvalues for quantisation",
+    "curriculum_learning.*": "shorter sequences at first",
+    "data_efficiency.*": "shorter sequences or fewer tokens",
+    "elasticity.*": "the batch follows the number of devices",
+    "compression_training.*": "compression during training",
+    "hybrid_engine.*": "inference in between",
+    "pipeline.*": "a pipeline engine, whose stages are in the model's code",
+    "compile.*": "DeepCompile",
+    "tensor_parallel.*": "tensor parallelism by AutoTP",
+    "graph_harvesting": "CUDA graphs",
+    "disable_allgather": "broadcasts in place of gathers",
+    "managed_gradient_accumulation": "accumulation is left to the user's code",
+    "bf16.immediate_grad_update": "gradients are added during backward",
+    "seq_parallel_communication_data_type": "the dtype of Ulysses' exchanges",
+    "data_types.*": "dtypes by hand",
+    "moe.*": "mixture-of-experts settings",
+}
+
+OPTIMIZERS = {
+    "Adam": "adam",
+    "AdamW": "adamw",
+    "FusedAdam": "adamw",
+    "DeepSpeedCPUAdam": "adamw",
+    "SGD": "sgd",
+    "Lion": "lion",
+    "Muon": "muon",
+}
+
+
+def read_deepspeed(
+    source: str | Path,
+    *,
+    devices: int,
+    seq_len: int,
+    model: ModelConfig | str | None = None,
+    micro_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    saved: Saved | None = None,
+) -> Job:
+    """The job of a configuration file (a Path, or its text) around a model of its own.
+
+    devices: all of them data-parallel ranks. micro_batch_size, gradient_accumulation_steps: in place of `"auto"`.
+    saved: what the model's code recomputes. Raises InputError for what is missing, unknown or refused, with the fix.
+    """
+    text, file = read_source(source)
+    return job_of(
+        read_json(text, file),
+        file,
+        devices=devices,
+        seq_len=seq_len,
+        model=model,
+        given={
+            "train_micro_batch_size_per_gpu": micro_batch_size,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+        },
+        saved=saved or Saved(),
+    )
+
+
+def job_of(
+    values: Mapping[str, object],
+    file: str,
+    *,
+    devices: int,
+    seq_len: int,
+    model: ModelConfig | str | None,
+    given: Mapping[str, int | None],
+    saved: Saved,
+) -> Job:
+    """A job from a configuration's values."""
+    flat = flatten(values)
+    for key, value in list(flat.items()):
+        if value == "auto":  # Hugging Face's Trainer and accelerate fill these in
+            flat[key] = given.get(key)
+    flat |= {key: value for key, value in given.items() if value is not None}
+    f = Fields(flat, file)
+    mesh = mesh_of(f, devices)
+    total, micro = batch_of(f, mesh.data_ranks)
+    precision = precision_of(f)
+    optimizer = optimizer_of(f)
+    overlap = overlap_of(f, optimizer.zero, precision.reduce)
+    record = stack("deepspeed")
+    if optimizer.offload is not None:
+        record = chosen(record, "offload_optimizer (DeepSpeedCPUAdam)", optimizer_step="fused")
+    f.account(IRRELEVANT, INEXPRESSIBLE, ())
+    plan = Plan(
+        mesh=mesh,
+        schedule=Schedule(micro_batch_size=micro),
+        saved=saved,
+        overlap=overlap,
+        optimizer=optimizer,
+        precision=precision,
+    )
+    return Job(
+        model=model,
+        plan=plan,
+        workload=Workload(global_batch_size=total, seq_len=seq_len),
+        stack=record,
+        devices=devices,
+        notes=tuple(f.notes),
+        unexpressed=tuple(f.unexpressed),
+    )
+
+
+def mesh_of(f: Fields, devices: int) -> Mesh:
+    """All ranks are data-parallel; MiCS shards within groups of mics_shard_size."""
+    group = f.integer("zero_optimization.mics_shard_size", -1, least=-1)
+    tp = f.integer("tensor_parallel.autotp_size", 1, least=0) or 1
+    divides("devices", devices, "tensor_parallel.autotp_size", tp)
+    data = devices // tp
+    if group > 0:
+        divides("data-parallel ranks", data, "mics_shard_size", group)
+        return Mesh(dp_replicate=data // group, dp_shard=group, tp=tp)
+    return Mesh(dp_shard=data, tp=tp)
+
+
+def batch_of(f: Fields, ranks: int) -> tuple[int, int]:
+    """(global batch, microbatch): two of the three sizes give the third, as in _set_batch_related_parameters."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    total, micro, steps = (f.integer(name) if f.has(name) else None for name in names)
+    f.ignore(*names)
+    if total is None and micro is None:
+        f.fail(names[1], f"neither {names[0]} nor {names[1]} is given (or both are 'auto'); give micro_batch_size=")
+    if micro is None and total is not None:
+        divides(names[0], total, "data-parallel ranks x gradient_accumulation_steps", ranks * (steps or 1))
+        micro = total // (ranks * (steps or 1))
+    assert micro is not None
+    if steps is None:
+        steps = max(1, total // (micro * ranks)) if total is not None else 1
+    product = micro * steps * ranks
+    if total is not None and total != product:
+        raise InputError(
+            f"train_batch_size = {total} is not train_micro_batch_size_per_gpu x gradient_accumulation_steps x "
+            f"data-parallel ranks = {micro} x {steps} x {ranks} = {product}; set it to {product}, or leave it out"
+        )
+    return product, micro
+
+
+def precision_of(f: Fields) -> Precision:
+    """bf16 and fp16 keep an fp32 copy; gradients stay in the parameters' dtype unless data_types says otherwise."""
+    bf16 = f.flag("bf16.enabled", False) or f.flag("bfloat16.enabled", False)
+    fp16 = f.flag("fp16.enabled", False)
+    if bf16 and fp16:
+        f.fail("fp16.enabled", "bf16 and fp16 are both enabled; keep one")
+    param: DType = "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+    stage = f.integer("zero_optimization.stage", 0, least=0)
+    # Without ZeRO, bf16 gradients are accumulated in fp32 (engine.get_data_types).
+    grad = f.choice("data_types.grad_accum_dtype", names, "fp32" if bf16 and stage == 0 else param)
+    reduce = f.choice("communication_data_type", names, param)
+    master = "none" if param == "fp32" else "fp32"
+    if f.flag("bf16.bf16_master_weights_and_grads", False) or f.flag("fp16.fp16_master_weights_and_grads", False):
+        master = param
+    states = "bf16" if f.flag("bf16.bf16_optimizer_states", False) else "fp32"
+    return Precision(
+        param=param,
+        compute=param,
+        grad=grad,  # type: ignore[arg-type]
+        reduce=reduce,  # type: ignore[arg-type]
+        master=master,  # type: ignore[arg-type]
+        states=states,  # type: ignore[arg-type]
+    )
+
+
+def optimizer_of(f: Fields) -> Optimizer:
+    """Stage, offload and kind."""
+    stage = f.integer("zero_optimization.stage", 0, least=0)
+    if stage > 3:
+        f.fail("zero_optimization.stage", f"{stage}: ZeRO has stages 0 to 3")
+    kind = f.choice("optimizer.type", OPTIMIZERS, "AdamW")
+    if not f.has("optimizer.type"):
+        f.notes.append("optimizer.type: not given, so the optimizer is the model code's; AdamW is assumed")
+    device = f.raw("zero_optimization.offload_optimizer.device")
+    offload = None
+    if device == "cpu" or f.flag("zero_optimization.cpu_offload", False):
+        if stage == 0:
+            f.fail(
+                "zero_optimization.offload_optimizer.device", "the optimizer is offloaded at stages 1 to 3; raise stage"
+            )
+        offload = Offload(fraction=f.number("zero_optimization.offload_optimizer.ratio", 1.0))
+    elif device not in (None, "none"):
+        f.report(
+            "zero_optimization.offload_optimizer.device", "states on NVMe; read as on the device: too fast, too large"
+        )
+    f.ignore("zero_optimization.offload_optimizer.ratio", "zero_optimization.contiguous_gradients")
+    f.ignore("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "zero_optimization")
+    if f.raw("zero_optimization.offload_param.device") not in (None, "none"):
+        f.report("zero_optimization.offload_param.device", INEXPRESSIBLE["zero_optimization.offload_param.*"])
+    return Optimizer(
+        kind=kind,  # type: ignore[arg-type]
+        zero=stage,  # type: ignore[arg-type]
+        offload=offload,
+        clip=f.number("gradient_clipping", 1.0) > 0,
+    )
+
+
+def overlap_of(f: Fields, stage: int, reduce: str) -> Overlap:
+    """overlap_comm is on by default at stage 3 only; buckets are counted in elements."""
+    together = f.flag("zero_optimization.overlap_comm", stage == 3)
+    elements = int(f.number("zero_optimization.reduce_bucket_size", 5e8))
+    size = {"fp32": 4, "bf16": 2, "fp16": 2}[reduce]
+    return Overlap(
+        grad_reduce=together,
+        param_gather=together and stage == 3,
+        bucket_bytes=max(1, elements * size) if stage in (1, 2) else None,
+    )

@@ -1,0 +1,124 @@
+"""YAML text to plain values, with limits: the part of PyYAML that is safe, and what it leaves open closed.
+
+`read_yaml(text, source)` returns the mapping that a file holds. Refused, with the line: duplicate keys, objects of
+other languages, NaN and infinity, nesting over 64 levels, over 200,000 values counting what aliases repeat. PyYAML is
+optional (`pip install gnomon[formats]`). Leaves out: several documents in one file, comments, merge keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+from gnomon.errors import FormatError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+MAX_DEPTH = 64
+"""Levels of nesting."""
+
+MAX_VALUES = 200_000
+"""Values in a file, each alias counted as what it repeats; a billion laughs has 10⁹."""
+
+INSTALL = (
+    "reading YAML needs PyYAML, which is not installed; run `pip install 'gnomon[formats]'` or `pip install pyyaml`"
+)
+
+
+def read_yaml(text: str, source: str) -> Mapping[str, object]:
+    """The mapping in `text`. `source` names it in errors.
+
+    Raises InputError without PyYAML or when the text is no mapping or over the limits, FormatError (with the line) for
+    text that is not YAML.
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise InputError(INSTALL) from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        events = yaml.parse(text, Loader=loader)
+        _check_events(events, source)
+        node = yaml.compose(text, Loader=loader)
+        if node is None:
+            raise InputError(f"{source} is empty; a job file is a mapping", "$")
+        _check_size(node, source)
+        value = _construct(node, source, "$", yaml.SafeLoader(""))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        raise FormatError(f"not YAML: {error.problem or error.context}", place) from None
+    except yaml.YAMLError as error:
+        raise FormatError(f"not YAML: {str(error).splitlines()[0]}", source) from None
+    if not isinstance(value, dict):
+        raise InputError(f"{source} holds a {type(value).__name__}; a job file is a mapping", "$")
+    return value
+
+
+def _check_events(events: Iterator[Any], source: str) -> None:
+    """Depth and number of values, before anything is built. The parser is iterative; building would recurse."""
+    depth = count = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind in ("MappingStartEvent", "SequenceStartEvent")
+        depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
+        count += kind in ("ScalarEvent", "AliasEvent")
+        if depth > MAX_DEPTH or count > MAX_VALUES:
+            what = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_VALUES} values"
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise InputError(f"{source} has over {what}; that is no job file", f"{source}:{line}")
+
+
+def _check_size(root: Any, source: str) -> None:
+    """Refuse what aliases make large or endless."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        key = id(node)
+        if key in sizes:
+            if sizes[key] < 0:
+                raise InputError(f"{source} has an alias within what it repeats; write it out", "$")
+            return sizes[key]
+        sizes[key] = -1
+        if node.id == "mapping":
+            total = 1 + sum(size(k) + size(v) for k, v in node.value)
+        else:
+            total = 1 + sum(map(size, node.value)) if node.id == "sequence" else 1
+        if total > MAX_VALUES:
+            raise InputError(f"{source} has over {MAX_VALUES} values once its aliases are written out", "$")
+        sizes[key] = total
+        return total
+
+    size(root)
+
+
+def _construct(node: Any, source: str, path: str, loader: Any) -> object:
+    """The plain value of a node."""
+
+    def fail(message: str) -> NoReturn:
+        raise InputError(f"{source}:{node.start_mark.line + 1}: {message}", path)
+
+    if node.id == "mapping":
+        found: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value if key_node.id == "scalar" else fail("a key that is not a word")
+            if key == "<<":
+                fail("merge keys (<<) are not read; write the keys out")
+            if key in found:
+                fail(f"{key!r} is given twice in one mapping")
+            found[key] = _construct(value_node, source, f"{path}.{key}", loader)
+        return found
+    if node.id == "sequence":
+        return [_construct(item, source, f"{path}[{i}]", loader) for i, item in enumerate(node.value)]
+    if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python/"):
+        fail(f"a value of type {node.tag!r}, which is not read; write a plain value")
+    try:
+        value = loader.construct_object(node)
+    except ValueError:
+        fail(f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}")
+    if isinstance(value, float) and not math.isfinite(value):
+        fail(f"{node.value!r}: numbers must be finite")
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(node.value)

@@ -1,35 +1,346 @@
-"""What the memory allocator adds to tensors: rounding, segments kept, and memory outside of it.
+"""What memory costs beyond the bytes of tensors: PyTorch's caching allocator, and what lies outside of it.
 
-Figures of PyTorch's CUDA caching allocator (c10/cuda/CUDACachingAllocator): blocks of 512 bytes, segments of 2 MiB for
-small and 20 MiB for large blocks. Returns bytes. Leaves out the exact layout in time: fragmentation is one factor.
+`round_up` and `segment_bytes` are the allocator's own rules and `replay` plays them on a trace of allocations and
+frees; `reserved_estimate` says without a trace what such a job usually reserves; `device_overhead` what the CUDA
+context and NCCL take. All in bytes of one device. Figures that were read or measured are `Figure`s with their source.
+Leaves out: several streams, what the allocator gives back when the device is full, and options that change its rules
+(max_split_size_mb, roundup_power2_divisions).
+Source of the rules: PyTorch, c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h (read 2026-11-21).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gnomon.errors import InputError
 from gnomon.hardware import Device
 from gnomon.plans import Stack
+from gnomon.units import Bytes
 
-BLOCK = 512
-LARGE_SEGMENT = 20 * 2**20
-CONTEXT_BYTES = 600 * 2**20
-"""CUDA context, kernels' code and cuBLAS workspace of a training process: 0.4 to 0.8 GiB is usual. Unchecked."""
-COMMUNICATOR_BYTES = 200 * 2**20
-"""NCCL's buffers of one communicator with its channels, on large nodes. Unchecked."""
+MIB = 2**20
+BLOCK_BYTES = 512
+"""Every allocation is rounded up to a multiple of it."""
+SMALL_BYTES = 1 * MIB
+"""Allocations up to this are packed into small segments; a larger free block is split if more than this is left."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""What is asked of the device for small allocations, and its page where segments expand."""
+OWN_SEGMENT_BYTES = 10 * MIB
+"""Allocations from this on get a segment of their own size, rounded up to SEGMENT_STEP_BYTES."""
+LARGE_SEGMENT_BYTES = 20 * MIB
+"""What is asked of the device for allocations between the two, and the page of large ones where segments expand."""
+SEGMENT_STEP_BYTES = 2 * MIB
+"""See OWN_SEGMENT_BYTES."""
 
 
-def reserved_estimate(allocated: float, largest: float, stack: Stack) -> float:
-    """Bytes that the allocator holds when tensors peak at `allocated` and the largest is `largest`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A number that was read or measured, with where it is known from."""
 
-    Expandable segments keep nearly nothing beyond it; otherwise one segment of the largest size is usually unusable.
+    value: float
+    """In the unit that its name says."""
+    source: str
+    """Where it stands."""
+    date: str
+    """When that was written or read, YYYY-MM."""
+    confidence: Literal["checked", "partly", "unchecked"]
+    """partly: measured, but elsewhere than in training jobs of today, or on few points. unchecked: a round guess."""
+
+    def __post_init__(self) -> None:
+        if not (self.source and self.date and self.value >= 0):
+            raise InputError(f"figure {self.value!r} needs a source, a date and a value of at least 0")
+
+
+_LOGS = (
+    "29 training logs that print both (Megatron-LM, Megatron-DeepSpeed, Megatron-Bridge, nanotron, Primus; 2020-2026)"
+)
+
+RESERVED_SHARE = Figure(
+    value=0.06,
+    source=f"peak reserved over peak allocated in {_LOGS}: median +6%, of those over 40 GB +4%",
+    date="2026-11",
+    confidence="partly",
+)
+"""What the allocator usually holds beyond the peak of allocated bytes, as a share of it."""
+RESERVED_SHARE_LOW = Figure(value=0.008, source=f"10th percentile of {_LOGS}", date="2026-11", confidence="partly")
+RESERVED_SHARE_HIGH = Figure(value=0.38, source=f"90th percentile of {_LOGS}", date="2026-11", confidence="partly")
+EXPANDABLE_SHARE = Figure(
+    value=0.01,
+    source="a round guess: free pages between blocks; the lowest tenth of those logs are at or under it",
+    date="2026-11",
+    confidence="unchecked",
+)
+"""The same where segments expand."""
+CONTEXT_BYTES = Figure(
+    value=500 * MIB,
+    source="274 MiB after one kernel with lazy loading (pytorch/pytorch#86509), 426 MiB bare with CUDA 13 "
+    "(unslothai/unsloth-zoo#1053), about 400 MB (pytorch/pytorch#109888); the rest for kernels' code is a guess",
+    date="2026-08",
+    confidence="partly",
+)
+"""CUDA context with the code of kernels."""
+PAIR_COMMUNICATOR_BYTES = Figure(
+    value=544 * MIB,
+    source="one all-reduce in a group of 2 of 4 A100 with NVLink: 544 MB (NVIDIA/nccl#964)",
+    date="2023-08",
+    confidence="partly",
+)
+"""NCCL's buffers of a communicator of two ranks with all channels of NVLink."""
+COMMUNICATOR_BYTES = Figure(
+    value=688 * MIB,
+    source="one all-reduce in groups of 3 and 4 of 4 A100 with NVLink: 688 MB (NVIDIA/nccl#964); no more beyond two "
+    "nodes, linear in channels (NVIDIA/nccl#864)",
+    date="2023-08",
+    confidence="partly",
+)
+"""The same for more ranks."""
+BUS_COMMUNICATOR_BYTES = Figure(
+    value=100 * MIB,
+    source="a round guess: PCIe gets 2 to 4 channels, buffers are linear in channels (NVIDIA/nccl#986)",
+    date="2023-09",
+    confidence="unchecked",
+)
+"""The same where devices have no fabric of their own."""
+EXCHANGE_PEER_BYTES = Figure(
+    value=3.28e9 / 7,
+    source="first all-to-all of 8 H100 in a node: 1.06 to 4.34 GB outside PyTorch, 32 channels a pair "
+    "(NVIDIA/nccl#1685)",
+    date="2025-04",
+    confidence="partly",
+)
+"""NCCL's point-to-point buffers for each peer in the node that all-to-all reaches."""
+WORKSPACE_BYTES = Figure(
+    value=8_519_680,
+    source="cuBLAS default of PyTorch, 2 x 4096 KiB + 8 x 16 KiB; seen in a snapshot (discuss.pytorch.org 178671)",
+    date="2023-04",
+    confidence="checked",
+)
+"""cuBLAS workspace of one handle and stream before Hopper. From the allocator, so part of allocated bytes."""
+HOPPER_WORKSPACE_BYTES = Figure(
+    value=32 * MIB,
+    source="cuBLAS reference, cublasSetWorkspace: 32 MiB recommended on Hopper (pytorch/pytorch#120925)",
+    date="2024-03",
+    confidence="partly",
+)
+"""The same from Hopper on."""
+
+
+def round_up(nbytes: int) -> int:
+    """Bytes of the block that an allocation of `nbytes` gets: a multiple of 512, at least 512; 0 for nothing."""
+    if nbytes < 0:
+        raise InputError(f"an allocation cannot be of {nbytes} bytes")
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def segment_bytes(nbytes: int) -> int:
+    """Bytes that the allocator asks of the device for an allocation of `nbytes` that no free block can hold.
+
+    2 MiB up to 1 MiB, 20 MiB under 10 MiB, else the size rounded up to 2 MiB. Segments that do not expand.
     """
-    slack = 0.01 * allocated if stack.allocator == "expandable_segments" else 0.02 * allocated + min(largest, 2 * 2**30)
-    return float(-(-(allocated + slack) // LARGE_SEGMENT) * LARGE_SEGMENT)
+    size = round_up(nbytes)
+    if size <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES if size else 0
+    if size < OWN_SEGMENT_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return -(-size // SEGMENT_STEP_BYTES) * SEGMENT_STEP_BYTES
 
 
-def device_overhead(device: Device, stack: Stack, communicators: int) -> int:
-    """Bytes outside the allocator: context, libraries, communication buffers."""
+def reserved_estimate(allocated: float, largest: float, stack: Stack, *, limit_bytes: float | None = None) -> float:
+    """Bytes that the allocator holds at the end of a few steps whose tensors peak at `allocated`.
+
+    largest: bytes of the largest tensor; never less than a segment for it. limit_bytes: what the device has left for
+    the allocator: it gives free segments back before it fails, so reserves no more than that as long as the least it
+    needs (RESERVED_SHARE_LOW) fits. A stack that does not say how it allocates is taken to use plain segments.
+    The usual value of a wide spread: see `reserved_band`.
+    """
+    share = EXPANDABLE_SHARE if stack.allocator == "expandable_segments" else RESERVED_SHARE
+    usual = _pages(max(allocated * (1 + share.value), segment_bytes(int(largest))))
+    if limit_bytes is None or usual <= limit_bytes:
+        return usual
+    return max(min(usual, limit_bytes), _pages(allocated * (1 + min(share.value, RESERVED_SHARE_LOW.value))))
+
+
+def reserved_band(allocated: float, stack: Stack) -> tuple[float, float]:
+    """Bytes reserved in the lowest and the highest tenth of published jobs with that peak of allocated bytes.
+
+    Where segments expand, the upper end is that of twice the guessed share: no log says which it used.
+    """
+    high = 2 * EXPANDABLE_SHARE.value if stack.allocator == "expandable_segments" else RESERVED_SHARE_HIGH.value
+    low = min(RESERVED_SHARE_LOW.value, high)
+    return _pages(allocated * (1 + low)), _pages(allocated * (1 + high))
+
+
+def _pages(nbytes: float) -> float:
+    return float(-(-nbytes // SEGMENT_STEP_BYTES) * SEGMENT_STEP_BYTES)
+
+
+def communicator_bytes(device: Device, ranks: int | None = None) -> Bytes:
+    """NCCL's buffers on one device for one communicator that has been used; `ranks` None: not known, many."""
+    if device.kind != "gpu":
+        return 0
+    if device.fabric_bytes_per_s is None:
+        return round(BUS_COMMUNICATOR_BYTES.value)
+    return round((PAIR_COMMUNICATOR_BYTES if ranks == 2 else COMMUNICATOR_BYTES).value)
+
+
+def workspace_bytes(device: Device, streams: int = 1) -> Bytes:
+    """cuBLAS workspaces inside the allocator: part of allocated bytes, of which a model's tensors know nothing."""
+    if device.kind != "gpu":
+        return 0
+    older = device.arch in ("volta", "turing", "ampere", "ada")
+    return round((WORKSPACE_BYTES if older else HOPPER_WORKSPACE_BYTES).value) * streams
+
+
+def device_overhead(device: Device, stack: Stack, communicators: int, *, exchange_peers: int = 0) -> Bytes:
+    """Bytes outside the allocator: context, code of kernels, communication buffers.
+
+    communicators: groups that the rank communicates in. exchange_peers: other ranks in its node that it exchanges with
+    in all-to-all. A stack that states its own overhead is believed. 0 for a CPU (the process's own memory is not the
+    device's) and for a TPU, whose runtime takes its part before `Device.memory_bytes` (unchecked).
+    """
     if device.kind != "gpu":
         return 0
     if stack.device_overhead_bytes is not None:
         return stack.device_overhead_bytes
-    return CONTEXT_BYTES + communicators * COMMUNICATOR_BYTES
+    buffers = communicators * communicator_bytes(device) + exchange_peers * EXCHANGE_PEER_BYTES.value
+    return round(CONTEXT_BYTES.value + buffers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Peaks of one trace, in bytes."""
+
+    requested_bytes: Bytes
+    """What was asked for."""
+    allocated_bytes: Bytes
+    """Blocks handed out (`torch.cuda.max_memory_allocated`)."""
+    reserved_bytes: Bytes
+    """Segments held (`torch.cuda.max_memory_reserved`)."""
+
+
+def replay(events: Iterable[tuple[Hashable, int]], *, expandable: bool = False) -> Replay:
+    """Play allocations and frees by the allocator's rules: best fit, split, merge with free neighbours, keep.
+
+    events: (name, bytes) allocates, (name, 0) frees. expandable: one segment a pool, which grows at its end by pages
+    of 2 MiB (small) or 20 MiB (large); where its last block is free it is that block that grows. InputError for a name
+    that is allocated twice or freed without.
+    """
+    pools = {small: _Pool(small=small, expandable=expandable) for small in (True, False)}
+    live: dict[Hashable, tuple[_Pool, _Block, int]] = {}
+    requested = allocated = 0
+    peaks = [0, 0, 0]
+    for name, nbytes in events:
+        if (name in live) == (nbytes > 0):
+            raise InputError(f"{name!r} is {'allocated twice' if nbytes else 'freed, but not allocated'}")
+        if nbytes:
+            size = round_up(nbytes)
+            pool = pools[size <= SMALL_BYTES]
+            live[name] = pool, pool.take(size), nbytes
+            sign = 1
+        else:
+            sign = -1
+        pool, block, asked = live[name]
+        requested, allocated = requested + sign * asked, allocated + sign * block.size
+        if sign < 0:
+            pool.give(block)
+            del live[name]
+        reserved = sum(each.reserved for each in pools.values())
+        peaks = [max(pair) for pair in zip(peaks, (requested, allocated, reserved), strict=True)]
+    return Replay(requested_bytes=peaks[0], allocated_bytes=peaks[1], reserved_bytes=peaks[2])
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A part of a segment; neighbours in address order."""
+
+    size: int
+    serial: int
+    free: bool = True
+    before: _Block | None = None
+    after: _Block | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """Small or large blocks. `idle` holds the free ones as (size, serial, block), so that the first one large enough is
+    the best fit; serials stand for addresses."""
+
+    small: bool
+    expandable: bool
+    reserved: int = 0
+    idle: list[tuple[int, int, _Block]] = field(default_factory=list)
+    end: _Block | None = None
+    made: int = 0
+
+    def take(self, size: int) -> _Block:
+        at = bisect_left(self.idle, (size,))
+        if at < len(self.idle):
+            block = self.idle.pop(at)[2]
+        else:
+            block = self._extended(size) if self.expandable else self._reserve(segment_bytes(size), after=None)
+        block.free = False
+        rest = block.size - size
+        if rest >= BLOCK_BYTES if self.small or self.expandable else rest > SMALL_BYTES:
+            self._split(block, size)
+        return block
+
+    def give(self, block: _Block) -> None:
+        block.free = True
+        for other in (block.before, block.after):
+            if other is not None and other.free:
+                self._drop(other)
+                self._merge(block, other)
+        insort(self.idle, (block.size, block.serial, block))
+
+    def _extended(self, size: int) -> _Block:
+        """The segment's last block, grown to hold `size`."""
+        page = SMALL_SEGMENT_BYTES if self.small else LARGE_SEGMENT_BYTES
+        last = self.end
+        if last is None or not last.free:
+            return self._reserve(-(-size // page) * page, after=last)
+        self._drop(last)
+        more = -(-(size - last.size) // page) * page
+        last.size, self.reserved = last.size + more, self.reserved + more
+        return last
+
+    def _reserve(self, size: int, after: _Block | None) -> _Block:
+        block = self._new(size)
+        self.reserved += size
+        if self.expandable:
+            block.before, self.end = after, block
+            if after is not None:
+                after.after = block
+        return block
+
+    def _new(self, size: int) -> _Block:
+        self.made += 1
+        return _Block(size=size, serial=self.made)
+
+    def _split(self, block: _Block, size: int) -> None:
+        rest = self._new(block.size - size)
+        block.size, rest.before, rest.after = size, block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after = rest
+        if self.end is block:
+            self.end = rest
+        insort(self.idle, (rest.size, rest.serial, rest))
+
+    def _merge(self, block: _Block, other: _Block) -> None:
+        """Join a free neighbour into `block`."""
+        block.size += other.size
+        if block.before is other:
+            block.before, block.serial = other.before, other.serial
+            if other.before is not None:
+                other.before.after = block
+        else:
+            block.after = other.after
+            if other.after is not None:
+                other.after.before = block
+        if self.end is other:
+            self.end = block
+
+    def _drop(self, block: _Block) -> None:
+        del self.idle[bisect_left(self.idle, (block.size, block.serial))]

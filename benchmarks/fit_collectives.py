@@ -290,12 +290,10 @@ def fit_across(want: Across) -> tuple[AcrossFit, ...]:
         each = [log_error(predict(rows, link, f.bytes), f.seconds) for link, f, _ in halves]
         return float(np.mean(each))
 
-    found = search(
-        loss,
-        np.array([getattr(want.rows[i], name) for i, name in free]),
-        np.array([limits[name][0] for _, name in free]),
-        np.array([limits[name][1] for _, name in free]),
-    )
+    first = np.array([getattr(want.rows[i], name) for i, name in free])
+    low, high = (np.array([limits[name][side] for _, name in free]) for side in (0, 1))
+    starts = [first, *(first * np.random.default_rng(seed).uniform(0.4, 2.0, len(first)) for seed in range(5))]
+    found = min((search(loss, np.clip(start, low, high), low, high) for start in starts), key=loss)
     rows = rows_at(np.array([_round(v) for v in found]))
     miss = np.concatenate([np.abs(predict(rows, link, h.bytes) / h.seconds - 1) for link, _, h in halves])
     sizes = np.concatenate([m.bytes for _, m in want.groups])
@@ -346,9 +344,11 @@ def across_rows(data: Path) -> list[Across]:
     )
     ar, slingshot = ("all_reduce",), f"{LOGS}.csv: GH200 Alps, NCCL 2.23.4, 8 to 2048 GPUs"
     ndr, voltage = group("4xdgx-h100", 32, 8), f"{LOGS}.csv: 4 nodes of 8 H100, 8 NDR ports, NCCL 2.24.3"
+    p5 = (group("2xaws-p5", 16, 8), points(read(data, LOGS, cluster="AWS p5*")))
+    p4de = (group("2xaws-p4de", 16, 8), points(read(data, LOGS, cluster="AWS p4de*")))
     efa = (
-        (group("2xaws-p5", 16, 8), points(read(data, LOGS, cluster="AWS p5 EFA 32x100G"))),
-        (group("2xaws-p4de", 16, 8), points(read(data, LOGS, cluster="AWS p4de*"))),
+        ("p5", "", f"{LOGS}.csv: AWS p5, 2 nodes of 8 H100, 32 ports", p5),
+        ("p4de", "ampere", f"{LOGS}.csv: AWS p4de, 2 nodes of 8 A100, 4 ports", p4de),
     )
 
     def at(op: str) -> tuple[tuple[AxisLink, Points], ...]:
@@ -359,19 +359,21 @@ def across_rows(data: Path) -> list[Across]:
         Across(
             label="Alps all_reduce",
             rows=(
-                _row("slingshot-200", ar, "tree", slingshot, step_s=1.4e-5, ramp=4.0),
+                _row("slingshot-200", ar, "tree", slingshot, step_s=1.4e-5, share=0.2, ramp=2.0),
+                _row("slingshot-200", ar, "tree", slingshot, step_s=8e-5, share=0.95, ramp=1.5),
                 _row("slingshot-200", ar, "ring", slingshot, **NCCL_SIMPLE, ramp=0.01),
             ),
-            fixed=((1, "inside_step_s"),),
+            fixed=((2, "step_s"), (2, "inside_step_s"), (0, "inside_step_s"), (1, "inside_step_s")),
             groups=alps,
         ),
         Across(
             label="NDR all_reduce",
             rows=(
-                _row("infiniband", ar, "tree", voltage, ramp=2.0),
+                _row("infiniband", ar, "tree", voltage, share=0.3, ramp=2.0),
+                _row("infiniband", ar, "tree", voltage, step_s=3e-5, ramp=1.5),
                 _row("infiniband", ar, "ring", voltage, **NCCL_SIMPLE, ramp=0.01),
             ),
-            fixed=((0, "step_s"), (1, "step_s"), (1, "inside_step_s")),
+            fixed=((0, "step_s"), (1, "step_s"), (2, "step_s"), *((i, "inside_step_s") for i in range(3))),
             groups=at("all_reduce"),
         ),
         Across(
@@ -385,8 +387,11 @@ def across_rows(data: Path) -> list[Across]:
         ),
         Across(
             label="NDR broadcast",
-            rows=(_row("infiniband", ("broadcast",), "ring", voltage, step_s=2.7e-6, inside_step_s=0.1e-6),),
-            fixed=((0, "step_s"), (0, "inside_step_s")),
+            rows=(
+                _row("infiniband", ("broadcast",), "ring", voltage, start_s=1e-6, step_s=2.7e-6, share=0.2),
+                _row("infiniband", ("broadcast",), "ring", voltage, step_s=9.6e-6, inside_step_s=3.4e-6, ramp=0.1),
+            ),
+            fixed=((0, "step_s"), (0, "inside_step_s"), (1, "step_s"), (1, "inside_step_s")),
             groups=at("broadcast"),
         ),
         Across(
@@ -398,11 +403,17 @@ def across_rows(data: Path) -> list[Across]:
             fixed=((0, "step_s"), (0, "inside_step_s")),
             groups=((group("2xdgx-h100", 2, 1), points(one_message)),),
         ),
-        Across(
-            label="EFA all_reduce",
-            rows=(_row("efa", ar, "tree", f"{LOGS}.csv: AWS p5 and p4de, 2 nodes of 8", start_s=8e-5, step_s=4e-5),),
-            fixed=((0, "step_s"), (0, "inside_step_s")),
-            groups=efa,
+        *(
+            Across(
+                label=f"EFA {name} all_reduce",
+                rows=tuple(
+                    replace(_row("efa", ar, "tree", source, start_s=8e-5, step_s=step, share=share), arch=arch)
+                    for step, share in ((1e-5, 0.3), (4e-5, 0.8))
+                ),
+                fixed=((0, "step_s"), (0, "inside_step_s"), (1, "step_s"), (1, "inside_step_s")),
+                groups=(measured,),
+            )
+            for name, arch, source, measured in efa
         ),
         *_tcp_rows(data),
     ]  # fmt: skip
@@ -472,7 +483,8 @@ def judge(data: Path) -> None:
         ("H100 x8, vidur (torch)", "all_reduce", h100,
          read(data, "collectives_vidur", device="h100_dgx", op="all_reduce", num_gpus="8"), 2**22),
         ("A100 x8, vidur (torch)", "all_reduce", a100,
-         read(data, "collectives_vidur", device="a100_dgx", op="all_reduce", num_gpus="8"), 2**22),
+         read(data, "collectives_vidur", device="a100_dgx", op="all_reduce", num_gpus="8",
+              gpus_per_node="8"), 2**22),
         ("A100 x8, vTrain", "all_reduce", a100,
          read(data, "allreduce_vtrain", device="a100*", num_gpus="8"), 2**20),
         ("H100 x8, VoltagePark", "all_reduce", h100, read(data, LOGS, cluster="VoltagePark*", op="all_reduce",

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -68,6 +68,8 @@ class InsideFit:
     """Weight of sqrt(start·wire)."""
     provenance: Provenance
     """Of this row."""
+    arch: str = ""
+    """Only this generation of devices; empty: all."""
 
     def __post_init__(self) -> None:
         what = f"{self.link} {', '.join(self.collectives)}"
@@ -109,6 +111,8 @@ class AcrossFit:
     """Weight of sqrt(start·wire)."""
     provenance: Provenance
     """Of this row."""
+    arch: str = ""
+    """As in InsideFit."""
 
     def __post_init__(self) -> None:
         what = f"{self.link} {self.algorithm} {', '.join(self.collectives)}"
@@ -227,12 +231,12 @@ def algorithm_costs(kind: str, link: AxisLink) -> tuple[Cost, ...]:
     known = _known(kind)
     if link.nodes == 1:
         return (_inside_cost(known, link),)
-    rows = _rows(collective_fits().across, known, link.across_name, link.across_kind)
+    rows = _rows(collective_fits().across, known, link)
     return tuple(_across_cost(row, known, link) for row in rows)
 
 
 def _inside_cost(kind: CollectiveKind, link: AxisLink) -> Cost:
-    rows = _rows(collective_fits().inside, kind, link.inside_name, link.inside_kind)
+    rows = _rows(collective_fits().inside, kind, link)
     start, share, ramp = rows[0].at(2 if kind == "send_recv" else link.ranks)
     rate = _rate(kind, link)
     hops = _passes(kind) * math.ceil(math.log2(2 if kind == "send_recv" else link.ranks))
@@ -245,25 +249,43 @@ def _inside_cost(kind: CollectiveKind, link: AxisLink) -> Cost:
 
 def _across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
     """Ring: 2(n−1)/n of the bytes leave a node; tree: twice the bytes, or once where there are but two nodes."""
-    passes, doublings = _passes(kind), math.ceil(math.log2(link.nodes))
+    passes, outer = _passes(kind), link.nodes - 1
     step = max(row.step_s, link.across_latency_s)
     if row.algorithm == "tree":
-        traffic, floor = (1.0 if link.nodes == 2 else 2.0) * passes / 2, passes * (link.ranks - 1) / link.ranks
-        start = row.start_s + doublings * step
-    elif kind in ("all_to_all", "send_recv"):
-        traffic = _least_out(kind, link)
-        floor = (link.ranks_per_node - 1) / link.ranks if kind == "all_to_all" else 0.0
-        start = row.start_s + (step * (link.nodes - 1) if kind == "all_to_all" else step)
+        traffic = (1.0 if link.nodes == 2 else 2.0) * passes / 2
+        start = row.start_s + math.ceil(math.log2(link.nodes)) * step
+    elif row.algorithm == "ring":
+        traffic = 1.0 if kind == "broadcast" else passes * (link.ranks - 1) / link.ranks
+        start = row.start_s + passes * (outer * step + (link.ranks - link.nodes) * row.inside_step_s)
     else:
-        traffic = floor = 1.0 if kind == "broadcast" else passes * (link.ranks - 1) / link.ranks
-        start = row.start_s + passes * ((link.nodes - 1) * step + (link.ranks - link.nodes) * row.inside_step_s)
-    inside = 0.0
-    if link.ranks_per_node > 1 and floor:
-        fits = _rows(collective_fits().inside, kind, link.inside_name, link.inside_kind)
-        _, share, _ = fits[0].at(link.ranks_per_node)
-        inside = floor / (link.inside_bytes_per_s * share)
-    rate = _rate(kind, link)
-    return Cost(start_s=start, s_per_byte=traffic / (rate * row.share), ramp=row.ramp, floor_s_per_byte=inside)
+        traffic = _least_out(kind, link)
+        start = row.start_s + (outer if kind == "all_to_all" else 1) * step
+    return Cost(
+        start_s=start,
+        s_per_byte=traffic / (_rate(kind, link) * row.share),
+        ramp=row.ramp,
+        floor_s_per_byte=_inside_s_per_byte(row, kind, link),
+    )
+
+
+def _inside_s_per_byte(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> float:
+    """Wire time within nodes of each byte of a collective between them.
+
+    A tree adds up within a node as a lone node would; a ring passes all bytes on, and reaches what an all-gather does.
+    """
+    k = link.ranks_per_node
+    if k < 2 or kind == "send_recv":
+        return 0.0
+    inner: CollectiveKind = kind
+    if row.algorithm == "tree":
+        traffic = _inside_traffic(kind, replace(link, ranks=k))
+    elif row.algorithm == "ring":
+        inner = "all_gather" if kind == "all_reduce" else kind
+        traffic = 1.0 if kind == "broadcast" else _passes(kind) * (link.ranks - 1) / link.ranks
+    else:
+        traffic = (k - 1) / link.ranks
+    _, share, _ = _rows(collective_fits().inside, inner, link)[0].at(k)
+    return traffic / (link.inside_bytes_per_s * share)
 
 
 def _inside_traffic(kind: CollectiveKind, link: AxisLink) -> float:
@@ -309,11 +331,17 @@ def _rate(kind: CollectiveKind, link: AxisLink) -> float:
     return rate
 
 
-def _rows(fits: tuple[Any, ...], kind: CollectiveKind, name: str, family: str) -> tuple[Any, ...]:
-    """Rows for the link by its name, else by its kind. UnpricedError if there is none."""
+F = TypeVar("F", InsideFit, AcrossFit)
+
+
+def _rows(fits: tuple[F, ...], kind: CollectiveKind, link: AxisLink) -> tuple[F, ...]:
+    """Rows for the link by its name, else by its kind; those for its generation before those for all."""
+    across = isinstance(fits[0], AcrossFit)
+    name, family = (link.across_name, link.across_kind) if across else (link.inside_name, link.inside_kind)
     for wanted in (name, family):
-        found = tuple(row for row in fits if row.link == wanted and kind in row.collectives)
-        if found:
-            return found
-    links = ", ".join(sorted({row.link for row in fits}))
-    raise UnpricedError(f"no price for {kind} over link {name!r} of kind {family!r}; there are rows for {links}")
+        for arch in (link.arch, ""):
+            found = tuple(row for row in fits if (row.link, row.arch) == (wanted, arch) and kind in row.collectives)
+            if found:
+                return found
+    known = ", ".join(sorted({row.link for row in fits}))
+    raise UnpricedError(f"no price for {kind} over link {name!r} of kind {family!r}; there are rows for {known}")

@@ -2,13 +2,14 @@
 
 F 1, B 2, messages free; the all-reduce of a stage's gradients (AR) 1, an update (OPT) 1/2, that of both stages 1.
 
-Before: (4 + 4 - 1)·3 = 21, then AR and OPT of rank 0: 22.5.
-After: rank 1 has 8 forwards and 8 backwards to do, 24. It starts at 1 and waits once: at 6 it has done 1F0 1F1 2F0 1F2
-2F1, and 3B0 (3F0 4-5, 3B0 5-7) ends at 7. So it is done at 26, rank 0 with 0B3 at 28, AR 29, OPT 29.5: 31% slower with
-a quarter of the ranks gone. The step is its own period: rank 0 is busy first and last.
-Rank 1 has the activations of both, 3 + 2 units in 2F1, and sends and receives what stage 2 sent and received on its
-far side: stage 3 does not notice. Gradients of a stage are added in the same order as before, so nothing changes in
-the result. Source: Bamboo (NSDI 2023) for the rules of the merge; numbers by hand.
+Before: (4 + 4 - 1)·3 = 21, then AR and OPT of rank 0: 22.5. After: rank 1 has 8 forwards and 8 backwards to do, 24. It
+starts at 1 and waits once: at 6 it has done 1F0 1F1 2F0 1F2 2F1, and 3B0 (3F0 4-5, 3B0 5-7) ends at 7. So it is done
+at 26, rank 0 with 0B3 at 28, AR 29, OPT 29.5: 31% slower with a quarter of the ranks gone. The step is its own period:
+rank 0 is busy first and last. Exposed is the all-reduce of rank 0, 1, and on the others their own too, but of rank 1
+only that of stage 1: that of stage 2 runs under 1B3. Rank 1 has the activations of both, 3 + 2 units in 2F1 from 5 on,
+and sends and receives what stage 2 sent and received on its far side: stage 3 does not notice. Gradients of a stage
+are added in the same order as before, so nothing changes in the result. Source: Bamboo (NSDI 2023) for the rules of
+the merge; numbers by hand.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ CASES = (
         busy={"F": 1, "B": 2, "AR": 1, "OPT": 0.5, "*": 0},
         sizes=SIZES,
         expected=Expected(
-            makespan=22.5, period=22.5, issue_peaks={r: Peak(size=4 - r, action=f"{r}F{3 - r}") for r in range(4)}
+            makespan=22.5,
+            period=22.5,
+            exposed={0: 1, 1: 2, 2: 2, 3: 2},
+            issue_peaks={r: Peak(size=4 - r, action=f"{r}F{3 - r}") for r in range(4)},
+            time_peaks={r: Peak(size=4 - r, moment=3) for r in range(4)},
         ),
     ),
     Case(
@@ -95,7 +100,9 @@ CASES = (
         expected=Expected(
             makespan=29.5,
             period=29.5,
-            issue_peaks={0: Peak(size=4), 1: Peak(size=5, action="2F1"), 2: Peak(size=1, action="3F0")},
+            issue_peaks={0: Peak(size=4, action="0F3"), 1: Peak(size=5, action="2F1"), 2: Peak(size=1, action="3F0")},
+            time_peaks={0: Peak(size=4, moment=3), 1: Peak(size=5, moment=5), 2: Peak(size=1, moment=4)},
+            exposed={0: 1, 1: 2, 2: 2},
             ends={"1:2F1": 6, "2:3B0": 7, "1:2B0": 9, "1:2B3": 24, "1:1B3": 26, "0:0B3": 28, "1:2OPT": 28},
         ),
         also=(same_sums_and_messages_to_the_living,),

@@ -13,9 +13,14 @@ equal lengths (42.86%). a2 goes backward before a1, which needs the gradients of
   starts at 28 and not at 24: 4 of waiting.
 - `once`, as `warm` but only one chunk of a sequence keeps its activations (K 1): rank 3 runs a1 again, so 44.
 - `reversed`: a1 backward before a2: refused, because DKV of a1 is not there.
-Memory of rank 3 with S 1, KV and DKV 1/4: `warm` holds a1 and a2, their KV and, in 3B1, DKV: 2.5.
-Source: ChunkFlow (ICML 2025), state-aware 1F1B; the orders of `apart` are one of twelve pairs that give its 47.8%. Its
-54.1% for K 1 is not reproduced.
+
+Memory with S 1 for a chunk (1/2 a token), KV and DKV of a1 1/4 (only a1 has a reader). `whole`: rank 0 holds all, 4,
+from 0F3 at 7; rank 1 all but the last, 3.5, from 10; rank 2 the first two, 3, and rank 3 the first, 2, both from 12.
+The others peak when they start the backward of a2, with KV and DKV: 3B1 at 10 (`apart`, which forwards b first, 3B2 at
+12) and 4 later on each rank before. `warm`: 2, 3, 4, 4 chunks on ranks 3 to 0 and 1/2; `forced` one less on 2 and 1;
+`apart` 3, 3, 3, 4. `once` has a1 without S then, which spares ranks 0 and 1 a chunk, but not 2 and 3: when they run a1
+again, at 20 and 16, they are a chunk further. Source: ChunkFlow (ICML 2025), state-aware 1F1B; the orders of `apart`
+are one of twelve pairs that give its 47.8%. Its 54.1% for K 1 is not reproduced.
 """
 
 from __future__ import annotations
@@ -194,13 +199,41 @@ def once() -> Program:
     return chunked(CHUNKS, keep=1, extra=1)
 
 
+HIDDEN = {r: 0.0 for r in range(4)}
+
+
+def in_backward(unit: int, *held: float, first: float | None = None) -> dict[int, Peak]:
+    """The peak of each rank, when it starts the backward of `unit`: on rank 3 at `first`, 4 later a rank before."""
+    times = [None if first is None else first + 4 * (3 - r) for r in range(4)]
+    return {r: Peak(size=size, action=f"{r}B{unit}", moment=times[r]) for r, size in enumerate(held)}
+
+
 CASES = (
     Case(
         name="chunkflow-whole",
         program=WHOLE,
         lowered=whole,
         busy={"F~4": 4, "F~2": 2, "F~1": 1, "B~4": 8, "B~2": 4, "B~1": 2, "*": 0},
-        expected=Expected(makespan=56, period=56, idle={r: 32 for r in range(4)}, ends={"0:0B0": 48}),
+        sizes={"S~4": 2, "S~2": 1, "S~1": 0.5, "X": 0, "Y": 0, "DX": 0, "DY": 0, "P": 0, "G": 0},
+        expected=Expected(
+            makespan=56,
+            period=56,
+            idle={r: 32 for r in range(4)},
+            ends={"0:0B0": 48},
+            exposed=HIDDEN,
+            issue_peaks={
+                0: Peak(size=4, action="0F3"),
+                1: Peak(size=3.5, action="1F2"),
+                2: Peak(size=3, action="2F1"),
+                3: Peak(size=2, action="3F0"),
+            },
+            time_peaks={
+                0: Peak(size=4, moment=7),
+                1: Peak(size=3.5, moment=10),
+                2: Peak(size=3, moment=12),
+                3: Peak(size=2, moment=12),
+            },
+        ),
     ),
     Case(
         name="chunkflow-warm",
@@ -213,7 +246,9 @@ CASES = (
             period=42,
             idle={r: 18 for r in range(4)},
             ends={"3:3F0": 8, "3:3B1": 14, "3:3B0": 20, "3:3B3": 30},
-            issue_peaks={3: Peak(size=2.5, action="3B1")},
+            exposed=HIDDEN,
+            issue_peaks=in_backward(1, 4.5, 4.5, 3.5, 2.5),
+            time_peaks=in_backward(1, 4.5, 4.5, 3.5, 2.5, first=10),
         ),
     ),
     Case(
@@ -221,14 +256,32 @@ CASES = (
         program=FORCED,
         lowered=forced,
         busy={"F": 2, "B": 4, "*": 0},
-        expected=Expected(makespan=44, period=44, idle={3: 20}, ends={"2:2F2": 20, "3:3B0": 18, "3:3F2": 22}),
+        sizes=SIZES,
+        expected=Expected(
+            makespan=44,
+            period=44,
+            idle={r: 20 for r in range(4)},
+            exposed=HIDDEN,
+            issue_peaks=in_backward(1, 4.5, 3.5, 2.5, 2.5),
+            time_peaks=in_backward(1, 4.5, 3.5, 2.5, 2.5, first=10),
+            ends={"2:2F2": 20, "3:3B0": 18, "3:3F2": 22},
+        ),
     ),
     Case(
         name="chunkflow-apart",
         program=APART,
         lowered=apart,
         busy={"F": 2, "B": 4, "*": 0},
-        expected=Expected(makespan=46, period=46, idle={3: 22}, ends={"1:1F3": 26, "2:2F3": 28, "3:3F3": 30}),
+        sizes=SIZES,
+        expected=Expected(
+            makespan=46,
+            period=46,
+            idle={r: 22 for r in range(4)},
+            exposed=HIDDEN,
+            issue_peaks=in_backward(2, 4.5, 3.5, 3.5, 3.5),
+            time_peaks=in_backward(2, 4.5, 3.5, 3.5, 3.5, first=12),
+            ends={"1:1F3": 26, "2:2F3": 28, "3:3F3": 30},
+        ),
     ),
     Case(
         name="chunkflow-once",
@@ -236,7 +289,25 @@ CASES = (
         lowered=once,
         busy={"F": 2, "C": 2, "R": 2, "B": 4, "*": 0},
         sizes=SIZES,
-        expected=Expected(makespan=44, period=44, idle={3: 18}, ends={"3:3R0": 18, "3:3B0": 22}),
+        expected=Expected(
+            makespan=44,
+            period=44,
+            idle={r: 18 for r in range(4)},
+            exposed=HIDDEN,
+            issue_peaks={
+                0: Peak(size=3.5, action="0B1"),
+                1: Peak(size=3.5, action="1B1"),
+                2: Peak(size=3.5, action="2R0"),
+                3: Peak(size=2.5, action="3R0"),
+            },
+            time_peaks={
+                0: Peak(size=3.5, moment=22),
+                1: Peak(size=3.5, moment=18),
+                2: Peak(size=3.5, moment=20),
+                3: Peak(size=2.5, moment=16),
+            },
+            ends={"3:3R0": 18, "3:3B0": 22},
+        ),
     ),
     Case(name="chunkflow-reversed", program=REVERSED, expected=Expected(problem="missing buffer")),
 )

@@ -9,7 +9,10 @@ The sum is always ((0 + 1) + 2) + 3, so the run on two devices ends with the ver
 - One device each: RED0 4, RED1 6, RED2 8, RED3 10, as when dealt in turn; the total goes to devices 0, 1, 2 one after
   the other, 11, 12, 13, so device 2 updates until 14. The period is 12: device 0 has the total first, starts its next
   forward at 12, and nobody is waited for longer.
-Source: EasyScale (SC 2023) for the method; the numbers from an independent simulation.
+
+Exposed are the messages that a device waits for: 2; 3; none; and with one device each 4 until the total is at device 0
+and one for each further device: 5, 5, 6, 6 (device 0 waits for the last one at the end). Source: EasyScale (SC 2023)
+for the method; the numbers from an independent simulation.
 """
 
 from __future__ import annotations
@@ -128,6 +131,7 @@ CASES = (
             makespan=12,
             period=12,
             idle={0: 5, 1: 5},
+            exposed={0: 2, 1: 2},
             ends={"0:0RED1": 7, "1:1RED2": 9, "1:1RED3": 10, "0:0OPT": 12, "1:1OPT": 12},
         ),
         also=(in_order_of_workers(PAIRS),),
@@ -137,7 +141,13 @@ CASES = (
         program=IN_TURN,
         lowered=on(0, 1, 0, 1),
         busy={**BUSY, **MESSAGES},
-        expected=Expected(makespan=12, period=12, ends={"0:0RED0": 4, "1:1RED1": 6, "0:0RED2": 8, "1:1RED3": 10}),
+        expected=Expected(
+            makespan=12,
+            period=12,
+            idle={0: 5, 1: 5},
+            exposed={0: 3, 1: 3},
+            ends={"0:0RED0": 4, "1:1RED1": 6, "0:0RED2": 8, "1:1RED3": 10},
+        ),
         also=(in_order_of_workers(IN_TURN),),
     ),
     Case(
@@ -145,7 +155,7 @@ CASES = (
         program=ALONE,
         lowered=on(0, 0, 0, 0),
         busy=BUSY,
-        expected=Expected(makespan=14, period=14, idle={0: 1}, ends={"0:0RED3": 13}),
+        expected=Expected(makespan=14, period=14, idle={0: 1}, exposed={0: 0}, ends={"0:0RED3": 13}),
         also=(in_order_of_workers(ALONE),),
     ),
     Case(
@@ -156,6 +166,8 @@ CASES = (
         expected=Expected(
             makespan=14,
             period=12,
+            exposed={0: 5, 1: 5, 2: 6, 3: 6},
+            idle={r: 10 for r in range(4)},
             ends={"3:3RED3": 10, "0:0OPT": 12, "1:1OPT": 13, "2:2OPT": 14, "3:3OPT": 14},
         ),
         also=(in_order_of_workers(EACH),),

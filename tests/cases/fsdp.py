@@ -1,5 +1,8 @@
 """Fully sharded data parallelism over four blocks, on four ranks that all do the same.
 
+The blocks are the embedding, two layers and the head of a graph whose plan has dp_shard 4 and ZeRO 3; the times are
+made up and the same for all.
+
 Gather 2, reduce-scatter 2, F 1, B 2, update .25 a block: 13 of compute. One block is gathered ahead and the last is
 not gathered again. By hand, from rest:
 
@@ -17,11 +20,12 @@ Issue order: during B3 all shards (1), blocks 3 and 2 (2), gradient 3 (1), four 
 B2, from 11, shards 1, blocks 2 and 1, gradient 2 and gradient 3, which is being reduced, with its shard .25, three
 activations 1.5: 6.75; without the limit block 0 is there too from 12: 7.75.
 
-No block ahead (a pool of one): every gather but the first waits for the compute before it. Seven gathers, 13 of compute
-and the last reduction, 14 + 13 + 2 = 29; .75 hidden across the step: 28.25. Gather 1, reduce-scatter 1, F 2, B 4: all
-hidden but the first gather and the last reduction, 1 + 25 + 1 = 27; period 26.25, exposed 1.25.
-Kept from forward to backward (`reshard_after_forward` off): time is the same, but the four blocks are held: during B3
-shards 1, blocks 4, gradient 1, activations 2 = 8.
+No block ahead (a pool of one): every gather but the first waits for the compute before it. Seven gathers, 13 of
+compute and the last reduction, 14 + 13 + 2 = 29; .75 hidden across the step: 28.25. Gather 1, reduce-scatter 1, F 2, B
+4: all hidden but the first gather and the last reduction, 1 + 25 + 1 = 27; period 26.25, exposed 1.25 in it and 2 from
+rest; B2 starts at 1 + 8 + 4 = 13, with the same memory as above. Kept from forward to backward
+(`reshard_after_forward` off): time is the same, but the four blocks are held: during B3 shards 1, blocks 4, gradient
+1, activations 2 = 8.
 """
 
 from __future__ import annotations
@@ -30,8 +34,18 @@ from dataclasses import replace
 
 from case_format import Case, Expected, Peak
 
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
 from gnomon.program import Program, parse_program
+from gnomon.schedules import lower
 from gnomon.schedules.fsdp import fully_shard
+
+GRAPH = gpt(
+    GptConfig(name="two", num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
+)
+PLAN = Plan(mesh=Mesh(dp_shard=4), schedule=Schedule(num_microbatches=1), optimizer=Optimizer(zero=3, clip=False))
+WITHOUT_PREFETCH = replace(PLAN, overlap=Overlap(prefetch=0))
+KEPT_PLAN = replace(PLAN, optimizer=replace(PLAN.optimizer, reshard_after_forward=False))
 
 BLOCKS = """\
 gnomon.program/1
@@ -80,14 +94,17 @@ class 0 count 4
 """
 
 
-def sharded(**options: bool | int) -> Program:
-    return fully_shard(parse_program(BLOCKS), **options)  # type: ignore[arg-type]
+def unlimited() -> Program:
+    """No field of a plan says this: memory would be whatever the network leaves time for."""
+    return fully_shard(parse_program(BLOCKS), limit_gathered=False)
 
 
 TWO_AHEAD = Case(
     name="fsdp",
+    graph=GRAPH,
+    plan=PLAN,
     program=HEADER + ROWS,
-    lowered=sharded,
+    lowered=lambda: lower(GRAPH, PLAN),
     busy={"UNSHARD": 2, "REDUCE_GRAD": 2, "F": 1, "B": 2, "OPT": 0.25, "RESHARD": 0},
     sizes={"P": 1, "G": 1, "PS": 0.25, "GS": 0.25, "S": 0.5, "X": 0, "Y": 0, "DX": 0, "DY": 0},
     expected=Expected(
@@ -108,7 +125,9 @@ CASES = (
         TWO_AHEAD,
         name="fsdp_unlimited",
         program=HEADER.replace(" pool gathered\n", "\n").replace("pool gathered 2\n", "") + ROWS,
-        lowered=lambda: sharded(limit_gathered=False),
+        graph=None,
+        plan=None,
+        lowered=unlimited,
         expected=replace(
             TWO_AHEAD.expected,
             time_peaks={0: Peak(size=7.75, action="0UNSHARD", moment=12)},
@@ -119,11 +138,13 @@ CASES = (
         TWO_AHEAD,
         name="fsdp_no_prefetch",
         program=HEADER.replace("pool gathered 2", "pool gathered 1") + ONE_BY_ONE,
-        lowered=lambda: sharded(prefetch=0),
+        plan=WITHOUT_PREFETCH,
+        lowered=lambda: lower(GRAPH, WITHOUT_PREFETCH),
         expected=Expected(
             makespan=29,
             period=28.25,
             exposed={0: 16},
+            idle={0: 16},
             issue_peaks={0: Peak(size=5, action="3B0")},
             time_peaks={0: Peak(size=5, action="3B0", moment=12)},
         ),
@@ -132,13 +153,22 @@ CASES = (
         TWO_AHEAD,
         name="fsdp_hidden",
         busy={"UNSHARD": 1, "REDUCE_GRAD": 1, "F": 2, "B": 4, "OPT": 0.25, "RESHARD": 0},
-        expected=Expected(makespan=27, period=26.25, exposed={0: 2}, idle={0: 2}),
+        expected=Expected(
+            makespan=27,
+            period=26.25,
+            exposed={0: 2},
+            idle={0: 2},
+            issue_peaks={0: Peak(size=6, action="3B0")},
+            time_peaks={0: Peak(size=6.75, action="2B0", moment=13)},
+            time_steps=3,
+        ),
     ),
     replace(
         TWO_AHEAD,
         name="fsdp_kept_after_forward",
         program=HEADER.replace(" pool gathered\n", "\n").replace("pool gathered 2\n", "") + KEPT,
-        lowered=lambda: sharded(reshard_after_forward=False),
+        plan=KEPT_PLAN,
+        lowered=lambda: lower(GRAPH, KEPT_PLAN),
         expected=Expected(
             makespan=20,
             period=19.25,

@@ -23,10 +23,15 @@ from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule
 from gnomon.program import Program
-from gnomon.schedules import one_f_one_b, with_all_reduce, with_messages, with_optimizer
-from gnomon.schedules.blocks import with_blocks
-from gnomon.schedules.fsdp import fully_shard
+from gnomon.schedules import lower
+
+GRAPH = gpt(
+    GptConfig(name="two", num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
+)
+PLAN = Plan(mesh=Mesh(pp=2, dp_shard=2), schedule=Schedule(num_microbatches=2), optimizer=Optimizer(zero=3, clip=False))
 
 PROGRAM = """\
 gnomon.program/1
@@ -52,12 +57,13 @@ class 1 count 2
 
 
 def lowered() -> Program:
-    stages = with_messages(with_optimizer(with_all_reduce(one_f_one_b(2, 2), (0, 1)))).program(counts=(2, 2))
-    return fully_shard(with_blocks(stages, (2, 2)))
+    return lower(GRAPH, PLAN)
 
 
 CASE = Case(
     name="fsdp_in_pipeline",
+    graph=GRAPH,
+    plan=PLAN,
     program=PROGRAM,
     lowered=lowered,
     busy={"UNSHARD": 1, "REDUCE_GRAD": 1, "F": 1, "B": 2, "OPT": 0.5, "*": 0},

@@ -16,8 +16,10 @@ holds no X).
 
 Every critical path starts with rank 0's first forward and ends with its last backward, so periods are the makespans.
 Memory in issue order with S = 1 and X = 1/8 for a unit: before, p - r units and one input; checkpointed, one unit and
-p - r inputs; rank 2 ends with one input more. Source: Mario (Liu et al., PPoPP 2025) for the passes; the numbers from
-an independent simulation, and from the closed forms above.
+p - r inputs; rank 2 ends with one input more. In time order a rank also holds the inputs that have come meanwhile:
+rank 0, whose inputs load from the start, all of the other units' (1/2 more), checkpointed ranks the next one, sent at
+4 (1/8 more, unless it is in use by then). Source: Mario (Liu et al., PPoPP 2025) for the passes; the numbers from an
+independent simulation, and from the closed forms above.
 """
 
 from __future__ import annotations
@@ -258,6 +260,11 @@ CASES = (
             makespan=33,
             period=33,
             idle={r: 9 for r in range(4)},
+            exposed={r: 0 for r in range(4)},
+            time_peaks={
+                0: Peak(size=4.625, action="0F3", moment=3),
+                **{r: Peak(size=4.125 - r, moment=3) for r in (1, 2, 3)},
+            },
             issue_peaks={r: Peak(size=4.125 - r, action=f"{r}F{3 - r}") for r in range(4)},
         ),
     ),
@@ -271,6 +278,13 @@ CASES = (
             makespan=44,
             period=44,
             idle={r: 12 for r in range(4)},
+            exposed={r: 0 for r in range(4)},
+            time_peaks={
+                0: Peak(size=2, moment=13),
+                1: Peak(size=1.5, moment=10),
+                2: Peak(size=1.375, moment=7),
+                3: Peak(size=1.25, moment=4),
+            },
             issue_peaks={r: Peak(size=1 + (4 - r) / 8, action=f"{r}R0") for r in range(4)},
         ),
     ),
@@ -284,6 +298,8 @@ CASES = (
             makespan=41,
             period=41,
             idle={r: 9 for r in range(4)},
+            exposed={r: 0 for r in range(4)},
+            time_peaks={r: Peak(size=size, moment=4) for r, size in enumerate((2, 1.5, 1.375, 1.25))},
             issue_peaks={r: Peak(size=1 + (4 - r) / 8, action=f"{r}R0") for r in range(4)},
         ),
     ),
@@ -297,6 +313,11 @@ CASES = (
             makespan=39,
             period=39,
             idle={0: 7, 1: 7, 2: 7, 3: 15},
+            exposed={r: 0 for r in range(4)},
+            time_peaks={
+                **{r: Peak(size=size, moment=4) for r, size in enumerate((2, 1.5, 1.375))},
+                3: Peak(size=1.125, moment=3),
+            },
             issue_peaks={
                 0: Peak(size=1.5, action="0R0"),
                 1: Peak(size=1.375, action="1R0"),
@@ -316,6 +337,13 @@ CASES = (
             makespan=38,
             period=38,
             idle={0: 6, 1: 6, 2: 6, 3: 14},
+            exposed={r: 0 for r in range(4)},
+            time_peaks={
+                0: Peak(size=2, moment=4),
+                1: Peak(size=1.5, moment=4),
+                2: Peak(size=1.375, action="2R0", moment=5),
+                3: Peak(size=1.25, action="3RECV_F2", moment=5),
+            },
             issue_peaks={
                 0: Peak(size=1.5, action="0R0"),
                 1: Peak(size=1.375, action="1R0"),
@@ -337,6 +365,13 @@ CASES = (
             makespan=38,
             period=38,
             idle={0: 6, 1: 6, 2: 6, 3: 14},
+            exposed={r: 0 for r in range(4)},
+            time_peaks={
+                0: Peak(size=1, moment=4),
+                1: Peak(size=1.375, moment=4),
+                2: Peak(size=1.375, moment=5),
+                3: Peak(size=1.125, moment=3),
+            },
             issue_peaks={
                 0: Peak(size=1, action="0R0"),
                 1: Peak(size=1.375, action="1R0"),

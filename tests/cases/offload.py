@@ -7,16 +7,17 @@ F 1 and B 1 a block, so 8 of compute; a gradient tile down .5, the host's Adam 2
     host             3: 5.5-7.5   2: 7.5-9.5   1: 9.5-11.5   0: 11.5-13.5
     up               3: 7.5-8 … 0: 13.5-14
 
-14 = 5 + .5 + 4·2 + .5, and the next F0 waits for the last tile: the period is 14. Every parameter (Psi = 4 in all, each
-2 bytes) goes down once as a gradient and comes up once: 2 Psi + 2 Psi = 4 Psi bytes a step, asserted from the rows.
-Device memory (host buffers counted 0): parameters 8 and one gradient of 2 in issue order; in time order gradient 3 is
-on its way down while B2 makes the next: 12.
+14 = 5 + .5 + 4·2 + .5, and the next F0 waits for the last tile: the period is 14. Every parameter (Psi = 4 in all,
+each 2 bytes) goes down once as a gradient and comes up once: 2 Psi + 2 Psi = 4 Psi bytes a step, asserted from the
+rows. Copies and the host are not communication, so nothing is exposed as such: the 6 of idle time are theirs. Device
+memory (host buffers counted 0): parameters 8 and one gradient of 2 in issue order; in time order gradient 3 is on its
+way down while B2 makes the next: 12.
 
 Delayed: the host updates first, with the gradients sent in the step before, so its 8 run beside the 8 of compute. A
-parameter tile cannot come up before this step's last read of it, so tile 0 goes 8-8.5 and F0 of the next step starts at
-8.5: makespan and period 8.5. With an update of 2.2 a tile the host is the slower one: period 4·2.2 = 8.8. With one of
-2.12 or 2.1245 it is still 8.5, but from rest the clocks repeat only after hundreds of steps (tests of the pass count).
-Sources: Ren et al. 2021 (the schedule and the 4 Psi); Rajbhandari et al. 2020 (sizes).
+parameter tile cannot come up before this step's last read of it, so tile 0 goes 8-8.5 and F0 of the next step starts
+at 8.5: makespan and period 8.5. With an update of 2.2 a tile the host is the slower one: period 4·2.2 = 8.8. With one
+of 2.12 or 2.1245 it is still 8.5, but from rest the clocks repeat only after hundreds of steps (tests of the pass
+count). Sources: Ren et al. 2021 (the schedule and the 4 Psi); Rajbhandari et al. 2020 (sizes).
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ PLAIN = Case(
     expected=Expected(
         makespan=14,
         period=14,
+        exposed={0: 0},
         idle={0: 6},
         issue_peaks={0: Peak(size=10, action="3B0")},
         time_peaks={0: Peak(size=12, action="2B0", moment=5)},

@@ -7,7 +7,8 @@ receive that has its data costs nothing more (SEND .5, RECV 0). Rendezvous: send
     rank 1   F0 1.5-2.5  B0 2.5-4.5  F1 4.5-5.5  B1 5.5-7.5  F2 8.5-9.5  B2 9.5-11.5
 
 Microbatch 0 reaches rank 1 at 1.5, its gradient rank 0 at 5. F2 ends at 8 and reaches rank 1, which ended B1 at 7.5, at
-8.5. B2 ends at 11.5, and at 12 rank 0 starts its last backward: 14. Both kinds of message give the same times, because
+8.5. Of what the ranks wait, .5 each is a message: rank 0 at 4.5 and 11.5, rank 1 at 1, 8 and, after its end, 11.5. B2
+ends at 11.5, and at 12 rank 0 starts its last backward: 14. Both kinds of message give the same times, because
 every receive is posted on a stream that has nothing else to do: with receives posted early, rendezvous costs nothing.
 All messages on the compute stream, in program order: sends take compute time, F1 ends at 2.5, B1 of rank 1 at 8; but
 rank 0 still has F2 across at 8.5, and the step still ends at 14. There rank 0 sends F1 before it receives the gradient
@@ -102,7 +103,11 @@ CASES = (
         lowered=lowered(PLAN, "buffered"),
         busy=BUSY,
         expected=Expected(
-            makespan=14, period=14, idle={0: 5, 1: 5}, ends={"0:0SEND_F0": 1.5, "1:1B0": 4.5, "0:0B0": 7}
+            makespan=14,
+            period=14,
+            idle={0: 5, 1: 5},
+            exposed={0: 1, 1: 1.5},
+            ends={"0:0SEND_F0": 1.5, "1:1B0": 4.5, "0:0B0": 7},
         ),
     ),
     Case(
@@ -113,7 +118,11 @@ CASES = (
         lowered=lowered(PLAN, "rendezvous"),
         busy=BUSY,
         expected=Expected(
-            makespan=14, period=14, idle={0: 5, 1: 5}, ends={"1:1RECV_F0": 1.5, "1:1B0": 4.5, "0:0B0": 7}
+            makespan=14,
+            period=14,
+            idle={0: 5, 1: 5},
+            exposed={0: 1, 1: 1.5},
+            ends={"1:1RECV_F0": 1.5, "1:1B0": 4.5, "0:0B0": 7},
         ),
     ),
     Case(

@@ -12,7 +12,8 @@ Every rank does 3 + 2 + 2 + 2 = 9 and with messages of 2 nobody waits: 9. With 3
 its keys, which come at 6 and 9 where work ends at 5 and 8: 11, exposed 2.
 
 Keys and values are double-buffered: a rank has room for two units (pool 2), so it receives the next one only once the
-one before the present has been used and sent on. Ring attention: Liu et al. 2023; numbers by hand.
+one before the present has been used and sent on: the first receive takes the second place, at 0. The next step starts
+when the last rank is done, so periods are makespans. Ring attention: Liu et al. 2023; numbers by hand.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def case(order: str, message: float, expected: Expected) -> Case:
     )
 
 
+RECEIVED = {r: Peak(size=2, action=f"{r}RECV_KV{(r - 1) % 4}") for r in range(4)}
 TWO_UNITS = {r: Peak(size=2, moment=0) for r in range(4)}
 CASES = (
     case(
@@ -108,9 +110,11 @@ CASES = (
         2,
         Expected(
             makespan=15,
+            period=15,
             idle={0: 12, 1: 8, 2: 4, 3: 0},
             exposed={3: 0},
             ends={"0:0DIAG0": 3, "1:1ATTN0": 7, "2:2ATTN0": 11, "3:3ATTN0": 15},
+            issue_peaks=RECEIVED,
             time_peaks=TWO_UNITS,
         ),
     ),
@@ -119,9 +123,11 @@ CASES = (
         5,
         Expected(
             makespan=19,
+            period=19,
             idle={3: 4},
             exposed={3: 4},
             ends={"3:3ATTN2": 9, "3:3ATTN1": 14, "3:3ATTN0": 19},
+            issue_peaks=RECEIVED,
             time_peaks=TWO_UNITS,
         ),
     ),
@@ -133,6 +139,7 @@ CASES = (
             period=9,
             idle={r: 0 for r in range(4)},
             exposed={r: 0 for r in range(4)},
+            issue_peaks=RECEIVED,
             time_peaks=TWO_UNITS,
         ),
     ),
@@ -141,9 +148,11 @@ CASES = (
         3,
         Expected(
             makespan=11,
+            period=11,
             idle={r: 2 for r in range(4)},
             exposed={r: 2 for r in range(4)},
             ends={"0:0ATTN3": 5, "0:0ATTN2": 8, "0:0ATTN1": 11, "3:3ATTN0": 11},
+            issue_peaks=RECEIVED,
             time_peaks=TWO_UNITS,
         ),
     ),

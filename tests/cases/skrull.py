@@ -10,7 +10,7 @@ divides the 8, 4 tokens and 64/2 = 32 of work a rank; its keys and values take 1
 - `uneven`, sequences 2, 4 and 8 with room for 8: rank 0 has the 2 (4 of work), rank 1 the 4 (16). Forward: rank 0
   attends at 9, when the exchange ends, to 41; rank 1 at 17 to 49. Backward DIST_B until 105 and 113, where the exchange
   starts; rank 0 does LOCAL_B 105-113, waits until 121 and is done at 123; rank 1 does LOCAL_B 113-145 and is done at
-  147. Exposed on rank 0: 4 forward, 8 backward.
+  147. Exposed on rank 0: 4 forward, 8 backward. Rank 1 has no pause, so every period is the makespan.
 Forward times are the paper's objective, max over ranks of max(exchange, whole) + divided, and QKV: 65, 73, 91, 49.
 Source: Skrull (NeurIPS 2025), sections on DACP and its cost model; numbers by hand.
 """
@@ -140,14 +140,14 @@ CASES = (
         HIDDEN,
         scheduled((4, 4, 4, 4, 8), 12),
         {**BUSY, "AG_KV": 40, "RS_DKV": 40},
-        Expected(makespan=203, exposed={0: 8, 1: 8}, idle={0: 8, 1: 8}, ends={"0:0DIST0": 73}),
+        Expected(makespan=203, period=203, exposed={0: 8, 1: 8}, idle={0: 8, 1: 8}, ends={"0:0DIST0": 73}),
     ),
     case(
         "divided",
         DIVIDED,
         divided,
         {"QKV": 3, "AG_KV": 24, "DIST": 64, "DIST_B": 128, "RS_DKV": 24, "QKV_B": 6, "*": 0},
-        Expected(makespan=249, exposed={0: 48, 1: 48}, ends={"0:0DIST0": 91}),
+        Expected(makespan=249, period=249, exposed={0: 48, 1: 48}, ends={"0:0DIST0": 91}),
     ),
     case(
         "uneven",
@@ -159,6 +159,7 @@ CASES = (
         },
         Expected(
             makespan=147,
+            period=147,
             exposed={0: 12, 1: 0},
             ends={"0:0DIST0": 41, "1:0DIST0": 49, "1:0DIST_B0": 113, "0:0QKV_B0": 123, "1:0LOCAL_B0": 145},
         ),

@@ -11,13 +11,14 @@ receive are one) lasts as long as its longer end. Bytes are conserved: 3 senders
 
 Microbatch 0: forward 1, message .75, forward and backward 3, message .75: its gradient is back at 5.5. Rank 1 then has
 microbatch 1, sent under it, and has to wait for microbatch 2 until 8.5 + .75: with two in flight 1F1B hides no message
-both ways, so that the two links show once in two turns.
-Of its idle time rank 0 waits .75 for each of the gradients of microbatches 0, 2 and 3 on the link, and 1 for the
-all-reduce: 3.25 exposed; the rest is for rank 1's compute. Rank 1 waits .75 for microbatches 0 and 2 on the link, and
-after its end for rank 0: its last gradient's .25 and the all-reduce: 2.75.
+both ways, so that the two links show once in two turns. Of its idle time rank 0 waits .75 for each of the gradients of
+microbatches 0, 2 and 3 on the link, and 1 for the all-reduce: 3.25 exposed; the rest is for rank 1's compute. Rank 1
+waits .75 for microbatches 0 and 2 on the link, and after its end for rank 0: its last gradient's .25 and the
+all-reduce: 2.75.
 
-Gradients are averaged over the three replicas of stage 0 only (AR 1), then updated (.5); stage 1 has no one to ask.
-Source: DAPPLE (Fan et al. 2021), section 4: split and concatenate between stages of different replication.
+Two microbatches are in flight on rank 0 from F1 on, one on rank 1 from F0 on (S, size 1). Gradients are averaged over
+the three replicas of stage 0 only (AR 1), then updated (.5); stage 1 has no one to ask. Source: DAPPLE (Fan et al.
+2021), section 4: split and concatenate between stages of different replication.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ CASE = Case(
             "0:0AR": 19,
         },
         issue_peaks={0: Peak(size=2, action="0F1"), 1: Peak(size=1, action="1F0")},
+        time_peaks={0: Peak(size=2, action="0F1", moment=1), 1: Peak(size=1, action="1F0", moment=1.75)},
     ),
     also=(a_third_from_each_replica,),
 )

@@ -5,8 +5,8 @@ A microbatch goes down ranks 0 … 3 (stages 0 … 3, a cell a rank), back up (4
 the same way; a microbatch starts every 6 cells, so that each rank's six actions fill the six cells. On rank 0: F of
 stage 0 in cell 0, of stage 7 in 3 + 4 + 2·3 = 13, I of stage 7 two cells after that in 15, of stage 0 in 15 + 3 + 2 +
 6 = 26. Idle cells before the pipeline is full are left out by the order of play, which gives 6·8 + 8 = 56: a bubble of
-3p - 4 = 8, where 1F1B with B = 2 on the same stages has (p - 1)·6 = 18. The most activations (S, size 0.5) are those of p
-+ 3 = 7 stages, 3.5 of full size, on ranks 1 and 3 and of 6 on the others; 1F1B has 4 = 2p stages. (The constant 3
+3p - 4 = 8, where 1F1B with B = 2 on the same stages has (p - 1)·6 = 18. The most activations (S, size 0.5) are those of
+p + 3 = 7 stages, 3.5 of full size, on ranks 1 and 3 and of 6 on the others; 1F1B has 4 = 2p stages. (The constant 3
 weighs much at p 4; at p 16 it is 19 of 32.) When they are first reached, stepping through the first actions:
 
     rank 0   0F0 0F1 0F2 0-3   7F0 7-8   7I0 7W0 0F3 7F1 7I1 7W1 0F4 -15   7F2 15

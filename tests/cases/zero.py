@@ -6,17 +6,18 @@ By hand, stages 1 and 2 alike, from rest:
     reduce                3: 6-7   2: 8-9   1: 10-11   0: 12-13
     gather                                                0: 13.25-14.25   1: -15.25   2: -16.25   3: -17.25
 
-Makespan 17.25: 13 of compute, 1 for the last reduction, 3.25 for gathers after the last update at 14. The next step's
-F0 waits only for gather 0, and block i is there when F gets to it: the period is 14.25 = 12 + 1 + .25 + 1, three
-gathers run under the forward of the next step. Gathers on the compute stream after the last update: 14 + 4 = 18, no
-overlap, so the period is 18 as well. Two blocks a bucket (reduction 2): the first goes 8-10, the second 12-14, gather 0
-ends at 15.25, which is the period; the fourth at 18.25.
+Makespan 17.25: 13 of compute, 1 for the last reduction, 3.25 for gathers after the last update at 14: 4.25 exposed.
+The next step's F0 waits only for gather 0, and block i is there when F gets to it: the period is 14.25 = 12 + 1 + .25
++ 1, three gathers run under the forward of the next step. Gathers on the compute stream after the last update: 14 + 4
+= 18, no overlap, so the period is 18 as well and 5 are exposed, four of them while the stream is held. Two blocks a
+bucket (reduction 2): the first goes 8-10, the second 12-14, gather 0 ends at 15.25, which is the period; the fourth at
+18.25, 5.25 more than the compute.
 
 Sizes: each block has one parameter (4 in all, Psi), on N = 4 ranks: P 2, G 2, and the shard PS 12/4 = 3 (master copy
-and two moments), GS 2/4. Stage 1 holds 4 Psi + 12 Psi/N = 16 + 12 = 28 from B0 on. Stage 2 ends with 2 Psi + 14 Psi/N =
-22, and has one whole gradient of 2 more while the last one is reduced: 24 in issue order. In time order gradient 1 is
-still being reduced while B0 makes gradient 0, with three shards: 20 + 4 + 1.5 = 25.5. Two blocks a bucket: 26 and 27.
-Source of the formulas: Rajbhandari et al. 2020, figure 1.
+and two moments), GS 2/4. Stage 1 holds 4 Psi + 12 Psi/N = 16 + 12 = 28 from B0 on. Stage 2 ends with 2 Psi + 14 Psi/N
+= 22, and has one whole gradient of 2 more while the last one is reduced: 24 in issue order. In time order gradient 1
+is still being reduced while B0 makes gradient 0, with three shards: 20 + 4 + 1.5 = 25.5. Two blocks a bucket: 26 and
+27. Source of the formulas: Rajbhandari et al. 2020, figure 1.
 """
 
 from __future__ import annotations
@@ -103,7 +104,15 @@ CASES = (
         name="zero_1_gather_exposed",
         program=ZERO_1_BLOCKING,
         lowered=lambda: shard_optimizer(parse_program(BLOCKS), zero=1, overlap_gather=False),
-        expected=Expected(makespan=18, period=18, ends={"0:0UNSHARD": 15}),
+        expected=Expected(
+            makespan=18,
+            period=18,
+            exposed={0: 5},
+            idle={0: 1},
+            issue_peaks={0: Peak(size=28, action="0B0")},
+            time_peaks={0: Peak(size=28, action="0B0", moment=10)},
+            ends={"0:0UNSHARD": 15},
+        ),
     ),
     replace(
         STAGE_1,
@@ -125,6 +134,8 @@ CASES = (
         expected=Expected(
             makespan=18.25,
             period=15.25,
+            exposed={0: 5.25},
+            idle={0: 5.25},
             issue_peaks={0: Peak(size=26, action="0REDUCE_GRAD")},
             time_peaks={0: Peak(size=27, action="1B0", moment=8)},
         ),

@@ -134,7 +134,7 @@ def predict(
     count, size = batch(plan, workload)
     stages = tuple(_stage(plan, graph, machines, s, workload, size, kernels) for s in range(plan.num_stages))
     structure, blocks = _structure(plan, graph, count)
-    pricing = Pricing(plan, graph, machines, stack, stages, blocks)
+    pricing = Pricing(plan, graph, machines, stack, stages, blocks, count)
     durations = pricing.durations(structure.program)
     found = period(structure, durations)
     memory, sizes = rank_memory(structure, pricing, count)

@@ -8,7 +8,7 @@ over time (the Program's), and the rest of the ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 import numpy as np
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
-from gnomon.plans import Mesh, Plan, savings, stage_layers
-from gnomon.prediction.layer import LayerPrice, LocalContext, Phase, layer_price
+from gnomon.plans import Mesh, Plan, Precision, savings, select, stage_layers
+from gnomon.prediction.layer import Kept, LayerPrice, LocalContext, Phase, layer_price
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.homes import routed_tensors
@@ -47,7 +47,9 @@ class StagePrice:
     ranks: tuple[int, ...]
     """Ranks of the job, in the order of the stage's mesh."""
     device: Device
-    """The slowest of its devices."""
+    """The device that it is priced on: of several kinds, the slowest."""
+    memory_bytes: int
+    """Memory of its smallest device."""
     links: Mapping[str, AxisLink]
     layers: tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]
     plan: Plan
@@ -79,6 +81,33 @@ class StagePrice:
     def phase(self, name: str) -> Phase:
         """`forward`, `input_grad`, `weight_grad` or `recompute` of the whole stage."""
         return reduce(Phase.__add__, (getattr(p, name) * len(layers) for p, layers in self.layers), Phase())
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ZeRO has ranks to divide over."""
+        return self.mesh.dp_shard * self.mesh.cp > 1
+
+    @cached_property
+    def kept_bytes(self) -> tuple[int, ...]:
+        """Bytes that each layer keeps for its backward, in order of the graph; what several read (an encoder's output)
+        counts with the first of them, and a layer's input counts with it, not with the layer that made it."""
+        seen: set[tuple[str, str, str]] = set()
+        out = []
+        for layer, price in zip(self.in_order, self.order, strict=True):
+            size = 0
+            for kept in price.kept:
+                source = _source(layer, kept, price)
+                again = price.input_again and kept.tensor in {own for _, own in layer.call.chain}
+                if not again and source not in seen:
+                    size += kept.bytes
+                seen.add(source)
+            out.append(size)
+        return tuple(out)
+
+    @cached_property
+    def logits_bytes(self) -> int:
+        """Of what it keeps, what has the vocabulary as a dim."""
+        return sum(kept.bytes for price in self.order for kept in price.kept if kept.is_logits)
 
     @cached_property
     def elements(self) -> tuple[int, int]:
@@ -139,6 +168,19 @@ class StagePrice:
         return {id(p): parameter_collectives(p.sharded, self.mesh, optimizer, precision) for p, _ in self.layers}
 
 
+def _source(layer: Layer, kept: Kept, price: LayerPrice) -> tuple[str, str, str]:
+    """Where a kept tensor was made: (call, which repeat, tensor)."""
+    call, repeat = layer.call, str(layer.index)
+    if kept.is_input:
+        chained = {own: out for out, own in call.chain}
+        if layer.index > 0 and kept.tensor in chained:
+            return call.name, str(layer.index - 1), chained[kept.tensor]
+        maker, _, tensor = dict(call.inputs)[kept.tensor].partition(".")
+        return maker, "last", tensor
+    ends = layer.index == call.repeat - 1 and kept.tensor in price.sharded.block.outputs
+    return call.name, "last" if ends else repeat, kept.tensor
+
+
 def width(dtype: str) -> int:
     """Bytes of an element."""
     return DTYPE_BITS[dtype] // 8
@@ -154,15 +196,41 @@ def stage_price(
     kernels: Kernels,
     load: float = 1.0,
 ) -> StagePrice:
-    """Prices of the layers of one stage. sizes: `batch` of one data-parallel rank's microbatch, `seq`, …"""
+    """Prices of the layers of one stage, for its slowest worker.
+
+    sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
+    each rank a share. load: busiest over mean rows of experts.
+    """
     mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
     where, devices = plan.device_of, cluster.devices
-    device = min({devices[where[rank]] for rank in ranks}, key=lambda d: d.memory_bytes_per_s)
-    links = stage_links(plan, cluster, mesh, ranks)
+    on = [devices[where[rank]] for rank in ranks]
+    shares = plan.stages[stage].shares if plan.stages else ()
+    parts = [shares[mesh.dense.coordinate(i, "dp")] if shares else sizes["batch"] for i in range(len(ranks))]
+    workers = [
+        _stage_price(plan, graph, cluster, stage, {**sizes, "batch": part}, kernels, load, device)
+        for device, part in sorted(set(zip(on, parts, strict=True)), key=lambda pair: (pair[0].name, pair[1]))
+        if part
+    ]
+    return max(workers, key=lambda one: one.phase("forward").device_s + one.phase("input_grad").device_s)
+
+
+def _stage_price(
+    plan: Plan,
+    graph: Graph,
+    cluster: Cluster,
+    stage: int,
+    sizes: Mapping[str, int],
+    kernels: Kernels,
+    load: float,
+    device: Device,
+) -> StagePrice:
+    mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
+    links = stage_links(plan, cluster, mesh, ranks, experts=bool(_experts(plan, graph, stage)))
     saving = savings(plan, graph, kernels)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
     groups: dict[LocalContext, list[Layer]] = {}
     numbers = {layer.label: i for i, layer in enumerate(graph.layers())}
+    narrow = {layer.label for layer in select(plan.precision.fp8.calls, graph)} if plan.precision.fp8 else set()
     for layer in stage_layers(plan, graph)[stage]:
         block = graph.block(layer.call.block)
         no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
@@ -175,7 +243,7 @@ def stage_price(
             links=tuple(sorted(links.items(), key=lambda item: item[0])),
             saving=saving[layer.label],
             whole_recompute=plan.saved.preset == "full" and bool(saving[layer.label].policy),
-            precision=plan.precision,
+            precision=_precision(plan, layer.label in narrow),
             kernels=kernels,
             device=device,
             split_paths=splits,
@@ -189,6 +257,7 @@ def stage_price(
         mesh=mesh,
         ranks=ranks,
         device=device,
+        memory_bytes=min(cluster.devices[plan.device_of[rank]].memory_bytes for rank in ranks),
         links=links,
         layers=tuple((layer_price(context), tuple(layers)) for context, layers in groups.items()),
         plan=plan,
@@ -196,14 +265,27 @@ def stage_price(
     )
 
 
-def stage_links(plan: Plan, cluster: Cluster, mesh: Mesh, ranks: Sequence[int]) -> dict[str, AxisLink]:
-    """What the collectives of each group of axes run over: the slowest group of its kind."""
+def _precision(plan: Plan, narrow: bool) -> Precision:
+    return plan.precision if narrow or plan.precision.fp8 is None else replace(plan.precision, fp8=None)
+
+
+def _experts(plan: Plan, graph: Graph, stage: int) -> set[str]:
+    """Blocks of the stage that have routed experts."""
+    names = {layer.call.block for layer in stage_layers(plan, graph)[stage]}
+    return {name for name in names if routed_tensors(graph.block(name))}
+
+
+def stage_links(
+    plan: Plan, cluster: Cluster, mesh: Mesh, ranks: Sequence[int], *, experts: bool = True
+) -> dict[str, AxisLink]:
+    """What the collectives of each group of axes run over: the slowest group of its kind. experts: whether there are
+    any, for the groups of their own."""
     device_of = np.array(plan.device_of)
     place: NDArray[np.int64] = device_of[np.array(ranks)]
     links = {}
-    views = {"dense": mesh.dense, "experts": mesh.experts if mesh.ep * mesh.etp > 1 else mesh.dense}
+    views = {"dense": mesh.dense, "experts": mesh.experts if experts else mesh.dense}
     for name, (view, axes) in GROUPS.items():
-        if any(axis not in views[view].axes for axis in axes):
+        if (view == "experts" and not experts) or any(axis not in views[view].axes for axis in axes):
             continue
         groups = views[view].groups(*axes)
         if groups.shape[1] > 1:

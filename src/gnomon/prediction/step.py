@@ -1,7 +1,9 @@
 """One step of a plan: its Program with a duration for every price key and a size for every buffer.
 
 `step(plan, graph, cluster, …)` lowers the plan, prices every stage and returns what the simulator plays. A stage's
-forward lasts as long as its kernels and the collectives they wait for, or as its launches if the host is slower.
+forward lasts as long as its kernels and the collectives they wait for, or as its launches if the host is slower, or as
+its offloaded activations take to travel. Where the Program's stages are whole stages, a collective of parameters or
+gradients that runs beside computing is priced as what that computing leaves of it.
 Leaves out: the clock (room `simulate`) and what a person reads (`predict`).
 """
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS, Graph
-from gnomon.hardware import Cluster
+from gnomon.hardware import Cluster, Node
 from gnomon.plans import Plan, Stack, Workload, shared_parameters, transfers
 from gnomon.prediction.layer import LayerPrice, Phase, parameter_elements
 from gnomon.prediction.stage import GROUPS, StagePrice
@@ -22,18 +24,36 @@ from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink, axis_link
-from gnomon.prices.optimizer import optimizer_seconds
+from gnomon.prices.kernels import OpPrice
+from gnomon.prices.optimizer import accumulate_seconds, optimizer_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.program import Key, Program
 from gnomon.sharding import ParameterCollective
 from gnomon.simulate import Durations
 from gnomon.units import quantise
 
+PHASES: Mapping[str, tuple[str, ...]] = {
+    "F": ("forward",),
+    "C": ("forward",),
+    "R": ("recompute",),
+    "B": ("recompute", "input_grad", "weight_grad"),
+    "I": ("recompute", "input_grad"),
+    "W": ("weight_grad",),
+}
+"""Kind of action -> what it computes."""
+
 TIED = "embedding"
 """Price name of the all-reduce of tied parameters (`schedules.gradients`)."""
 
 HOST_ADAM_S = 0.7e-9
 """Seconds a parameter of a vectorised Adam on all cores of a server: 8.2 s for 11.6 billion (DeepSpeed's figure)."""
+
+_WANTED = {
+    "AR": ("all_reduce", ("after_backward",)),
+    "REDUCE_GRAD": ("reduce_scatter", ("after_backward",)),
+    "UNSHARD": ("all_gather", ("before_forward", "after_step")),
+}
+"""Kind of action -> (collective, when)."""
 
 FREE_KINDS = frozenset({"RECV_F", "RECV_B", "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"})
 """Actions that only mark a moment: a receive ends when its send does."""
@@ -62,10 +82,13 @@ class Pricing:
         stack: Stack,
         stages: tuple[StagePrice, ...],
         blocks: tuple[tuple[int, int], ...],
+        count: int,
     ) -> None:
+        """blocks: as in `Step`. count: microbatches."""
         self.plan, self.graph, self.cluster, self.stack = plan, graph, cluster, stack
         self.stages, self.blocks = stages, blocks
         self.sent = {(t.source, t.target): t.tensors for t in transfers(plan, graph)}
+        self.count = count
         self.launch_s = [host_cost(stack, stage.device).per_kernel_s for stage in stages]
         self._memo: dict[tuple[str, int, str], float] = {}
 
@@ -83,11 +106,11 @@ class Pricing:
     def _seconds(self, key: Key) -> float:
         kind, stage = key.kind, key.stage
         if "&" in key.name:
-            return sum(self._compute(part, stage) for part in key.name.split("&"))
+            return sum(self.seconds(key._replace(kind=part, name="")) for part in key.name.split("&"))
         if kind in FREE_KINDS:
             return 0.0
-        if kind in ("F", "C", "R", "B", "I", "W"):
-            return self._compute(kind, stage)
+        if kind in PHASES:
+            return sum(self.parts(kind, stage).values())
         if kind in ("SEND_F", "SEND_B"):
             here = self.blocks[stage][0]
             other = here + (1 if kind == "SEND_F" else -1)
@@ -121,18 +144,80 @@ class Pricing:
             total = total + getattr(layer, name) * times
         return total
 
-    def _compute(self, kind: str, block: int) -> float:
-        names = {
-            "F": ("forward",),
-            "C": ("forward",),
-            "R": ("recompute",),
-            "B": ("recompute", "input_grad", "weight_grad"),
-            "I": ("recompute", "input_grad"),
-            "W": ("weight_grad",),
-        }[kind]
-        launch = self.launch_s[self.blocks[block][0]]
-        phases = [self.phase(name, block) for name in names]
-        return max(sum(p.device_s for p in phases), launch * sum(p.kernels for p in phases))
+    def parts(self, kind: str, block: int) -> dict[str, float]:
+        """Seconds of a computing action by what they go into: `compute`, collectives by axis (`tp`), what launches
+        take beyond (`launch`), and what offloaded activations take beyond (`offload`). They add up to its price."""
+        stage = self.blocks[block][0]
+        phases = [self.phase(name, block) for name in PHASES[kind]]
+        extra = self._around(kind, block)
+        compute = sum(phase.compute_s for phase in phases) + float(extra.device_s)
+        comm: dict[str, float] = {}
+        for phase in phases:
+            for axis, seconds in phase.comm_s.items():
+                comm[axis] = comm.get(axis, 0.0) + seconds
+        device = compute + sum(comm.values())
+        launches = self.launch_s[stage] * (sum(phase.kernels for phase in phases) + extra.kernels)
+        held = max(device, launches)
+        copies = self._activation_copies(kind, block)
+        return {
+            "compute": compute,
+            **comm,
+            "launch": max(launches - device, 0.0),
+            "offload": max(copies - held, 0.0),
+        }
+
+    def _around(self, kind: str, block: int) -> OpPrice:
+        """What comes with the layers' own kernels: weight gradients added to their buffer (under ZeRO 2 and 3 copied
+        to where they are reduced), gathered parameters copied into place, weights cast to eight bits."""
+        stage, layers = self._layers(block)
+        total = OpPrice(device_s=0.0, kernels=0)
+        for layer, times in layers:
+            if kind in ("B", "W"):
+                total = total + self._accumulate(stage, layer) * times
+            if self.plan.optimizer.zero == 3 and kind in ("F", "B"):
+                total = total + self._copy_out(stage, layer, again=kind == "B") * times
+            if self.plan.optimizer.zero == 3 and kind == "F":
+                total = total + layer.weight_cast * times
+        return total
+
+    def _accumulate(self, stage: StagePrice, layer: LayerPrice) -> OpPrice:
+        precision, device = self.plan.precision, stage.device
+        elements, tensors = parameter_elements(layer), len(layer.sharded.block.parameters)
+        if not elements:
+            return OpPrice(device_s=0.0, kernels=0)
+        result = DTYPE_BITS[precision.compute] // 8
+        if self.plan.optimizer.zero >= 2 and stage.is_sharded:
+            moved = (elements * result, elements * (DTYPE_BITS[precision.reduce] // 8))
+            seconds = stream_seconds(*moved, device, curves_for(device), kernels=1)
+            return OpPrice(device_s=float(seconds), kernels=1)
+        if precision.grad == precision.compute and self.count == 1:
+            return OpPrice(device_s=0.0, kernels=0)  # the product writes where the gradient stays
+        fused = bool(self.stack.grad_accumulation_fused)
+        added = accumulate_seconds(elements, precision, device, curves_for(device), fused=fused, tensors=tensors)
+        share = 1.0 if precision.grad != precision.compute else (self.count - 1) / self.count
+        return OpPrice(device_s=float(added.device_s) * share, kernels=round(added.kernels * share))
+
+    def _copy_out(self, stage: StagePrice, layer: LayerPrice, *, again: bool) -> OpPrice:
+        wanted = "before_backward" if again else "before_forward"
+        size = sum(c.bytes for c in stage.collectives(layer) if c.when == wanted)
+        if not size:
+            return OpPrice(device_s=0.0, kernels=0)
+        return OpPrice(device_s=float(stream_seconds(size, size, stage.device, curves_for(stage.device))), kernels=1)
+
+    def _activation_copies(self, kind: str, block: int) -> float:
+        """Seconds that offloaded activations travel over the host link, one way."""
+        stage, layers = self._layers(block)
+        size = sum(layer.offloaded_bytes * times for layer, times in layers)
+        if not size or kind not in ("F", "B", "I"):
+            return 0.0
+        return self._host_link(stage, size)
+
+    def _host_link(self, stage: StagePrice, size: float) -> float:
+        node = self._node(stage)
+        return node.host.latency_s + size / (node.host.bytes_per_s / node.devices_per_host_link)
+
+    def _node(self, stage: StagePrice) -> Node:
+        return next(node for node in self.cluster.nodes if node.device.name == stage.device.name)
 
     def _send(self, source: int, target: int) -> float:
         """Wire time of what one stage sends another for a microbatch (its gradient takes as long)."""
@@ -185,16 +270,15 @@ class Pricing:
         return own + float(collective_seconds("all_reduce", 8, axis_link(self.cluster, devices[None, :])))
 
     def _on_host(self, kind: str, block: int) -> float:
-        """Copies over the host link, and the update on the host's cores."""
+        """Copies over the host link, and the update on the host's cores, which the ranks of a node share."""
         stage, layers = self._layers(block)
         elements = sum(n * parameter_elements(layer) for layer, n in layers)
         share = stage.updated_elements() / max(sum(stage.elements), 1)
-        node = next(node for node in self.cluster.nodes if node.device.name == stage.device.name)
         if kind == "HOST_OPT":
-            return elements * share * HOST_ADAM_S
+            sharers = min(self._node(stage).count, len(self.plan.device_of))
+            return elements * share * sharers * HOST_ADAM_S
         dtype = self.plan.precision.grad if kind == "D2H" else self.plan.precision.param
-        rate = node.host.bytes_per_s / node.devices_per_host_link
-        return node.host.latency_s + elements * share * (DTYPE_BITS[dtype] // 8) / rate
+        return self._host_link(stage, elements * share * (DTYPE_BITS[dtype] // 8))
 
     def message_bytes(self, pair: tuple[int, int]) -> int:
         """Bytes that one rank of the source sends a rank of the target for one microbatch."""
@@ -214,21 +298,47 @@ class Pricing:
         return total
 
     def _parameters(self, kind: str, block: int) -> float:
+        """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""
+        buckets = 1
+        if beside := self._beside(kind, block):
+            buckets = self._buckets(kind, block)
+        seconds = self._reduced(kind, block, buckets)
+        if kind == "AR" and self.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
+            beside = max(beside - self._reduced("REDUCE_GRAD", block, buckets), 0.0)
+        # the first layer's gather, or the last one's reduction, has nothing beside it
+        return max(seconds / buckets, seconds - beside * (buckets - 1) / buckets)
+
+    def _beside(self, kind: str, block: int) -> float:
+        """Seconds of computing that run beside a stage's collective when it goes bucket by bucket."""
+        overlap = self.plan.overlap
+        if self.blocks[block][1] >= 0:  # the Program has a row for each layer: the clock shows what overlaps
+            return 0.0
+        if kind == "UNSHARD":
+            return sum(self.parts("F", block).values()) if overlap.param_gather else 0.0
+        return sum(self.parts("B", block).values()) if overlap.grad_reduce else 0.0
+
+    def _buckets(self, kind: str, block: int) -> int:
         stage, layers = self._layers(block)
-        wanted = {
-            "AR": ("all_reduce", ("after_backward",)),
-            "REDUCE_GRAD": ("reduce_scatter", ("after_backward",)),
-            "UNSHARD": ("all_gather", ("before_forward", "after_step")),
-        }[kind]
+        size = self.plan.overlap.bucket_bytes
+        if size is None:
+            return sum(times for _, times in layers)
+        total = sum(c.bytes * n for layer, n in layers for c in stage.collectives(layer) if c.kind == _WANTED[kind][0])
+        return max(1, -(-total // size))
+
+    def _reduced(self, kind: str, block: int, buckets: int) -> float:
+        """Seconds of a stage's collective in so many buckets, if nothing runs beside it."""
+        stage, layers = self._layers(block)
+        name, moments = _WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
         for layer, times in layers:
             for found in stage.collectives(layer):
-                if found.kind == wanted[0] and found.when in wanted[1]:
+                if found.kind == name and found.when in moments:
                     groups.setdefault(found.axes, []).append((found, times))
-        return sum(
-            float(collective_seconds(wanted[0], sum(c.bytes * n for c, n in members), self._link(stage, axes)))
-            for axes, members in groups.items()
-        )
+        total = 0.0
+        for axes, members in groups.items():
+            size = sum(c.bytes * n for c, n in members) / buckets
+            total += buckets * float(collective_seconds(name, size, self._link(stage, axes)))
+        return total
 
     def _link(self, stage: StagePrice, axes: tuple[str, ...]) -> AxisLink:
         name = "+".join(axes)
@@ -258,6 +368,8 @@ class Pricing:
             tensors=max(1, round(stage.num_tensors * share)),
         )
         before = 0.0
+        if self.plan.optimizer.zero < 3:  # eight-bit weights are kept over the microbatches of a step
+            before = sum(float(layer.weight_cast.device_s) * times for layer, times in layers)
         for layer, times in layers:
             for found in stage.collectives(layer):
                 if found.when == "before_step":

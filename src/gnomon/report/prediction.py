@@ -58,9 +58,10 @@ def describe(plan: Plan, workload: Workload) -> str:
     precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
+    tokens = f"{count} microbatch{'es' if count > 1 else ''} of {micro:g} x {max(workload.sequence_lengths())} tokens"
     return (
-        f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {count} microbatch{'es' if count > 1 else ''} of {micro:g} x "
-        f"{max(workload.sequence_lengths())} tokens; {precision}; recompute {plan.saved.preset}"
+        f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
+        f"recompute {plan.saved.preset}"
     )
 
 

@@ -1,6 +1,6 @@
 """How fast a big Program is built, checked and played, and how fast thousands of price vectors are.
 
-    python benchmarks/simulate.py            # about 10 s on 2 cores; prints the table kept in results/simulate.md
+    python benchmarks/simulate.py            # about 20 s on one core; prints the table kept in results/simulate.md
 
 Claims: 64 stages x 512 microbatches x 8 virtual stages with explicit sends and receives (1.57 million rows) built,
 checked and played with memory and period in < 1.5 s and < 1 GiB on a quiet core; 2,048 duration vectors over one
@@ -55,8 +55,8 @@ def one_big_program() -> dict[str, float]:
         "total": total,
         "MiB": mib,
         "rows": rows,
-        "makespan": makespan,
-        "period": steady,
+        "makespan_s": makespan,
+        "period_s": steady,
         "peak": peak[0].bytes,
     }
 

@@ -1,8 +1,8 @@
 """What a hand-worked case is: a model, a plan, the Program they become, durations, and the timeline a reader can check.
 
 Each file of `tests/cases/` opens with a docstring that works the numbers out and says where they come from, and defines
-`CASE` (or several in `CASES`). `tests/test_cases.py` runs them all. A number that is not given is not checked; `None` is
-not a number, so a case says only what its author worked out.
+`CASE` (or several in `CASES`). `tests/test_cases.py` runs them all. A number that is not given is not checked: a case
+says only what its author worked out.
 """
 
 from __future__ import annotations

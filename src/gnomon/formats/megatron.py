@@ -111,12 +111,23 @@ def launched_devices(launcher: Sequence[str], text: str) -> int | None:
     return int(nodes) * int(each)
 
 
-def job_of(f: Fields, *, devices: int | None, vocab_size: int | None, name: str, base: Stack | None = None) -> Job:
-    """A job from named arguments, those of Megatron-LM's `args`."""
+def job_of(
+    f: Fields,
+    *,
+    devices: int | None,
+    vocab_size: int | None,
+    name: str,
+    base: Stack | None = None,
+    model: ModelConfig | None = None,
+) -> Job:
+    """A job from named arguments, those of Megatron-LM's `args`; `model` in place of its network options."""
     if f.has("num_layers_per_virtual_pipeline_stage") and f.has("num_virtual_stages_per_pipeline_rank"):
         f.fail("num_virtual_stages_per_pipeline_rank", "give virtual stages or layers per virtual stage, not both")
-    mesh = mesh_of(f, devices)
-    model = model_of(f, mesh.tp, vocab_size, name)
+    mesh = mesh_of(f, devices, getattr(model, "num_experts", 0))
+    if model is None:
+        model = model_of(f, mesh.tp, vocab_size, name)
+    else:
+        divides("num_attention_heads", model.num_heads, "tensor_model_parallel_size", mesh.tp)
     seq_len = f.integer("encoder_seq_length") if f.has("encoder_seq_length") else f.integer("seq_length")
     micro = f.integer("micro_batch_size")
     total = f.integer("global_batch_size", micro * mesh.data_ranks)
@@ -124,7 +135,7 @@ def job_of(f: Fields, *, devices: int | None, vocab_size: int | None, name: str,
         f.fail("step_batch_size_schedule", "Megatron-LM refuses it together with --global-batch-size; keep one of them")
     count = microbatches(total, micro, mesh.data_ranks, ("global_batch_size", "micro_batch_size"))
     check_lengths(f, mesh, seq_len)
-    layers = f.integer("encoder_num_layers") if f.has("encoder_num_layers") else f.integer("num_layers")
+    layers = model.num_layers if model is not None else f.integer("num_layers")
     plan = Plan(
         mesh=mesh,
         schedule=schedule_of(f, mesh, layers, micro, count),
@@ -134,8 +145,6 @@ def job_of(f: Fields, *, devices: int | None, vocab_size: int | None, name: str,
         optimizer=optimizer_of(f),
         precision=precision_of(f),
     )
-    if total != micro * mesh.data_ranks * count:
-        raise AssertionError("microbatches() checks this")
     record = stack_of(f, base or stack("megatron-lm"), plan)
     f.account(IRRELEVANT, INEXPRESSIBLE, known_options())
     return Job(
@@ -149,7 +158,7 @@ def job_of(f: Fields, *, devices: int | None, vocab_size: int | None, name: str,
     )
 
 
-def mesh_of(f: Fields, devices: int | None) -> Mesh:
+def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     """Axes; data parallelism is what is left of the devices."""
     tp, pp = f.integer("tensor_model_parallel_size", 1), f.integer("pipeline_model_parallel_size", 1)
     cp, ep = f.integer("context_parallel_size", 1), f.integer("expert_model_parallel_size", 1)
@@ -165,11 +174,12 @@ def mesh_of(f: Fields, devices: int | None) -> Mesh:
     data = devices // model_ranks
     replicas = f.integer("num_distributed_optimizer_instances", 1)
     divides("data-parallel ranks", data, "num_distributed_optimizer_instances", replicas)
-    etp = f.integer("expert_tensor_parallel_size", tp) if f.has("num_experts") else 1
+    experts = f.integer("num_experts", num_experts, least=0)
+    etp = f.integer("expert_tensor_parallel_size", tp) if experts else 1
     if ep > 1:
-        if not f.has("num_experts"):
+        if not experts:
             f.fail("expert_model_parallel_size", f"{ep} expert ranks without --num-experts; give it, or use 1")
-        divides("num_experts", f.integer("num_experts"), "expert_model_parallel_size", ep)
+        divides("num_experts", experts, "expert_model_parallel_size", ep)
     last = f.flag("use_tp_pp_dp_mapping", False)
     order = ("dp_replicate", "dp_shard", "pp", "cp", "tp") if last else Mesh().order
     axes = {"pp": pp, "dp_replicate": replicas, "dp_shard": data // replicas, "cp": cp, "tp": tp}
@@ -429,7 +439,7 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
             base = chosen(base, f"--{key.replace('_', '-')}", **{field: "unfused"})
     if plan.overlap.pipeline_sends and plan.mesh.pp > 1:
         base = chosen(base, "interleaved stages with overlap_p2p_comm", p2p="separate")
-    if f.has("num_experts"):
+    if f.has("num_experts") or f.has("moe_token_dispatcher_type"):
         kinds = {"allgather": "all_gather", "alltoall": "all_to_all", "flex": "fused"}
         dispatch = f.choice("moe_token_dispatcher_type", kinds, "allgather")
         capacity = f.number("moe_expert_capacity_factor", 0.0)

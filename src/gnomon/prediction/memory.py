@@ -2,7 +2,7 @@
 
 What stays between steps comes from the stage's parameters and ZeRO; what comes and goes from the Program in issue
 order, which is what a caching allocator sees. Peak bytes are reserved bytes (blocks and segments rounded as the
-allocator does) plus what lies outside it. Leaves out host memory.
+allocator does) plus what lies outside it. Leaves out host memory, and the optimizer's own temporaries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.prediction.layer import LayerPrice
-from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import Pricing
 from gnomon.prices.allocator import device_overhead, reserved_estimate
 from gnomon.program import BufferMoves, Program, Structure, buffer_moves, moves
@@ -37,7 +36,7 @@ class RankMemory:
     peak_bytes: int
     """Reserved by the allocator and outside it."""
     limit_bytes: int
-    """Memory of the device."""
+    """Memory of the device; of several kinds, the smallest."""
     peak_at: str
     """`backward of unit 2`."""
 
@@ -70,6 +69,9 @@ class RankMemory:
         }
 
 
+_NO_BYTES = ("X", "S", "Y", "DY", "DX", "P", "G", "PS", "GS", "M", "GH", "PH")
+"""Buffers, with nothing in them unless a stage says so."""
+
 _WORDS = {
     "F": "forward",
     "C": "forward",
@@ -83,111 +85,157 @@ _WORDS = {
 }
 
 
-def rank_memory(structure: Structure, pricing: Pricing, count: int) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
+def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
     """Memory of every rank class, and the sizes of the Program's buffers that it follows from."""
     program, deps = structure.program, structure.deps
-    sizes = buffer_sizes(pricing, count)
+    sizes = buffer_sizes(pricing)
     change = moves(program, deps, sizes)
     extra = _temporaries(program, pricing)
     during = np.cumsum(change.allocated - change.freed) + change.freed + extra
     changes = buffer_moves(program, deps, sizes)
-    names = [buffer.name for buffer in program.buffers]
     found = []
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
         row = low + int(np.argmax(during[low:high]))
         stages = tuple(dict.fromkeys(pricing.blocks[b][0] for b in np.unique(program.stage[low:high]).tolist()))
-        held = dict(zip(names, _held(changes, low, row, len(names)), strict=True))
+        held = _held(program, changes, low, row)
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
-        found.append(_rank(pricing, cls, stages, held, int(extra[row]), moment))
+        found.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), moment))
     return tuple(found), sizes
 
 
 def _temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
-    """[rows] bytes alive only inside an action: gradients of one op, and what recomputation makes again."""
+    """[rows] bytes alive only inside an action: gradients inside one layer, what recomputation makes again, and
+    offloaded tensors on their way."""
     table = np.zeros((len(program.kinds), program.num_stages))
-    for k, kind in enumerate(program.kinds):
-        for block, (stage, index) in enumerate(pricing.blocks):
-            price = pricing.stages[stage]
-            layers = [price.order[index]] if index >= 0 else [layer for layer, _ in price.layers]
+    for block in range(program.num_stages):
+        before, after = _inside_forward(pricing, block), _inside_backward(pricing, block)
+        for k, kind in enumerate(program.kinds):
             if kind.name in ("B", "I", "R"):
-                table[k, block] = max(layer.transient_bytes + layer.remade_bytes for layer in layers)
+                table[k, block] = after
             elif kind.name in ("F", "C"):
-                table[k, block] = max(layer.output_bytes for layer in layers)
+                table[k, block] = before
     found: NDArray[np.float64] = table[program.kind, program.stage]
     return found
 
 
-def _held(changes: BufferMoves, first: int, row: int, count: int) -> list[float]:
-    """Bytes of each class of buffer during `row`, of the rank class whose rows begin at `first`."""
+def _parts(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
+    """(layer, bytes that it keeps) behind one of the Program's stages, in order."""
+    number, index = pricing.blocks[block]
+    stage = pricing.stages[number]
+    pairs = list(zip(stage.order, stage.kept_bytes, strict=True))
+    return [pairs[index]] if index >= 0 else pairs
+
+
+def _inside_forward(pricing: Pricing, block: int) -> int:
+    return max(layer.output_bytes + 2 * layer.offloaded_bytes for layer, _ in _parts(pricing, block))
+
+
+def _inside_backward(pricing: Pricing, block: int) -> int:
+    """The worst layer, the last first: its gradients and what is made again for it (for its whole run of layers), less
+    what the layers after it have let go."""
+    parts = _parts(pricing, block)
+    again = sum(1 for layer, _ in parts if layer.remade_bytes)
+    run = min(pricing.plan.saved.every, again)
+    most = freed = 0
+    for layer, kept in reversed(parts):
+        made = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
+        most = max(most, layer.transient_bytes + 2 * layer.offloaded_bytes + made - freed)
+        freed += kept
+    return most
+
+
+def _held(program: Program, changes: BufferMoves, first: int, row: int) -> dict[tuple[str, int], float]:
+    """Bytes of each (class of buffer, stage) during `row`, of the rank class whose rows begin at `first`."""
     taken = (changes.bytes > 0) & (changes.row >= first) & (changes.row <= row)
     given = (changes.bytes < 0) & (changes.row >= first) & (changes.row < row)
     mine = taken | given
-    total: list[float] = np.bincount(changes.buffer[mine], changes.bytes[mine], count).tolist()
-    return total
+    key = changes.buffer[mine] * program.num_stages + program.stage[changes.row[mine]]
+    total = np.bincount(key, changes.bytes[mine], len(program.buffers) * program.num_stages)
+    names = [buffer.name for buffer in program.buffers]
+    return {
+        (names[at // program.num_stages], at % program.num_stages): float(total[at])
+        for at in np.flatnonzero(total).tolist()
+    }
 
 
 def _rank(
-    pricing: Pricing, cls: int, stages: tuple[int, ...], held: Mapping[str, float], temporary: int, moment: str
+    pricing: Pricing,
+    cls: int,
+    stages: tuple[int, ...],
+    held: Mapping[tuple[str, int], float],
+    sizes: Mapping[str, float],
+    temporary: int,
+    moment: str,
 ) -> RankMemory:
     here = [pricing.stages[s] for s in stages]
     by_class = {"parameters": 0, "gradients": 0, "master": 0, "states": 0}
     for stage in here:
         for name, size in stage.static_bytes().items():
             by_class[name] += size
-    by_class["parameters"] += int(held.get("P", 0.0))
-    by_class["gradients"] += int(held.get("G", 0.0))
-    logits = sum(_logits(stage) for stage in here) if held.get("S", 0.0) else 0
-    by_class["activations"] = int(held.get("S", 0.0)) - logits + int(held.get("X", 0.0))
+
+    def total(*names: str) -> int:
+        return int(sum(size for (name, _), size in held.items() if name in names))
+
+    by_class["parameters"] += total("P")
+    by_class["gradients"] += total("G")
+    logits = int(
+        sum(
+            size / sizes[f"{block}S"] * _logits(pricing, block)
+            for (name, block), size in held.items()
+            if name == "S" and sizes[f"{block}S"]
+        )
+    )
+    by_class["activations"] = total("S", "X") - logits
     by_class["logits"] = logits
-    by_class["communication"] = int(sum(held.get(name, 0.0) for name in ("Y", "DY", "DX")))
+    by_class["communication"] = total("Y", "DY", "DX")
     by_class["temporary"] = temporary
     allocated = sum(by_class.values())
-    device = here[0].device
     reserved = int(reserved_estimate(allocated, max(by_class["temporary"], 1), pricing.stack))
-    by_class["overhead"] = reserved - allocated + int(device_overhead(device, pricing.stack, len(here[0].links)))
-    ranks = tuple(dict.fromkeys(rank for stage in here for rank in stage.ranks))
+    outside = device_overhead(here[0].device, pricing.stack, len(here[0].links))
+    by_class["overhead"] = reserved - allocated + int(outside)
     return RankMemory(
         rank_class=cls,
-        ranks=ranks,
-        device=device.name,
+        ranks=tuple(dict.fromkeys(rank for stage in here for rank in stage.ranks)),
+        device=here[0].device.name,
         by_class=by_class,
         allocated_bytes=allocated,
         peak_bytes=sum(by_class.values()),
-        limit_bytes=device.memory_bytes,
+        limit_bytes=min(stage.memory_bytes for stage in here),
         peak_at=moment,
     )
 
 
-def _logits(stage: StagePrice) -> int:
-    return sum(k.bytes for price, layers in stage.layers for k in price.kept if k.is_logits for _ in layers)
+def _logits(pricing: Pricing, block: int) -> int:
+    number, index = pricing.blocks[block]
+    stage = pricing.stages[number]
+    if index < 0:
+        return stage.logits_bytes
+    return sum(kept.bytes for kept in stage.order[index].kept if kept.is_logits)
 
 
-def buffer_sizes(pricing: Pricing, count: int) -> dict[str, float]:
+def buffer_sizes(pricing: Pricing) -> dict[str, float]:
     """Bytes of the Program's buffers by label.
 
-    S is what the layers behind a stage keep; X, Y, DX, DY what travels; P and G are the gathered parameters and whole
-    gradients of a block under ZeRO 3, and nothing otherwise (they are then part of what stays between steps).
+    S is what the layers behind a stage keep; X, Y, DX, DY what travels. P and G are what comes and goes under ZeRO: the
+    gathered parameters and whole gradients of a block at stage 3, two buckets of gradients at stage 2. What stays
+    between steps is counted apart (0 here), and so is the host's memory (GH, PH).
     """
-    sizes: dict[str, float] = {name: 0.0 for name in ("X", "S", "Y", "DY", "DX", "P", "G", "PS", "GS", "M", "H")}
-    sharded = pricing.plan.optimizer.zero == 3
-    for block, (stage, index) in enumerate(pricing.blocks):
-        price = pricing.stages[stage]
-        layers = [(price.order[index], 1)] if index >= 0 else [(p, len(ls)) for p, ls in price.layers]
-        sizes[f"{block}S"] = float(sum(kept_bytes(layer) * times for layer, times in layers))
-        first = price.order[max(index, 0)]
-        last = price.order[index if index >= 0 else -1]
+    sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
+    zero = pricing.plan.optimizer.zero
+    for block, (number, index) in enumerate(pricing.blocks):
+        stage = pricing.stages[number]
+        parts = _parts(pricing, block)
+        sizes[f"{block}S"] = float(sum(kept for _, kept in parts))
+        first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
-        if sharded and index >= 0:
-            gathered = [c for c in price.collectives(layers[0][0]) if c.when == "before_forward"]
-            reduced = [c for c in price.collectives(layers[0][0]) if c.kind == "reduce_scatter"]
-            sizes[f"{block}P"] = float(sum(c.bytes for c in gathered))
-            sizes[f"{block}G"] = float(sum(c.bytes for c in reduced))
+        found = [stage.collectives(layer) for layer, _ in parts]
+        reduced = [sum(c.bytes for c in each if c.kind == "reduce_scatter") for each in found]
+        if zero == 3 and index >= 0:
+            sizes[f"{block}P"] = float(sum(c.bytes for c in found[0] if c.when == "before_forward"))
+            sizes[f"{block}G"] = float(reduced[0])
+        elif zero == 2:
+            sizes[f"{block}G"] = float(2 * (pricing.plan.overlap.bucket_bytes or max(reduced)))
     return sizes
-
-
-def kept_bytes(layer: LayerPrice) -> int:
-    """Bytes that a layer keeps for its backward, its input included (the layer before does not keep its output)."""
-    return sum(kept.bytes for kept in layer.kept)

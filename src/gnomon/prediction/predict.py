@@ -137,7 +137,7 @@ def predict(
     pricing = Pricing(plan, graph, machines, stack, stages, blocks, count)
     durations = pricing.durations(structure.program)
     found = period(structure, durations)
-    memory, sizes = rank_memory(structure, pricing, count)
+    memory, sizes = rank_memory(structure, pricing)
     step = Step(program=structure.program, durations=durations, sizes=sizes, stages=stages, blocks=blocks)
     return _prediction(graph, machines, plan, workload, step, structure, found, memory, kernels, assumed, stack, notes)
 

@@ -204,10 +204,11 @@ def stage_price(
     mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
     where, devices = plan.device_of, cluster.devices
     on = [devices[where[rank]] for rank in ranks]
+    smallest = min(device.memory_bytes for device in set(on))
     shares = plan.stages[stage].shares if plan.stages else ()
     parts = [shares[mesh.dense.coordinate(i, "dp")] if shares else sizes["batch"] for i in range(len(ranks))]
     workers = [
-        _stage_price(plan, graph, cluster, stage, {**sizes, "batch": part}, kernels, load, device)
+        _stage_price(plan, graph, cluster, stage, {**sizes, "batch": part}, kernels, load, device, smallest)
         for device, part in sorted(set(zip(on, parts, strict=True)), key=lambda pair: (pair[0].name, pair[1]))
         if part
     ]
@@ -223,6 +224,7 @@ def _stage_price(
     kernels: Kernels,
     load: float,
     device: Device,
+    memory_bytes: int,
 ) -> StagePrice:
     mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
     links = stage_links(plan, cluster, mesh, ranks, experts=bool(_experts(plan, graph, stage)))
@@ -257,7 +259,7 @@ def _stage_price(
         mesh=mesh,
         ranks=ranks,
         device=device,
-        memory_bytes=min(cluster.devices[plan.device_of[rank]].memory_bytes for rank in ranks),
+        memory_bytes=memory_bytes,
         links=links,
         layers=tuple((layer_price(context), tuple(layers)) for context, layers in groups.items()),
         plan=plan,

@@ -23,8 +23,8 @@ from gnomon.prediction.stage import GROUPS, StagePrice
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.host import host_cost
-from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.kernels import OpPrice
+from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.optimizer import accumulate_seconds, optimizer_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.program import Key, Program
@@ -107,6 +107,8 @@ class Pricing:
         kind, stage = key.kind, key.stage
         if "&" in key.name:
             return sum(self.seconds(key._replace(kind=part, name="")) for part in key.name.split("&"))
+        if ".." in key.name:  # one row for neighbouring blocks: `2..3.D2H`
+            return sum(self.seconds(key._replace(stage=other, name="")) for other in self._bucket(key))
         if kind in FREE_KINDS:
             return 0.0
         if kind in PHASES:
@@ -128,6 +130,12 @@ class Pricing:
         if kind in ("D2H", "H2D", "HOST_OPT"):
             return self._on_host(kind, stage)
         raise UnpricedError(f"action {key.label} has no price; add a rule for {kind} to gnomon.prediction.step")
+
+    def _bucket(self, key: Key) -> list[int]:
+        """The Program's stages on the row's ranks that its name spans."""
+        first, last = key.name.partition(f".{key.kind}")[0].split("..")
+        ranks = self.stages[self.blocks[key.stage][0]].ranks
+        return [b for b in range(int(first), int(last) + 1) if self.stages[self.blocks[b][0]].ranks == ranks]
 
     def _layers(self, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
         """The stage and the (price, times) of the layers behind one of the Program's stages."""

@@ -1,0 +1,80 @@
+"""Launch scripts: what a shell would make of them, without a shell. Expected words are those that bash gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import FormatError, GnomonError
+from gnomon.formats.shell import UNKNOWN, launches
+
+
+def options(script: str, **env: str) -> tuple[str, ...]:
+    [launch] = launches(script, env).launches
+    return launch.options
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("python a.py --x 1 # 2", ("--x", "1")),
+        ("A=3\npython a.py --x $A --y ${A}b", ("--x", "3", "--y", "3b")),
+        ("A='1 2'; python a.py $A \"$A\" '$A'", ("1", "2", "1 2", "$A")),
+        ("A=(x 'y z')\nA+=(w)\npython a.py ${A[@]}", ("x", "y", "z", "w")),
+        ("A=(x 'y z')\npython a.py \"${A[@]}\" ${A[1]}", ("x", "y z", "y", "z")),
+        ("A=(\n  --a 1  # one\n  # --b 2\n  --c)\npython a.py ${A[@]}", ("--a", "1", "--c")),
+        ("python a.py \\\n  --x 1 \\\n  --y", ("--x", "1", "--y")),
+        ("N=4\npython a.py $((N * 2 + 1)) $(( $N/2 ))", ("9", "2")),
+        ("python a.py ${X:-d} ${X-e} ${X:+f}", ("d", "e")),
+        ("X=\npython a.py ${X:-d} ${X-e}", ("d",)),
+        ("E=()\npython a.py ${E[@]} \"${E[@]}\" ''", ("",)),
+        ("A=1\nif [ $A -gt 0 ] && [ $A != 2 ]; then B=yes; else B=no; fi\npython a.py $B", ("yes",)),
+        ('if [[ "$A" == x ]]; then B=1\nelif [[ -z "$A" ]]; then B=2\nelse B=3\nfi\npython a.py $B', ("2",)),
+        ("if [ 1 = 2 ]; then if [ 1 = 1 ]; then B=1; fi; else B=2; fi\npython a.py $B", ("2",)),
+        ('C="python a.py --x 1"\neval $C', ("--x", "1")),
+        ("srun bash -c 'python a.py --x 1'", ("--x", "1")),
+        ("O='--a b'\nO+=' --c'\npython -m torch.distributed.run --nnodes 2 a.py $O", ("--a", "b", "--c")),
+    ],
+)
+def test_words_are_those_that_a_shell_gives(script: str, words: tuple[str, ...]) -> None:
+    assert options(script) == words
+
+
+def test_what_comes_from_outside_is_given_or_named() -> None:
+    assert options("python a.py --tp $TP --save $1", TP="4", **{"1": "out"}) == ("--tp", "4", "--save", "out")
+    assert options("python a.py --tp $TP") == ("--tp", f"{UNKNOWN}TP{UNKNOWN}")
+    assert options("python a.py --at $(date)") == ("--at", f"{UNKNOWN}$(command){UNKNOWN}")
+
+
+def test_commands_are_never_run(tmp_path: object) -> None:
+    script = f"touch {tmp_path}/x\nA=$(touch {tmp_path}/y)\n`touch {tmp_path}/z`\npython a.py\n"
+    assert len(launches(script, {}).launches) == 1
+    assert list(tmp_path.iterdir()) == []  # type: ignore[attr-defined]
+
+
+def test_what_is_not_followed_is_listed() -> None:
+    script = launches("for i in 1 2; do\n  A=$i\ndone\nif [ -f x ]; then B=1; fi\npython a.py $A $B", {})
+    assert script.skipped == ["for on line 1", "if on line 4: its condition is not known from the script"]
+    assert script.launches[0].options == (f"{UNKNOWN}A{UNKNOWN}", f"{UNKNOWN}B{UNKNOWN}")
+
+
+@pytest.mark.parametrize("script", ["echo 'a", 'A="b', "A=(1 2", "echo ${A", "echo $((1"])
+def test_what_is_not_closed_is_an_error(script: str) -> None:
+    with pytest.raises(FormatError, match="never closed"):
+        launches(script, {})
+
+
+def test_growth_is_bounded() -> None:
+    doubling = "A=(x x x x x x x x)\n" + "A+=(${A[@]} ${A[@]} ${A[@]} ${A[@]})\n" * 40
+    with pytest.raises(FormatError, match="words|grows"):
+        launches(doubling, {})
+    assert options("python a.py $((9**9**9**9)) $((9999999999999999999*9999999999999999999))")[0].startswith(UNKNOWN)
+
+
+@given(st.text(alphabet="ab$\"'`(){}[]=+\\;&|#\n -1@", max_size=80))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        launches(text, {"a": "1"})
+    except GnomonError:
+        pass

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import argparse
-
-from gnomon import __version__
+from pkgutil import resolve_name
 
 _EPILOG = """\
 examples, all of which run on a laptop:
@@ -45,7 +44,7 @@ example:
 def parser() -> argparse.ArgumentParser:
     """The parser of `gnomon`; its result holds `command` and that command's values."""
     top = _parser("gnomon", "Predict how a deep-learning job will run, before it runs.", _EPILOG)
-    top.add_argument("--version", action="version", version=f"gnomon {__version__}")
+    top.add_argument("--version", action="version", version=f"gnomon {resolve_name('gnomon:__version__')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
     _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))

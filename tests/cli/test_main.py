@@ -1,0 +1,232 @@
+"""The command line: statuses, text and JSON, files, and what happens to mistakes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gnomon import __version__, schema
+from gnomon.cli import main, terminal
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule
+
+LLAMA = ["predict", "llama-3.1-8b", "--on", "4x8xh100-sxm", "--global-batch", "128", "--seq-len", "4096"]
+HF_CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = main(words)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def fresh(words: Sequence[str], *, code: str = "") -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    program = f"import sys; from gnomon.cli import main; status = main({list(words)!r}); {code}; sys.exit(status)"
+    source = str(Path(__file__).parents[2] / "src")
+    environment = {**os.environ, "PYTHONPATH": source}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(capsys, "--version") == (0, f"gnomon {__version__}\n", "")
+    for words in (("--help",), ("predict", "--help"), ("validate", "--help"), ("catalogue", "--help")):
+        status, out, _ = ask(capsys, *words)
+        assert status == 0
+        assert "gnomon" in out
+        assert max(len(line) for line in out.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["predict", "x"]])
+def test_help_and_usage_load_nothing_heavy(words: list[str]) -> None:
+    done = fresh(words, code="print(sorted({'numpy', 'gnomon.models', 'gnomon.plans'} & set(sys.modules)))")
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_prediction_fits_80_columns_without_colour(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = ask(capsys, *LLAMA, "--zero", "3")
+    assert (status, err) == (0, "")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "\x1b" not in out
+    assert out.startswith("llama-3.1-8b on 4x8xh100-sxm\n")
+    assert "\nfits: " in out
+    assert "dp_shard=32; ZeRO 3" in out
+
+
+def test_not_fitting_is_status_1_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ask(capsys, "predict", "llama-3.1-8b", "--on", "8xh100-sxm", "--seq-len", "4096")
+    assert status == 1
+    assert "\ndoes not fit: " in out
+    assert "what would fit, smallest change first" in out
+    assert "global batch not given: 8" in out
+
+
+def test_json_is_the_same_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ask(capsys, *LLAMA, "--zero", "3", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["schema"] == "gnomon.prediction/1"
+    assert found["fits"] is True
+    assert found["tokens_per_s_per_device"] == pytest.approx(128 * 4096 / 32 / found["step_s"])
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"])
+    assert any("micro batch not given" in line for line in found["assumptions"])
+
+
+def test_plan_file_and_options_that_change_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.toml"
+    plan = Plan(mesh=Mesh(dp_shard=16, tp=2), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=2))
+    path.write_text(schema.dump(plan))
+    status, out, _ = ask(capsys, *LLAMA, "--plan", str(path))
+    assert status == 0
+    assert "dp_shard=16 x tp=2; ZeRO 1; one_f_one_b, 4 microbatches of 2 x 4096" in out
+    status, out, _ = ask(capsys, *LLAMA, "--plan", str(path), "--tp", "4", "--zero", "3")
+    assert "dp_shard=8 x tp=4; ZeRO 3" in out
+
+
+def test_virtual_stages_interleave(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, *LLAMA, "--pp", "4", "--vpp", "2", "--zero", "1")
+    assert "interleaved_one_f_one_b, 2 virtual stages, 16 microbatches" in " ".join(out.split())
+
+
+def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(HF_CONFIG))
+    for name in (folder, folder / "config.json"):
+        status, out, err = ask(capsys, "predict", str(name), "--on", "1xa100-sxm-80gb", "--seq-len", "1024")
+        assert (status, err) == (0, "")
+        assert out.startswith("my-model on 1xa100-sxm-80gb\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["predict", "lama-3.1-8b", "--on", "8xh100-sxm"], "unknown model 'lama-3.1-8b' (did you mean 'llama-3.1-8b'"),
+        (["predict", "gpt2", "--on", "8xh10"], "did you mean 'h100-sxm-80gb'"),
+        (["predict", "gpt2", "--on", "8xh100-sxm", "--tp", "3"], "the nearest product that does is 2"),
+        (["predict", "gpt2", "--on", "8xh100-sxm", "--schedule", "gpip"], "did you mean 'gpipe'"),
+        (["predict", "gpt2", "--on", "8xh100-sxm", "--stack", "megatron-ml"], "did you mean"),
+        (["predict", "gpt2", "--on", "8xh100-sxm", "--from", "jax", "x"], "unknown format 'jax'"),
+        (["predict", "gpt2", "--on", "8xh100-sxm", "--plan", "none.toml"], "none.toml"),
+        (["predict", "--on", "8xh100-sxm"], "no model; give a name"),
+        (["predict", "/none/config.json", "--on", "8xh100-sxm"], "cannot read"),
+        (["catalogue", "devices", "h101"], "unknown device 'h101'"),
+        (["validate", "none.csv"], "cannot read 'none.csv'"),
+        (["predict", "gpt2"], "the following arguments are required: --on"),
+        (["predict", "gpt2", "--on", "8xh100-sxm", "--tp", "0"], "0 is not between 1 and"),
+        (["predict", "gpt2", "--on", "8xh100-sxm", "--zero", "4"], "invalid choice"),
+        ([], "required: COMMAND"),
+        (["predikt"], "invalid choice"),
+    ],
+)
+def test_a_users_mistake_is_status_2_without_traceback(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = ask(capsys, *words)
+    assert status == 2
+    assert message in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_our_mistake_is_status_3(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> object:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("gnomon.cli.resolve_name", broken)
+    status, _, err = ask(capsys, "catalogue", "devices")
+    assert status == 3
+    assert "RuntimeError: a bug" in err
+    assert "Please report it with this line: gnomon catalogue devices" in err
+    assert "Traceback" not in err
+    monkeypatch.setenv("GNOMON_DEBUG", "1")
+    assert "Traceback" in ask(capsys, "catalogue", "devices")[2]
+
+
+def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(name: str) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gnomon.cli.resolve_name", stopped)
+    assert ask(capsys, "catalogue") == (130, "", "gnomon: interrupted\n")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    code = f'{sys.executable} -c \'import sys; from gnomon.cli import main; sys.exit(main(["catalogue", "devices"]))\''
+    source = str(Path(__file__).parents[2] / "src")
+    line = f"set -o pipefail; {code} | true"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source}, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colour_only_for_a_terminal_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    screen, pipe = Terminal(), io.StringIO()
+    terminal.print_lines(["fits: 1 of 2 GiB", "other"], screen)
+    terminal.print_lines(["fits: 1 of 2 GiB"], pipe)
+    assert screen.getvalue() == "\x1b[32mfits:\x1b[0m 1 of 2 GiB\nother\n"
+    assert pipe.getvalue() == "fits: 1 of 2 GiB\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not terminal.coloured(Terminal())
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not terminal.coloured(Terminal())
+
+
+def test_progress_waits_two_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 1.0, 2.5, 12.0])
+    monkeypatch.setattr("gnomon.cli.terminal.time.monotonic", lambda: next(clock))
+    progress = terminal.Progress("predicted", 1000)
+    for done in (1, 2, 300):  # at 1 s too early, at 2.5 s and not on a terminal too soon, at 12 s said
+        progress.show(done)
+    progress.end()
+    assert capsys.readouterr().err == "predicted 300 of 1,000\n"
+
+
+@pytest.mark.parametrize("kind", ["devices", "clusters", "models", "stacks"])
+def test_catalogue(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ask(capsys, "catalogue", kind)
+    assert status == 0
+    assert max(len(line) for line in out.splitlines()) <= 80
+    status, everything, _ = ask(capsys, "catalogue", kind, "--json")
+    entries = json.loads(everything)
+    name = entries[0]["name"]
+    status, one, _ = ask(capsys, "catalogue", kind, name, "--json")
+    assert json.loads(one) == entries[0]
+    status, text, _ = ask(capsys, "catalogue", kind, name)
+    assert status == 0
+    assert name in text
+
+
+def test_catalogue_counts_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, "catalogue", "models")
+    line = next(line for line in out.splitlines() if line.startswith("llama-3.1-8b "))
+    assert line.split()[1] == "8,030,261,248"
+    _, out, _ = ask(capsys, "catalogue")
+    assert "models" in out and "stacks" in out

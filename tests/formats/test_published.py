@@ -1,0 +1,339 @@
+"""Published runs: rows by hand to plans and seconds, refusals by name, and tables that are not tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnomon.errors import InputError
+from gnomon.formats.published import COLUMNS, Refused, Row, Run, read_runs, read_table, to_run
+from gnomon.formats.published.notes import read_notes
+from gnomon.models.deepseek import DeepseekConfig
+from gnomon.models.gpt import GptConfig
+from gnomon.models.llama import LlamaConfig
+from gnomon.models.mixtral import MixtralConfig
+
+GPT3 = {
+    "id": "a-1",
+    "family": "korthikanti-2022",
+    "model": "gpt3-175B",
+    "device": "a100-sxm-80gb",
+    "framework": "Megatron-LM",
+    "metric": "s_per_step",
+    "value": "13.75",
+    "layers": "96",
+    "hidden": "12288",
+    "heads": "96",
+    "kv_heads": "96",
+    "ffn": "49152",
+    "seq_len": "2048",
+    "num_devices": "64",
+    "devices_per_node": "8",
+    "precision": "fp16",
+    "tp": "8",
+    "pp": "8",
+    "vpp": "3",
+    "dp": "1",
+    "cp": "1",
+    "sequence_parallel": "yes",
+    "zero_or_fsdp": "none",
+    "micro_batch": "1",
+    "global_batch": "64",
+    "recompute": "selective",
+    "flash_attention": "no",
+    "offload": "none",
+}
+"""Korthikanti et al. 2022, table 5: 175B with sequence parallelism and selective recomputation, 13.75 s."""
+
+LLAMA = GPT3 | {
+    "id": "b-1",
+    "family": "nanotron-ultrascale",
+    "model": "llama-1.34B",
+    "device": "h100-sxm-80gb",
+    "framework": "nanotron",
+    "metric": "tokens_per_s_per_device",
+    "value": "38839.82",
+    "layers": "16",
+    "hidden": "2048",
+    "heads": "32",
+    "kv_heads": "32",
+    "ffn": "8192",
+    "vocab": "131072",
+    "seq_len": "4096",
+    "num_devices": "16",
+    "precision": "bf16",
+    "tp": "1",
+    "pp": "1",
+    "vpp": "1",
+    "dp": "16",
+    "sequence_parallel": "",
+    "zero_or_fsdp": "zero1",
+    "micro_batch": "2",
+    "global_batch": "256",
+    "recompute": "none",
+    "flash_attention": "yes",
+    "notes": "tied emb for 1.34B/3.57B; PP engine 1f1b",
+}
+
+
+def text(*rows: Mapping[str, str]) -> str:
+    """A table of rows."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def run(row: Mapping[str, str]) -> Run:
+    runs, refused = read_runs(text(row))
+    assert not refused, refused
+    return runs[0]
+
+
+def reason(row: Mapping[str, str]) -> str:
+    runs, refused = read_runs(text(row))
+    assert not runs
+    return refused[0].reason
+
+
+def test_korthikanti_row() -> None:
+    found = run(GPT3)
+    assert found.plan.mesh.describe() == "pp=8 x tp=8"
+    assert found.plan.schedule.name == "interleaved_one_f_one_b"
+    assert found.plan.schedule.virtual_stages == 3
+    assert found.plan.layout.sequence_parallel
+    assert found.plan.saved.preset == "selective"
+    assert found.plan.optimizer.zero == 0
+    assert found.plan.precision.compute == "fp16"
+    assert found.stack.attention == "unfused"
+    assert found.workload.batch_size == 64
+    assert found.step_s == 13.75
+    assert found.cluster.num_devices == 64
+    assert isinstance(found.model, GptConfig)
+    assert found.model.vocab_size == 51_200
+    assert any("vocab 51200 not in the row" in note for note in found.notes)
+    assert found.graph.num_parameters() == pytest.approx(175e9, rel=0.005)
+
+
+def test_nanotron_row_in_seconds() -> None:
+    """256 sequences of 4096 tokens on 16 devices at 38,839.82 tokens/s each: 1.6873 s."""
+    found = run(LLAMA)
+    assert found.step_s == pytest.approx(256 * 4096 / 16 / 38839.82)
+    assert found.step_s == pytest.approx(1.68734, abs=1e-5)
+    assert isinstance(found.model, LlamaConfig)
+    assert found.model.tied
+    assert found.graph.num_parameters() == pytest.approx(1.34e9, rel=0.005)
+    assert found.plan.mesh.dp_shard == 16
+    assert found.plan.optimizer.zero == 1
+    assert found.plan.schedule.name == "one_f_one_b"
+
+
+def test_seconds_win_over_tokens_and_both_are_kept() -> None:
+    """An MFU beside a time is not a reading."""
+    row = GPT3 | {"metric": "tokens_per_s_per_device", "value": "150", "second_metric": "s_per_step"}
+    both = run(row | {"second_value": "14"})
+    assert both.readings_s == pytest.approx((64 * 2048 / 150 / 64, 14.0))
+    assert run(GPT3 | {"second_metric": "mfu_pct", "second_value": "40"}).readings_s == (13.75,)
+
+
+def test_samples_per_second() -> None:
+    assert run(GPT3 | {"metric": "samples_per_s", "value": "4"}).step_s == 16.0
+
+
+def test_narayanan_flops() -> None:
+    """Equation 3 for 39.1B: 96 x 1536 x 2048 x 48 x 8192^2 x (1 + 2048/(6 x 8192) + 51200/(16 x 48 x 8192)) FLOPs at
+    138 TFLOP/s on 512 devices: 1.02122e18 / 7.0656e16 = 14.4534 s."""
+    row = GPT3 | {
+        "family": "narayanan-sc21",
+        "model": "gpt-39.1B",
+        "layers": "48",
+        "hidden": "8192",
+        "heads": "64",
+        "kv_heads": "64",
+        "ffn": "32768",
+        "vocab": "51200",
+        "num_devices": "512",
+        "pp": "2",
+        "vpp": "1",
+        "dp": "32",
+        "global_batch": "1536",
+        "micro_batch": "4",
+        "metric": "tflops_per_device",
+        "value": "138",
+        "second_metric": "hfu_pct",
+        "second_value": "44",
+    }
+    assert run(row).step_s == pytest.approx(1.02122e18 / 7.0656e16, rel=1e-5)
+    assert "no FLOP formula is known" in reason(row | {"family": "somebody"})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model": "llama2-7b LoRA"}, "LoRA freezes the base weights"),
+        ({"micro_batch": ""}, "micro_batch not given"),
+        ({"global_batch": "16M tokens"}, "global_batch = '16M tokens' is not a whole number"),
+        ({"dp": "2"}, "dp = 2, but 64 devices / (tp 8 x pp 8 x cp 1) = 1"),
+        ({"num_devices": "60", "dp": ""}, "60 devices"),
+        ({"device": "h1000-sxm"}, "unknown device or node 'h1000-sxm'"),
+        ({"device": "unstated (V100-class)"}, "device not stated"),
+        ({"framework": "MaxText"}, "lays the model out itself"),
+        ({"recompute": "custom"}, "recompute 'custom' cannot be said in a plan"),
+        ({"precision": "nvfp4"}, "precision 'nvfp4' cannot be said in a plan"),
+        ({"zero_or_fsdp": "ici_fsdp=64"}, "zero_or_fsdp = 'ici_fsdp=64'"),
+        ({"value": "nan"}, "value = 'nan' is not above 0 and finite"),
+        ({"value": "-1"}, "value = '-1' is not above 0 and finite"),
+        ({"value": ""}, "value is empty"),
+        ({"heads": "97"}, "97"),
+        ({"metric": "seconds"}, "metric 'seconds' is not known"),
+        ({"notes": "x; WARNING published dp*tp*pp=640 != 320 GPUs"}, "the source contradicts itself"),
+        ({"notes": "schedule 1F1B method Redis; vocab"}, "method 'redis'"),
+    ],
+)
+def test_refusals_name_the_reason(change: Mapping[str, str], why: str) -> None:
+    assert why in reason(GPT3 | change)
+
+
+def test_a_column_that_is_not_given_is_an_assumption_in_words() -> None:
+    found = run(GPT3 | {"recompute": "", "precision": "fp16?", "device": "a100"})
+    assert "recompute not stated: taken as none" in found.notes
+    assert "precision fp16 assumed by the table" in found.notes
+    assert any("memory of the A100 not stated" in note for note in found.notes)
+
+
+def test_an_id_counts_once() -> None:
+    runs, refused = read_runs(text(GPT3, LLAMA, GPT3))
+    assert [r.id for r in runs] == ["a-1", "b-1"]
+    assert refused == (Refused(id="a-1", family="korthikanti-2022", reason="id 'a-1' is used twice"),)
+
+
+def test_fsdp_keeps_fp32_shards() -> None:
+    row = LLAMA | {"framework": "torchtitan", "zero_or_fsdp": "fsdp-full_shard", "notes": ""}
+    found = run(row)
+    assert found.plan.optimizer.zero == 3 and found.plan.optimizer.reshard_after_forward
+    assert (found.plan.precision.param, found.plan.precision.compute) == ("fp32", "bf16")
+    kept = run(row | {"zero_or_fsdp": "fsdp-shard_grad_op"})
+    assert not kept.plan.optimizer.reshard_after_forward
+    hybrid = run(row | {"zero_or_fsdp": "hsdp"})
+    assert (hybrid.plan.mesh.dp_replicate, hybrid.plan.mesh.dp_shard) == (2, 8)
+
+
+def test_layers_per_virtual_stage() -> None:
+    """96 layers on 8 ranks, 4 a virtual stage: 3 virtual stages."""
+    assert run(GPT3 | {"vpp": "layers/vstage=4"}).plan.schedule.virtual_stages == 3
+    assert "do not divide" in reason(GPT3 | {"vpp": "layers/vstage=7"})
+
+
+def test_mixtures() -> None:
+    moe = LLAMA | {
+        "model": "Qwen3_30B_a3B",
+        "arch": "moe",
+        "layers": "48",
+        "kv_heads": "4",
+        "ffn": "768 expert",
+        "vocab": "151936",
+        "experts": "128",
+        "topk": "8",
+        "ep": "8",
+        "notes": "",
+    }
+    found = run(moe)
+    assert isinstance(found.model, MixtralConfig)
+    assert found.graph.num_parameters() == 30_532_122_624  # Qwen3-30B-A3B's published size
+    assert found.plan.mesh.ep == 8
+    latent = moe | {
+        "model": "DeepSeekV3",
+        "layers": "61",
+        "hidden": "7168",
+        "heads": "128",
+        "kv_heads": "MLA",
+        "ffn": "18432 dense / 2048 expert",
+        "vocab": "129280",
+        "experts": "256+1 shared",
+    }
+    deepseek = run(latent)
+    assert isinstance(deepseek.model, DeepseekConfig)
+    assert deepseek.graph.num_parameters() == 671_026_419_200
+    assert "do not say the mixture" in reason(moe | {"experts": "many"})
+
+
+def test_an_ungated_feed_forward_keeps_its_parameters() -> None:
+    """24,576 wide without a gate is 2 matrices; 16,384 wide with one is 3: both 2 x 6144 x 24576 parameters."""
+    row = LLAMA | {"model": "Nemotron4 15b", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "24576"}
+    found = run(row | {"notes": ""})
+    assert isinstance(found.model, LlamaConfig)
+    assert 3 * found.model.ffn_size == 2 * 24_576
+    assert any("taken as a gated one of 16384" in note for note in found.notes)
+
+
+def row_with(**values: str) -> Row:
+    (found,), _ = read_table(text(GPT3 | values))
+    return found
+
+
+def test_what_only_notes_say() -> None:
+    facts = read_notes(row_with(notes="release v24.11.1; step time is mean; torch.compile on; async TP"))
+    assert (facts.release, facts.compiled, facts.async_tp) == ("v24.11.1", True, True)
+    assert read_notes(row_with(notes="schedule V-Half method Vocab-1; x")).schedule == "v-half"
+    assert read_notes(row_with(notes="schedule V-Half method Vocab-1; x")).method == "vocab-1"
+    ci = read_notes(row_with(notes="mem = max mem-max-allocated-bytes (rank 0)"))
+    assert (ci.memory_metric, ci.memory_rank) == ("allocated", 0)
+    assert read_notes(row_with(notes="mem = nvidia-smi max of first/last node GB")).memory_metric == "device"
+    assert read_notes(row_with(notes="fwd+bwd ONLY (no optimizer step)")).without_optimizer
+    assert read_notes(row_with(notes="nothing of that")).compiled is None
+
+
+def test_networks() -> None:
+    """Named networks replace the usual one; a single node has none to replace."""
+    roce = run(LLAMA | {"interconnect": "1600 Gbps node-node RoCE"}).cluster.groups[0].node
+    assert roce.nic is not None and (roce.nic.name, roce.nics) == ("roce-200", 8)
+    efa = run(LLAMA | {"interconnect": "8xH100 NVLink nodes; inter-node AWS EFA"}).cluster.groups[0].node
+    assert efa.name == "aws-p5"
+    one = LLAMA | {"num_devices": "8", "dp": "8", "interconnect": "1600 Gbps"}
+    assert run(one).cluster.groups[0].node.name == "dgx-h100"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("", "is empty"),
+        ("id,family\n", "no column 'model'"),
+        ("id,family,model,device,framework,metric,value,layer\n", "did you mean 'layers'"),
+        ("id,id,family,model,device,framework,metric,value\n", "two columns 'id'"),
+        ('id,family,model,device,framework,metric,value\n"a', "is not CSV"),
+        ("id\0", "NUL"),
+    ],
+)
+def test_tables_that_are_not_tables(table: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(table)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        read_runs(tmp_path / "none.csv")
+
+
+cells = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(COLUMNS), cells), max_size=4))
+def test_every_row_is_a_run_or_refused(changes: list[dict[str, str]]) -> None:
+    rows = [{c: "" for c in COLUMNS} | GPT3 | change for change in changes]
+    runs, refused = read_runs(text(*rows)) if rows else ((), ())
+    assert len(runs) + len(refused) == len(rows)
+    assert all(r.reason for r in refused)
+
+
+def test_a_run_is_what_its_row_says() -> None:
+    (row,), _ = read_table(text(GPT3))
+    assert to_run(row) == run(GPT3)

@@ -1,0 +1,94 @@
+"""The text of a prediction: fits 80 columns, says what the values say, adds up."""
+
+from __future__ import annotations
+
+import pytest
+
+from gnomon.hardware import parse_cluster
+from gnomon.models.presets import model
+from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Stack, Workload
+from gnomon.prediction import Prediction, predict
+from gnomon.report.advice import changes_that_fit
+from gnomon.report.prediction import describe, prediction_text
+
+STACK = Stack(name="unstated", version="")
+
+
+def plan(**changes: object) -> Plan:
+    values: dict[str, object] = {"mesh": Mesh(dp_shard=8), "schedule": Schedule(micro_batch_size=1)}
+    return Plan(**(values | changes))  # type: ignore[arg-type]
+
+
+def llama_on_eight(**changes: object) -> Prediction:
+    return predict("llama-3.1-8b", "8xh100-sxm", plan(**changes), Workload(global_batch_size=8, seq_len=4096))
+
+
+def test_lines_fit_80_columns_and_name_the_verdict() -> None:
+    found = llama_on_eight(optimizer=Optimizer(zero=3))
+    lines = prediction_text(found, assumed=("sequence length not given: 4096 tokens",))
+    assert max(len(line) for line in lines) <= 80
+    text = "\n".join(lines)
+    assert "fits: " in text and found.fits
+    assert "- sequence length not given: 4096 tokens" in text
+    assert "forward" in text and "backward" in text
+
+
+def test_memory_of_a_row_adds_up_to_its_peak() -> None:
+    lines = prediction_text(llama_on_eight(optimizer=Optimizer(zero=3)))
+    heading = next(i for i, line in enumerate(lines) if line.startswith("GiB on ranks"))
+    ranks, *cells = lines[heading + 1].split()
+    values = [float(cell) for cell in cells]
+    assert ranks == "0-7"
+    assert sum(values[:-2]) == pytest.approx(values[-2], abs=0.05 * len(values))
+
+
+def test_the_step_adds_up() -> None:
+    found = llama_on_eight(optimizer=Optimizer(zero=1))
+    lines = prediction_text(found)
+    start = next(i for i, line in enumerate(lines) if line.startswith("step of the busiest rank"))
+    shares = [float(line.split()[-1]) for line in lines[start + 1 : lines.index("", start)]]
+    assert sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
+
+
+def test_only_the_tightest_rank_classes_are_listed() -> None:
+    p = plan(mesh=Mesh(pp=16), schedule=Schedule(micro_batch_size=1))
+    found = predict("llama-3.1-8b", "2x8xh100-sxm", p, Workload(global_batch_size=32, seq_len=2048))
+    assert len(found.memory) == 16
+    lines = prediction_text(found)
+    assert "… and 8 classes of ranks with more room; --json lists all" in lines
+
+
+def test_describe() -> None:
+    p = plan(mesh=Mesh(pp=2, dp_shard=4), optimizer=Optimizer(zero=1), saved=Saved(preset="full"))
+    text = describe(p, Workload(global_batch_size=16, seq_len=2048))
+    assert text == "pp=2 x dp_shard=4; ZeRO 1; one_f_one_b, 4 microbatches of 1 x 2048 tokens; bf16; recompute full"
+
+
+def test_advice_is_small_first_and_fits() -> None:
+    """8B with every state on each rank takes 18 x 8.03e9 bytes = 135 GiB of 79. ZeRO 1 leaves 6 + 12/8 bytes a
+    parameter, 56 GiB, which with 27 GiB of activations and logits is still too much; ZeRO 2 leaves 2 + 16/8, 30 GiB."""
+    asked = plan()
+    work = Workload(global_batch_size=8, seq_len=4096)
+    graph, cluster = model("llama-3.1-8b"), parse_cluster("8xh100-sxm")
+    found = predict(graph, cluster, asked, work)
+    assert not found.fits
+    changes = changes_that_fit(graph, cluster, asked, work, STACK)
+    assert changes
+    assert changes[0].what == "ZeRO 2"
+    for change in changes:
+        again = predict(graph, cluster, change.plan, work, STACK)
+        assert again.fits
+        assert again.step_s == change.step_s
+    lines = prediction_text(found, advice=changes)
+    assert any(line.startswith("does not fit: ") for line in lines)
+    assert "what would fit, smallest change first" in lines
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_advice_that_finds_nothing_says_so() -> None:
+    asked = plan(mesh=Mesh(), saved=Saved(preset="full"))
+    work = Workload(global_batch_size=1, seq_len=4096)
+    graph, cluster = model("llama-3.1-70b"), parse_cluster("1xh100-sxm")
+    assert changes_that_fit(graph, cluster, asked, work, STACK) == ()
+    lines = prediction_text(predict(graph, cluster, asked, work), advice=())
+    assert any(line.startswith("no single change or pair") for line in lines)

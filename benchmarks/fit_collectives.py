@@ -4,7 +4,7 @@
     python benchmarks/fit_collectives.py DATA_DIR --write    # and put the rows into the file
 
 DATA_DIR holds kernels/*.csv (public measurements; each names its source). Every second size is kept out of every fit;
-errors are on those. Where a size was measured several times (NCCL versions, dtypes, settings), the fit is to the
+errors are on those. Where a size was measured several times (NCCL versions, settings), the fit is to the
 median and errors are of every single measurement. About a minute on one core. Assumed rows are left as they are.
 """
 
@@ -130,8 +130,6 @@ class Inside:
     """Of `collectives`; the data is of the first."""
     groups: dict[int, tuple[AxisLink, Points]]
     data: str
-    fit: bool = True
-    """False: only judged, on rows that other data made."""
 
 
 def fit_inside(want: Inside) -> InsideFit:
@@ -171,7 +169,7 @@ def provenance(data: str, median: float, p90: float, sizes: Array) -> Provenance
 
 def _size(count: float) -> str:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
+        if count >= 0.99 * scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"
 
@@ -184,6 +182,7 @@ AIC = "nccl_intranode_aiconfigurator"
 
 
 def inside_rows(data: Path) -> list[Inside]:
+    """AIConfigurator's runs in fp16: on int8, all-reduces of H100 do without the switches' sums."""
     found = []
     for device, spec, link, versions in (
         ("a100_sxm", "dgx-a100-80gb", "nvlink3", "2.27.3"),
@@ -196,12 +195,12 @@ def inside_rows(data: Path) -> list[Inside]:
             groups = {
                 n: (
                     group(f"1x{spec}" if device != "l40s" else spec, n, n),
-                    points(read(data, AIC, device=device, library="nccl/*", op=op, num_gpus=str(n))),
+                    points(read(data, AIC, device=device, library="nccl/*", dtype="fp16", op=op, num_gpus=str(n))),
                 )
                 for n in sizes
             }
             kinds = ("all_gather", "broadcast") if op == "all_gather" else (OPS.get(op, op),)
-            source = f"{AIC}.csv: {device}, nccl-tests, NCCL {versions}"
+            source = f"{AIC}.csv: {device}, nccl-tests, fp16, NCCL {versions}"
             found.append(Inside(label=device, link=link, kinds=kinds, groups=groups, data=source))
     return found + other_rows(data)
 
@@ -430,7 +429,15 @@ def _tcp_rows(data: Path) -> list[Across]:
         kinds = ("all_gather", "broadcast") if op == "all_gather" else (OPS.get(op, op),)
         algorithm = "direct" if op in OPS else "ring"
         said = "collectives_apex.csv: 2 and 4 nodes of V100-PCIe, 10 Gb/s Ethernet, half"
-        row = _row("ethernet", kinds, algorithm, said, start_s=2e-4, step_s=1e-4, inside_step_s=1e-5)
+        row = _row(
+            "ethernet",
+            kinds,
+            algorithm,
+            said,
+            start_s=2e-4,
+            step_s=1e-5 if op == "sendrecv" else 1e-4,
+            inside_step_s=1e-5,
+        )
         fixed = ((0, "step_s"), (0, "inside_step_s")) if op == "sendrecv" else ()
         found.append(Across(label=f"10GbE {op}", rows=(row,), fixed=fixed, groups=groups))
     return found
@@ -474,7 +481,7 @@ def judge(data: Path) -> None:
             "H200 x8, NCCL 2.23 to 2.29.2",
             op,
             h100,
-            read(data, AIC, device="h200_sxm", library="nccl/*", op=op, num_gpus="8"),
+            read(data, AIC, device="h200_sxm", library="nccl/*", dtype="fp16", op=op, num_gpus="8"),
             512,
         )
         for op in ("all_reduce", "all_gather", "reduce_scatter", "alltoall")

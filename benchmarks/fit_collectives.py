@@ -281,7 +281,7 @@ def fit_across(want: Across) -> tuple[AcrossFit, ...]:
         return tuple(rows)
 
     def predict(rows: tuple[AcrossFit, ...], link: AxisLink, size: Array) -> Array:
-        costs = [collectives._across_cost(row, kind, link).seconds(size) for row in rows]
+        costs = [collectives.across_cost(row, kind, link).seconds(size) for row in rows]
         return np.asarray(np.minimum.reduce(costs))
 
     def loss(p: Array) -> float:

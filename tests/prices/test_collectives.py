@@ -176,6 +176,7 @@ def test_every_machine_has_every_collective(name: str) -> None:
     cluster = parse_cluster(f"2x{name}" if node.nic else f"1x{name}")
     ends = np.array([[0, cluster.num_devices - 1]])
     groups = [ends, np.arange(min(8, node.count))[None, :]]
+    assert 0 < copy_seconds(GIB, node) < 10
     for kind in KINDS:
         for members in groups:
             seen = axis_link(cluster, members)

@@ -232,7 +232,7 @@ def algorithm_costs(kind: str, link: AxisLink) -> tuple[Cost, ...]:
     if link.nodes == 1:
         return (_inside_cost(known, link),)
     rows = _rows(collective_fits().across, known, link)
-    return tuple(_across_cost(row, known, link) for row in rows)
+    return tuple(across_cost(row, known, link) for row in rows)
 
 
 def _inside_cost(kind: CollectiveKind, link: AxisLink) -> Cost:
@@ -247,8 +247,12 @@ def _inside_cost(kind: CollectiveKind, link: AxisLink) -> Cost:
     )
 
 
-def _across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
-    """Ring: 2(n−1)/n of the bytes leave a node; tree: twice the bytes, or once where there are but two nodes."""
+def across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
+    """One algorithm between nodes, on a link that spans several.
+
+    Of an all-reduce's bytes, a ring sends 2(n−1)/n out of each node; a tree all of them twice, or once where there are
+    but two nodes.
+    """
     passes, outer = _passes(kind), link.nodes - 1
     step = max(row.step_s, link.across_latency_s)
     if row.algorithm == "tree":

@@ -1,10 +1,12 @@
 """Prediction: how a job will run, from a model, a cluster and a plan, before it runs.
 
 `predict` returns a frozen `Prediction`: the steady-state step and where it goes, memory by rank and class with its
-moment, and what was assumed. `layer_price` and `Pricing` are the parts that a search reuses. Leaves out measuring and
-searching.
+moment, and what was assumed. `advice` says what to change when it does not fit. `layer_price` and `Pricing` are the
+parts that a search reuses. Leaves out measuring and searching.
 """
 
+from gnomon.prediction.advice import Advice as Advice
+from gnomon.prediction.advice import advice as advice
 from gnomon.prediction.layer import LayerPrice as LayerPrice
 from gnomon.prediction.layer import LocalContext as LocalContext
 from gnomon.prediction.layer import Phase as Phase
@@ -13,6 +15,6 @@ from gnomon.prediction.memory import RankMemory as RankMemory
 from gnomon.prediction.predict import Prediction as Prediction
 from gnomon.prediction.predict import predict as predict
 from gnomon.prediction.stage import StagePrice as StagePrice
-from gnomon.prediction.stage import stage_price as stage_price
+from gnomon.prediction.stage import stage_prices as stage_prices
 from gnomon.prediction.step import Pricing as Pricing
 from gnomon.prediction.step import Step as Step

@@ -36,7 +36,7 @@ class RankMemory:
     peak_bytes: int
     """Reserved by the allocator and outside it."""
     limit_bytes: int
-    """Memory of the device; of several kinds, the smallest."""
+    """Memory of the device."""
     peak_at: str
     """`backward of unit 2`."""
 
@@ -197,12 +197,12 @@ def _rank(
     by_class["overhead"] = reserved - allocated + int(outside)
     return RankMemory(
         rank_class=cls,
-        ranks=tuple(dict.fromkeys(rank for stage in here for rank in stage.ranks)),
+        ranks=tuple(dict.fromkeys(rank for stage in here for rank in stage.members)),
         device=here[0].device.name,
         by_class=by_class,
         allocated_bytes=allocated,
         peak_bytes=sum(by_class.values()),
-        limit_bytes=min(stage.memory_bytes for stage in here),
+        limit_bytes=here[0].device.memory_bytes,
         peak_at=moment,
     )
 

@@ -9,37 +9,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
-
-import numpy as np
 
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
 from gnomon.plans import Fact, Plan, Stack, Workload, batch, check, stage_layers
+from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.memory import RankMemory, rank_memory
-from gnomon.prediction.stage import StagePrice, stage_price
+from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prices.curves import curves_for
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
 from gnomon.schedules import lower
 from gnomon.schedules.optimizer import effective_zero
-from gnomon.simulate import Clock, Period, period, play
+from gnomon.schema import to_mapping
+from gnomon.simulate import Clock, period, play
 from gnomon.simulate import simulate as play_timeline
 from gnomon.timeline import Timeline
 
 PLAIN_STACK = Stack(name="unstated", version="")
 """A stack of which nothing is known; what is assumed in its place is listed with the prediction."""
 
-_ASSUMED = {
+_ASSUMED: Mapping[str, tuple[object, str]] = {
     "attention": ("flash", "flash attention"),
     "norm": ("fused", "fused norms"),
     "activation": ("fused", "fused activations"),
     "cross_entropy": ("unfused", "cross-entropy in fp32, op by op"),
     "launch": ("eager", "kernels launched one by one"),
     "optimizer_step": ("fused", "a fused optimizer"),
+    "grad_accumulation_fused": (False, "gradients added up by kernels of their own"),
 }
 
 
@@ -62,8 +63,6 @@ class Prediction:
     """The same with what is computed twice counted."""
     model_flops: float
     """Of one step, all devices."""
-    breakdown: Mapping[str, float]
-    """Part of the busiest rank's step -> seconds; they add up to the step."""
     memory: tuple[RankMemory, ...]
     """By rank class, in order of stages."""
     assumptions: tuple[str, ...]
@@ -72,6 +71,13 @@ class Prediction:
     """What the plan implies and a reader might not expect."""
     step: Step = field(repr=False)
     structure: Structure = field(repr=False)
+    pricing: Pricing = field(repr=False)
+    """Seconds of every action, and the graph, cluster and stack that they are of."""
+
+    @cached_property
+    def breakdown(self) -> Mapping[str, float]:
+        """Part of the busiest rank's step -> seconds; they add up to the step to the bit. See `step_parts`."""
+        return step_parts(self.structure, self.step, self.pricing)
 
     @property
     def fits(self) -> bool:
@@ -100,6 +106,10 @@ class Prediction:
             "schema": "gnomon.prediction/1",
             "model": self.model,
             "cluster": self.cluster,
+            "devices": len(set(self.plan.device_of)),
+            "plan": to_mapping(self.plan),
+            "workload": to_mapping(self.workload),
+            "microbatches": self.pricing.count,
             "step_s": self.step_s,
             "makespan_s": self.makespan_s,
             "tokens_per_s_per_device": self.tokens_per_s_per_device,
@@ -132,24 +142,37 @@ def predict(
     notes = tuple(str(note) for note in check(plan, graph, machines, workload))
     kernels, assumed, stack = _settle(stack)
     count, size = batch(plan, workload)
-    stages = tuple(_stage(plan, graph, machines, s, workload, size, kernels) for s in range(plan.num_stages))
+    workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels) for s in range(plan.num_stages))
     structure, blocks = _structure(plan, graph, count)
+    stages = tuple(each[0] for each in workers)  # who waits for the slowest worker is as slow
     pricing = Pricing(plan, graph, machines, stack, stages, blocks, count)
     durations = pricing.durations(structure.program)
-    found = period(structure, durations)
-    memory, sizes = rank_memory(structure, pricing)
+    memory, sizes = _memory(structure, pricing, workers)
     step = Step(program=structure.program, durations=durations, sizes=sizes, stages=stages, blocks=blocks)
-    return _prediction(graph, machines, plan, workload, step, structure, found, memory, kernels, assumed, stack, notes)
+    return _prediction(structure, step, pricing, workload, memory, kernels, assumed, notes)
 
 
-def _stage(
+def _memory(
+    structure: Structure, pricing: Pricing, workers: tuple[tuple[StagePrice, ...], ...]
+) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
+    """Memory of every rank class, each kind of worker apart, and the sizes of buffers on the slowest."""
+    found, sizes = rank_memory(structure, pricing)
+    every = {(rank.rank_class, rank.ranks): rank for rank in found}
+    for kind in range(1, max(len(each) for each in workers)):
+        stages = tuple(each[min(kind, len(each) - 1)] for each in workers)
+        other = Pricing(
+            pricing.plan, pricing.graph, pricing.cluster, pricing.stack, stages, pricing.blocks, pricing.count
+        )
+        for rank in rank_memory(structure, other)[0]:
+            every.setdefault((rank.rank_class, rank.ranks), rank)
+    return tuple(sorted(every.values(), key=lambda rank: rank.rank_class)), sizes
+
+
+def _workers(
     plan: Plan, graph: Graph, cluster: Cluster, stage: int, workload: Workload, size: int, kernels: Kernels
-) -> StagePrice:
+) -> tuple[StagePrice, ...]:
     mesh = plan.stage_mesh(stage)
-    shares = plan.stages[stage].shares if plan.stages else ()
     sizes = local_sizes(workload, size, mesh.data_ranks)
-    if shares:
-        sizes["batch"] = max(shares)
     experts = {dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"} - {
         None
     }
@@ -157,7 +180,7 @@ def _stage(
     if experts and workload.router.kind != "balanced":
         fractions = workload.router.rank_fractions(max(e for e in experts if e is not None), mesh.ep)
         load = float(max(fractions) * len(fractions))
-    return stage_price(plan, graph, cluster, stage, sizes=sizes, kernels=kernels, load=load)
+    return stage_prices(plan, graph, cluster, stage, sizes=sizes, kernels=kernels, load=load)
 
 
 @lru_cache(maxsize=64)
@@ -178,7 +201,10 @@ def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[t
 def _settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
     """Kernels of a stack; what had to be assumed; the stack with the assumptions filled in where prices need them."""
     missing = [name for name in _ASSUMED if getattr(stack, name) is None]
-    chosen = {name: getattr(stack, name) or default for name, (default, _) in _ASSUMED.items()}
+    chosen: dict[str, Any] = {
+        name: default if getattr(stack, name) is None else getattr(stack, name)
+        for name, (default, _) in _ASSUMED.items()
+    }
     told = tuple(_ASSUMED[name][1] for name in missing)
     assumed = (f"stack {stack.name!r} does not say: taken as {', '.join(told)}",) if told else ()
     kernels = Kernels(
@@ -194,19 +220,17 @@ def _settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
 
 
 def _prediction(
-    graph: Graph,
-    cluster: Cluster,
-    plan: Plan,
-    workload: Workload,
-    step: Step,
     structure: Structure,
-    found: Period,
+    step: Step,
+    pricing: Pricing,
+    workload: Workload,
     memory: tuple[RankMemory, ...],
     kernels: Kernels,
     assumed: tuple[str, ...],
-    stack: Stack,
     notes: tuple[str, ...],
 ) -> Prediction:
+    graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
+    found = period(structure, step.durations)
     tokens = sum(workload.sequence_lengths())
     lengths = workload.sequence_lengths()
     sizes = {"batch": len(lengths), "seq": lengths[0], **dict(workload.sizes)}
@@ -214,12 +238,13 @@ def _prediction(
     flops = float(work.total.matmul_flops)
     every = cluster.devices
     devices = Counter(every[d] for d in set(plan.device_of))
-    dtype = "fp8" if plan.precision.fp8 else plan.precision.compute
-    peak = sum(device.flops_per_s(dtype) * count for device, count in devices.items())
+    peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())
     again = sum(s.phase("recompute").flops * len(s.ranks) for s in step.stages) * _microbatches(structure)
     from_rest = play(Clock.of(structure, step.durations)).end
     kinds = {device.name: device for device in devices}
     hosts = [host_cost(stack, device) for device in kinds.values()]
+    if plan.precision.fp8 is not None:
+        assumed = (*assumed, "eight-bit products: not in routers and logits; MFU over the peak of the compute dtype")
     assumptions = (
         *assumed,
         *cluster.assumptions,
@@ -238,32 +263,14 @@ def _prediction(
         mfu=flops / found.seconds / peak,
         hfu=(flops + again) / found.seconds / peak,
         model_flops=flops,
-        breakdown=_breakdown(structure, step, found),
         memory=memory,
         assumptions=tuple(dict.fromkeys(assumptions)),
         notes=notes,
         step=step,
         structure=structure,
+        pricing=pricing,
     )
 
 
 def _microbatches(structure: Structure) -> int:
     return len(structure.program.units)
-
-
-def _breakdown(structure: Structure, step: Step, found: Period) -> dict[str, float]:
-    """The step of the rank class with the most compute: kernels, collectives inside layers, update, and the rest by
-    what it waited for."""
-    program = structure.program
-    busy = step.durations.busy[program.key]
-    on_compute = program.stream == program.streams.index("compute")
-    cls_of = np.repeat(np.arange(program.num_classes), np.diff(program.class_ptr))
-    load = np.bincount(cls_of[on_compute], busy[on_compute], program.num_classes)
-    worst = int(np.argmax(load))
-    out: dict[str, float] = {}
-    for k, kind in enumerate(program.kinds):
-        mine = on_compute & (cls_of == worst) & (program.kind == k)
-        if mine.any():
-            out[kind.name] = float(busy[mine].sum())
-    out["waiting"] = found.seconds - sum(out.values())
-    return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +47,9 @@ class StagePrice:
     ranks: tuple[int, ...]
     """Ranks of the job, in the order of the stage's mesh."""
     device: Device
-    """The device that it is priced on: of several kinds, the slowest."""
-    memory_bytes: int
-    """Memory of its smallest device."""
+    """The device that it is priced on."""
+    members: tuple[int, ...]
+    """Of `ranks`, those on such a device with as large a share of each microbatch: these are priced."""
     links: Mapping[str, AxisLink]
     layers: tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]
     plan: Plan
@@ -186,7 +186,7 @@ def width(dtype: str) -> int:
     return DTYPE_BITS[dtype] // 8
 
 
-def stage_price(
+def stage_prices(
     plan: Plan,
     graph: Graph,
     cluster: Cluster,
@@ -195,24 +195,45 @@ def stage_price(
     sizes: Mapping[str, int],
     kernels: Kernels,
     load: float = 1.0,
-) -> StagePrice:
-    """Prices of the layers of one stage, for its slowest worker.
+) -> tuple[StagePrice, ...]:
+    """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
     each rank a share. load: busiest over mean rows of experts.
     """
-    mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
-    where, devices = plan.device_of, cluster.devices
-    on = [devices[where[rank]] for rank in ranks]
-    smallest = min(device.memory_bytes for device in set(on))
+    mesh, ranks, devices = plan.stage_mesh(stage), _ranks(plan)[stage], _devices(plan, cluster)
     shares = plan.stages[stage].shares if plan.stages else ()
-    parts = [shares[mesh.dense.coordinate(i, "dp")] if shares else sizes["batch"] for i in range(len(ranks))]
-    workers = [
-        _stage_price(plan, graph, cluster, stage, {**sizes, "batch": part}, kernels, load, device, smallest)
-        for device, part in sorted(set(zip(on, parts, strict=True)), key=lambda pair: (pair[0].name, pair[1]))
-        if part
+    workers: dict[tuple[Device, int], list[int]] = {}
+    for index, rank in enumerate(ranks):
+        part = shares[mesh.dense.coordinate(index, "dp")] if shares else sizes["batch"]
+        if part:
+            workers.setdefault((devices[rank], part), []).append(rank)
+    found = [
+        _stage_price(plan, graph, cluster, stage, {**sizes, "batch": part}, kernels, load, device, tuple(members))
+        for (device, part), members in workers.items()
     ]
-    return max(workers, key=lambda one: one.phase("forward").device_s + one.phase("input_grad").device_s)
+    return tuple(sorted(found, key=_seconds, reverse=True))
+
+
+@lru_cache(maxsize=8)
+def _ranks(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    return plan.stage_ranks
+
+
+@lru_cache(maxsize=8)
+def _devices(plan: Plan, cluster: Cluster) -> tuple[Device, ...]:
+    """Device of each rank."""
+    every = cluster.devices
+    return tuple(every[place] for place in plan.device_of)
+
+
+@lru_cache(maxsize=8)
+def _places(plan: Plan) -> NDArray[np.int64]:
+    return np.array(plan.device_of)
+
+
+def _seconds(stage: StagePrice) -> float:
+    return sum(stage.phase(name).device_s for name in ("forward", "input_grad", "weight_grad", "recompute"))
 
 
 def _stage_price(
@@ -224,9 +245,9 @@ def _stage_price(
     kernels: Kernels,
     load: float,
     device: Device,
-    memory_bytes: int,
+    members: tuple[int, ...],
 ) -> StagePrice:
-    mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
+    mesh, ranks = plan.stage_mesh(stage), _ranks(plan)[stage]
     links = stage_links(plan, cluster, mesh, ranks, experts=bool(_experts(plan, graph, stage)))
     saving = savings(plan, graph, kernels)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
@@ -259,7 +280,7 @@ def _stage_price(
         mesh=mesh,
         ranks=ranks,
         device=device,
-        memory_bytes=memory_bytes,
+        members=members,
         links=links,
         layers=tuple((layer_price(context), tuple(layers)) for context, layers in groups.items()),
         plan=plan,
@@ -282,7 +303,7 @@ def stage_links(
 ) -> dict[str, AxisLink]:
     """What the collectives of each group of axes run over: the slowest group of its kind. experts: whether there are
     any, for the groups of their own."""
-    device_of = np.array(plan.device_of)
+    device_of = _places(plan)
     place: NDArray[np.int64] = device_of[np.array(ranks)]
     links = {}
     views = {"dense": mesh.dense, "experts": mesh.experts if experts else mesh.dense}

@@ -153,11 +153,13 @@ class Pricing:
         return total
 
     def parts(self, kind: str, block: int) -> dict[str, float]:
-        """Seconds of a computing action by what they go into: `compute`, collectives by axis (`tp`), what launches
-        take beyond (`launch`), and what offloaded activations take beyond (`offload`). They add up to its price."""
+        """Seconds of a computing action by what they go into: `compute`, what is computed
+        again (`again`), collectives by axis (`tp`), what launches take beyond (`launch`), and what offloaded
+        activations take beyond that (`offload`). They add up to its price."""
         stage = self.blocks[block][0]
         phases = [self.phase(name, block) for name in PHASES[kind]]
         extra = self._around(kind, block)
+        again = sum(p.compute_s for n, p in zip(PHASES[kind], phases, strict=True) if n == "recompute")
         compute = sum(phase.compute_s for phase in phases) + float(extra.device_s)
         comm: dict[str, float] = {}
         for phase in phases:
@@ -168,7 +170,8 @@ class Pricing:
         held = max(device, launches)
         copies = self._activation_copies(kind, block)
         return {
-            "compute": compute,
+            "compute": compute - again,
+            "again": again,
             **comm,
             "launch": max(launches - device, 0.0),
             "offload": max(copies - held, 0.0),

@@ -1,0 +1,81 @@
+"""Where the step of the busiest rank goes: kernels, collectives by axis, launches, update, and idle time by cause.
+
+`step_parts` plays the steady state and takes `gnomon.timeline.breakdown` of its compute stream; what holds the stream
+is divided further by the prices of its layers. The parts add up to the step to the bit. Leaves out other ranks, and
+what communication the clock shows hidden beside computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gnomon.prediction.step import PHASES, Pricing, Step
+from gnomon.program import Structure
+from gnomon.simulate import simulate
+from gnomon.timeline import Share, breakdown
+from gnomon.units import quantise
+
+AXES: Mapping[str, str] = {
+    **dict.fromkeys(("SEND_F", "RECV_F", "SEND_B", "RECV_B", "SEND_SKIP", "SEND_SKIP_GRAD"), "pp"),
+    **dict.fromkeys(("RECV_SKIP", "RECV_SKIP_GRAD"), "pp"),
+    **dict.fromkeys(("AR", "REDUCE_GRAD", "UNSHARD"), "dp"),
+}
+"""Kind of action -> axis that it communicates over."""
+
+RECOMPUTE = "R"
+LAUNCH = "launch"
+OFFLOAD = "offload"
+
+
+def step_parts(structure: Structure, step: Step, pricing: Pricing) -> dict[str, float]:
+    """Part -> seconds of the rank class that computes most, in the steady state.
+
+    A kind of action (`F`, `B`, `I`, `W`, `OPT`, `NORM` …): its kernels. `R`: kernels of what is computed again. `tp
+    communication`, `ep …`: collectives within layers that their kernels wait for. `pp communication`, `dp …`: messages
+    and reductions that the rank waits for. `launch`: kernels waiting for the host. `offload`: copies to and from the
+    host, and its update, that are waited for. `bubble`: waiting for other ranks' computing. `ahead`: waiting for
+    nothing of this rank's, because another one sets the pace.
+    """
+    found = breakdown(simulate(structure, step.durations, steady=True))
+    worker = min(range(len(found.workers)), key=lambda w: found.idle_s(found.workers[w]))
+    out: dict[str, float] = {}
+    for share in found.of(found.workers[worker]):
+        split = _split(structure, pricing, worker, share) if share.busy else {_idle(share): share.seconds}
+        for name, seconds in split.items():
+            out[name] = out.get(name, 0.0) + seconds
+    return {name: seconds for name, seconds in out.items() if seconds}
+
+
+def _idle(share: Share) -> str:
+    if share.part == "communication":
+        return f"{AXES.get(share.action, share.action.lower())} communication"
+    return OFFLOAD if share.part in ("copy", "host") else share.part
+
+
+def _split(structure: Structure, pricing: Pricing, worker: int, share: Share) -> dict[str, float]:
+    """Busy seconds of one kind of action, divided as its prices are; rounding falls to the largest part."""
+    kinds = [kind for kind in share.action.split("&") if kind in PHASES]
+    if not kinds:
+        return {share.action: share.seconds}
+    parts = _parts(structure, pricing, worker, kinds)
+    whole = sum(parts.values())
+    largest = max(parts, key=lambda name: parts[name])
+    names = {"compute": share.action, "again": RECOMPUTE, "launch": LAUNCH, "offload": OFFLOAD}
+    out = {name: quantise(share.seconds * part / whole) for name, part in parts.items() if whole}
+    out[largest] = share.seconds - sum(seconds for name, seconds in out.items() if name != largest)
+    return {names.get(name, f"{name} communication"): seconds for name, seconds in out.items()}
+
+
+def _parts(structure: Structure, pricing: Pricing, worker: int, kinds: list[str]) -> dict[str, float]:
+    program = structure.program
+    rows = slice(int(program.class_ptr[worker]), int(program.class_ptr[worker + 1]))
+    found, counts = np.unique(program.key[rows], return_counts=True)
+    out: dict[str, float] = {"compute": 0.0}
+    for index, count in zip(found.tolist(), counts.tolist(), strict=True):
+        key = program.keys[index]
+        if key.kind in kinds:
+            for name, seconds in pricing.parts(key.kind, key.stage).items():
+                out[name] = out.get(name, 0.0) + seconds * count
+    return out

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from gnomon.errors import InputError
 from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, read_source
@@ -82,6 +83,9 @@ INEXPRESSIBLE = {
     "moe.*": "mixture-of-experts settings",
 }
 
+PRECISION_KEYS = {"bf16.enabled": "bf16", "fp16.enabled": "fp16"}
+"""Switches that trainers set by their own mixed precision."""
+
 OPTIMIZERS = {
     "Adam": "adam",
     "AdamW": "adamw",
@@ -101,12 +105,14 @@ def read_deepspeed(
     model: ModelConfig | str | None = None,
     micro_batch_size: int | None = None,
     gradient_accumulation_steps: int | None = None,
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
     saved: Saved | None = None,
 ) -> Job:
     """The job of a configuration file (a Path, or its text) around a model of its own.
 
-    devices: all of them data-parallel ranks. micro_batch_size, gradient_accumulation_steps: in place of `"auto"`.
-    saved: what the model's code recomputes. Raises InputError for what is missing, unknown or refused, with the fix.
+    devices: all of them data-parallel ranks. micro_batch_size, gradient_accumulation_steps, mixed_precision: in place
+    of `"auto"`. saved: what the model's code recomputes. Raises InputError for what is missing, unknown or refused,
+    with the fix.
     """
     text, file = read_source(source)
     return job_of(
@@ -119,6 +125,7 @@ def read_deepspeed(
             "train_micro_batch_size_per_gpu": micro_batch_size,
             "gradient_accumulation_steps": gradient_accumulation_steps,
         },
+        mixed_precision=mixed_precision,
         saved=saved or Saved(),
     )
 
@@ -131,15 +138,22 @@ def job_of(
     seq_len: int,
     model: ModelConfig | str | None,
     given: Mapping[str, int | None],
+    mixed_precision: str | None,
     saved: Saved,
 ) -> Job:
     """A job from a configuration's values."""
     flat = flatten(values)
-    for key, value in list(flat.items()):
-        if value == "auto":  # Hugging Face's Trainer and accelerate fill these in
-            flat[key] = given.get(key)
+    # Hugging Face's Trainer and accelerate fill these in: from their own arguments, or from the model's hidden size.
+    auto = [key for key, value in flat.items() if value == "auto"]
+    if not mixed_precision and (key := next((key for key in auto if key in PRECISION_KEYS), "")):
+        raise InputError(f"{file}: {key} is left to the trainer; give mixed_precision= (no, bf16 or fp16)", f"$.{key}")
+    flat = {key: value for key, value in flat.items() if key not in auto}
+    flat |= {key: mixed_precision == PRECISION_KEYS[key] for key in auto if key in PRECISION_KEYS}
     flat |= {key: value for key, value in given.items() if value is not None}
     f = Fields(flat, file)
+    for key in auto:
+        if key not in flat and key not in given and key != "train_batch_size":
+            f.note_default(key, "auto", "filled in by the trainer; DeepSpeed's own default is taken here")
     mesh = mesh_of(f, devices)
     total, micro = batch_of(f, mesh.data_ranks)
     precision = precision_of(f)

@@ -23,6 +23,9 @@ MAX_DEPTH = 64
 MAX_VALUES = 200_000
 """Values in a file, each alias counted as what it repeats; a billion laughs has 10⁹."""
 
+TAGS = frozenset("map seq str int float bool null timestamp merge value".split())
+"""Types of plain YAML, after `tag:yaml.org,2002:`."""
+
 INSTALL = (
     "reading YAML needs PyYAML, which is not installed; run `pip install 'gnomon[formats]'` or `pip install pyyaml`"
 )
@@ -101,6 +104,8 @@ def _construct(node: Any, source: str, path: str, loader: Any) -> object:
     def fail(message: str) -> NoReturn:
         raise InputError(f"{source}:{node.start_mark.line + 1}: {message}", path)
 
+    if node.tag.removeprefix("tag:yaml.org,2002:") not in TAGS:
+        fail(f"a value of type {node.tag!r}, which is not read; write a plain value")
     if node.id == "mapping":
         found: dict[str, object] = {}
         for key_node, value_node in node.value:
@@ -113,8 +118,6 @@ def _construct(node: Any, source: str, path: str, loader: Any) -> object:
         return found
     if node.id == "sequence":
         return [_construct(item, source, f"{path}[{i}]", loader) for i, item in enumerate(node.value)]
-    if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python/"):
-        fail(f"a value of type {node.tag!r}, which is not read; write a plain value")
     try:
         value = loader.construct_object(node)
     except ValueError:

@@ -1,0 +1,93 @@
+"""accelerate: FSDP 1 and 2 as its dataclasses read them. The YAML reader's limits are tested in test_yaml_file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnomon.errors import InputError
+from gnomon.formats.accelerate import read_accelerate
+from gnomon.formats.job import Job
+from gnomon.plans import Saved, check
+
+FILES = Path(__file__).parent / "fixtures/accelerate"
+
+
+def job(text: str, **arguments: Any) -> Job:
+    return read_accelerate(text, **{"seq_len": 1024, "micro_batch_size": 2, "model": "gpt2", **arguments})
+
+
+def test_hybrid_sharding_replicates_over_machines() -> None:
+    found = job(
+        (FILES / "fsdp1.yaml").read_text(), gradient_accumulation_steps=4, micro_batch_size=1, model="llama-3.1-8b"
+    )
+    assert (found.plan.mesh.dp_replicate, found.plan.mesh.dp_shard) == (4, 8)
+    assert found.plan.optimizer.zero == 3 and found.plan.optimizer.reshard_after_forward
+    assert found.plan.saved == Saved(preset="full") and found.workload.global_batch_size == 32 * 4
+    precision = found.plan.precision
+    assert (precision.param, precision.compute, precision.reduce, precision.master) == ("fp32", "bf16", "bf16", "none")
+    assert found.unexpressed == () and found.devices == 32
+    check(found.plan, found.graph(), None, found.workload)
+
+
+def test_context_parallelism() -> None:
+    found = read_accelerate(FILES / "cp8.yaml", seq_len=8192, micro_batch_size=1)
+    assert found.plan.mesh.cp == 8 and found.plan.mesh.dp_shard == 1 and found.plan.layout.context == "all_gather"
+    assert found.workload.global_batch_size == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "zero", "reshard", "replicas"),
+    [
+        ("FULL_SHARD", 3, True, 1),
+        ("SHARD_GRAD_OP", 3, False, 1),
+        ("NO_SHARD", 0, True, 1),
+        ("HYBRID_SHARD_ZERO2", 3, False, 2),
+        ("1", 3, True, 1),
+        ("2", 3, False, 1),
+    ],
+)
+def test_strategies(strategy: str, zero: int, reshard: bool, replicas: int) -> None:
+    text = "distributed_type: FSDP\nnum_processes: 8\nnum_machines: 2\nfsdp_config:\n  fsdp_sharding_strategy: "
+    plan = job(text + strategy).plan
+    assert (plan.optimizer.zero, plan.optimizer.reshard_after_forward) == (zero, reshard)
+    assert plan.mesh.dp_replicate == replicas
+
+
+def test_ddp_and_one_process() -> None:
+    ddp = job("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: bf16").plan
+    assert ddp.optimizer.zero == 0 and ddp.mesh.dp_shard == 4 and ddp.precision.reduce == "fp32"
+    assert job("distributed_type: 'NO'").devices == 1
+
+
+FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  "
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("num_processes: 8", "missing key 'distributed_type'"),
+        ("distributed_type: DEEPSPEED\nnum_processes: 8", "read_deepspeed"),
+        ("distributed_type: FSDP", "missing key 'num_processes'"),
+        (FSDP + "fsdp_sharding_strategy: FULL_SHARDS", "is not one of FULL_SHARD"),
+        (FSDP + "fsdp_reshard_after_forward: true", "names a strategy"),
+        (FSDP + "fsdp_version: 2\n  fsdp_reshard_after_forward: FULL_SHARD", "it is true or false"),
+        (FSDP + "fsdp_offload_parms: true", "did you mean 'fsdp_config.fsdp_offload_params'"),
+        ("distributed_type: MULTI_GPU\nnum_processes: 8\nparallelism_config:\n  parallelism_config_tp_size: 3", "is 9"),
+        (
+            "distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n  parallelism_config_dp_shard_size: 4",
+            "set its dp_shard_size to 8",
+        ),
+    ],
+)
+def test_what_the_program_refuses_is_refused_with_the_fix(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        job(text)
+
+
+def test_what_has_no_place_is_reported() -> None:
+    found = job(FSDP + "fsdp_offload_params: true\n  fsdp_forward_prefetch: true\n  fsdp_auto_wrap_policy: NO_WRAP")
+    names = {u.field.removeprefix("fsdp_config.fsdp_") for u in found.unexpressed}
+    assert names == {"offload_params", "forward_prefetch", "auto_wrap_policy"}

@@ -1,0 +1,291 @@
+"""Megatron-LM and Megatron-Bridge: scripts with known settings give the plans and parameter counts of their models.
+
+The scripts in `fixtures/megatron` hold the settings of public ones. Refusals are those of Megatron-LM's own
+validate_args, TransformerConfig and schedules (named in the reader).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import FormatError, GnomonError, InputError
+from gnomon.formats.job import Job
+from gnomon.formats.megatron import read_megatron
+from gnomon.formats.megatron_bridge import read_bridge
+from gnomon.models.deepseek import DeepseekConfig
+from gnomon.models.llama import LlamaConfig, llama3_1_70b
+from gnomon.plans import Saved, SavedRule, check
+
+SCRIPTS = Path(__file__).parent / "fixtures/megatron"
+GPT: dict[str, Any] = {
+    "num-layers": 24,
+    "hidden-size": 1024,
+    "num-attention-heads": 16,
+    "seq-length": 1024,
+    "max-position-embeddings": 1024,
+    "micro-batch-size": 2,
+    "global-batch-size": 64,
+    "vocab-size": 50257,
+    "bf16": True,
+}
+LLAMA = {
+    **GPT,
+    "swiglu": True,
+    "position-embedding-type": "rope",
+    "normalization": "RMSNorm",
+    "disable-bias-linear": True,
+    "untie-embeddings-and-output-weights": True,
+    "attention-dropout": 0.0,
+    "hidden-dropout": 0.0,
+    "ffn-hidden-size": 2816,
+    "group-query-attention": True,
+    "num-query-groups": 8,
+}
+
+
+def words(options: dict[str, Any], **changes: Any) -> list[str]:
+    """Arguments; True is a switch, None leaves out, names take `_` for `-`."""
+    chosen = {**options, **{key.replace("_", "-"): value for key, value in changes.items()}}
+    spelled = [(f"--{key}", value) for key, value in chosen.items() if value is not None and value is not False]
+    return [w for key, value in spelled for w in ([key] if value is True else [key, *str(value).split()])]
+
+
+def job(options: dict[str, Any] = GPT, devices: int = 8, **changes: Any) -> Job:
+    return read_megatron(words(options, **changes), devices=devices)
+
+
+def test_the_llama_example() -> None:
+    found = read_megatron(SCRIPTS / "llama3_8b.sh")
+    assert found.graph().num_parameters() == 8_030_261_248
+    assert found.devices == 8 and found.plan.mesh.dp_shard == 8
+    assert (found.workload.global_batch_size, found.workload.seq_len) == (128, 8192)
+    assert found.plan.optimizer.zero == 1 and found.plan.overlap.grad_reduce and found.plan.overlap.param_gather
+    assert found.plan.precision.grad == "bf16" and found.plan.precision.master == "fp32"
+    assert found.plan.precision.fp8 is not None and found.plan.precision.fp8.recipe == "delayed"
+    assert found.plan.overlap.bucket_bytes == 40_000_000 * 2
+    assert found.stack.cross_entropy == "fused" and found.stack.attention == "flash"
+    assert not found.plan.layout.sequence_parallel and any("sequence_parallel" in note for note in found.notes)
+    assert found.unexpressed == ()
+    check(found.plan, found.graph(), None, found.workload)
+
+
+def test_the_175b_row_of_korthikanti() -> None:
+    env = {"BATCH": "64", "VOCAB": "v.json"}
+    found = read_megatron(SCRIPTS / "gpt3_175b.sh", devices=64, env=env)
+    plan = found.plan
+    assert (plan.mesh.tp, plan.mesh.pp, plan.mesh.dp_shard) == (8, 8, 1)
+    assert (plan.schedule.name, plan.schedule.virtual_stages) == ("interleaved_one_f_one_b", 3)
+    assert plan.saved == Saved(preset="selective") and plan.layout.sequence_parallel
+    assert plan.precision.param == "fp16" and plan.precision.grad == "fp16"
+    assert plan.overlap.pipeline_sends and found.stack.p2p == "separate"
+    # 12 l h² (1 + 13 / 12h) + (V + s) h + 2h, with V = 50257 padded to 51200 (a multiple of 128 x 8).
+    h, layers, vocab = 12288, 96, 51200
+    assert found.graph().num_parameters() == layers * (12 * h * h + 13 * h) + (vocab + 2048) * h + 2 * h
+    with pytest.raises(InputError, match="= 8 microbatches, but the global batch gives 4; .* of 128 gives 8"):
+        read_megatron(SCRIPTS / "gpt3_175b.sh", devices=1024, env=env)
+    with pytest.raises(InputError, match="'BATCH', which the script does not set"):
+        read_megatron(SCRIPTS / "gpt3_175b.sh", devices=64)
+
+
+def test_devices_come_from_slurm_when_the_launcher_is_srun() -> None:
+    found = read_megatron(SCRIPTS / "gpt3_175b.sh", env={"BATCH": "1024"})
+    assert found.devices == 1024 and found.plan.mesh.dp_shard == 16
+
+
+def test_defaults_are_those_of_the_program() -> None:
+    plan = job().plan
+    assert plan.optimizer.zero == 0 and not plan.overlap.grad_reduce and not plan.overlap.param_gather
+    assert plan.precision.grad == "fp32" and plan.precision.reduce == "fp32"  # bf16 accumulates in fp32
+    assert job(global_batch_size=None).workload.global_batch_size == 2 * 8
+    assert job(bf16=None).plan.precision.param == "fp32"
+    # GPT-2 medium, with 50257 padded to 50304.
+    assert job().graph().num_parameters() == 354_823_168 + (50304 - 50257) * 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "saved"),
+    [
+        ({"recompute_activations": True}, Saved(preset="selective")),
+        ({"recompute_granularity": "selective"}, Saved(preset="selective")),
+        (
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
+            Saved(preset="full", every=2),
+        ),
+        (
+            {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3},
+            Saved(rules=(SavedRule(action="recompute", first_per_stage=3),)),
+        ),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": "core_attn layernorm"},
+            Saved(preset="selective", rules=(SavedRule(tensors=("ln_1*", "ln_2*"), action="recompute"),)),
+        ),
+    ],
+)
+def test_recomputation(changes: dict[str, Any], saved: Saved) -> None:
+    found = job(**changes)
+    assert found.plan.saved == saved
+    check(found.plan, found.graph())
+
+
+def test_stages_of_unequal_size() -> None:
+    pipeline = {"pipeline_model_parallel_size": 4}
+    ends = {"decoder_first_pipeline_num_layers": 5, "decoder_last_pipeline_num_layers": 3}
+    assert job(**pipeline, **ends).plan.schedule.layers_per_stage == (5, 8, 8, 3)
+    counted = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    assert job(num_layers=26, **pipeline, **counted).plan.schedule.layers_per_stage == (6, 7, 7, 6)
+
+
+def test_a_layout_string() -> None:
+    found = job(num_layers=5, pipeline_model_parallel_size=2, pipeline_model_parallel_layout="Et|t|tt|tL")
+    assert found.plan.schedule.layers_per_stage == (1, 1, 2, 1) and found.plan.schedule.virtual_stages == 2
+    repeated = job(num_layers=6, pipeline_model_parallel_size=4, pipeline_model_parallel_layout="E|(tt|)*2,t*2,L")
+    assert repeated.plan.schedule.layers_per_stage == (0, 2, 2, 2)
+
+
+def test_a_deepseek_shape() -> None:
+    found = job(
+        LLAMA,
+        devices=16,
+        num_layers=8,
+        group_query_attention=None,
+        multi_latent_attention=True,
+        q_lora_rank=512,
+        kv_lora_rank=128,
+        num_experts=16,
+        moe_ffn_hidden_size=256,
+        moe_router_topk=4,
+        moe_shared_expert_intermediate_size=512,
+        moe_layer_freq="([0]*2+[1]*6)",
+        expert_model_parallel_size=8,
+        expert_tensor_parallel_size=1,
+        moe_token_dispatcher_type="alltoall",
+        mtp_num_layers=1,
+    )
+    model = found.model
+    assert isinstance(model, DeepseekConfig)
+    assert (model.num_dense_layers, model.num_shared_experts, model.mtp_modules) == (2, 2, 1)
+    assert (found.plan.mesh.ep, found.plan.mesh.etp, found.stack.moe_dispatch) == (8, 1, "all_to_all")
+    assert found.stack.moe_capacity_factor == 0.0 and found.unexpressed == ()
+
+
+def test_what_has_no_place_is_reported() -> None:
+    found = job(
+        LLAMA, tensor_model_parallel_size=2, sequence_parallel=True, tp_comm_overlap=True, fp32_residual_connection=True
+    )
+    assert {u.field for u in found.unexpressed} == {"tp_comm_overlap", "fp32_residual_connection"}
+    dropout = job(LLAMA, hidden_dropout=None, attention_dropout=None)  # 0.1 each unless given
+    assert {u.field for u in dropout.unexpressed} == {"hidden_dropout", "attention_dropout"}
+    none = job(GPT, swiglu=True)
+    assert none.model is None and {u.field for u in none.unexpressed} >= {"swiglu"}
+    with pytest.raises(InputError, match="which model"):
+        none.graph()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"tensor_model_parallel_size": 3},
+            "8 devices are not a multiple of .* = 3; the nearest number of devices is 9",
+        ),
+        ({"global_batch_size": 65}, "global_batch_size = 65 is not a multiple of .* = 2 x 8 = 16; .* is 64"),
+        ({"pipeline_model_parallel_size": 8, "num_layers": 20}, "num_layers .* = 20 is not divisible"),
+        ({"num_attention_heads": 12, "tensor_model_parallel_size": 8, "hidden_size": 768}, "heads = 12 .* is 6"),
+        ({"num_attention_heads": 7}, "hidden_size = 1024 is not divisible by num_attention_heads = 7"),
+        ({"max_position_embeddings": 512}, "512 positions for seq_length = 1024"),
+        ({"context_parallel_size": 2, "seq_length": 1022}, "2 x context_parallel_size = 4"),
+        ({"overlap_param_gather": True}, "needs --use-distributed-optimizer"),
+        ({"overlap_param_gather": True, "use_distributed_optimizer": True}, "needs --overlap-grad-reduce"),
+        ({"tp_comm_overlap": True}, "needs --sequence-parallel"),
+        ({"fp16": True}, "keep one"),
+        ({"expert_model_parallel_size": 2}, "without --num-experts"),
+        ({"recompute_granularity": "full"}, "uniform or block"),
+        ({"recompute_granularity": "selective", "recompute_method": "uniform"}, "takes no method"),
+        ({"num_virtual_stages_per_pipeline_rank": 2}, "at least 2 pipeline ranks"),
+        ({"step_batch_size_schedule": "0:16"}, "keep one of them"),
+        ({"checkpoint_activations": True}, "no longer valid"),
+        ({"vocab_size": None}, "give vocab_size="),
+        ({"tensor_model_paralel_size": 2}, "did you mean '--tensor-model-parallel-size'"),
+        ({"micro_batch_size": "two"}, "expected an integer"),
+        ({"optimizer": "adam2"}, "understood are adam"),
+    ],
+)
+def test_what_the_program_refuses_is_refused_with_the_fix(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        job(**changes)
+
+
+def test_interleaving_needs_enough_microbatches() -> None:
+    stages = {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 2}
+    assert job(**stages).plan.schedule.virtual_stages == 2  # 64 / (2 x 2) = 16 microbatches
+    with pytest.raises(
+        InputError, match="multiple of .* = 4 microbatches, but .* gives 6; .* of 32 gives 8|of 16 gives 4"
+    ):
+        job(**stages, global_batch_size=24)
+
+
+def test_a_script_without_one_training_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="starts no Python program"):
+        read_megatron("echo hello")
+    with pytest.raises(FormatError, match="2 different trainings, on lines 1, 2"):
+        read_megatron("python a.py --num-layers 1\npython a.py --num-layers 2")
+    with pytest.raises(InputError, match="cannot read"):
+        read_megatron(tmp_path / "none.sh")
+    huge = tmp_path / "huge.sh"
+    huge.write_bytes(b"x" * (2**23 + 1))
+    with pytest.raises(InputError, match="limit"):
+        read_megatron(huge)
+    huge.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_megatron(huge)
+
+
+@given(
+    st.lists(
+        st.sampled_from([*words(LLAMA), "--num-layers", "-1", "0", "1e9", "tp", "--a", "--tensor-model-parallel-size"])
+    )
+)
+def test_any_arguments_are_read_or_refused(arguments: list[str]) -> None:
+    try:
+        read_megatron(arguments, devices=8)
+    except GnomonError:
+        pass
+
+
+BRIDGE = "model.tensor_model_parallel_size=4 model.pipeline_model_parallel_size=2 model.seq_length=4096"
+
+
+def test_bridge_overrides_lie_over_what_recipes_share() -> None:
+    found = read_bridge(f"{BRIDGE} model.sequence_parallel=true optimizer.lr=1e-4", model=llama3_1_70b(), devices=16)
+    assert (found.workload.global_batch_size, found.plan.schedule.micro_batch_size) == (32, 2)
+    assert found.plan.optimizer.zero == 1 and found.plan.overlap.param_gather and found.plan.layout.sequence_parallel
+    assert found.stack.name == "megatron-bridge" and isinstance(found.model, LlamaConfig)
+    fp8 = read_bridge(
+        f"{BRIDGE} mixed_precision=bf16_with_fp8_current_scaling_mixed ++ddp.overlap_param_gather=false",
+        model=llama3_1_70b(),
+        devices=16,
+    )
+    assert fp8.plan.precision.fp8 is not None and fp8.plan.precision.fp8.recipe == "tensorwise"
+    assert not fp8.plan.overlap.param_gather
+    assert {u.field for u in fp8.unexpressed} == {"first_last_layers_bf16"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("model.seq_length=4096", "tensor_model_parallel_size is not among the overrides"),
+        (f"{BRIDGE} model.tensor_model_paralel_size=4", "did you mean 'tensor_model_parallel_size'"),
+        (f"{BRIDGE} modell.x=4", "in no section that is known .did you mean 'model'"),
+        (f"{BRIDGE} mixed_precision=bf17_mixed", "did you mean 'bf16_mixed'"),
+        (f"{BRIDGE} train.global_batch_size=33", "the nearest legal global_batch_size is 32"),
+        (f"{BRIDGE} what", "is not section.field=value"),
+    ],
+)
+def test_bridge_refusals(overrides: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_bridge(overrides, model=llama3_1_70b(), devices=16)

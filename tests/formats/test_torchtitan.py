@@ -1,0 +1,175 @@
+"""torchtitan: its own files' settings give the plans they ask for; refusals are those of its code.
+
+`fixtures/torchtitan` holds the settings of the 405B file of v0.2.2. Splits of layers are worked out by hand.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import CatalogueError, FormatError, GnomonError, InputError
+from gnomon.formats.job import Job
+from gnomon.formats.torchtitan import read_torchtitan, stage_split
+from gnomon.formats.torchtitan_models import FLAVORS
+from gnomon.plans import Saved, check
+
+FILE = Path(__file__).parent / "fixtures/torchtitan/llama3_405b.toml"
+
+
+def job(devices: int | None = 8, flavor: str = "8B", **sections: dict[str, Any]) -> Job:
+    """A TOML file of these sections for a Llama 3."""
+    lines = ["[model]", 'name = "llama3"', f'flavor = "{flavor}"']
+    for section, values in sections.items():
+        lines += [f"[{section}]"] if section != "model" else []
+        for key, value in values.items():
+            text = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+            lines.append(f"{key} = {text}")
+    return read_torchtitan("\n".join(lines), devices=devices)
+
+
+def test_the_405b_file() -> None:
+    found = read_torchtitan(FILE, devices=128)
+    assert found.graph().num_parameters() == 405_853_388_800
+    plan = found.plan
+    assert (plan.mesh.dp_shard, plan.mesh.tp) == (16, 8) and found.workload.global_batch_size == 32
+    assert plan.optimizer.zero == 3 and plan.optimizer.reshard_after_forward and plan.saved == Saved(preset="full")
+    assert (
+        plan.precision.fp8 is not None and plan.precision.fp8.gather and plan.precision.fp8.except_ops == ("lm_head",)
+    )
+    assert (plan.precision.param, plan.precision.compute, plan.precision.master) == ("fp32", "bf16", "none")
+    assert plan.layout.sequence_parallel and plan.layout.loss_parallel
+    assert (found.stack.launch, found.stack.norm, found.stack.cross_entropy) == ("compiled", "fused", "fused")
+    assert [u.field for u in found.unexpressed] == ["parallelism.enable_async_tensor_parallel"]
+    check(plan, found.graph(), None, found.workload)
+
+
+def test_the_newer_flags_mean_the_same() -> None:
+    new = read_torchtitan("--module llama3 --config llama3_405b", devices=128)
+    old = read_torchtitan(FILE, devices=128)
+    assert new.model == old.model and new.plan == old.plan and new.workload == old.workload
+    words = "--module=llama3 --config=llama3_8b --parallelism.pipeline-parallel-degree 2 --compile.enable=false"
+    changed = read_torchtitan([*words.split(), "--parallelism.num_pp_microbatches=4"], devices=8)
+    assert changed.workload.global_batch_size == 1 * 4 * 4  # one sequence, four microbatches, four data ranks
+    assert changed.plan.schedule.layers_per_stage == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "split"),
+    [
+        (32, 2, (16, 16)),
+        (32, 4, (8, 9, 8, 7)),
+        (6, 4, (1, 2, 2, 1)),
+        (126, 16, (7,) + (8,) * 14 + (7,)),
+    ],
+)
+def test_stage_split(layers: int, stages: int, split: tuple[int, ...]) -> None:
+    """Embedding and head count as a layer each: 34 = 9 + 9 + 8 + 8, less one at either end."""
+    assert stage_split(layers, stages, 1, 1) == split
+    assert sum(split) == layers
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "virtual", "placement"),
+    [
+        ("1F1B", "one_f_one_b", 1, "loop"),
+        ("Interleaved1F1B", "interleaved_one_f_one_b", 2, "loop"),
+        ("ZBVZeroBubble", "zero_bubble_v", 2, "v"),
+        ("DualPipeV", "dualpipe_v", 2, "v"),
+    ],
+)
+def test_schedules(name: str, ours: str, virtual: int, placement: str) -> None:
+    found = job(
+        parallelism={"pipeline_parallel_degree": 4, "pipeline_parallel_schedule": name},
+        training={"local_batch_size": 8},
+    )
+    schedule = found.plan.schedule
+    assert (schedule.name, schedule.virtual_stages, schedule.placement) == (ours, virtual, placement)
+    assert schedule.micro_batch_size == 1 and not found.plan.optimizer.reshard_after_forward
+    check(found.plan, found.graph(), None, found.workload)
+
+
+def test_activation_checkpointing() -> None:
+    second = job(flavor="debugmodel", activation_checkpoint={"mode": "selective", "selective_ac_option": "2"})
+    assert [rule.calls for rule in second.plan.saved.rules] == ["layers[1]", "layers[3]", "layers[5]"]
+    ops = job(activation_checkpoint={"mode": "selective", "selective_ac_option": "op"})
+    assert ops.plan.saved.preset == "full" and "self_attn.q_proj" in ops.plan.saved.rules[0].tensors
+    check(ops.plan, ops.graph())
+    budget = job(activation_checkpoint={"mode": "memory_budget"})
+    assert [u.field for u in budget.unexpressed] == ["activation_checkpoint.mode"]
+    assert job(activation_checkpoint={"mode": "none"}).plan.saved == Saved()
+
+
+def test_older_names() -> None:
+    old = job(training={"batch_size": 4, "tensor_parallel_degree": 2, "compile": True})
+    assert old.workload.global_batch_size == 16 and old.plan.mesh.tp == 2 and old.stack.launch == "compiled"
+
+
+def test_degrees_give_the_devices() -> None:
+    assert job(None, parallelism={"data_parallel_shard_degree": 4, "tensor_parallel_degree": 2}).devices == 8
+    hybrid = job(8, parallelism={"data_parallel_replicate_degree": 2}).plan.mesh
+    assert (hybrid.dp_replicate, hybrid.dp_shard) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"parallelism": {"tensor_parallel_degree": 3}}, "nearest number of devices is 9"),
+        ({"parallelism": {"data_parallel_shard_degree": 4}}, "multiply to 4 .* there are 8 devices"),
+        ({"training": {"global_batch_size": 9, "local_batch_size": 1}}, "nearest legal global_batch_size is 8"),
+        (
+            {"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_microbatch_size": 3}},
+            "local_batch_size = 8 is not divisible .* is 2",
+        ),
+        ({"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "1B1F"}}, "is not one of 1f1b"),
+        ({"parallelism": {"context_parallel_degree": 2}, "training": {"seq_len": 2050}}, "seq_len = 2050"),
+        (
+            {"parallelism": {"data_parallel_replicate_degree": 4, "tensor_parallel_degree": 2}},
+            "no other axis is above 1",
+        ),
+        ({"parallelism": {"tensor_paralel_degree": 2}}, "did you mean 'parallelism.tensor_parallel_degree'"),
+        ({"activation_checkpoint": {"mode": "sometimes"}}, "understood are none, full"),
+        ({"training": {"local_batch_size": "8"}}, "expected an integer"),
+        (
+            {"parallelism": {"pipeline_parallel_degree": 8, "pipeline_parallel_first_stage_less_layers": 9}},
+            "do not fill",
+        ),
+    ],
+)
+def test_what_the_program_refuses_is_refused_with_the_fix(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        job(**sections)
+
+
+def test_other_mistakes() -> None:
+    with pytest.raises(InputError, match="give devices="):
+        job(None)
+    with pytest.raises(CatalogueError, match="did you mean 'llama3 8B'"):
+        job(flavor="8b")
+    with pytest.raises(FormatError):
+        read_torchtitan("[model\n", devices=8)
+    with pytest.raises(InputError, match="known: llama3_8b"):
+        read_torchtitan("--module llama3 --config llama3_9b", devices=8)
+
+
+def test_flavors_are_the_published_models() -> None:
+    """DeepSeek-V2 (236B) and V2-Lite (16B): the counts of their public weights, 235,741,434,880 and 15,706,484,224."""
+    counts = {"llama3 8B": 8_030_261_248, "deepseek_v3 16B": 15_706_484_224, "deepseek_v3 236B": 235_741_434_880}
+    for name, count in counts.items():
+        family, size = name.split()
+        found = read_torchtitan(f'[model]\nname = "{family}"\nflavor = "{size}"', devices=8)
+        biases = {"deepseek_v3 16B": 64 * 26, "deepseek_v3 236B": 160 * 59}.get(name, 0)  # V3's router has a bias
+        assert found.model == FLAVORS[name]
+        assert found.graph().num_parameters() - count in (0, biases)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        read_torchtitan(text, devices=8)
+    except GnomonError:
+        pass

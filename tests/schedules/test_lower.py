@@ -203,6 +203,8 @@ def test_passes_of_the_plan_run_in_order() -> None:
         (plan(optimizer=Optimizer(offload=Offload())), "set optimizer.clip = false"),
         (plan(optimizer=Optimizer(clip=False, offload=Offload(fraction=0.5))), r"offload.fraction = 0.5"),
         (plan(overlap=Overlap(optimizer=True)), "updates during backward"),
+        (replace(plan(), placement=(0, 1, 2, 1)), "puts ranks 1 and 3 on device 1, where they would take turns"),
+        (plan(overlap=Overlap(priority=("all_to_all",))), r"overlap.priority = \['all_to_all'\], but .* ready"),
     ],
 )
 def test_what_is_refused(given: Plan, said: str) -> None:

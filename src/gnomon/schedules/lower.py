@@ -77,6 +77,7 @@ def lower(
     has them bound.
     """
     check(plan, graph, cluster, workload)
+    _refuse_unexpressed(plan)
     count, units = _units(plan, workload)
     rows = compute_rows(plan, count)
     zero, layers, workers = effective_zero(plan), stage_layers(plan, graph), alike(plan, cluster)
@@ -184,6 +185,23 @@ def _program(
         comms=comms,
         aliases=shared_buffers(shared),
     )
+
+
+def _refuse_unexpressed(plan: Plan) -> None:
+    """PlanError for fields that no row would show: left out, they would make the Program a different plan's."""
+    device_of = plan.device_of
+    if len(set(device_of)) < len(device_of):
+        rank = next(rank for rank, device in enumerate(device_of) if device in device_of[:rank])
+        raise PlanError(
+            f"placement puts ranks {device_of.index(device_of[rank])} and {rank} on device {device_of[rank]}, where "
+            f"they would take turns, but rows here are of ranks that run at once; give each rank a device of its own, "
+            f"or build the Program with gnomon.schedules.easyscale"
+        )
+    if plan.overlap.priority and not any(given.name not in ROW_PASSES for given in plan.schedule.passes):
+        raise PlanError(
+            f"overlap.priority = {list(plan.overlap.priority)}, but collectives are issued in the order in which they "
+            f"are ready; name the pass that reorders them in schedule.passes, or leave priority out"
+        )
 
 
 def _units(plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]]:

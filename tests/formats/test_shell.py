@@ -53,6 +53,12 @@ def test_commands_are_never_run(tmp_path: object) -> None:
     assert list(tmp_path.iterdir()) == []  # type: ignore[attr-defined]
 
 
+def test_a_test_that_is_not_known_matters_only_if_it_guards_something() -> None:
+    assert launches("if [ ! -f a.py ]; then echo no; exit 1; fi\npython a.py", {}).skipped == []
+    assert launches("if [ -f x ]; then echo\nelse A=2; fi\npython a.py $A", {}).launches[0].options == ("2",)
+    assert len(launches("if [ -d x ]; then python b.py; fi\npython a.py", {}).skipped) == 1
+
+
 def test_what_is_not_followed_is_listed() -> None:
     script = launches("for i in 1 2; do\n  A=$i\ndone\nif [ -f x ]; then B=1; fi\npython a.py $A $B", {})
     assert script.skipped == ["for on line 1", "if on line 4: its condition is not known from the script"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gnomon.errors import InputError
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, read_source
+from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.plans.stacks import stack
@@ -133,7 +133,8 @@ def sharding_of(f: Fields, devices: int, fsdp: bool) -> tuple[Mesh, Optimizer]:
         f.report("fsdp_config.fsdp_offload_params", "parameters live on the host too; read as states and update only")
         offload = Offload()
     f.notes.append("gradient clipping: the script's own; assumed to be on")
-    optimizer = Optimizer(zero=stage, reshard_after_forward=reshard, offload=offload)  # type: ignore[arg-type]
+    clip = clips(f, "gradient clipping", True, offloaded=offload is not None)
+    optimizer = Optimizer(zero=stage, reshard_after_forward=reshard, offload=offload, clip=clip)  # type: ignore[arg-type]
     return mesh(left, sizes), optimizer
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import InputError
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, read_source
+from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, flatten, read_source
 from gnomon.formats.keys import read_json
 from gnomon.plans import DType, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.plans.stacks import stack
@@ -270,7 +270,7 @@ def optimizer_of(f: Fields) -> Optimizer:
         kind=kind,  # type: ignore[arg-type]
         zero=stage,  # type: ignore[arg-type]
         offload=offload,
-        clip=f.number("gradient_clipping", 1.0) > 0,
+        clip=clips(f, "gradient_clipping", f.number("gradient_clipping", 1.0) > 0, offloaded=offload is not None),
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gnomon.errors import FormatError, InputError
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, microbatches, read_source
+from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, microbatches, read_source
 from gnomon.formats.megatron_model import model_of
 from gnomon.formats.megatron_options import INEXPRESSIBLE, IRRELEVANT, known_options, parse_options
 from gnomon.formats.shell import Launch, Script, launches, unknown
@@ -376,7 +376,7 @@ def optimizer_of(f: Fields) -> Optimizer:
         zero=zero,  # type: ignore[arg-type]
         reshard_after_forward=not f.flag("torch_fsdp2_no_reshard_after_forward", False),
         offload=offload,
-        clip=f.number("clip_grad", 1.0) > 0,
+        clip=clips(f, "clip_grad", f.number("clip_grad", 1.0) > 0, offloaded=offload is not None),
     )
 
 

@@ -49,6 +49,9 @@ class Script:
     skipped: list[str] = field(default_factory=list)
     """What was not followed, one phrase each."""
     words: int = 0
+    """Expanded so far."""
+    doubtful: set[tuple[int, int]] = field(default_factory=set)
+    """(nesting, line) of each open `if` whose test is not known."""
 
 
 def launches(text: str, env: Mapping[str, str]) -> Script:
@@ -199,17 +202,26 @@ def follow_command(line: int, words: list[str], script: Script, branches: list[b
         words = words[1:]
     elif head in ("if", "elif"):
         outer = all(b is True for b in branches[: len(branches) - (head == "elif")])
-        met = condition(words[1:], line, script) if outer else False
+        met = condition(words[1:], script) if outer else False
+        if met is None:
+            met, script.doubtful = False, script.doubtful | {(len(branches) + (head == "if"), line)}
         if head == "if":
             branches.append(met)
         elif branches:
             branches[-1] = met if branches[-1] is False else None
         return
     elif head == "fi":
+        script.doubtful = {(depth, line) for depth, line in script.doubtful if depth < len(branches)}
         if branches:
             branches.pop()
         return
-    if words and all(b is True for b in branches):
+    if not all(b is True for b in branches):
+        # Left out: it matters only if it sets or starts something, and only if the test might have been true.
+        if re.match(r"(export )?\w+\+?=|.*\.py\b|eval\b", " ".join(words)):
+            phrases = (f"if on line {line}: its condition is not known from the script" for _, line in script.doubtful)
+            script.skipped += [phrase for phrase in phrases if phrase not in script.skipped]
+        return
+    if words:
         simple_command(line, [w for w in words if w not in ("{", "}", "(", ")")], script, depth)
 
 
@@ -239,8 +251,8 @@ def commands(text: str) -> Iterator[tuple[int, list[str]]]:
         yield first, words
 
 
-def condition(words: list[str], line: int, script: Script) -> bool:
-    """Value of a test on strings or numbers. One that cannot be known from the script counts as false and is noted."""
+def condition(words: list[str], script: Script) -> bool | None:
+    """Value of a test on strings or numbers; None when it cannot be known from the script (files, commands)."""
     test = [w for raw in words for w in ([raw] if raw in ("[", "[[", "]", "]]", "!") else [joined(raw, script)])]
     test = [w for w in test if w not in ("[", "[[", "]", "]]")]
     parts = re.split(r"\0(&&|\|\||-a|-o)\0", "\0".join(test))
@@ -248,8 +260,7 @@ def condition(words: list[str], line: int, script: Script) -> bool:
     for index in range(0, len(parts), 2):
         one = simple_test(parts[index].split("\0"))
         if one is None:
-            script.skipped.append(f"if on line {line}: its condition is not known from the script")
-            return False
+            return None
         joiner = parts[index - 1] if index else ""
         value = one if value is None else (value and one) if joiner in ("&&", "-a") else (value or one)
     return bool(value)

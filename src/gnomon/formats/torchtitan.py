@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from gnomon.errors import FormatError, InputError
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, microbatches, read_source
+from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, flatten, microbatches, read_source
 from gnomon.formats.torchtitan_models import flavor
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import (
@@ -420,6 +420,7 @@ def optimizer_of(f: Fields, mesh: Mesh) -> Optimizer:
         reshard_after_forward=policy == "always" or (policy == "default" and mesh.pp == 1),
         keep_last_block=policy != "always",
         offload=offload,
+        clip=clips(f, "training.max_norm", True, offloaded=offload is not None),
     )
 
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gnomon.hardware import parse_cluster
-from gnomon.models.presets import model
-from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Stack, Workload
-from gnomon.prediction import Prediction, predict
-from gnomon.report.advice import changes_that_fit
+from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Workload
+from gnomon.prediction import Advice, Prediction, predict
 from gnomon.report.prediction import describe, prediction_text
-
-STACK = Stack(name="unstated", version="")
 
 
 def plan(**changes: object) -> Plan:
@@ -64,31 +59,15 @@ def test_describe() -> None:
     assert text == "pp=2 x dp_shard=4; ZeRO 1; one_f_one_b, 4 microbatches of 1 x 2048 tokens; bf16; recompute full"
 
 
-def test_advice_is_small_first_and_fits() -> None:
-    """8B with every state on each rank takes 18 x 8.03e9 bytes = 135 GiB of 79. ZeRO 1 leaves 6 + 12/8 bytes a
-    parameter, 56 GiB, which with 27 GiB of activations and logits is still too much; ZeRO 2 leaves 2 + 16/8, 30 GiB."""
-    asked = plan()
-    work = Workload(global_batch_size=8, seq_len=4096)
-    graph, cluster = model("llama-3.1-8b"), parse_cluster("8xh100-sxm")
-    found = predict(graph, cluster, asked, work)
+def test_advice_stands_under_a_verdict_of_not_fitting() -> None:
+    """8B with every state on each rank takes 18 x 8.03e9 bytes = 135 GiB of 79."""
+    found = llama_on_eight()
     assert not found.fits
-    changes = changes_that_fit(graph, cluster, asked, work, STACK)
-    assert changes
-    assert changes[0].what == "ZeRO 2"
-    for change in changes:
-        again = predict(graph, cluster, change.plan, work, STACK)
-        assert again.fits
-        assert again.step_s == change.step_s
-    lines = prediction_text(found, advice=changes)
-    assert any(line.startswith("does not fit: ") for line in lines)
-    assert "what would fit, smallest change first" in lines
-    assert max(len(line) for line in lines) <= 80
-
-
-def test_advice_that_finds_nothing_says_so() -> None:
-    asked = plan(mesh=Mesh(), saved=Saved(preset="full"))
-    work = Workload(global_batch_size=1, seq_len=4096)
-    graph, cluster = model("llama-3.1-70b"), parse_cluster("1xh100-sxm")
-    assert changes_that_fit(graph, cluster, asked, work, STACK) == ()
-    lines = prediction_text(predict(graph, cluster, asked, work), advice=())
-    assert any(line.startswith("no single change or pair") for line in lines)
+    change = Advice(what="ZeRO stage 2", plan=found.plan, step_s=0.5, peak_bytes=70 * 2**30, limit_bytes=80 * 2**30)
+    lines = prediction_text(found, advice=(change,))
+    verdict = next(i for i, line in enumerate(lines) if line.startswith("does not fit: "))
+    title = lines.index("what would fit, smallest change first")
+    assert verdict < title
+    assert lines[title + 2].split() == ["ZeRO", "stage", "2", "500", "ms", "70.0"]
+    assert any(line.startswith("none of the changes") for line in prediction_text(found, advice=()))
+    assert not any(line.startswith("none of the changes") for line in prediction_text(found))

@@ -9,8 +9,7 @@ import argparse
 
 from gnomon.cli.request import read_request
 from gnomon.cli.terminal import print_json, print_lines
-from gnomon.prediction import predict
-from gnomon.report.advice import Change, changes_that_fit
+from gnomon.prediction import Advice, advice, predict
 from gnomon.report.prediction import prediction_text
 from gnomon.report.tables import wrapped
 
@@ -19,17 +18,15 @@ def run(options: argparse.Namespace) -> int:
     """Predict and print."""
     asked = read_request(options)
     found = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
-    advice: tuple[Change, ...] | None = None
-    if not found.fits:
-        advice = changes_that_fit(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    changes: tuple[Advice, ...] | None = None if found.fits else advice(found)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]
         mapping["notes"] = [*asked.notes, *mapping["notes"]]
-        mapping["advice"] = [{"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes} for c in advice or ()]
+        mapping["advice"] = [{"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes} for c in changes or ()]
         print_json(mapping)
     else:
-        print_lines(prediction_text(found, assumed=asked.assumed, advice=advice))
+        print_lines(prediction_text(found, assumed=asked.assumed, advice=changes))
         if asked.notes:
             print_lines(("", "from the file", *(line for n in asked.notes for line in wrapped(n, bullet="- "))))
     return 0 if found.fits else 1

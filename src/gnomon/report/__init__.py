@@ -1,11 +1,9 @@
-"""Reports: predictions, advice and scores against published runs, as plain text for 80 columns.
+"""Reports: predictions and scores against published runs, as plain text for 80 columns.
 
 Each module turns values of the rooms above into text, or into summaries that print and serialise alike. Leaves out
 printing itself, colour and files (`cli`).
 """
 
-from gnomon.report.advice import Change as Change
-from gnomon.report.advice import changes_that_fit as changes_that_fit
 from gnomon.report.prediction import prediction_text as prediction_text
 from gnomon.report.tables import Column as Column
 from gnomon.report.tables import table as table

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gnomon.plans import Plan, Workload, batch
-from gnomon.prediction import Prediction, RankMemory
-from gnomon.report.advice import Change
+from gnomon.prediction import Advice, Prediction, RankMemory
 from gnomon.report.tables import WIDTH, Column, gib, number, percent, ranges, table, wrapped
 from gnomon.units import show_seconds
 
@@ -21,22 +20,22 @@ WORDS = {
     "F": "forward",
     "C": "forward, keeping only its input",
     "R": "recompute",
+    "launch": "kernels waiting for the host",
+    "offload": "copies to and from the host",
+    "bubble": "waiting for other stages (bubble)",
+    "ahead": "waiting: another rank sets the pace",
     "B": "backward",
     "I": "input gradients",
     "W": "weight gradients",
     "OPT": "optimizer",
     "NORM": "gradient norm",
-    "AR": "gradients, all-reduce",
-    "REDUCE_GRAD": "gradients, reduce-scatter",
-    "UNSHARD": "parameters, all-gather",
     "RESHARD": "freeing of parameters",
-    "waiting": "waiting",
 }
-"""Kind of action -> what people call it."""
+"""Part of the step, or kind of action -> what people call it."""
 
 
 def prediction_text(
-    prediction: Prediction, *, assumed: Sequence[str] = (), advice: Sequence[Change] | None = None
+    prediction: Prediction, *, assumed: Sequence[str] = (), advice: Sequence[Advice] | None = None
 ) -> tuple[str, ...]:
     """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting, empty
     when nothing that was tried helps, None when nothing was tried."""
@@ -110,7 +109,7 @@ def _memory_row(rank: RankMemory) -> tuple[str, ...]:
     return (ranges(rank.ranks), *(gib(size) for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
 
 
-def _verdict(prediction: Prediction, advice: Sequence[Change] | None) -> tuple[str, ...]:
+def _verdict(prediction: Prediction, advice: Sequence[Advice] | None) -> tuple[str, ...]:
     lines = list(wrapped(prediction.verdict, indent="", width=WIDTH))
     if advice:
         lines += ["", "what would fit, smallest change first"]
@@ -118,5 +117,5 @@ def _verdict(prediction: Prediction, advice: Sequence[Change] | None) -> tuple[s
         rows = [(f"  {c.what}", show_seconds(c.step_s), gib(c.peak_bytes)) for c in advice]
         lines += table(columns, rows)
     elif advice is not None:
-        lines += wrapped("no single change or pair that was tried makes it fit: use more devices", indent="")
+        lines += wrapped("none of the changes that were tried makes it fit: use more devices", indent="")
     return tuple(lines)

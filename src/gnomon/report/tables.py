@@ -25,26 +25,28 @@ class Column:
     """Numbers go right, words left."""
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> tuple[str, ...]:
-    """Lines of a table: a heading and one line a row, two blanks between columns.
+def table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int = WIDTH, gap: int = 2
+) -> tuple[str, ...]:
+    """Lines of a table: a heading and one line a row, `gap` blanks between columns.
 
     Lines over `width` are made to fit by shortening the widest left-aligned column (with `…`); numbers are never cut.
     """
     sizes = [max(len(column.name), *(len(row[i]) for row in rows), 0) for i, column in enumerate(columns)]
     words = [i for i, column in enumerate(columns) if column.align == "left"]
-    excess = sum(sizes) + 2 * (len(sizes) - 1) - width
+    excess = sum(sizes) + gap * (len(sizes) - 1) - width
     if excess > 0 and words:
         widest = max(words, key=lambda i: sizes[i])
         sizes[widest] = max(8, sizes[widest] - excess)
-    return tuple(_line(columns, cells, sizes) for cells in ([column.name for column in columns], *rows))
+    return tuple(_line(columns, cells, sizes, gap) for cells in ([column.name for column in columns], *rows))
 
 
-def _line(columns: Sequence[Column], cells: Sequence[str], sizes: Sequence[int]) -> str:
+def _line(columns: Sequence[Column], cells: Sequence[str], sizes: Sequence[int], gap: int) -> str:
     parts = []
     for column, cell, size in zip(columns, cells, sizes, strict=True):
         text = cell if len(cell) <= size else cell[: size - 1] + "…"
         parts.append(text.ljust(size) if column.align == "left" else text.rjust(size))
-    return "  ".join(parts).rstrip()
+    return (" " * gap).join(parts).rstrip()
 
 
 def wrapped(text: str, *, indent: str = "  ", bullet: str = "", width: int = WIDTH) -> tuple[str, ...]:

@@ -250,7 +250,7 @@ def summary_text(summaries: Sequence[Summary]) -> tuple[str, ...]:
         Column(name="family", align="left"),
         *(Column(name=n) for n in ("rows", "pred", "median", "mean", "p90", "worst", "bias", "rho", "mem", "noise")),
     )
-    return table(columns, [_summary_row(summary) for summary in summaries])
+    return table(columns, [_summary_row(summary) for summary in summaries], gap=1)
 
 
 def _summary_row(summary: Summary) -> tuple[str, ...]:

@@ -103,6 +103,26 @@ class _Collector:
             source, target, steps = source[keep], target[keep], steps[keep]
         self.parts.append((source, target, steps, np.full(len(source), data, bool)))
 
+    def first_readers(self, writer: Longs, reader: Longs) -> tuple[Longs, Longs]:
+        """Of the edges from a writer to readers on one stream only the first: the stream's order gives the others."""
+        keep = self._ends_of_runs(writer, self.lane[reader], reader)
+        return writer[keep], reader[keep]
+
+    def last_readers(self, reader: Longs, writer: Longs) -> tuple[Longs, Longs]:
+        """Of the edges from readers on one stream to a writer only the last."""
+        keep = self._ends_of_runs(writer, self.lane[reader], -reader)
+        return reader[keep], writer[keep]
+
+    @staticmethod
+    def _ends_of_runs(end: Longs, lane: NDArray[np.int32], order: Longs) -> Longs:
+        """Indices of the smallest `order` for each (end, lane)."""
+        if not len(end):
+            return end
+        by = np.lexsort((order, lane, end))
+        new = np.ones(len(by), bool)
+        new[1:] = (end[by][1:] != end[by][:-1]) | (lane[by][1:] != lane[by][:-1])
+        return by[new]
+
     def edges(self) -> Edges:
         columns = [np.concatenate(column) for column in zip(*self.parts, strict=True)]
         return Edges(
@@ -262,11 +282,11 @@ def _data_edges(h: _History, out: _Collector) -> None:
     """Read after write, accumulations in their order, and the last write of a carried buffer to the next step's
     reads."""
     here = np.flatnonzero((h.last_modify > h.last_free) & (~h.write | h.carried))
-    out.add(h.row[h.last_modify[here]], h.row[here], 0, data=True)
+    out.add(*out.first_readers(h.row[h.last_modify[here]], h.row[here]), 0, data=True)
     wraps = np.flatnonzero(h.carried & (h.last_modify < 0))
     source = np.repeat(h.final_of(h.modify), h.length)[wraps]
     wraps, source = wraps[source >= 0], source[source >= 0]
-    out.add(h.row[source], h.row[wraps], 1, data=True)
+    out.add(*out.first_readers(h.row[source], h.row[wraps]), 1, data=True)
 
 
 def _reuse_edges(h: _History, out: _Collector) -> None:
@@ -275,14 +295,14 @@ def _reuse_edges(h: _History, out: _Collector) -> None:
     ender = h.after(h.modify | h.free)
     read = np.flatnonzero((h.op == READ) & (ender >= 0))
     read = read[single[read] | ~h.write[ender[read]]]
-    out.add(h.row[read], h.row[ender[read]], 0, data=False)
+    out.add(*out.last_readers(h.row[read], h.row[ender[read]]), 0, data=False)
     again = np.flatnonzero(h.opens & (h.last_free >= 0) & single)
     out.add(h.row[h.last_free[again]], h.row[again], 0, data=False)
     opening = np.repeat(h.first_of(h.modify), h.length)
     in_place = opening >= 0  # an accumulation changes the version itself, however many slots there are
     in_place[in_place] = single[in_place] | ~h.write[opening[in_place]]
     tail = np.flatnonzero(h.carried & in_place & (h.op == READ) & (ender < 0))
-    out.add(h.row[tail], h.row[opening[tail]], 1, data=False)
+    out.add(*out.last_readers(h.row[tail], h.row[opening[tail]]), 1, data=False)
     released, opened = h.final_of(h.release), h.first_of(h.opens)
     step = np.flatnonzero((released >= 0) & (opened >= 0) & (h.slots == 1))
     out.add(h.row[released[step]], h.row[opened[step]], 1, data=False)

@@ -113,16 +113,24 @@ class _Entries:
         self.data = (packed & 1).astype(bool)
         self.wait_ptr = np.append(0, np.cumsum(np.bincount(self.target, minlength=self.count)))
 
-    def columns(self) -> list[Longs]:
-        """Predecessors off the lane as columns, padded with `count`."""
-        wide = int(np.diff(self.wait_ptr).max(initial=0))
+    def columns(self) -> tuple[Longs, Longs]:
+        """The first two predecessors off the lane, padded with `count`."""
         rank = np.arange(len(self.target)) - self.wait_ptr[self.target]
         out = []
-        for j in range(wide):
+        for j in (0, 1):
             column = np.full(self.count + 1, self.count, np.int64)
             column[self.target[rank == j]] = self.source[rank == j]
             out.append(column)
-        return out
+        return out[0], out[1]
+
+    def further(self) -> tuple[Longs, Longs, Longs]:
+        """Third and further predecessors, counted: (how many each entry has, the entries that wait for a source sorted
+        by source, where those of each source begin)."""
+        rank = np.arange(len(self.target)) - self.wait_ptr[self.target]
+        extra = np.flatnonzero(rank >= 2)
+        by_source = extra[np.argsort(self.source[extra], kind="stable")]
+        begin = np.append(0, np.cumsum(np.bincount(self.source[extra], minlength=self.count)))
+        return np.bincount(self.target[extra], minlength=self.count), self.target[by_source], begin
 
 
 def _groups(program: Program, deps: Dependencies) -> Longs | None:
@@ -154,7 +162,9 @@ def _groups(program: Program, deps: Dependencies) -> Longs | None:
 
 def _advance(graph: _Entries) -> tuple[Longs, Longs]:
     """Entries in the order in which they can run, and where each level starts."""
-    columns = graph.columns()
+    first, second = graph.columns()
+    missing, waiters, begin = graph.further()
+    many = bool(missing.any())
     done = np.zeros(graph.count + 1, bool)
     done[graph.count] = True  # "nothing" is always done
     heads, ends = graph.lane_start.copy(), graph.lane_end
@@ -165,9 +175,10 @@ def _advance(graph: _Entries) -> tuple[Longs, Longs]:
     alive = np.arange(len(heads))
     while len(alive):
         now = heads[alive]
-        ok = done[columns[0][now]] if columns else np.ones(len(now), bool)
-        for column in columns[1:]:
-            ok &= done[column[now]]
+        ok = done[first[now]]
+        ok &= done[second[now]]
+        if many:
+            ok &= missing[now] == 0
         if graph.has_groups:
             ok = _meet(graph.group, now, ok, arrived, sizes, waiting)
         ran = now[ok]
@@ -175,6 +186,8 @@ def _advance(graph: _Entries) -> tuple[Longs, Longs]:
             break
         levels.append(ran)
         done[ran] = True
+        for entry in ran[begin[ran + 1] > begin[ran]].tolist() if many else ():
+            np.subtract.at(missing, waiters[begin[entry] : begin[entry + 1]], 1)
         moved = alive[ok]
         heads[moved] += 1
         if (heads[moved] == ends[moved]).any():

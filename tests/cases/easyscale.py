@@ -11,15 +11,20 @@ The sum is always ((0 + 1) + 2) + 3, so the run on two devices ends with the ver
   forward at 12, and nobody is waited for longer.
 
 Exposed are the messages that a device waits for: 2; 3; none; and with one device each 4 until the total is at device 0
-and one for each further device: 5, 5, 6, 6 (device 0 waits for the last one at the end). Source: EasyScale (SC 2023)
-for the method; the numbers from an independent simulation.
+and one for each further device: 5, 5, 6, 6 (device 0 waits for the last one at the end).
+
+Memory with S 2, a worker's gradient (DP) 1 and the sum (G) 1: one worker's activations at a time, however many workers
+a device has. In issue order S, DP and G in the second worker's backward: 4; dealt in turn the sum is away by then, one
+device each has only its own: 3. In time a worker's forward runs beside the RED of the one before, at 3: S, DP and G,
+4; device 1 of the pairs has two DP, for its first RED waits until 8: 4 in B3 from 4; dealt in turn the sum is there
+too, from 5: 5. Source: EasyScale (SC 2023) for the method; the numbers from an independent simulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from case_format import Case, Expected
+from case_format import Case, Expected, Peak
 
 from gnomon.program import Program, parse_program, validate
 from gnomon.schedules.easyscale import additions, easyscale
@@ -105,6 +110,7 @@ class 2
 class 3
   3F3 3B3 3RECV_G2>2 3RED3 3SEND_T>0 3SEND_T>1 3SEND_T>2 3OPT
 """
+SIZES = {"S": 2, "DP": 1, "G": 1, "X": 0, "Y": 0, "DX": 0, "DY": 0, "P": 0}
 BUSY = {"F": 1, "B": 2, "RED": 1, "OPT": 1}
 MESSAGES = {"SEND_G": 1, "SEND_T": 1, "*": 0}
 
@@ -127,7 +133,10 @@ CASES = (
         program=PAIRS,
         lowered=on(0, 0, 1, 1),
         busy={**BUSY, **MESSAGES},
+        sizes=SIZES,
         expected=Expected(
+            issue_peaks={0: Peak(size=4, action="0B1"), 1: Peak(size=4, action="1B3")},
+            time_peaks={0: Peak(size=4, moment=3), 1: Peak(size=4, action="1B3", moment=4)},
             makespan=12,
             period=12,
             idle={0: 5, 1: 5},
@@ -141,7 +150,10 @@ CASES = (
         program=IN_TURN,
         lowered=on(0, 1, 0, 1),
         busy={**BUSY, **MESSAGES},
+        sizes=SIZES,
         expected=Expected(
+            issue_peaks={0: Peak(size=3, action="0B0"), 1: Peak(size=3, action="1B1")},
+            time_peaks={0: Peak(size=4, moment=3), 1: Peak(size=5, action="1RECV_G0", moment=5)},
             makespan=12,
             period=12,
             idle={0: 5, 1: 5},
@@ -155,7 +167,16 @@ CASES = (
         program=ALONE,
         lowered=on(0, 0, 0, 0),
         busy=BUSY,
-        expected=Expected(makespan=14, period=14, idle={0: 1}, exposed={0: 0}, ends={"0:0RED3": 13}),
+        sizes=SIZES,
+        expected=Expected(
+            issue_peaks={0: Peak(size=4, action="0B1")},
+            time_peaks={0: Peak(size=4, moment=3)},
+            makespan=14,
+            period=14,
+            idle={0: 1},
+            exposed={0: 0},
+            ends={"0:0RED3": 13},
+        ),
         also=(in_order_of_workers(ALONE),),
     ),
     Case(
@@ -163,7 +184,10 @@ CASES = (
         program=EACH,
         lowered=on(0, 1, 2, 3),
         busy={**BUSY, **MESSAGES},
+        sizes=SIZES,
         expected=Expected(
+            issue_peaks={r: Peak(size=3, action=f"{r}B{r}") for r in range(4)},
+            time_peaks={r: Peak(size=3, action=f"{r}B{r}", moment=1) for r in range(4)},
             makespan=14,
             period=12,
             exposed={0: 5, 1: 5, 2: 6, 3: 6},

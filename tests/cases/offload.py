@@ -17,7 +17,8 @@ Delayed: the host updates first, with the gradients sent in the step before, so 
 parameter tile cannot come up before this step's last read of it, so tile 0 goes 8-8.5 and F0 of the next step starts
 at 8.5: makespan and period 8.5. With an update of 2.2 a tile the host is the slower one: period 4·2.2 = 8.8. With one
 of 2.12 or 2.1245 it is still 8.5, but from rest the clocks repeat only after hundreds of steps (tests of the pass
-count). Sources: Ren et al. 2021 (the schedule and the 4 Psi); Rajbhandari et al. 2020 (sizes).
+count). As in the case of ZeRO the method is applied to blocks written down, for a plan would make one stage of them.
+Sources: Ren et al. 2021 (the schedule and the 4 Psi); Rajbhandari et al. 2020 (sizes).
 """
 
 from __future__ import annotations

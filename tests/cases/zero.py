@@ -17,7 +17,8 @@ Sizes: each block has one parameter (4 in all, Psi), on N = 4 ranks: P 2, G 2, a
 and two moments), GS 2/4. Stage 1 holds 4 Psi + 12 Psi/N = 16 + 12 = 28 from B0 on. Stage 2 ends with 2 Psi + 14 Psi/N
 = 22, and has one whole gradient of 2 more while the last one is reduced: 24 in issue order. In time order gradient 1
 is still being reduced while B0 makes gradient 0, with three shards: 20 + 4 + 1.5 = 25.5. Two blocks a bucket: 26 and
-27. Source of the formulas: Rajbhandari et al. 2020, figure 1.
+27. The blocks are stages of a Program written down, and the method is applied to it: a plan divides by pipeline stage,
+so it would make these four one. Source of the formulas: Rajbhandari et al. 2020, figure 1.
 """
 
 from __future__ import annotations

@@ -56,6 +56,13 @@ def test_strategies(strategy: str, zero: int, reshard: bool, replicas: int) -> N
     assert plan.mesh.dp_replicate == replicas
 
 
+def test_sections_that_are_not_used_may_be_empty() -> None:
+    text = "distributed_type: MULTI_GPU\nnum_processes: 2\nfsdp_config: {}\ndeepspeed_config: {}\nmegatron_lm_config:\n"
+    assert job(text).unexpressed == ()
+    with pytest.raises(InputError, match="unknown field 'deepspeed_config.zero_stage'"):
+        job(text.replace("deepspeed_config: {}", "deepspeed_config: {zero_stage: 3}"))
+
+
 def test_ddp_and_one_process() -> None:
     ddp = job("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: bf16").plan
     assert ddp.optimizer.zero == 0 and ddp.mesh.dp_shard == 4 and ddp.precision.reduce == "fp32"

@@ -119,6 +119,7 @@ def test_what_has_no_place_is_reported() -> None:
     ("values", "said"),
     [
         ({"train_batch_size": 100}, "= 100 is not .* = 2 x 6 x 8 = 96; set it to 96"),
+        ({"train_batch_size": 12, "train_micro_batch_size_per_gpu": None}, "= 8 x 1 = 8; the nearest legal one is 16"),
         ({"zero_optimization": {"stage": 4}}, "stages 0 to 3"),
         ({"fp16": {"enabled": True}}, "keep one"),
         ({"optimizer": {"type": "AdamX"}}, "understood are Adam"),

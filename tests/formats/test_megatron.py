@@ -173,6 +173,20 @@ def test_a_deepseek_shape() -> None:
     assert found.stack.moe_capacity_factor == 0.0 and found.unexpressed == ()
 
 
+def test_megatron_deepspeed() -> None:
+    found = job(deepspeed=True, zero_stage=2, deepspeed_config="ds.json", train_tokens=10**9, use_flash_attn_v2=True)
+    assert found.plan.optimizer.zero == 2
+    assert (found.stack.name, found.stack.attention) == ("megatron-deepspeed", "flash")
+    assert [u.field for u in found.unexpressed] == ["deepspeed_config"]
+    ulysses = job(deepspeed=True, ds_sequence_parallel_size=4).plan
+    assert (ulysses.mesh.cp, ulysses.mesh.dp_shard, ulysses.layout.context) == (4, 2, "ulysses")
+    assert job(deepspeed=True).stack.attention == "unfused"
+    old = job(deepspeed=True, checkpoint_activations=True, pipeline_model_parallel_size=2, enable_zbh1_pipeline=True)
+    assert old.plan.saved == Saved(preset="full") and old.plan.schedule.name == "zero_bubble_h1"
+    grouped = job({**LLAMA, "group-query-attention": None, "num-query-groups": None}, num_key_value_heads=4)
+    assert isinstance(grouped.model, LlamaConfig) and grouped.model.num_kv_heads == 4
+
+
 def test_what_has_no_place_is_reported() -> None:
     found = job(
         LLAMA, tensor_model_parallel_size=2, sequence_parallel=True, tp_comm_overlap=True, fp32_residual_connection=True
@@ -234,6 +248,8 @@ def test_a_script_without_one_training_is_refused(tmp_path: Path) -> None:
         read_megatron("echo hello")
     with pytest.raises(FormatError, match="2 different trainings, on lines 1, 2"):
         read_megatron("python a.py --num-layers 1\npython a.py --num-layers 2")
+    with pytest.raises(InputError, match="trains a bert model"):
+        read_megatron("torchrun pretrain_bert.py --num-layers 24", devices=8)
     with pytest.raises(InputError, match="cannot read"):
         read_megatron(tmp_path / "none.sh")
     huge = tmp_path / "huge.sh"

@@ -87,7 +87,9 @@ def read_accelerate(
         optimizer=optimizer,
         precision=precision_of(f, kind == "FSDP"),
     )
-    f.ignore("fsdp_config", "dynamo_config", "fp8_config")
+    for section in ("fsdp_config", "dynamo_config", "fp8_config", "deepspeed_config", "megatron_lm_config"):
+        if f.peek(section) in (None, {}):  # accelerate itself writes the sections that it does not use as empty
+            f.ignore(section)
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
     return Job(
         model=model,

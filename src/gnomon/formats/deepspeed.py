@@ -202,7 +202,13 @@ def batch_of(f: Fields, ranks: int) -> tuple[int, int]:
     if total is None and micro is None:
         f.fail(names[1], f"neither {names[0]} nor {names[1]} is given (or both are 'auto'); give micro_batch_size=")
     if micro is None and total is not None:
-        divides(names[0], total, "data-parallel ranks x gradient_accumulation_steps", ranks * (steps or 1))
+        product = ranks * (steps or 1)
+        if total % product:
+            legal = max(1, round(total / product)) * product
+            raise InputError(
+                f"train_batch_size = {total} is not a multiple of data-parallel ranks x gradient_accumulation_steps = "
+                f"{ranks} x {steps or 1} = {product}; the nearest legal one is {legal}"
+            )
         micro = total // (ranks * (steps or 1))
     assert micro is not None
     if steps is None:

@@ -38,6 +38,9 @@ from gnomon.plans import (
 )
 from gnomon.plans.stacks import stack
 
+OTHER_PROGRAMS = "bert|t5|vit|vision|vlm|mamba|hybrid|ict|retro|inpaint|dino|multimodal"
+"""Parts of the names of programs whose options are like those of pretrain_gpt.py and mean another model."""
+
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -66,6 +69,10 @@ def read_megatron(
             script = launches(text, env or {})
             launch = training_launch(script, file)
             words, launcher = list(launch.options), launch.launcher
+            if other := re.search(OTHER_PROGRAMS, Path(launch.program).name):
+                raise InputError(
+                    f"{launch.program} trains a {other[0]} model; only decoders (pretrain_gpt.py) are read"
+                )
             devices = devices or launched_devices(launcher, text)
     else:
         file, words = "<arguments>", list(source)
@@ -145,7 +152,7 @@ def job_of(
         optimizer=optimizer_of(f),
         precision=precision_of(f),
     )
-    record = stack_of(f, base or stack("megatron-lm"), plan)
+    record = stack_of(f, base or stack("megatron-deepspeed" if f.flag("deepspeed", False) else "megatron-lm"), plan)
     f.account(IRRELEVANT, INEXPRESSIBLE, known_options())
     return Job(
         model=model,
@@ -161,7 +168,9 @@ def job_of(
 def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     """Axes; data parallelism is what is left of the devices."""
     tp, pp = f.integer("tensor_model_parallel_size", 1), f.integer("pipeline_model_parallel_size", 1)
-    cp, ep = f.integer("context_parallel_size", 1), f.integer("expert_model_parallel_size", 1)
+    # DeepSpeed-Ulysses divides the sequence as context parallelism does; layout_of says how attention sees it whole.
+    cp = f.integer("ds_sequence_parallel_size", 1) * f.integer("context_parallel_size", 1)
+    ep = f.integer("expert_model_parallel_size", 1)
     if devices is None:
         f.fail("world_size", "the job does not say how many devices it takes (nnodes x nproc_per_node); give devices=")
     model_ranks = tp * pp * cp
@@ -209,8 +218,9 @@ def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> S
             f"the interleaved schedule needs a multiple of pipeline_model_parallel_size = {pp} microbatches, but the "
             f"global batch gives {count}; a global_batch_size of {nearby * micro * mesh.data_ranks} gives {nearby}"
         )
+    bubble = f.flag("enable_zbh1_pipeline", False) or f.flag("enable_zbh1_exact_semantics", False)
     return Schedule(
-        name="interleaved_one_f_one_b" if virtual > 1 else "one_f_one_b",
+        name="interleaved_one_f_one_b" if virtual > 1 else "zero_bubble_h1" if bubble and pp > 1 else "one_f_one_b",
         micro_batch_size=micro,
         virtual_stages=virtual,
         layers_per_stage=split,
@@ -287,6 +297,8 @@ def saved_of(f: Fields, model: ModelConfig | None) -> Saved:
         granularity = "selective"
     method, count, modules = f.raw("recompute_method"), f.raw("recompute_num_layers"), f.raw("recompute_modules")
     if f.flag("checkpoint_activations", False):
+        if f.flag("deepspeed", False):
+            return Saved(preset="full", every=f.integer("checkpoint_num_layers", 1))
         f.fail("checkpoint_activations", "no longer valid; use --recompute-granularity full --recompute-method uniform")
     if granularity is None:
         return Saved()
@@ -324,7 +336,8 @@ def layout_of(f: Fields, mesh: Mesh) -> Layout:
         f.fail("tp_comm_overlap", "overlap of tensor-parallel transfers needs --sequence-parallel and tp > 1; add it")
     if mesh.tp > 1:
         f.report("tp_comm_overlap", INEXPRESSIBLE["tp_comm_overlap*"])
-    kind = f.raw("cp_comm_type") or "p2p"
+    ulysses = f.integer("ds_sequence_parallel_size", 1) > 1
+    kind = f.raw("cp_comm_type") or ("a2a" if ulysses else "p2p")
     kinds = {"p2p": "ring", "a2a": "ulysses", "allgather": "all_gather"}
     kind = kind if isinstance(kind, tuple) else (kind,)
     if mesh.cp > 1 and (len(set(kind)) > 1 or kind[0] not in kinds):
@@ -357,6 +370,10 @@ def optimizer_of(f: Fields) -> Optimizer:
     kinds = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
     kind = f.choice("optimizer", kinds, "adam")
     zero = 1 if f.flag("use_distributed_optimizer", False) else 0
+    if f.flag("deepspeed", False):
+        zero = f.integer("zero_stage", 0, least=0)
+        if zero > 3:
+            f.fail("zero_stage", f"{zero}: ZeRO has stages 0 to 3")
     if f.flag("use_torch_fsdp2", False):
         if zero or f.integer("pipeline_model_parallel_size", 1) > 1 or f.integer("expert_model_parallel_size", 1) > 1:
             f.fail(
@@ -419,7 +436,12 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
     """What the arguments switch in the program."""
     backend = f.text("attention_backend", "auto")
     local = f.text("transformer_impl", "transformer_engine") == "local"
-    if backend in ("unfused", "local") or (local and not f.flag("use_flash_attn", False)):
+    flash = any(f.flag(f"use_flash_attn{kind}", False) for kind in ("", "_v1", "_v2", "_triton", "_builder"))
+    if flash:
+        base = chosen(base, "--use-flash-attn", attention="flash", causal_skip=True)
+    elif f.flag("deepspeed", False):
+        pass
+    elif backend in ("unfused", "local") or local:
         base = chosen(base, f"--attention-backend {backend}", attention="unfused", causal_skip=False)
     if f.flag("cross_entropy_loss_fusion", False):
         base = chosen(base, "--cross-entropy-loss-fusion", cross_entropy="fused")

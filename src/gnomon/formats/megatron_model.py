@@ -64,6 +64,7 @@ def shape_of(f: Fields, tp: int, vocab_size: int | None) -> Shape:
         divides("hidden_size", hidden, "num_attention_heads", heads)
     groups = f.integer("num_query_groups", 1)
     kv_heads = groups if f.flag("group_query_attention", False) else heads
+    kv_heads = f.integer("num_key_value_heads", kv_heads)  # Megatron-DeepSpeed's name
     divides("num_attention_heads", heads, "tensor_model_parallel_size", tp)
     if kv_heads % tp and tp % kv_heads:
         legal = min((n for n in range(1, heads + 1) if kv_heads % n == 0), key=lambda n: abs(n - tp))

@@ -47,13 +47,18 @@ IRRELEVANT = frozenset(
     no_align_param_gather ddp_pad_buckets_for_high_nccl_busbw ddp_average_in_collective nccl_communicator_config_path
     disable_gloo_process_groups no_gradient_reduce_div_fusion use_precision_aware_optimizer
     deepspeed_activation_checkpointing no_async_tensor_model_parallel_allreduce DDP_impl data_impl
-    no_query_key_layer_scaling make_vocab_size_divisible_by
+    no_query_key_layer_scaling lr_decay_tokens lr_warmup_tokens train_tokens deepspeed_mpi log_optimizer_states_to_*
+    layernorm_epsilon rotary_position_embeddings_theta universal_checkpoint moe_loss_coeff kill_switch_file
+    make_vocab_size_divisible_by
     """.split()
 )
 """Patterns of options that change no step's work, memory or order: schedules of rates, checkpoints, logs, data, seeds,
 angles, router balance (the load itself is the workload's)."""
 
 INEXPRESSIBLE = {
+    "deepspeed_config": "DeepSpeed's own file may set more; read it with read_deepspeed",
+    "cpu_optimizer": "the update is on the host",
+    "curriculum_learning*": "shorter sequences at first",
     "tp_comm_overlap*": "overlaps tensor-parallel transfers with the products beside them; without it a prediction is "
     "too slow where tp > 1",
     "no_tp_comm_*": "switches part of the overlap of tensor-parallel transfers off",

@@ -21,10 +21,11 @@ IRRELEVANT = frozenset(
     checkpoints checkpoints.* data_stages general.* lighteval lighteval.* logging logging.* metrics_logging
     metrics_logging.* profiler profiler.* tokenizer tokenizer.* s3_upload s3_upload.* model.init_method.*
     optimizer.learning_rate_scheduler.* optimizer.weight_decay optimizer.weight_decay_exclude_named_params
-    optimizer.optimizer_factory.adam_* tokens.train_steps tokens.val_check_interval tokens.limit_*
+    optimizer.optimizer_factory.adam_* optimizer.adam_* tokens.train_steps tokens.val_check_interval tokens.limit_*
     model.model_config.bos_token_id model.model_config.eos_token_id model.model_config.pad_token_id
     model.model_config.initializer_range model.model_config.max_position_embeddings model.model_config.pretraining_tp
     model.model_config.rms_norm_eps model.model_config.rope_* model.model_config.use_cache
+    model.model_config.interleaved_rotary doremi.*
     model.model_config.z_loss_* model.model_config.log_attn_probs model.model_config.router_aux_loss_coef
     model.model_config.moe_config.router_aux_loss_coef model.model_config.ring_attn_heads_k_stride
     """.split()
@@ -74,7 +75,8 @@ def read_nanotron(source: str | Path, *, name: str = "nanotron-job") -> Job:
         precision=precision_of(f),
     )
     record = stack("nanotron")
-    if not f.flag("optimizer.optimizer_factory.torch_adam_is_fused", True):
+    fused = f.flag("optimizer.torch_adam_is_fused", True)  # where older files have it
+    if not f.flag("optimizer.optimizer_factory.torch_adam_is_fused", fused):
         record = chosen(record, "torch_adam_is_fused = false", optimizer_step="foreach")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
     return Job(

@@ -42,6 +42,11 @@ PHASES: Mapping[str, tuple[str, ...]] = {
 }
 """Kind of action -> what it computes."""
 
+SPLIT_BACKWARD = frozenset(
+    ("zero_bubble_h1", "zero_bubble_h2", "interleaved_zero_bubble", "zero_bubble_v", "v_half", "v_min", "dualpipe_v")
+)
+"""Schedules whose weight gradients are actions of their own: gradients are complete only in these."""
+
 TIED = "embedding"
 """Price name of the all-reduce of tied parameters (`schedules.gradients`)."""
 
@@ -326,7 +331,11 @@ class Pricing:
             return 0.0
         if kind == "UNSHARD":
             return sum(self.parts("F", block).values()) if overlap.param_gather else 0.0
-        return sum(self.parts("B", block).values()) if overlap.grad_reduce else 0.0
+        if not overlap.grad_reduce:
+            return 0.0
+        beside = sum(self.parts("W" if self.plan.schedule.name in SPLIT_BACKWARD else "B", block).values())
+        # ZeRO 2 reduces after every microbatch, each but the last beside the next one's computing: the clock shows that
+        return beside / self.count if self.plan.optimizer.zero == 2 else beside
 
     def _buckets(self, kind: str, block: int) -> int:
         stage, layers = self._layers(block)

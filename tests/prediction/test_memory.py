@@ -1,0 +1,154 @@
+"""Memory against what can be worked out by hand: ZeRO's bytes a parameter, Korthikanti's bytes a layer, the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prediction.jobs import MEGATRON_2022, gpt_model, plan, small
+
+from gnomon.plans import Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
+from gnomon.prediction import Prediction, predict
+
+SEQ, HIDDEN, HEADS = 2048, 4096, 32
+MIXED = Precision(param="fp16", compute="fp16", grad="fp16")
+"""ZeRO's 16 bytes a parameter: 2 parameter, 2 gradient, 4 master, 4 + 4 moments."""
+
+
+def static(found: Prediction) -> dict[str, int]:
+    """Bytes that stay between steps on the first stage's ranks."""
+    return found.step.stages[0].static_bytes()
+
+
+@pytest.mark.parametrize(
+    ("zero", "per_parameter"),
+    [(0, 16.0), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)],
+)
+def test_zero_divides_what_the_paper_says(zero: Literal[0, 1, 2, 3], per_parameter: float) -> None:
+    """Rajbhandari et al. 2020: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N for N ranks."""
+    job = replace(plan(dp_shard=8), precision=MIXED, optimizer=Optimizer(zero=zero))
+    found = small(job, "1x8xh100-sxm")
+    parameters = found.step.stages[0].elements[0]
+    # 8 layers of 12h² + 13h, tied embedding of 51200 x 1024, 2048 positions, final norm
+    assert parameters == 8 * (12 * 1024**2 + 13 * 1024) + (51200 + 2048) * 1024 + 2 * 1024
+    assert sum(static(found).values()) == pytest.approx(per_parameter * parameters, rel=1e-6)
+
+
+def test_offload_takes_the_optimizer_off_the_device() -> None:
+    job = replace(plan(dp_shard=8), optimizer=Optimizer(zero=1, clip=False))
+    away = replace(job, optimizer=Optimizer(zero=1, clip=False, offload=Offload()))
+    here, there = small(job, "1x8xh100-sxm"), small(away, "1x8xh100-sxm")
+    assert static(there)["master"] == static(there)["states"] == 0
+    assert static(there)["parameters"] == static(here)["parameters"]
+    assert there.step_s > here.step_s  # the host's update is slower than the device's
+
+
+@pytest.mark.parametrize(
+    ("tp", "sequence_parallel", "preset", "per_element"),
+    [
+        (1, False, "none", 34 + 5 * HEADS * SEQ / HIDDEN),
+        (8, False, "none", 10 + (24 + 5 * HEADS * SEQ / HIDDEN) / 8),
+        (8, True, "none", (34 + 5 * HEADS * SEQ / HIDDEN) / 8),
+        (8, False, "selective", 10 + 24 / 8),
+        (8, True, "selective", 34 / 8),
+        (1, False, "full", 2),
+        (8, True, "full", 2 / 8),
+    ],
+)
+@pytest.mark.parametrize("micro", [1, 2])
+def test_activations_of_a_layer(micro: int, tp: int, sequence_parallel: bool, preset: str, per_element: float) -> None:
+    """Korthikanti et al. 2022, table 2, in bytes over s·b·h, and what it leaves out: mean and 1/deviation of two norms
+    in fp32, 16 bytes a token, divided under sequence parallelism."""
+    job = plan(preset, micro=micro, tp=tp, sequence_parallel=sequence_parallel)
+    workload = Workload(global_batch_size=micro, seq_len=SEQ)
+    found = predict(gpt_model(2, HIDDEN, HEADS), f"1x{tp}xa100-sxm-80gb", job, workload, MEGATRON_2022)
+    statistics = 0 if preset == "full" else 16 * SEQ * micro / (tp if sequence_parallel else 1)
+
+    assert found.step.stages[0].kept_bytes[1] == SEQ * micro * HIDDEN * per_element + statistics
+
+
+def test_one_f_one_b_holds_fewer_microbatches_on_later_ranks() -> None:
+    """With 4 pipeline ranks, rank r holds 4 - r microbatches of its stage."""
+    found = small(plan(pp=4), "1x4xh100-sxm", batch=8)
+    held = [rank.by_class["activations"] + rank.by_class["logits"] for rank in found.memory]
+    own = [sum(stage.kept_bytes) for stage in found.step.stages]
+    for rank, (total, each) in enumerate(zip(held, own, strict=True)):
+        assert total == pytest.approx((4 - rank) * each, rel=0.02)
+
+
+def test_peak_is_in_the_backward_and_the_verdict_says_so() -> None:
+    found = small(plan(), "1x1xh100-sxm", batch=2)
+    rank = found.tightest
+    assert rank.peak_at == "backward of unit 0"
+    assert sum(rank.by_class.values()) == rank.peak_bytes
+    assert found.fits and rank.peak_bytes <= rank.limit_bytes
+    gib = f"{rank.peak_bytes / 2**30:.1f} of {rank.limit_bytes / 2**30:.4g} GiB"
+    assert found.verdict.startswith(f"fits: {gib} (rank 0, backward of unit 0, ")
+
+
+def test_a_plan_that_does_not_fit_says_so() -> None:
+    found = small(plan(micro=64), "1x1xv100-sxm-16gb", batch=64)
+    assert not found.fits
+    assert found.verdict.startswith("does not fit: ")
+
+
+@given(micro=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4]), sequence_parallel=st.booleans())
+def test_more_recompute_never_keeps_more(micro: int, tp: int, sequence_parallel: bool) -> None:
+    sequence_parallel = sequence_parallel and tp > 1
+    kept = {}
+    for preset in ("none", "selective", "full"):
+        job = plan(preset, micro=micro, tp=tp, sequence_parallel=sequence_parallel)
+        workload = Workload(global_batch_size=4, seq_len=1024)
+        found = predict(gpt_model(8, 1024, 16), f"1x{tp}xa100-sxm-80gb", job, workload, MEGATRON_2022)
+        kept[preset] = sum(found.step.stages[0].kept_bytes)
+    assert kept["full"] < kept["selective"] < kept["none"]
+
+
+@given(axes=st.sampled_from([{}, {"tp": 2}, {"pp": 2}, {"dp_shard": 2}]), zero=st.sampled_from([0, 1, 2, 3]))
+def test_memory_grows_with_the_micro_batch(axes: dict[str, int], zero: Literal[0, 1, 2, 3]) -> None:
+    cluster = f"1x{max(axes.values(), default=1)}xh100-sxm"
+    peaks = []
+    for micro in (1, 2, 4, 8):
+        job = replace(plan(micro=micro, **axes), optimizer=Optimizer(zero=zero))
+        peaks.append(small(job, cluster).tightest.allocated_bytes)
+    assert peaks == sorted(peaks) and peaks[0] < peaks[-1]
+
+
+def test_runs_of_recomputed_layers_keep_one_input_for_each_run() -> None:
+    """8 layers in runs of 4: two inputs of s·b·h in fp16."""
+    job = plan("full")
+    for every in (1, 2, 4):
+        found = small(replace(job, saved=Saved(preset="full", every=every)), "1x1xh100-sxm", batch=1)
+        inputs = [kept for kept in found.step.stages[0].kept_bytes[1:-1] if kept]
+        assert inputs == [1024 * 1024 * 2] * (8 // every)
+
+
+def test_offloaded_activations_leave_the_device_and_take_time() -> None:
+    job = plan(micro=4)
+    rules: Any = (SavedRule(calls="layers[0:8]", tensors=("*",), action="offload"),)
+    here = small(job, "1x1xh100-sxm")
+    away = small(replace(job, saved=Saved(rules=rules)), "1x1xh100-sxm")
+    assert away.tightest.by_class["activations"] < here.tightest.by_class["activations"]
+    assert away.step_s >= here.step_s
+
+
+def test_an_encoder_output_is_kept_once() -> None:
+    """Every decoder layer of T5 reads the encoder's output; it is one tensor."""
+    workload = Workload(global_batch_size=1, seq_len=128, sizes=(("enc_seq", 4096),))
+    found = predict("t5-small", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), workload)
+    stage = found.step.stages[0]
+    once = 4096 * 512 * 2
+    shared = sum(kept.bytes for price in stage.order for kept in price.kept if kept.is_input and kept.bytes == once)
+    apart = sum(kept.bytes for price in stage.order for kept in price.kept)
+    assert shared > 6 * once
+    assert sum(stage.kept_bytes) <= apart - 5 * once
+
+
+def test_tensor_parallel_ranks_divide_all_but_norms_positions_and_biases_after_sums() -> None:
+    """Whole on both ranks: 2048 positions, 4 vectors of norms and 2 biases a layer, the last norm; all of 1024."""
+    one, two = small(plan(), "1x1xh100-sxm"), small(plan(tp=2), "1x2xh100-sxm")
+    whole = (2048 + 8 * 6 + 2) * 1024 * 2
+    assert static(two)["parameters"] == (static(one)["parameters"] + whole) // 2

@@ -1,0 +1,201 @@
+"""Every preset predicts on one device and on small meshes, or is refused with a reason; and what plans can ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from prediction.jobs import FP16
+
+from gnomon.errors import GnomonError, PlanError, UnpricedError
+from gnomon.models.presets import PRESETS, model
+from gnomon.plans import (
+    Fp8,
+    Layout,
+    Mesh,
+    Offload,
+    Optimizer,
+    Overlap,
+    Plan,
+    Precision,
+    RouterLoad,
+    Schedule,
+    Split,
+    Stage,
+    Workload,
+)
+from gnomon.prediction import Prediction, predict
+
+MESHES: dict[str, dict[str, Any]] = {
+    "1": {},
+    "dp2-tp2": {"mesh": Mesh(dp_shard=2, tp=2), "layout": Layout(sequence_parallel=True)},
+    "pp2-dp2": {"mesh": Mesh(pp=2, dp_shard=2)},
+    "fsdp4": {"mesh": Mesh(dp_shard=4), "optimizer": Optimizer(zero=3)},
+}
+REFUSED = {
+    ("gpt2-xl", "dp2-tp2"): "tp = 2 does not divide heads = 25",
+    ("ddpm-cifar10", "dp2-tp2"): "tp = 2 does not divide heads = 1",
+    ("unet-tiny", "dp2-tp2"): "tp = 2 does not divide heads = 1",
+}
+LLAMA = "llama-3.1-8b"
+EVEN = RouterLoad()
+TOKENS = Workload(global_batch_size=32, seq_len=2048)
+
+
+def workload_for(name: str) -> Workload:
+    """8 sequences of 256 (images where there are no sequences), 128 on the other side of an encoder-decoder."""
+    dims = {dim.name for block in model(name).blocks for dim in block.dims if dim.size is None}
+    others = sorted(dim for dim in dims if dim not in ("batch", "seq") and not dim.startswith("kv_"))
+    return Workload(global_batch_size=8, seq_len=256, sizes=tuple((dim, 128) for dim in others))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str, mesh: str) -> None:
+    job = Plan(schedule=Schedule(num_microbatches=2), **MESHES[mesh])
+    cluster = f"1x{job.world_size}xh100-sxm"
+    if (name, mesh) in REFUSED:
+        with pytest.raises(GnomonError, match=REFUSED[name, mesh]):
+            predict(name, cluster, job, workload_for(name))
+        return
+    found = predict(name, cluster, job, workload_for(name))
+    assert 0 < found.step_s < 60
+    assert 0 < found.mfu < 0.8
+    assert len(found.memory) == job.mesh.pp
+    assert sum(found.breakdown.values()) == found.step_s
+
+
+def llama(cluster: str = "1x8xh100-sxm", workload: Workload = TOKENS, **fields: Any) -> Prediction:
+    """Llama 3.1 8B in microbatches of one sequence."""
+    return predict(LLAMA, cluster, Plan(schedule=Schedule(micro_batch_size=1), **fields), workload)
+
+
+def test_skewed_routing_is_slower_and_expert_parallelism_divides_experts() -> None:
+    def mixtral(ep: int, router: RouterLoad = EVEN) -> Prediction:
+        job = Plan(
+            mesh=Mesh(pp=2, dp_shard=16, ep=ep), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=1)
+        )
+        return predict("mixtral-8x7b", "4x8xh100-sxm", job, replace(TOKENS, router=router))
+
+    even, skewed = mixtral(8), mixtral(8, RouterLoad(kind="zipf", s=0.5))
+    assert skewed.step_s > even.step_s
+    assert skewed.breakdown["ep communication"] > even.breakdown["ep communication"]
+    # experts of half of 32 layers, over 8 ranks: 3 matrices of 4096 x 14336 each
+    assert mixtral(8).step.stages[0].elements[1] == 16 * 3 * 4096 * 14336
+    assert mixtral(1).step.stages[0].elements[1] == 8 * 16 * 3 * 4096 * 14336
+
+
+@pytest.mark.parametrize("context", ["ring", "all_gather", "ulysses"])
+def test_context_parallelism(context: Literal["ring", "all_gather", "ulysses"]) -> None:
+    """Long sequences over 4 ranks: attention dominates, a ring hides under it, and a zig-zag order evens it out."""
+    long = Workload(global_batch_size=4, seq_len=32768)
+    job: dict[str, Any] = {"mesh": Mesh(dp_shard=2, cp=4), "optimizer": Optimizer(zero=3)}
+    found = llama(workload=long, layout=Layout(context=context), **job)
+    exposed = found.breakdown.get("cp communication", 0.0)
+    assert exposed < 0.05 * found.step_s
+    if context == "ring":
+        uneven = llama(workload=long, layout=Layout(context_order="contiguous"), **job)
+        assert uneven.step_s > found.step_s
+
+
+def test_fp8_is_faster_where_it_is_asked_for() -> None:
+    job: dict[str, Any] = {"mesh": Mesh(dp_shard=8), "optimizer": Optimizer(zero=1)}
+
+    def step(**fields: Any) -> float:
+        return llama(precision=Precision(fp8=Fp8(recipe="tensorwise", **fields)), **job).step_s
+
+    wide = llama(**job).step_s
+    assert step() < step(except_ops=("mlp.*",)) < wide
+    assert step() < step(calls=("layers[0:16]",)) < wide
+    assert step(calls=("head",)) == wide  # logits stay in the compute dtype
+    with pytest.raises(UnpricedError, match="fp8"):
+        llama("1x8xa100-sxm-80gb", precision=Precision(fp8=Fp8(recipe="tensorwise")), **job)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_optimizer_on_the_host(zero: Literal[0, 1, 2, 3]) -> None:
+    mesh = Mesh(dp_shard=8)
+    here = llama(mesh=mesh, optimizer=Optimizer(zero=zero, clip=False))
+    away = llama(mesh=mesh, optimizer=Optimizer(zero=zero, clip=False, offload=Offload()))
+    assert away.breakdown["offload"] > 0
+    assert away.step_s > here.step_s
+    assert away.tightest.peak_bytes < here.tightest.peak_bytes
+
+
+def test_a_delayed_update_hides_under_the_step() -> None:
+    mesh = Mesh(dp_shard=8)
+    now = llama(mesh=mesh, optimizer=Optimizer(zero=1, clip=False, offload=Offload()))
+    later = llama(mesh=mesh, optimizer=Optimizer(zero=1, clip=False, offload=Offload(), delay=1))
+    assert later.step_s < now.step_s
+
+
+def test_mixed_devices_wait_for_the_slowest_and_each_has_its_memory() -> None:
+    spec, job = "2x8xa100-sxm-80gb+1x8xv100-sxm-32gb", {"mesh": Mesh(dp_shard=24), "precision": FP16}
+    work = Workload(global_batch_size=48, seq_len=2048)
+
+    def step(cluster: str, **fields: Any) -> Prediction:
+        return predict("llama-3.2-1b", cluster, Plan(schedule=Schedule(micro_batch_size=1), **fields), work)
+
+    mixed, fast = step(spec, **job), step("3x8xa100-sxm-80gb", **job)
+    assert mixed.step_s > 1.5 * fast.step_s
+    by_device = {rank.device: rank for rank in mixed.memory}
+    assert set(by_device) == {"a100-sxm-80gb", "v100-sxm-32gb"}
+    assert len(by_device["a100-sxm-80gb"].ranks) == 16 and len(by_device["v100-sxm-32gb"].ranks) == 8
+    assert mixed.tightest.device == "v100-sxm-32gb"
+    with pytest.raises(UnpricedError, match="v100-sxm-32gb has no peak for 'bf16'"):
+        step(spec, mesh=Mesh(dp_shard=24))
+
+
+def test_shares_suit_the_devices() -> None:
+    """Two workers share 6 sequences: a V100 with 2 and an A100 with 4 beat 3 each."""
+    work = Workload(global_batch_size=24, seq_len=2048)
+    calls = ("embed", "layers[0:16]", "head")
+
+    def step(shares: tuple[int, ...]) -> Prediction:
+        stage = Stage(calls=calls, mesh=Mesh(dp_shard=2), shares=shares)
+        job = Plan(stages=(stage,), precision=FP16)
+        return predict("llama-3.2-1b", "1x1xa100-sxm-80gb+1x1xv100-sxm-32gb", job, work)
+
+    suited, equal, wrong = step((4, 2)), step((3, 3)), step((2, 4))
+    assert suited.step_s < equal.step_s < wrong.step_s
+    kept = {rank.device: rank.by_class["activations"] for rank in suited.memory}
+    assert kept["a100-sxm-80gb"] == pytest.approx(2 * kept["v100-sxm-32gb"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "virtual", "placement"),
+    [
+        ("gpipe", 1, "loop"),
+        ("one_f_one_b", 1, "loop"),
+        ("interleaved_one_f_one_b", 2, "loop"),
+        ("looped_bfs", 2, "loop"),
+        ("zero_bubble_h1", 1, "loop"),
+        ("zero_bubble_h2", 1, "loop"),
+        ("interleaved_zero_bubble", 2, "loop"),
+        ("zero_bubble_v", 2, "v"),
+        ("v_half", 2, "v"),
+        ("v_min", 2, "v"),
+        ("dualpipe_v", 2, "v"),
+    ],
+)
+def test_every_schedule_has_prices(name: Any, virtual: int, placement: Any) -> None:
+    schedule = Schedule(name=name, virtual_stages=virtual, placement=placement, micro_batch_size=1)
+    job = Plan(mesh=Mesh(pp=4, tp=2), schedule=schedule, layout=Layout(sequence_parallel=True))
+    found = predict(LLAMA, "1x8xh100-sxm", job, TOKENS)
+    assert sum(found.breakdown.values()) == found.step_s
+    assert 0.2 < found.mfu < 0.7
+
+
+def test_asynchronous_tensor_parallelism_hides_communication() -> None:
+    job: dict[str, Any] = {"mesh": Mesh(tp=8), "layout": Layout(sequence_parallel=True)}
+    split = Overlap(splits=(Split(op="*down_proj", dim="seq", parts=4),))
+    whole, cut = llama(**job), llama(overlap=split, **job)
+    assert cut.breakdown["tp communication"] < whole.breakdown["tp communication"]
+
+
+def test_errors_name_what_is_missing() -> None:
+    with pytest.raises(PlanError, match="plan needs 2 devices"):
+        llama("1x8xh100-sxm", mesh=Mesh(tp=2))
+    with pytest.raises(UnpricedError, match="batches of one sequence length"):
+        llama("1x1xh100-sxm", Workload(lengths=(128, 256)))

@@ -1,0 +1,116 @@
+"""What must hold for any plan: faster machines are not slower, parts add up, work is conserved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prediction.jobs import gpt_model, plan, scaled, small
+
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Schedule, Workload
+from gnomon.prediction import predict
+
+SPEC = "2x4xh100-sxm"
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans for 8 devices of 8-layer models with 16 heads."""
+    axes = draw(
+        st.sampled_from(
+            [
+                {"dp_shard": 8},
+                {"dp_shard": 4, "tp": 2},
+                {"dp_shard": 2, "tp": 4},
+                {"dp_replicate": 2, "dp_shard": 4},
+                {"pp": 2, "dp_shard": 4},
+                {"pp": 2, "tp": 2, "dp_shard": 2},
+                {"pp": 4, "tp": 2},
+                {"dp_shard": 4, "cp": 2},
+            ]
+        )
+    )
+    pp = axes.get("pp", 1)
+    name = draw(st.sampled_from(["gpipe", "one_f_one_b", "interleaved_one_f_one_b", "zero_bubble_h1"]))
+    if name == "interleaved_one_f_one_b" and pp == 1:
+        name = "one_f_one_b"
+    # tied embeddings on several ranks cannot be divided by ZeRO
+    zero = draw(st.sampled_from([0, 1, 2, 3])) if pp == 1 else 0
+    preset: Any = draw(st.sampled_from(["none", "selective", "full"]))
+    return Plan(
+        mesh=Mesh(**axes),
+        schedule=Schedule(
+            name=name,  # type: ignore[arg-type]
+            num_microbatches=4,
+            virtual_stages=2 if name == "interleaved_one_f_one_b" else 1,
+        ),
+        saved=Saved(preset=preset),
+        layout=Layout(sequence_parallel=axes.get("tp", 1) > 1 and draw(st.booleans())),
+        optimizer=Optimizer(zero=zero),  # type: ignore[arg-type]
+    )
+
+
+@given(job=plans(), faster=st.sampled_from(["flops", "memory", "link", "network"]), by=st.sampled_from([1.5, 4.0]))
+def test_a_faster_machine_is_never_slower(job: Plan, faster: str, by: float) -> None:
+    before = small(job, scaled(SPEC), batch=32, seq_len=512)
+    after = small(job, scaled(SPEC, **{faster: by}), batch=32, seq_len=512)
+    assert after.step_s <= before.step_s * (1 + 1e-9)
+
+
+@given(job=plans())
+def test_the_breakdown_adds_up_to_the_bit(job: Plan) -> None:
+    found = small(job, SPEC, batch=32, seq_len=512)
+    assert sum(found.breakdown.values()) == found.step_s
+    assert min(found.breakdown.values()) > 0
+
+
+@given(job=plans(), batch=st.sampled_from([32, 64]))
+def test_tokens_are_conserved(job: Plan, batch: int) -> None:
+    found = small(job, SPEC, batch=batch, seq_len=512)
+    assert found.tokens_per_s_per_device * found.step_s * 8 == pytest.approx(batch * 512, rel=1e-12)
+    assert 0 < found.mfu <= found.hfu < 1
+    assert found.step_s <= found.makespan_s
+
+
+@given(
+    axes=st.sampled_from([{"dp_shard": 8}, {"pp": 4, "tp": 2}, {"dp_shard": 4, "tp": 2}]), micro=st.sampled_from([1, 2])
+)
+def test_more_microbatches_of_one_size_take_longer(axes: dict[str, int], micro: int) -> None:
+    job = plan(micro=micro, **axes)
+    step = micro * axes.get("dp_shard", 1)
+    times = [small(job, SPEC, batch=step * count).step_s for count in (4, 8, 16)]
+    assert times == sorted(times) and times[0] < times[-1]
+
+
+@given(preset=st.sampled_from(["selective", "full"]), tp=st.sampled_from([1, 2, 4]))
+def test_recompute_takes_time(preset: str, tp: int) -> None:
+    cluster = f"1x{tp}xh100-sxm"
+    assert small(plan(preset, tp=tp), cluster).step_s >= small(plan(tp=tp), cluster).step_s
+
+
+def test_the_bubble_of_one_f_one_b() -> None:
+    """p - 1 of m + p - 1 slots are idle (Narayanan et al. 2021), if stages are alike: embedding and head are not, so
+    a model without much of either."""
+    job = replace(plan(micro=4, pp=4), optimizer=Optimizer(clip=False))
+    workload = Workload(global_batch_size=64, seq_len=2048)
+    found = predict(gpt_model(16, 4096, 32, vocab=64, dropout=0.0), "1x4xh100-sxm", job, workload)
+    busiest = found.breakdown
+    share = busiest["bubble"] / (found.step_s - busiest["OPT"])
+    assert share == pytest.approx(3 / 19, rel=0.1)
+
+
+def test_without_overlap_reductions_take_their_whole_time() -> None:
+    job = replace(plan(dp_shard=8, micro=2), optimizer=Optimizer(zero=1))
+    overlap = replace(job.overlap, grad_reduce=False, param_gather=False)
+    beside, apart = small(job, SPEC), small(replace(job, overlap=overlap), SPEC)
+    assert apart.breakdown["REDUCE_GRAD"] > beside.breakdown["dp communication"]
+    assert apart.step_s > beside.step_s
+
+
+def test_a_slow_host_shows() -> None:
+    """A kernel each 8 us: a tiny model waits for launches most of its step."""
+    found = predict("llama-tiny", "1x1xh100-sxm", plan(), Workload(global_batch_size=1, seq_len=64))
+    assert found.breakdown["launch"] > found.step_s / 2

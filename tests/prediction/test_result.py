@@ -1,0 +1,80 @@
+"""What a Prediction gives back: its mapping for JSON, its timeline, its advice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from prediction.jobs import plan, small
+
+import gnomon
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload
+from gnomon.prediction import Prediction, advice, predict
+
+WORK = Workload(global_batch_size=64, seq_len=4096)
+
+
+def too_big(**fields: object) -> Prediction:
+    """Llama 3.1 8B in replicas, which takes 16 bytes and more a parameter of each device."""
+    job = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=4), **fields)  # type: ignore[arg-type]
+    return predict("llama-3.1-8b", "1x8xh100-sxm", job, WORK)
+
+
+def test_mapping_is_json_and_complete() -> None:
+    found = small(plan(pp=2, tp=2), "1x4xh100-sxm")
+    mapping = json.loads(json.dumps(found.to_mapping()))
+    assert mapping["schema"] == "gnomon.prediction/1"
+    assert mapping["step_s"] == found.step_s
+    assert sum(mapping["breakdown_s"].values()) == found.step_s
+    assert mapping["plan"]["mesh"] == {"pp": 2, "tp": 2} or mapping["plan"]["mesh"]["pp"] == 2
+    assert mapping["workload"]["global_batch_size"] == 16
+    assert (mapping["devices"], mapping["microbatches"]) == (4, 16)
+    assert [rank["peak_bytes"] for rank in mapping["memory"]] == [rank.peak_bytes for rank in found.memory]
+    assert mapping["verdict"] == found.verdict
+    assert sorted(mapping["memory"][0]["ranks"] + mapping["memory"][1]["ranks"]) == [0, 1, 2, 3]
+
+
+def test_timeline_is_one_period() -> None:
+    found = small(plan(pp=2, tp=2), "1x4xh100-sxm")
+    timeline = found.timeline()
+    assert timeline.step_s == found.step_s
+    assert found.timeline(steady=False).makespan_s == found.makespan_s
+
+
+def test_the_verb() -> None:
+    found = gnomon.predict("llama-tiny", "1x1xh100-sxm", plan(), Workload(global_batch_size=4, seq_len=64))
+    assert found.fits
+
+
+def test_advice_fits_and_says_what_it_costs() -> None:
+    """Static memory alone is too much for recompute or smaller microbatches: ZeRO has to divide it."""
+    found = too_big(optimizer=Optimizer(zero=1))
+    given = advice(found)
+    assert not found.fits and given
+    for entry in given:
+        again = predict("llama-3.1-8b", "1x8xh100-sxm", entry.plan, WORK)
+        assert again.fits and again.step_s == entry.step_s
+        assert again.tightest.peak_bytes == entry.peak_bytes <= entry.limit_bytes
+
+
+def test_advice_prefers_the_least_change() -> None:
+    job = replace(plan(micro=16), schedule=Schedule(micro_batch_size=16))
+    found = predict("llama-3.2-1b", "1x1xa100-sxm-40gb", job, Workload(global_batch_size=16, seq_len=2048))
+    assert not found.fits
+    assert advice(found)[0].what.startswith("micro_batch_size 16 -> ")
+
+
+def test_advice_may_take_two_changes_or_none() -> None:
+    job = Plan(mesh=Mesh(dp_shard=32), schedule=Schedule(micro_batch_size=1))
+    found = predict("llama-3.1-70b", "4x8xh100-sxm", job, WORK)
+    assert advice(found)[0].what == "ZeRO stage 3 and recompute full"
+    hopeless = predict("llama-3.1-70b", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), WORK)
+    assert advice(hopeless) == ()
+    assert advice(small(plan(), "1x1xh100-sxm")) == ()
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_assumptions_are_said(zero: int) -> None:
+    found = small(replace(plan(dp_shard=8), optimizer=Optimizer(zero=zero)), "1x8xh100-sxm")  # type: ignore[arg-type]
+    assert any("flash attention" in line for line in found.assumptions)

@@ -78,6 +78,12 @@ def test_growth_is_bounded() -> None:
     assert options("python a.py $((9**9**9**9)) $((9999999999999999999*9999999999999999999))")[0].startswith(UNKNOWN)
 
 
+@pytest.mark.parametrize("text", ['"$(' * 5000, "${a:-" * 5000 + "}" * 5000, "a " * 300_000, "x" * 2**18, "$((" * 3000])
+def test_depth_and_length_are_bounded(text: str) -> None:
+    with pytest.raises(FormatError):
+        launches(f"python a.py {text}", {})
+
+
 @given(st.text(alphabet="ab$\"'`(){}[]=+\\;&|#\n -1@", max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:

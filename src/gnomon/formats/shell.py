@@ -18,8 +18,14 @@ from gnomon.errors import FormatError
 UNKNOWN = "\ue000"
 """Opens and closes the name of a variable whose value the script does not give: `\\ue000TP\\ue000`."""
 
+MAX_SCRIPT = 2**18
+"""Characters of a script; the longest launch scripts have some ten thousand."""
+
 MAX_WORDS = 200_000
 """Words that a script may expand to; more is a mistake or an attack."""
+
+PLAIN = re.compile(r"[^\\'\"$`]+")
+"""What stands for itself outside quotes."""
 
 OPERATORS = ("&&", "||", ";;", ";", "|", "&", "(", ")", "\n")
 CLOSERS = {"then", "elif", "else", "fi", "do", "done", "esac", "}", "{", "in"}
@@ -57,7 +63,14 @@ class Script:
 def launches(text: str, env: Mapping[str, str]) -> Script:
     """The script followed to its end. FormatError with the line of a quote or bracket that is not closed."""
     script = Script(variables=dict(env))
-    run(text, script, depth=0)
+    if len(text) > MAX_SCRIPT:
+        raise FormatError(f"a script of {len(text)} characters; the limit is {MAX_SCRIPT}", "line 1")
+    try:
+        run(text, script, depth=0)
+    except RecursionError:
+        raise FormatError(
+            "quotes and brackets are nested too deeply; give the training command itself", "line 1"
+        ) from None
     return script
 
 
@@ -244,6 +257,10 @@ def commands(text: str) -> Iterator[tuple[int, list[str]]]:
         if not words:
             first = line
         words.append(token)
+        if len(words) > MAX_WORDS:
+            raise FormatError(
+                f"a command has over {MAX_WORDS} words; give the training command itself", f"line {first}"
+            )
         if token in ("then", "else", "do") and len(words) == 1:
             yield first, words
             words = []
@@ -381,8 +398,10 @@ def expand(raw: str, script: Script, *, split: bool = True) -> list[str]:
             words[-1] += pieces[0] if pieces else ""
             words += pieces[1:]
         else:
-            words[-1] += char
-            at += 1
+            plain = PLAIN.match(raw, at)
+            stop = plain.end() if plain else at + 1
+            words[-1] += raw[at:stop]
+            at = stop
     return words if present else [w for w in words if w] if split else words
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
-from gnomon.plans import Fact, Plan, Stack, Workload, batch, check, stage_layers
+from gnomon.plans import Fact, Plan, Precision, Saved, Stack, Workload, batch, check, stage_layers
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.stage import StagePrice, stage_prices
@@ -143,7 +143,7 @@ def predict(
     kernels, assumed, stack = _settle(stack)
     count, size = batch(plan, workload)
     workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels) for s in range(plan.num_stages))
-    structure, blocks = _structure(plan, graph, count)
+    structure, blocks = _structure(replace(plan, saved=Saved(), precision=Precision(), placement=()), graph, count)
     stages = tuple(each[0] for each in workers)  # who waits for the slowest worker is as slow
     pricing = Pricing(plan, graph, machines, stack, stages, blocks, count)
     durations = pricing.durations(structure.program)
@@ -185,7 +185,8 @@ def _workers(
 
 @lru_cache(maxsize=64)
 def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[tuple[int, int], ...]]:
-    """The plan's Program, validated, and what its stages stand for."""
+    """The plan's Program, validated, and what its stages stand for. What only prices depend on (precision, what is
+    saved, placement) is left at its default, so that plans share it."""
     schedule = replace(plan.schedule, micro_batch_size=None, num_microbatches=count)
     # Workers with unequal shares or devices wait for the slowest, whose price every stage has: one class is enough.
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)

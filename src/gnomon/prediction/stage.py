@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
-from gnomon.plans import Mesh, Plan, Precision, savings, select, stage_layers
+from gnomon.plans import LayerSaving, Mesh, Plan, Precision, savings, select, stage_layers
 from gnomon.prediction.layer import Kept, LayerPrice, LocalContext, Phase, layer_price
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
@@ -251,30 +251,34 @@ def _stage_price(
     links = stage_links(plan, cluster, mesh, ranks, experts=bool(_experts(plan, graph, stage)))
     saving = savings(plan, graph, kernels)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
-    groups: dict[LocalContext, list[Layer]] = {}
     numbers = {layer.label: i for i, layer in enumerate(graph.layers())}
     narrow = {layer.label for layer in select(plan.precision.fp8.calls, graph)} if plan.precision.fp8 else set()
+    # what layers differ in: a context is long to hash, so there is one for each group
+    groups: dict[tuple[str, tuple[str, ...], LayerSaving, bool], list[Layer]] = {}
     for layer in stage_layers(plan, graph)[stage]:
-        block = graph.block(layer.call.block)
         no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
+        alike = (layer.call.block, no_grad, saving[layer.label], layer.label in narrow)
+        groups.setdefault(alike, []).append(layer)
+    if not groups:
+        raise PlanError(f"stage {stage} has no layers; use fewer stages")
+    prices = []
+    for (name, no_grad, saved, low), layers in groups.items():
         context = LocalContext(
-            block=block,
+            block=graph.block(name),
             no_grad=no_grad,
             sizes=tuple(sorted(sizes.items())),
             mesh=mesh,
             layout=plan.layout,
             links=tuple(sorted(links.items(), key=lambda item: item[0])),
-            saving=saving[layer.label],
-            whole_recompute=plan.saved.preset == "full" and bool(saving[layer.label].policy),
-            precision=_precision(plan, layer.label in narrow),
+            saving=saved,
+            whole_recompute=plan.saved.preset == "full" and bool(saved.policy),
+            precision=_precision(plan, low),
             kernels=kernels,
             device=device,
             split_paths=splits,
             load=load,
         )
-        groups.setdefault(context, []).append(layer)
-    if not groups:
-        raise PlanError(f"stage {stage} has no layers; use fewer stages")
+        prices.append((layer_price(context), tuple(layers)))
     return StagePrice(
         stage=stage,
         mesh=mesh,
@@ -282,7 +286,7 @@ def _stage_price(
         device=device,
         members=members,
         links=links,
-        layers=tuple((layer_price(context), tuple(layers)) for context, layers in groups.items()),
+        layers=tuple(prices),
         plan=plan,
         numbers=numbers,
     )

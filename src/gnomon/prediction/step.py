@@ -60,6 +60,9 @@ _WANTED = {
 }
 """Kind of action -> (collective, when)."""
 
+BY_LAYER = frozenset({*PHASES, *_WANTED})
+"""Actions whose price follows from their layers alone."""
+
 FREE_KINDS = frozenset({"RECV_F", "RECV_B", "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"})
 """Actions that only mark a moment: a receive ends when its send does."""
 
@@ -96,6 +99,12 @@ class Pricing:
         self.count = count
         self.launch_s = [host_cost(stack, stage.device).per_kernel_s for stage in stages]
         self._memo: dict[tuple[str, int, str], float] = {}
+        first: dict[tuple[int, int], int] = {}
+        self.alike = [
+            block if index < 0 else first.setdefault((stage, id(stages[stage].order[index])), block)
+            for block, (stage, index) in enumerate(blocks)
+        ]
+        """For each of the Program's stages, the first that is the same layer on the same ranks: priced once."""
 
     def durations(self, program: Program) -> Durations:
         """Seconds of each price key, on the grid."""
@@ -103,9 +112,10 @@ class Pricing:
 
     def seconds(self, key: Key) -> float:
         """Seconds that an action holds its stream."""
-        at = (key.kind, key.stage, key.name)
+        stage = self.alike[key.stage] if key.kind in BY_LAYER and not key.name else key.stage
+        at = (key.kind, stage, key.name)
         if at not in self._memo:
-            self._memo[at] = self._seconds(key)
+            self._memo[at] = self._seconds(key._replace(stage=stage))
         return self._memo[at]
 
     def _seconds(self, key: Key) -> float:

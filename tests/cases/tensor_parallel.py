@@ -1,31 +1,36 @@
 """A tensor-parallel region on four ranks: all-reduce, sequence-parallel borders, and both borders as hidden rings.
 
-Stages: 0 embedding (F 1, B 1), 1 column-parallel product (F 4, B 8), 2 row-parallel product (F 4, B 8), 3 head and loss
-(F 1, B 2): 29 of compute. A ring hop of one shard takes 1, so a gather or reduce-scatter over four ranks takes 3 and an
-all-reduce 6. Updates are free.
+Stages: 0 embedding (F 1, B 1), 1 column-parallel product (F 4, B 8), 2 row-parallel product (F 4, B 8), 3 head and
+loss (F 1, B 2): 29 of compute. A ring hop of one shard takes 1, so a gather or reduce-scatter over four ranks takes 3
+and an all-reduce 6. Updates are free.
 
     all-reduce         F0 0-1  F1 1-5  F2 5-9  AR 9-15  F3 15-16  B3 -18  B2 -26  B1 -34  AR -40  B0 -41
     sequence-parallel  F0 0-1  AG 1-4  F1 4-8  F2 8-12  RS 12-15  F3 -16  B3 -18  AG -21  B2 -29  B1 -37  RS -40  B0 -41
 
-Both 41, for both send the same bytes: 2·3/4 of an activation each way (asserted from the rows, and from the sharding of
-a Llama layer: two regions, each 2·3/4 of 32 MiB in forward). Cut in four, a product's part takes a quarter:
+Both 41, for both send the same bytes: 2·3/4 of an activation each way (asserted from the rows, and from the sharding
+of a Llama layer: two regions, each 2·3/4 of 32 MiB in forward). Cut in four, a product's part takes a quarter:
 
     gather ring   own 1, hops 1-2, 2-3, 3-4      F1 1-2 2-3 3-4 4-5
     F2 5-6 6-7 7-8 8-9                           scatter ring  hops 6-7, 7-8, 8-9, own part 9
     F3 9-10, B3 10-12, B2 in parts of 2 from 12 to 20 (hops 12-13, 13-14, 14-15), B1 20-28 (hops 22-23, 24-25, 26-27),
     B0 28-29
 
-Everything is hidden: 29. With hops of 1.5 a forward part, 1, is shorter than a hop: the gather's last shard
-arrives at 1 + 4.5 = 5.5 and its part ends at 6.5, 1.5 late; parts of F2 end at 7.5 … 10.5, hops 7.5-9, 9-10.5, 10.5-12,
-1.5 late again; backward parts of 2 hide their hops: 32, against 29 + 4·4.5 = 47 in one piece.
-Sources: Shoeybi et al. 2019; Korthikanti et al. 2022; Wang et al. 2023. The hop and product times are made up.
+Everything is hidden: 29. With hops of 1.5 a forward part, 1, is shorter than a hop: the gather's last shard arrives at
+1 + 4.5 = 5.5 and its part ends at 6.5, 1.5 late; parts of F2 end at 7.5 … 10.5, hops 7.5-9, 9-10.5, 10.5-12, 1.5 late
+again; backward parts of 2 hide their hops: 32, against 29 + 4·4.5 = 47 in one piece.
+
+Memory of the first two, with an activation 4 whole and 1 divided (S of the column-parallel product is its gathered
+input, 4). Sequence-parallel: in F2 S 1 + 4 + 1, its input 1 and its partial sums 4: 11, from 8; the reduce-scatter and
+the gather of the backward reach it again. All-reduce: S of the embedding is whole, and in the all-reduce partial sums
+4 stand beside their sum 4: 4 + 4 + 1 + 8 = 17, from 9. Sources: Shoeybi et al. 2019; Korthikanti et al. 2022; Wang et
+al. 2023. The hop and product times are made up.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from case_format import Case, Expected
+from case_format import Case, Expected, Peak
 
 from gnomon.graph import BF16
 from gnomon.models.llama import llama, llama3_1_8b
@@ -196,12 +201,19 @@ def hops(seconds: float) -> dict[str, float]:
     return {**COMPUTE_PARTS, **OWN, "1AG_F.4": seconds, "2RS_F.4": seconds, "2AG_B.4": seconds, "1RS_B.4": seconds}
 
 
+ACTIVATIONS = {"S": 1, "1S": 4, "X": 1, "Y": 1, "DX": 1, "DY": 1, "P": 0, "G": 0}
+DIVIDED = {**ACTIVATIONS, "XG": 4, "YP": 4, "DYG": 4, "DXP": 4}
+BORDERS_WHOLE = {**DIVIDED, **{name: 4 for name in ("0S", "3S", "0Y", "1X", "2Y", "3X", "3DX", "2DY", "1DX", "0DY")}}
+
 WHOLE = Case(
     name="sequence_parallel",
     program=SEQUENCE_PARALLEL,
     lowered=lambda: regions(True),
     busy={**COMPUTE, "AG_F": 3, "RS_F": 3, "AG_B": 3, "RS_B": 3},
+    sizes=DIVIDED,
     expected=Expected(
+        issue_peaks={0: Peak(size=11, action="2F0")},
+        time_peaks={0: Peak(size=11, action="2F0", moment=8)},
         makespan=41,
         period=41,
         exposed={0: 12},
@@ -233,7 +245,16 @@ CASES = (
         program=ALL_REDUCE,
         lowered=lambda: regions(False),
         busy={**COMPUTE, "AR_F": 6, "AR_B": 6},
-        expected=Expected(makespan=41, period=41, exposed={0: 12}, idle={0: 12}, ends={"0:2AR_F0": 15, "0:1AR_B0": 40}),
+        sizes=BORDERS_WHOLE,
+        expected=Expected(
+            makespan=41,
+            period=41,
+            exposed={0: 12},
+            idle={0: 12},
+            ends={"0:2AR_F0": 15, "0:1AR_B0": 40},
+            issue_peaks={0: Peak(size=17, action="2AR_F0")},
+            time_peaks={0: Peak(size=17, action="2AR_F0", moment=9)},
+        ),
         also=(),
     ),
     HIDDEN,
@@ -249,7 +270,7 @@ CASES = (
         WHOLE,
         name="sequence_parallel_slow_hops",
         busy={**COMPUTE, "AG_F": 4.5, "RS_F": 4.5, "AG_B": 4.5, "RS_B": 4.5},
-        expected=Expected(makespan=47, period=47, exposed={0: 18}),
+        expected=Expected(makespan=47, period=47, exposed={0: 18}, idle={0: 18}),
         also=(),
     ),
 )

@@ -27,6 +27,7 @@ from gnomon.program import (
     problems,
     validate,
 )
+from gnomon.program.problems import PROBLEMS
 
 # By hand: rows, and every message
 
@@ -143,6 +144,11 @@ def test_the_message_says_rank_action_and_reason(case: str) -> None:
     program = program_of(rows)
     assert [str(problem) for problem in problems(program)] == messages
     compare(program)
+
+
+def test_every_kind_of_problem_has_a_case() -> None:
+    shown = {message.partition(":")[0] for _, *messages in CASES.values() for message in messages}
+    assert shown | {"over the memory limit"} == set(PROBLEMS)  # that one has a test of its own, below
 
 
 def test_all_problems_come_in_one_error_first_cause_first() -> None:

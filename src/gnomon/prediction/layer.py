@@ -194,7 +194,8 @@ class _Pricing:
         return float(max(causal_shares(sizes["seq"], cp, self.context.layout.context_order)))
 
     def _setting(self, path: str) -> Setting:
-        return Setting(sizes=self.sharded.sizes(path), dtypes=self.dtypes, causal_flops="half")
+        # FLOPs are reported with full attention; prices of causal attention count pairs by themselves
+        return Setting(sizes=self.sharded.sizes(path), dtypes=self.dtypes, causal_flops="full")
 
     def _wide(self) -> frozenset[str]:
         """Paths of products that no eight-bit recipe narrows: what a router reads, and logits over the vocabulary."""

@@ -5,7 +5,8 @@
 Claims: the first prediction in a fresh process (imports, catalogue and model included) takes < 0.7 s, another plan of
 the same model < 20 ms, Llama 3.1 405B on 16,384 H100 (pp 16, dp 128, tp 8, 1F1B of 32 microbatches) < 1 s in a warm
 process. Fresh processes: seven runs each, medians with least and most; starting the interpreter is not counted. "next"
-is the median of nine plans (tp 2, 4, 8 under ZeRO 1, 2, 3) that share nothing but the model, "worst next" the slowest of them.
+is the median of nine plans (tp 2, 4, 8 under ZeRO 1, 2, 3) that share nothing but the model, "worst next" the slowest
+of them.
 """
 
 from __future__ import annotations

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.runtime import AdamWSettings, Executor, Llama
+from numpy.typing import NDArray
 from torch import Tensor
 
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
@@ -118,11 +121,11 @@ def plain(config: LlamaConfig, dtype: torch.dtype = torch.float64) -> tuple[Curv
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.clip_norm)
         adam.step()
-        curve.append((float(loss), float(norm)))
+        curve.append((loss.item(), norm.item()))
     return curve, {name: p.detach() for name, p in model.named_parameters()}
 
 
-Part = dict[str, tuple[int, Tensor]]
+Part = dict[str, tuple[int, NDArray[np.floating[Any]]]]
 """Parameter -> (first element within the local parameter, elements)."""
 
 
@@ -139,7 +142,7 @@ def train(name: str, tied: bool = False, precision: Precision = FP64) -> tuple[C
     for stage in executor.stages.values():
         held = stage.parameters_
         for slot, (low, high) in held.pieces():
-            found[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].clone())
+            found[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].numpy().copy())
     assert not executor.buffers and not executor.saved and not executor.aside
     return curve, found
 

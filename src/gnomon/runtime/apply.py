@@ -161,6 +161,7 @@ def check_plan(plan: Plan) -> None:
         f"optimizer.kind = {optimizer.kind!r}": optimizer.kind != "adamw",
         "precision.fp8": plan.precision.fp8 is not None,
         "stage.shares": any(stage.shares for stage in plan.stages),
+        "saved.every under ZeRO 3": saved.every > 1 and optimizer.zero == 3,
         "placement": plan.device_of != tuple(range(plan.world_size)),
     }
     if asked := [name for name, is_asked in refused.items() if is_asked]:

@@ -24,6 +24,7 @@ from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.program import NO_UNIT, Program
 from gnomon.runtime.apply import apply
+from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.measure import Recorder, gather
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.optim import AdamW, AdamWSettings, clip_scale, squares
@@ -87,6 +88,10 @@ class Executor:
             raise PlanError("the runtime does not run tied weights within a V or under ZeRO yet; use tied = false")
         copies = max(1, plan.stage_mesh(0).tp // config.num_kv_heads)
         self.groups = Groups.of(plan, kv_copies=copies, tied=tied)
+        blocks = [1] * plan.num_stages
+        if self.program.num_stages > plan.num_stages:  # a stage of the Program is a layer
+            blocks = [len(layers) for layers in stage_layers(plan, self.graph)]
+        self.plan_stage = [stage for stage, count in enumerate(blocks) for _ in range(count)]
         self.tied = frozenset(shared_parameters(plan, self.graph))
         self.stages = apply(config, self.graph, plan, self.groups, seed=seed)
         self.adam = {number: AdamW.of(stage.parameters_) for number, stage in self.stages.items()}
@@ -94,8 +99,12 @@ class Executor:
         mesh = self.groups.mesh
         self.rows_of_unit, self.local_rows = size, size // mesh.data_ranks
         self.tokens = count * size * workload.seq_len
-        if len(set(workload.sequence_lengths())) != 1 or workload.seq_len % mesh.tp:
-            raise PlanError("the runtime wants sequences of one length that tp divides; set workload.seq_len so")
+        if set(workload.sequence_lengths()) != {workload.seq_len}:
+            raise PlanError("the runtime wants sequences of one length; give workload.seq_len alone")
+        if plan.layout.sequence_parallel and workload.seq_len % mesh.tp:
+            raise PlanError(
+                f"sequence parallelism wants seq_len = {workload.seq_len} to be a multiple of tp = {mesh.tp}"
+            )
         self.shape = (self.local_rows, workload.seq_len, config.hidden_size)
         if plan.layout.sequence_parallel:
             self.shape = (self.local_rows, workload.seq_len // mesh.tp, config.hidden_size)
@@ -184,7 +193,7 @@ class Executor:
         total = result.loss.clone()
         group = self.groups.by_comm["norm"]
         if group is not None:
-            dist.all_reduce(total, group=group)
+            all_reduce(total, group)
         return float(total)
 
     # --- buffers and what is under way
@@ -284,8 +293,9 @@ class Executor:
         self.aside[stage, unit], tape.aside = tape.aside, None
 
     def _w(self, stage: int, unit: int) -> None:
-        for weight_grad in self.aside.pop((stage, unit)):
-            weight_grad()
+        with torch.no_grad():
+            for weight_grad in self.aside.pop((stage, unit)):
+                weight_grad()
 
     def _load(self, stage: int, unit: int) -> None:
         """Ids are in memory; a stage takes its rows when it runs."""
@@ -293,19 +303,7 @@ class Executor:
     # --- messages
 
     def _peer(self, stage: int) -> int:
-        return self.plan.stage_ranks[self._pipeline_stage(stage)][self.groups.here.position]
-
-    def _pipeline_stage(self, stage: int) -> int:
-        """The plan's stage of a stage of the Program, which may be one layer."""
-        if self.program.num_stages == self.plan.num_stages:
-            return stage
-        return self._plan_stage()[stage]
-
-    def _plan_stage(self) -> list[int]:
-        if not hasattr(self, "_stages_of_blocks"):
-            parts = stage_layers(self.plan, self.graph)
-            self._stages_of_blocks = [index for index, layers in enumerate(parts) for _ in layers]
-        return self._stages_of_blocks
+        return self.plan.stage_ranks[self.plan_stage[stage]][self.groups.here.position]
 
     def _tag(self, name: Name) -> int:
         """Every message of a step has a tag of its own, so that messages cannot be mistaken for each other."""
@@ -361,7 +359,7 @@ class Executor:
             return
         grad = held.my_grad()
         if comm in ("dp", "dp_replicate"):
-            self._start(name, dist.all_reduce(grad, group=group, async_op=True), grad.nbytes)
+            self._start(name, all_reduce(grad, group, wait=False), grad.nbytes)
             return
         chosen = [
             slice(*range_)
@@ -373,10 +371,10 @@ class Executor:
         packed = torch.cat([grad[part] for part in chosen])
 
         def unpack() -> None:
-            for part, value in zip(chosen, packed.split([p.stop - p.start for p in chosen]), strict=True):
+            for part, value in zip(chosen, torch.split(packed, [p.stop - p.start for p in chosen]), strict=True):
                 grad[part] = value
 
-        self._start(name, dist.all_reduce(packed, group=group, async_op=True), packed.nbytes, unpack)
+        self._start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack)
 
     def _unshard(self, stage: int, unit: int) -> None:
         for each in self._stages_of_row(stage):
@@ -388,7 +386,7 @@ class Executor:
             else:
                 held.flat = torch.empty(held.size, dtype=held.dtypes.param)
             assert held.flat is not None
-            work = dist.all_gather_into_tensor(held.flat, shard, group=self._shards(), async_op=True)
+            work = all_gather(held.flat, shard, self._shards(), wait=False)
             self._start(("P", each, NO_UNIT), work, held.flat.nbytes, lambda shard=shard: None)  # type: ignore[misc]
 
     def _reshard(self, stage: int, unit: int) -> None:
@@ -416,7 +414,7 @@ class Executor:
                 else:
                     held.grad_shard += out
 
-            work = dist.reduce_scatter_tensor(out, whole, group=self._shards(), async_op=True)
+            work = reduce_scatter(out, whole, self._shards(), wait=False)
             if held.zero >= 2:
                 held.grad = None
             self._start(name, work, whole.nbytes, finish)
@@ -430,7 +428,7 @@ class Executor:
             total += squares(held, mesh.dp_replicate if held.zero else mesh.data_ranks)
         group = self.groups.by_comm["norm"]
         if group is not None:
-            dist.all_reduce(total, group=group)
+            all_reduce(total, group)
         self.norm = total.sqrt()
         self.scale = clip_scale(self.norm, self.settings.clip_norm)
 

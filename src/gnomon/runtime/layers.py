@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
+from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.parameters import Weight
 
 
@@ -35,33 +35,28 @@ class TensorAxis:
     keep_gathered: bool = False
     """Keep gathered inputs for backward rather than gathering them again."""
 
-    @property
-    def divides_sequence(self) -> bool:
-        """Whether tensors between regions hold a part of the tokens."""
-        return self.sequence and self.group is not None
-
     def sum(self, x: Tensor) -> Tensor:
         """All-reduce, in place."""
         if self.group is not None:
-            dist.all_reduce(x, group=self.group)
+            all_reduce(x, self.group)
         return x
 
     def enter(self, x: Tensor) -> Tensor:
         """What a parallel region reads: (B, t, C) -> (B, T, C) under sequence parallelism."""
-        if not self.divides_sequence:
+        if self.group is None or not self.sequence:
             return x
         tBC = x.movedim(1, 0).contiguous()
         out = torch.empty((tBC.shape[0] * self.ranks, *tBC.shape[1:]), dtype=x.dtype, device=x.device)
-        dist.all_gather_into_tensor(out, tBC, group=self.group)
+        all_gather(out, tBC, self.group)
         return out.movedim(0, 1)
 
     def leave(self, x: Tensor) -> Tensor:
         """Adds up the parts of (B, T, C): each rank gets all of it, or its tokens under sequence parallelism."""
-        if not self.divides_sequence:
+        if self.group is None or not self.sequence:
             return self.sum(x)
         TBC = x.movedim(1, 0).contiguous()
         out = torch.empty((TBC.shape[0] // self.ranks, *TBC.shape[1:]), dtype=x.dtype, device=x.device)
-        dist.reduce_scatter_tensor(out, TBC, group=self.group)
+        reduce_scatter(out, TBC, self.group)
         return out.movedim(0, 1)
 
 
@@ -198,7 +193,7 @@ class _CrossEntropy(torch.autograd.Function):
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         top = wide.amax(-1)
         if axis.group is not None:
-            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=axis.group)
+            all_reduce(top, axis.group, largest=True)
         exp = (wide - top.unsqueeze(-1)).exp_()
         total = axis.sum(exp.sum(-1))
         local, here = _own(labels, logits.shape[-1], axis)

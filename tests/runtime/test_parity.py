@@ -14,20 +14,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
+from runtime import jobs, parity  # noqa: E402
+
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.runtime import Llama  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
-from runtime import parity  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 CASES = [(name, tied) for name in parity.PLANS for tied in (False, True) if not tied or name in parity.TIED]
-
-
-@cache
-def trained(world_size: int) -> dict[int, dict[str, tuple[parity.Curve, parity.Part]]]:
-    names = [name for name, plan in parity.PLANS.items() if plan.world_size == world_size]
-    return launch(parity.train_all, world_size, names)
 
 
 @cache
@@ -40,8 +34,8 @@ def test_it_trains_as_the_plain_model(name: str, tied: bool) -> None:
     want, parameters = plain(tied)
     plan = parity.PLANS[name]
     seen = {key: torch.zeros(value.numel(), dtype=torch.bool) for key, value in parameters.items()}
-    for rank, results in trained(plan.world_size).items():
-        curve, part = results[f"{name}, tied" if tied else name]
+    for rank, results in jobs.results(plan.world_size).items():
+        curve, part = results.trained[f"{name}, tied" if tied else name]
         np.testing.assert_allclose(curve, want, rtol=1e-9, atol=0, err_msg=f"rank {rank}")
         for key, (start, values) in part.items():
             whole = parameters[key].flatten()

@@ -6,36 +6,28 @@ Seen from outside (`traced`): torch's own functions are watched while a step run
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
+from runtime import jobs, parity, traced  # noqa: E402
+
 from gnomon.graph import Dtypes  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.sharding import parameter_collectives, shard_graph  # noqa: E402
-from runtime import parity, traced  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 GRAPH = llama(parity.CONFIG)
-ORDERS = [name for name, plan in parity.PLANS.items() if plan.saved.preset == "none"]
 BYTES = ["tp", "tp and sp", "dp", "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2"]
 
 
-@cache
-def traces(world_size: int) -> dict[int, dict[str, tuple[list[str], list[str], list[traced.Call]]]]:
-    names = [name for name in ORDERS if parity.PLANS[name].world_size == world_size]
-    return launch(traced.trace_all, world_size, names)
-
-
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", traced.ORDERS)
 def test_actions_run_in_the_order_of_the_rows(name: str) -> None:
-    for results in traces(parity.PLANS[name].world_size).values():
-        ran, rows, _ = results[name]
+    for results in jobs.results(parity.PLANS[name].world_size).values():
+        ran, rows, _ = results.traced[name]
         assert ran == rows
         assert len(ran) > 4
 
@@ -45,8 +37,8 @@ def test_collectives_have_the_bytes_that_sharding_says(name: str) -> None:
     plan = parity.PLANS[name]
     want = activation_collectives(plan) + gradient_collectives(plan)
     want["all_reduce", plan.world_size, 8] += 1  # the global norm, a float64
-    for results in traces(plan.world_size).values():
-        assert Counter(results[name][2]) == +want
+    for results in jobs.results(plan.world_size).values():
+        assert Counter(results.traced[name][2]) == +want
 
 
 def sharded(plan: Plan) -> dict:  # type: ignore[type-arg]
@@ -80,7 +72,7 @@ def gradient_collectives(plan: Plan) -> Counter[traced.Call]:
         for layer in part:
             for c in parameter_collectives(blocks[layer.call.block], plan.mesh, plan.optimizer, parity.FP32):
                 sums[c.kind, c.ranks, c.when, c.axes] += int(c.bytes)
-        for (kind, ranks, when, axes), size in sums.items():
+        for (kind, ranks, when, _), size in sums.items():
             often = units if when.startswith("before_f") or when.startswith("before_b") else 1
             if kind == "reduce_scatter" and plan.optimizer.zero >= 2:
                 often = units

@@ -13,13 +13,18 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from gnomon.runtime import AdamW, Executor, Parameters
-from gnomon.runtime.collectives import GATHER, SCATTER
 from runtime.parity import CONFIG, FP32, PLANS, SETTINGS, WORKLOAD
 from torch import Tensor
 
+from gnomon.runtime import AdamW, Executor, Parameters
+from gnomon.runtime.collectives import GATHER, SCATTER
+
 Call = tuple[str, int, int]
 """(collective, ranks, bytes of the whole buffer)."""
+
+
+ORDERS = [name for name, plan in PLANS.items() if plan.saved.preset == "none"]
+"""Plans that are traced: recompute calls forwards again, which is no action of the Program."""
 
 
 @dataclass
@@ -132,7 +137,7 @@ def expected_actions(executor: Executor) -> list[str]:
             arrives = other if kind.startswith("SEND") else stage
             tag = (unit * program.num_stages + arrives) * 2 + (not forward)
             text = f"{kind[:4]}>{peer} tag {tag}"
-        elif kind == "RESHARD":
+        elif kind == "RESHARD" or (kind == "NORM" and executor.plan.world_size == 1):
             continue
         else:
             text = plain[kind]

@@ -8,7 +8,6 @@ the prediction counts. PlanError for what the plan asks and is not done here. Le
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -216,7 +215,7 @@ def _slots(layers: Sequence[Layer], sharded: Mapping[str, ShardedBlock], tp: int
 
 
 def _local(size: int, dim: str, block: ShardedBlock, tensor: str, tp: int) -> tuple[int, int]:
-    """(elements of a dim on one rank, neighbouring ranks that hold the same ones). PlanError when tp does not divide."""
+    """(elements of a dim on one rank, neighbouring ranks that hold the same ones). PlanError for uneven parts."""
     if "tp" not in block.homes[tensor].axes_of(dim):
         return size, tp
     if size % tp == 0:

@@ -3,7 +3,7 @@
 `Executor.step(batch)` does one step of training and returns the loss and gradient norm; the actions are those that the
 simulator plays, whatever the schedule. A row on the compute stream is done before the next; one on another stream is
 started, and its first reader waits for it, across the end of the step too. Buffers have the Program's names, (name,
-stage, unit); what leaves stage s forward is X of s + 1, and what leaves it backward is DY of s - 1, on this rank or not.
+stage, unit); what leaves stage s forward is X of s + 1, and what leaves it backward DY of s - 1, on this rank or not.
 Left out: clocks (`measure`), data, and what is inside a stage (`apply`).
 """
 

@@ -1,0 +1,49 @@
+"""A measured Timeline has the rows of the Program, in their order, and times that a machine could have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from runtime import jobs, measured, parity  # noqa: E402
+
+from gnomon.models.llama import llama  # noqa: E402
+from gnomon.schedules import lower  # noqa: E402
+from gnomon.timeline import ROLES, parse_timeline, print_timeline  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("name", measured.PLANS)
+def test_spans_are_the_rows_in_order(name: str) -> None:
+    plan = replace(parity.PLANS[name], precision=parity.FP32)
+    program = lower(llama(parity.CONFIG), plan, None, parity.WORKLOAD)
+    timeline = jobs.results(plan.world_size)[0].measured[name]
+    assert len(timeline.workers) == plan.world_size
+    of_rank = {rank: cls for cls, ranks in enumerate(_ranks(plan)) for rank in ranks}
+    for rank in range(plan.world_size):
+        mine = np.flatnonzero(timeline.spans.worker == rank)
+        part = slice(int(program.class_ptr[of_rank[rank]]), int(program.class_ptr[of_rank[rank] + 1]))
+        wanted = [program.token(row) for row in range(part.start, part.stop)]
+        assert [timeline.action(span) for span in mine.tolist()] == wanted
+
+
+@pytest.mark.parametrize("name", measured.PLANS)
+def test_compute_of_a_rank_does_not_overlap_and_fills_part_of_the_step(name: str) -> None:
+    timeline = jobs.results(parity.PLANS[name].world_size)[0].measured[name]
+    spans = timeline.spans
+    for rank in range(len(timeline.workers)):
+        mine = np.flatnonzero((spans.worker == rank) & (spans.role == ROLES.index("compute")))
+        assert (spans.start_s[mine][1:] >= spans.end_s[mine][:-1]).all()
+        assert 0 < float(spans.duration_s[mine].sum()) <= timeline.makespan_s
+    assert spans.start_s.min() >= 0
+    assert parse_timeline(print_timeline(timeline)) == timeline
+
+
+def _ranks(plan: parity.Plan) -> list[tuple[int, ...]]:
+    by_rank = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
+    return [by_rank[rank] for rank in range(plan.num_pipeline_ranks)]

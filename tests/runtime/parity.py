@@ -144,7 +144,7 @@ def train(name: str, tied: bool = False, precision: Precision = FP64) -> tuple[C
         held = stage.parameters_
         for slot, (low, high) in held.pieces():
             found[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].numpy().copy())
-    assert not executor.buffers and not executor.saved and not executor.aside
+    assert not executor.buffers.tensors and not executor.saved and not executor.aside
     return curve, found
 
 

@@ -16,8 +16,9 @@ class Results:
     """Of one rank, by plan."""
 
     trained: dict[str, tuple[parity.Curve, parity.Part]]
+    gradients: dict[str, tuple[float, parity.Part]]
     traced: dict[str, tuple[list[str], list[str], list[traced.Call]]]
-    measured: dict[str, Timeline]
+    measured: dict[str, tuple[Timeline, Timeline]]
 
 
 @cache
@@ -30,6 +31,7 @@ def run(world_size: int) -> Results:
     names = [name for name, plan in parity.PLANS.items() if plan.world_size == world_size]
     return Results(
         trained=parity.train_all(names),
+        gradients=parity.gradients_all(names),
         traced=traced.trace_all([name for name in names if name in traced.ORDERS]),
         measured=measured.measure_all([name for name in names if name in measured.PLANS]),
     )

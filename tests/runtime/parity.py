@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.models.llama import LlamaConfig
+from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
-from gnomon.runtime import AdamWSettings, Executor, Llama
+from gnomon.program import Program
+from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
+from gnomon.schedules import lower
+from gnomon.schedules.mario import apply_checkpoint
 
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
@@ -91,6 +96,21 @@ PLANS: dict[str, Plan] = {
     ),
     "dualpipe v and dp, recompute": Plan(mesh=Mesh(pp=2, dp_replicate=2), schedule=v("dualpipe_v"), saved=FULL),
 }  # fmt: skip
+REWRITTEN = {"1f1b": ("1f1b, recompute as actions", apply_checkpoint)}
+"""Plans that also run with their Program rewritten: a name for it, and the pass."""
+BITWISE = [
+    ("one device", "one device, full recompute"),
+    ("one device", "one device, selective recompute"),
+    ("zero bubble h1", "zero bubble h1, recompute"),
+    ("1f1b", "1f1b, recompute by two"),
+    ("1f1b", "1f1b, recompute as actions"),
+    ("1f1b", "gpipe"),
+]
+"""Pairs whose additions are the same, in the same order."""
+VARIED = replace(CONFIG, qk_norm=True, qkv_bias=True, num_kv_heads=4, vocab_size=40)
+"""Another model: norms on heads, biases, as many key heads as query heads."""
+VARIANTS = frozenset({"tp and sp", "zero 3", "pp, tp and sp, v"})
+"""Plans that are also tried with it."""
 TIED = frozenset({"one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bubble h1"})
 """Plans that are also tried with the embedding as head."""
 
@@ -130,10 +150,20 @@ Part = dict[str, tuple[int, NDArray[np.floating[Any]]]]
 """Parameter -> (first element within the local parameter, elements)."""
 
 
-def train(name: str, tied: bool = False, precision: Precision = FP64) -> tuple[Curve, Part]:
+def config_of(name: str) -> LlamaConfig:
+    """`NAME, tied` and `NAME, varied` are other models."""
+    if name.endswith(", varied"):
+        return VARIED
+    return replace(CONFIG, tied=name.endswith(", tied"))
+
+
+def train(
+    plan: Plan, config: LlamaConfig = CONFIG, rewrite: Callable[[Program], Program] | None = None
+) -> tuple[Curve, Part]:
     """One rank of a plan: curve and this rank's part of the final parameters."""
-    config = replace(CONFIG, tied=tied)
-    executor = Executor(config, replace(PLANS[name], precision=precision), WORKLOAD, seed=7, settings=SETTINGS)
+    plan = replace(plan, precision=FP64)
+    program = rewrite(lower(llama(config), plan, None, WORKLOAD)) if rewrite else None
+    executor = Executor(config, plan, WORKLOAD, seed=7, settings=SETTINGS, program=program)
     curve = []
     for step in range(STEPS):
         result = executor.step(batch(step))
@@ -148,8 +178,28 @@ def train(name: str, tied: bool = False, precision: Precision = FP64) -> tuple[C
     return curve, found
 
 
+def gradients(plan: Plan) -> tuple[float, Part]:
+    """One rank of a plan in float32: norm and this rank's part of the gradient in the first step."""
+    executor = Executor(CONFIG, replace(plan, precision=FP32), WORKLOAD, seed=7, settings=SETTINGS)
+    found: Part = {}
+
+    def note(self: AdamW, held: Parameters, *_: object, **__: object) -> None:
+        for slot, (low, high) in held.pieces():
+            found[slot.name] = (held.mine[0] + low - slot.start, held.my_grad()[low:high].numpy().copy())
+
+    with patch.object(AdamW, "update", note):
+        norm = executor.step(batch(0)).grad_norm
+    return float(norm), found
+
+
 def train_all(names: list[str]) -> dict[str, tuple[Curve, Part]]:
-    """Many plans, one after the other, in one process; `name, tied` too where that is tried."""
-    found = {name: train(name) for name in names}
-    found.update({f"{name}, tied": train(name, tied=True) for name in names if name in TIED})
+    """Many plans, one after the other, in one process, and their variants."""
+    found = {name: train(PLANS[name]) for name in names}
+    found.update({f"{name}, tied": train(PLANS[name], config_of(", tied")) for name in names if name in TIED})
+    found.update({f"{name}, varied": train(PLANS[name], VARIED) for name in names if name in VARIANTS})
+    found.update({new: train(PLANS[name], CONFIG, f) for name, (new, f) in REWRITTEN.items() if name in names})
     return found
+
+
+def gradients_all(names: list[str]) -> dict[str, tuple[float, Part]]:
+    return {name: gradients(PLANS[name]) for name in names}

@@ -6,7 +6,6 @@ runs all its plans.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,26 +15,32 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime import jobs, parity  # noqa: E402
 
-from gnomon.models.llama import llama  # noqa: E402
+from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.runtime import Llama  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-CASES = [(name, tied) for name in parity.PLANS for tied in (False, True) if not tied or name in parity.TIED]
+CASES = [
+    (name, name + suffix)
+    for name in parity.PLANS
+    for suffix, chosen in (("", parity.PLANS), (", tied", parity.TIED), (", varied", parity.VARIANTS))
+    if name in chosen
+] + [(name, new) for name, (new, _) in parity.REWRITTEN.items()]
+"""(plan, name of the case)."""
 
 
 @cache
-def plain(tied: bool) -> tuple[parity.Curve, dict[str, torch.Tensor]]:
-    return parity.plain(replace(parity.CONFIG, tied=tied))
+def plain(config: LlamaConfig = parity.CONFIG) -> tuple[parity.Curve, dict[str, torch.Tensor]]:
+    return parity.plain(config)
 
 
-@pytest.mark.parametrize(("name", "tied"), CASES)
-def test_it_trains_as_the_plain_model(name: str, tied: bool) -> None:
-    want, parameters = plain(tied)
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_it_trains_as_the_plain_model(name: str, case: str) -> None:
+    want, parameters = plain(parity.config_of(case))
     plan = parity.PLANS[name]
     seen = {key: torch.zeros(value.numel(), dtype=torch.bool) for key, value in parameters.items()}
     for rank, results in jobs.results(plan.world_size).items():
-        curve, part = results.trained[f"{name}, tied" if tied else name]
+        curve, part = results.trained[case]
         np.testing.assert_allclose(curve, want, rtol=1e-9, atol=0, err_msg=f"rank {rank}")
         for key, (start, values) in part.items():
             whole = parameters[key].flatten()
@@ -46,6 +51,31 @@ def test_it_trains_as_the_plain_model(name: str, tied: bool) -> None:
             np.testing.assert_allclose(values, whole[start : start + len(values)], rtol=1e-9, atol=1e-12)
     if plan.mesh.tp == 1:
         assert all(bool(each.all()) for each in seen.values())
+
+
+@pytest.mark.parametrize("name", parity.PLANS)
+def test_gradients_in_float32_are_those_of_the_plain_model(name: str) -> None:
+    """Each parameter's to 1e-5 of its norm, against float64; of parts by tp the global norm."""
+    plan = parity.PLANS[name]
+    model = Llama(parity.CONFIG, seed=7, dtype=torch.float32).double()
+    ids = parity.batch(0)
+    (model(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()).backward()
+    grads = {key: parameter.grad.flatten().numpy() for key, parameter in model.named_parameters()}
+    total = np.sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
+    for results in jobs.results(plan.world_size).values():
+        norm, part = results.gradients[name]
+        assert norm == pytest.approx(total, rel=1e-5)
+        for key, (start, values) in part.items() if plan.mesh.tp == 1 else ():
+            far = np.abs(values - grads[key][start : start + len(values)]).max()
+            assert far <= 1e-5 * np.linalg.norm(grads[key]), key
+
+
+@pytest.mark.parametrize(("one", "other"), parity.BITWISE)
+def test_bit_for_bit_where_additions_are_the_same(one: str, other: str) -> None:
+    for results in jobs.results(parity.PLANS[one].world_size).values():
+        (curve, part), (same_curve, same_part) = results.trained[one], results.trained[other]
+        assert curve == same_curve
+        assert all(np.array_equal(part[key][1], same_part[key][1]) for key in part)
 
 
 def _is_part(whole: np.ndarray, values: np.ndarray) -> bool:
@@ -67,5 +97,5 @@ def test_the_plain_model_learns_and_has_the_parameters_of_the_graph() -> None:
 def test_three_steps_move_the_model_by_more_than_the_tolerance() -> None:
     """Otherwise the comparison of parameters would say nothing."""
     before = Llama(parity.CONFIG, seed=7, dtype=torch.float64).state_dict()
-    _, after = plain(False)
+    _, after = plain()
     assert all(float((after[name] - before[name]).abs().max()) > 1e-3 for name in after)

@@ -26,8 +26,8 @@ from gnomon.program import Program
 from gnomon.runtime.apply import apply
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_reduce
-from gnomon.runtime.measure import Recorder, gather
-from gnomon.runtime.mesh import Groups
+from gnomon.runtime.measure import Recorder, gather, per_class
+from gnomon.runtime.mesh import Groups, stage_sets
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.state import State
 from gnomon.schedules import lower
@@ -184,13 +184,18 @@ class Executor:
         row.action(row.stage, row.unit)
 
     def measured_step(self, batch: Tensor) -> tuple[StepResult, Timeline]:
-        """One step and its Timeline over all ranks, which meet before and after."""
+        """One step and its Timeline with a worker for each rank; the ranks meet before and after."""
         recorder = Recorder()
         group = self.groups.by_comm["norm"]
         if group is not None:
             dist.barrier(group=group)
         result = self.step(batch, recorder)
         return result, gather(self.program, recorder, group)
+
+    def per_class(self, timeline: Timeline) -> Timeline:
+        """A measured Timeline as predictions have them: a worker for each rank class, its first rank."""
+        first = [ranks[0] for ranks in stage_sets(self.plan)]
+        return per_class(timeline, first, self.program.counts)
 
     def synchronise(self) -> None:
         """Waits for everything that was started, so that parameters are those after the last update."""

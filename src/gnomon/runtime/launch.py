@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from gnomon.errors import PlanError
@@ -26,8 +27,10 @@ def launch(
 ) -> dict[int, Result]:
     """Results of `function(*args)` by rank. The function must be importable by name, arguments and results picklable.
 
-    threads: of torch in each process. PlanError under a torchrun of another number of processes. An error in a process
-    ends all, and comes back as torch's ChildFailedError with its traceback.
+    threads: of torch in each process. ^C and SIGTERM are handed on to the processes, which have half a minute to end by
+    themselves (torch's agent then kills them); then SystemExit with the usual 128 + number of the signal. PlanError
+    under a torchrun of another number of processes. An error in a process ends all, and comes back as torch's
+    ChildFailedError with its traceback.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         given = int(os.environ["WORLD_SIZE"])
@@ -45,7 +48,10 @@ def launch(
         monitor_interval=0.1,
         start_method="spawn",
     )
-    results: dict[int, Result] = elastic_launch(config, member)(function, backend, threads, *args)
+    try:
+        results: dict[int, Result] = elastic_launch(config, member)(function, backend, threads, *args)
+    except SignalException as stopped:
+        raise SystemExit(128 + stopped.sigval) from None
     return results
 
 

@@ -1,12 +1,14 @@
 """A measured Timeline: spans that the interpreter records, gathered from all ranks.
 
-`Recorder` takes (row, start, end) as rows run; `gather` returns the Timeline on every rank. Clocks are the machine's
+`Recorder` takes (row, start, end) as rows run; `gather` returns the Timeline on every rank, `per_class` the part of it
+that compares with a prediction, whose workers are rank classes. Clocks are the machine's
 monotonic one, which processes of one machine share. Left out: memory over time, and time inside an action.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
 
 import numpy as np
@@ -93,3 +95,17 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
         makespan_s=float(np.ceil(spans.end_s.max(initial=0.0) / TICK_S) * TICK_S),
         assumptions=ASSUMPTIONS,
     )
+
+
+def per_class(timeline: Timeline, first_ranks: Sequence[int], counts: Sequence[int]) -> Timeline:
+    """The spans of one rank of each class, under the names that predictions use.
+
+    first_ranks: the rank that stands for each class. counts: ranks of each class. The step's seconds stay those of all
+    ranks.
+    """
+    of_rank = {rank: cls for cls, rank in enumerate(first_ranks)}
+    chosen = np.isin(timeline.spans.worker, list(first_ranks))
+    columns = {column.name: getattr(timeline.spans, column.name)[chosen] for column in fields(Spans)}
+    columns["worker"] = np.array([of_rank[rank] for rank in columns["worker"].tolist()], np.int32)
+    workers = tuple(Worker(name=f"class {cls}", count=count) for cls, count in enumerate(counts))
+    return replace(timeline, workers=workers, spans=Spans(**columns))

@@ -23,7 +23,7 @@ FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", maste
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
 CONFIG = LlamaConfig(
     name="small",
-    num_layers=8,
+    num_layers=5,
     hidden_size=16,
     num_heads=4,
     num_kv_heads=2,

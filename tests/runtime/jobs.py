@@ -17,7 +17,7 @@ class Results:
 
     trained: dict[str, tuple[parity.Curve, parity.Part]]
     gradients: dict[str, tuple[float, parity.Part]]
-    traced: dict[str, tuple[list[str], list[str], list[traced.Call]]]
+    traced: dict[str, traced.Traced]
     measured: dict[str, tuple[Timeline, Timeline]]
 
 

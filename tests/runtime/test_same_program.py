@@ -27,9 +27,16 @@ BYTES = ["tp", "tp and sp", "dp", "zero 1", "zero 2", "zero 3", "tp 4: two ranks
 @pytest.mark.parametrize("name", traced.ORDERS)
 def test_actions_run_in_the_order_of_the_rows(name: str) -> None:
     for results in jobs.results(parity.PLANS[name].world_size).values():
-        ran, rows, _ = results.traced[name]
+        ran, rows, *_ = results.traced[name]
         assert ran == rows
         assert len(ran) > 4
+
+
+@pytest.mark.parametrize("name", traced.ORDERS)
+def test_as_many_activations_are_held_as_the_program_says(name: str) -> None:
+    for results in jobs.results(parity.PLANS[name].world_size).values():
+        held, foreseen = results.traced[name][3]
+        assert held == foreseen > 0
 
 
 @pytest.mark.parametrize("name", BYTES)

@@ -41,11 +41,12 @@ def alone(data: Path) -> tuple[Record, ...]:
 
 @pytest.mark.parametrize("name", training.PLANS)
 def test_plans_train_alike_on_the_same_data(name: str, stories: dict[int, Stories], alone: tuple[Record, ...]) -> None:
-    """In float32, so to rounding: the order of data does not depend on the number of workers."""
+    """To rounding, which is coarse in bf16: the order of data does not depend on the number of workers."""
+    to = 3e-2 if name.startswith("mixed") else 2e-4
     for rank in stories:
         whole = stories[rank][name][0]
-        np.testing.assert_allclose([r.loss for r in whole], [r.loss for r in alone], rtol=2e-4)
-        assert whole[-1].validation_loss == pytest.approx(alone[-1].validation_loss, rel=2e-3)
+        np.testing.assert_allclose([r.loss for r in whole], [r.loss for r in alone], rtol=to)
+        assert whole[-1].validation_loss == pytest.approx(alone[-1].validation_loss, rel=10 * to)
     assert alone[-1].loss < 0.75 * alone[0].loss
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from runtime.parity import CONFIG, FP32, PLANS, SETTINGS, WORKLOAD
 from torch import Tensor
 
+from gnomon.program import issue_order_peak, validate
 from gnomon.runtime import AdamW, Executor, Parameters
 from gnomon.runtime.collectives import GATHER, SCATTER
 
@@ -32,6 +33,9 @@ class Trace:
     actions: list[str] = field(default_factory=list)
     """`2F0`, `2B0`, `2W`, `SEND>1`, `AR`, `OPT` … in the order in which they happened, each once."""
     calls: list[Call] = field(default_factory=list)
+
+    most_saved: int = 0
+    """Most (stage, unit) whose activations were held at once."""
 
     def note(self, action: str) -> None:
         if not self.actions or self.actions[-1] != action:
@@ -59,6 +63,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
             trace.note(f"{number}F{unit}")
             made[id(y)] = f"{number}B{unit}"
             keep.append(y)
+            trace.most_saved = max(trace.most_saved, 1 + len(executor.saved) + len(executor.aside))
 
         return hook
 
@@ -146,15 +151,27 @@ def expected_actions(executor: Executor) -> list[str]:
     return found
 
 
-def trace(name: str) -> tuple[list[str], list[str], list[Call]]:
-    """(actions that ran, actions of the Program, collectives and messages) of one rank, second step."""
+Traced = tuple[list[str], list[str], list[Call], tuple[int, int]]
+"""(actions that ran, actions of the Program, collectives and messages, most (stage, unit) held and foreseen)."""
+
+
+def foreseen(executor: Executor) -> int:
+    """Most S that this rank holds at once, by the Program."""
+    structure = validate(executor.program)
+    sizes = {buffer.name: float(buffer.name == "S") for buffer in executor.program.buffers}
+    peaks = issue_order_peak(executor.program, structure.deps, sizes)
+    return int(peaks[executor.groups.here.pipeline_rank].bytes)
+
+
+def trace(name: str) -> Traced:
+    """Of one rank, in a second step."""
     executor = Executor(CONFIG, replace(PLANS[name], precision=FP32), WORKLOAD, settings=SETTINGS)
     ids = ids_of_step()
     executor.step(ids)
     with watching(executor, ids) as found:
         executor.step(ids)
-    return found.actions, expected_actions(executor), found.calls
+    return found.actions, expected_actions(executor), found.calls, (found.most_saved, foreseen(executor))
 
 
-def trace_all(names: list[str]) -> dict[str, tuple[list[str], list[str], list[Call]]]:
+def trace_all(names: list[str]) -> dict[str, Traced]:
     return {name: trace(name) for name in names}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from runtime.parity import FP32
 
 from gnomon.models.llama import LlamaConfig
-from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload
+from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Executor, Job, Record, train
 
 CONFIG = LlamaConfig(
@@ -24,6 +24,9 @@ PLANS = {
     "zero 1": replace(ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=1)),
     "zero 3": replace(ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=3)),
     "tp": replace(ALONE, mesh=Mesh(tp=2)),
+    "mixed precision, zero 1": replace(
+        ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=1), precision=Precision()
+    ),
 }
 
 

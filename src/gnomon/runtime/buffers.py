@@ -1,0 +1,100 @@
+"""Buffers between actions, and the communications that are still writing or reading them.
+
+`Buffers` names them as a Program does. A communication is started under the name of what it writes; `wait(name)` is
+what its first reader does. Spans of communications begin and end here too, when a recorder is there. Left out: what is
+communicated, and with whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed import Work
+
+from gnomon.runtime.measure import Recorder
+
+Name = tuple[str, int, int]
+"""Buffer, stage, unit (NO_UNIT for those of a stage)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A communication that was started."""
+
+    work: Work | None
+    """None when it was over at once."""
+    finish: Callable[[], None] | None
+    """What remains to be done with its result."""
+    span: int
+    """Of the recorder; -1 without one."""
+    holds: Tensor | None = None
+    """What must live until it is over."""
+
+
+class Buffers:
+    """Tensors by name, and what is under way."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[Name, Tensor] = {}
+        self.arriving: dict[Name, UnderWay] = {}
+        self.leaving: list[UnderWay] = []
+        self.recorder: Recorder | None = None
+        self.row, self.blocks = 0, False
+        """The row that runs, and whether it holds the compute stream until it is over."""
+
+    def start(
+        self,
+        name: Name,
+        work: Work | None,
+        nbytes: int,
+        finish: Callable[[], None] | None = None,
+        holds: Tensor | None = None,
+    ) -> None:
+        """Notes that `name` is being written, by no one else."""
+        self.wait(name)
+        self.arriving[name] = UnderWay(work=work, finish=finish, span=self._span(nbytes), holds=holds)
+        if self.blocks:
+            self.wait(name)
+
+    def leave(self, tensor: Tensor, work: Work | None) -> None:
+        """Notes that `tensor` is being sent."""
+        under_way = UnderWay(work=work, finish=None, span=self._span(tensor.nbytes), holds=tensor)
+        if self.blocks:
+            self._end(under_way)
+        else:
+            self.leaving.append(under_way)
+
+    def take(self, name: Name) -> Tensor:
+        """The last read of a buffer."""
+        self.wait(name)
+        return self.tensors.pop(name)
+
+    def wait(self, name: Name) -> None:
+        """Until `name` is there, if it is under way."""
+        under_way = self.arriving.pop(name, None)
+        if under_way is not None:
+            self._end(under_way)
+
+    def wait_all(self) -> None:
+        """Until nothing arrives any more."""
+        for name in list(self.arriving):
+            self.wait(name)
+
+    def wait_sent(self) -> None:
+        """Until everything that was sent has left."""
+        for under_way in self.leaving:
+            self._end(under_way)
+        self.leaving.clear()
+
+    def _span(self, nbytes: int) -> int:
+        return -1 if self.recorder is None else self.recorder.open(self.row, nbytes)
+
+    def _end(self, under_way: UnderWay) -> None:
+        if under_way.work is not None:
+            under_way.work.wait()
+        if under_way.finish is not None:
+            under_way.finish()
+        if under_way.span >= 0 and self.recorder is not None:
+            self.recorder.close(under_way.span)

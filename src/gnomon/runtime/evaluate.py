@@ -1,0 +1,56 @@
+"""The loss of a batch without training: forwards only, under the same plan.
+
+`evaluate(executor, batch)` returns the mean loss over all tokens on every rank. Each rank runs its stages in their
+order, unit by unit; a fully sharded stage is gathered and freed. Not an action of any Program, so it is not predicted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnomon.runtime.collectives import all_gather
+from gnomon.runtime.execute import Executor, StepResult
+
+
+def evaluate(executor: Executor, batch: Tensor) -> float:
+    """Mean loss over all tokens. batch: (global_batch_size, seq_len + 1) ids, the same on all ranks; all must ask."""
+    executor.synchronise()
+    total = torch.zeros((), dtype=torch.float64)
+    executor.buffers.blocks = False
+    with torch.no_grad():
+        for unit in range(executor.num_units):
+            ids, labels = executor.tokens_of(batch, unit)
+            for number in sorted(executor.stages):
+                y = _forward(executor, number, unit, ids, labels)
+                if executor.stages[number].last:
+                    total += y.double() / executor.tokens / executor.groups.mesh.tp
+                elif number + 1 in executor.stages:
+                    executor.buffers.tensors["X", number + 1, unit] = y
+                else:
+                    y = y.contiguous()
+                    executor.buffers.leave(y, executor.send(y, ("X", number + 1, unit), number + 1))
+    executor.buffers.wait_sent()
+    return executor.total_loss(StepResult(loss=total, grad_norm=total))
+
+
+def _forward(executor: Executor, number: int, unit: int, ids: Tensor, labels: Tensor) -> Tensor:
+    stage, name = executor.stages[number], ("X", number, unit)
+    x = torch.zeros(())
+    if not stage.first:
+        if number - 1 not in executor.stages:
+            executor.buffers.tensors[name], work = executor.receive(name, number - 1)
+            if work is not None:
+                work.wait()
+        x = executor.buffers.take(name)
+    held = stage.parameters_
+    gathers = held.flat is None
+    if gathers:
+        held.flat = torch.empty(held.size, dtype=held.dtypes.param)
+        group = executor.groups.by_comm["dp_shard"]
+        assert group is not None
+        all_gather(held.flat, held.shard, group)
+    y: Tensor = stage(x, ids, labels)
+    if gathers:
+        held.flat = None
+    return y

@@ -1,0 +1,350 @@
+"""The interpreter: one rank runs its rows of a Program in issue order, on real tensors.
+
+`Executor.step(batch)` does one step of training and returns the loss and gradient norm; the actions are those that the
+simulator plays, whatever the schedule. A row on the compute stream is done before the next; one on another stream is
+started, and its first reader waits for it, across the end of the step too. Buffers have the Program's names, (name,
+stage, unit); what leaves stage s forward is X of s + 1, and what leaves it backward DY of s - 1, on this rank or not.
+Left out: clocks (`measure`), data, and what is inside a stage (`apply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Work
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.models.llama import LlamaConfig, llama
+from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
+from gnomon.plans import batch as batch_of
+from gnomon.program import Program
+from gnomon.runtime.apply import apply
+from gnomon.runtime.buffers import Buffers, Name
+from gnomon.runtime.collectives import all_reduce
+from gnomon.runtime.measure import Recorder, gather, per_class
+from gnomon.runtime.mesh import Groups, stage_sets
+from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.state import State
+from gnomon.schedules import lower
+from gnomon.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step returns on one rank."""
+
+    loss: Tensor
+    """This rank's part of the mean loss over all tokens of the step: the sum over ranks is the loss."""
+    grad_norm: Tensor
+    """Global norm before clipping; NaN where the plan does not clip, so that nobody computed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a forward leaves for its backward."""
+
+    x: Tensor
+    """Leaf that the stage read."""
+    y: Tensor
+    """What it made, with its graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of the Program as this rank does it."""
+
+    number: int
+    """In the Program."""
+    action: Callable[[int, int], None]
+    """Takes stage and unit."""
+    stage: int
+    unit: int
+    blocks: bool
+    """A communication on the compute stream, which waits for its end."""
+    timed: bool
+    """Its span is from the call to the return; that of a communication ends when it has arrived."""
+
+
+class Executor:
+    """One rank of a job: its rows, stages, optimizer states and buffers."""
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        plan: Plan,
+        workload: Workload,
+        *,
+        seed: int = 0,
+        settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
+        program: Program | None = None,
+    ) -> None:
+        """program: what to run in place of `lower`'s, for the same plan. `torch.distributed` must be initialised.
+        PlanError for what the runtime does not run."""
+        self.config, self.plan, self.workload = config, plan, workload
+        self.graph: Graph = llama(config)
+        self.program = lower(self.graph, plan, None, workload) if program is None else program
+        tied = next(iter(shared_parameters(plan, self.graph).values()), ())
+        if self.program.aliases or (tied and plan.optimizer.zero):
+            raise PlanError("the runtime does not run tied weights within a V or under ZeRO yet; use tied = false")
+        copies = max(1, plan.stage_mesh(0).tp // config.num_kv_heads)
+        self.groups = Groups.of(plan, kv_copies=copies, tied=tied)
+        blocks = [1] * plan.num_stages
+        if self.program.num_stages > plan.num_stages:  # a stage of the Program is a layer
+            blocks = [len(layers) for layers in stage_layers(plan, self.graph)]
+        self.plan_stage = [stage for stage, count in enumerate(blocks) for _ in range(count)]
+        self.stages = apply(config, self.graph, plan, self.groups, seed=seed)
+        count, size = batch_of(plan, workload)
+        mesh = self.groups.mesh
+        self.num_units, self.rows_of_unit, self.local_rows = count, size, size // mesh.data_ranks
+        self.tokens = count * size * workload.seq_len
+        if set(workload.sequence_lengths()) != {workload.seq_len}:
+            raise PlanError("the runtime wants sequences of one length; give workload.seq_len alone")
+        if plan.layout.sequence_parallel and workload.seq_len % mesh.tp:
+            raise PlanError(
+                f"sequence parallelism wants seq_len = {workload.seq_len} to be a multiple of tp = {mesh.tp}"
+            )
+        self.shape = (self.local_rows, workload.seq_len, config.hidden_size)
+        if plan.layout.sequence_parallel:
+            self.shape = (self.local_rows, workload.seq_len // mesh.tp, config.hidden_size)
+        self.buffers = Buffers()
+        self.state = State(
+            self.stages, self.groups, self.buffers, settings, frozenset(shared_parameters(plan, self.graph))
+        )
+        self.saved: dict[tuple[int, int], Saved] = {}
+        self.aside: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self.batch = self.loss = torch.zeros(())
+        self.rows = self._compiled()
+
+    def _compiled(self) -> list[Row]:
+        """Rows of this rank's class."""
+        actions: dict[str, Callable[[int, int], None]] = {
+            name: getattr(self, f"_{name.lower()}")
+            for name in "F B I W C R SEND_F RECV_F SEND_B RECV_B LOAD AR UNSHARD RESHARD REDUCE_GRAD NORM OPT".split()
+        }
+        program, cls = self.program, self.groups.here.pipeline_rank
+        if program.num_classes != self.plan.num_pipeline_ranks:
+            raise PlanError("the runtime runs data-parallel workers that are alike; give them equal shares and devices")
+        out = []
+        for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
+            override = program.overrides.get(row)
+            if override is not None and override.inside:
+                continue
+            name = program.kinds[program.kind[row]].name
+            if name not in actions:
+                raise PlanError(
+                    f"{program.where(row)}: the runtime does not execute {name}; there are {', '.join(actions)}"
+                )
+            out.append(
+                Row(
+                    number=row,
+                    action=actions[name],
+                    stage=int(program.stage[row]),
+                    unit=int(program.unit[row]),
+                    blocks=program.streams[program.stream[row]] == "compute",
+                    timed=not program.comm_of(row) or name == "NORM",
+                )
+            )
+        return out
+
+    # --- a step
+
+    def step(self, batch: Tensor, recorder: Recorder | None = None) -> StepResult:
+        """One step. batch: (global_batch_size, seq_len + 1) token ids, the same on all ranks; each reads its part.
+        recorder: takes the times of the rows; none are taken without it."""
+        if batch.shape != (self.workload.global_batch_size, self.workload.seq_len + 1):
+            raise PlanError(
+                f"a step takes ids of shape {(self.workload.global_batch_size, self.workload.seq_len + 1)}, "
+                f"not {tuple(batch.shape)}"
+            )
+        self.batch, self.buffers.recorder = batch, recorder
+        self.state.new_step()
+        self.loss = torch.zeros((), dtype=torch.float64)
+        if recorder is None:
+            for row in self.rows:
+                self._do(row)
+        else:
+            recorder.begin()
+            for row in self.rows:
+                span = recorder.open(row.number) if row.timed else -1
+                self._do(row)
+                if row.timed:
+                    recorder.close(span)
+            self.synchronise()
+        self.buffers.wait_sent()
+        self.buffers.recorder = None
+        return StepResult(loss=self.loss, grad_norm=self.state.norm)
+
+    def _do(self, row: Row) -> None:
+        self.buffers.row, self.buffers.blocks = row.number, row.blocks
+        row.action(row.stage, row.unit)
+
+    def measured_step(self, batch: Tensor) -> tuple[StepResult, Timeline]:
+        """One step and its Timeline with a worker for each rank; the ranks meet before and after."""
+        recorder = Recorder()
+        group = self.groups.by_comm["norm"]
+        if group is not None:
+            dist.barrier(group=group)
+        result = self.step(batch, recorder)
+        return result, gather(self.program, recorder, group)
+
+    def per_class(self, timeline: Timeline) -> Timeline:
+        """A measured Timeline as predictions have them: a worker for each rank class, its first rank."""
+        first = [ranks[0] for ranks in stage_sets(self.plan)]
+        return per_class(timeline, first, self.program.counts)
+
+    def synchronise(self) -> None:
+        """Waits for everything that was started, so that parameters are those after the last update."""
+        self.buffers.wait_all()
+
+    def total_loss(self, result: StepResult) -> float:
+        """The mean loss over all tokens of the step; all ranks must ask."""
+        total = result.loss.clone()
+        group = self.groups.by_comm["norm"]
+        if group is not None:
+            all_reduce(total, group)
+        return float(total)
+
+    # --- compute
+
+    def tokens_of(self, batch: Tensor, unit: int) -> tuple[Tensor, Tensor]:
+        """(ids, labels) of a unit on this rank, (B, T) each."""
+        first = unit * self.rows_of_unit + self.groups.here.data * self.local_rows
+        rows = batch[first : first + self.local_rows]
+        return rows[:, :-1], rows[:, 1:]
+
+    def _run(self, stage: int, unit: int, x: Tensor) -> Tensor:
+        self.state.gathered(stage)
+        module = self.stages[stage]
+        ids, labels = self.tokens_of(self.batch, unit)
+        y: Tensor = module(x, ids, labels)
+        return y
+
+    def _input(self, stage: int, unit: int, *, keep: bool = False) -> Tensor:
+        if self.stages[stage].first:
+            return torch.zeros(())
+        name = ("X", stage, unit)
+        self.buffers.wait(name)
+        return self.buffers.tensors[name] if keep else self.buffers.take(name)
+
+    def _output(self, stage: int, unit: int, y: Tensor) -> None:
+        if self.stages[stage].last:
+            self.loss += y.detach().double() / self.tokens / self._repeats()
+        else:
+            self.buffers.tensors["X", stage + 1, unit] = y.detach()
+
+    def _repeats(self) -> int:
+        """Tensor-parallel ranks all compute the same loss."""
+        return self.groups.mesh.tp
+
+    def _f(self, stage: int, unit: int) -> None:
+        x = self._input(stage, unit).requires_grad_()
+        y = self._run(stage, unit, x)
+        self.saved[stage, unit] = Saved(x=x, y=y)
+        self._output(stage, unit, y)
+
+    def _c(self, stage: int, unit: int) -> None:
+        with torch.no_grad():
+            self._output(stage, unit, self._run(stage, unit, self._input(stage, unit, keep=True)))
+
+    def _r(self, stage: int, unit: int) -> None:
+        x = self._input(stage, unit).requires_grad_()
+        self.saved[stage, unit] = Saved(x=x, y=self._run(stage, unit, x))
+
+    def _b(self, stage: int, unit: int) -> None:
+        self.state.gathered(stage)
+        saved = self.saved.pop((stage, unit))
+        if self.stages[stage].last:
+            grad = torch.full((), 1.0 / self.tokens, dtype=saved.y.dtype)
+        else:
+            grad = self.buffers.take(("DY", stage, unit))
+        torch.autograd.backward((saved.y,), (grad,))
+        if not self.stages[stage].first:
+            assert saved.x.grad is not None
+            self.buffers.tensors["DY", stage - 1, unit] = saved.x.grad
+
+    def _i(self, stage: int, unit: int) -> None:
+        tape = self.stages[stage].tape
+        tape.aside = []
+        self._b(stage, unit)
+        self.aside[stage, unit], tape.aside = tape.aside, None
+
+    def _w(self, stage: int, unit: int) -> None:
+        with torch.no_grad():
+            for weight_grad in self.aside.pop((stage, unit)):
+                weight_grad()
+
+    def _load(self, stage: int, unit: int) -> None:
+        """Ids are in memory; a stage takes its rows when it runs."""
+
+    # --- messages
+
+    def _peer(self, stage: int) -> int:
+        return self.plan.stage_ranks[self.plan_stage[stage]][self.groups.here.position]
+
+    def _tag(self, name: Name) -> int:
+        """Every message of a step has a tag of its own, so that messages cannot be mistaken for each other."""
+        buffer, stage, unit = name
+        return (unit * self.program.num_stages + stage) * 2 + (buffer == "DY")
+
+    def send(self, tensor: Tensor, name: Name, to: int) -> Work | None:
+        """Starts sending a buffer to the rank that has stage `to`; the tensor must live until it is done."""
+        return dist.isend(tensor, self._peer(to), group=self.groups.by_comm["messages"], tag=self._tag(name))
+
+    def receive(self, name: Name, source: int) -> tuple[Tensor, Work | None]:
+        """Starts receiving a buffer from the rank that has stage `source`."""
+        tensor = torch.empty(self.shape, dtype=self.stages[name[1]].parameters_.dtypes.param)
+        group = self.groups.by_comm["messages"]
+        return tensor, dist.irecv(tensor, self._peer(source), group=group, tag=self._tag(name))
+
+    def _send(self, name: Name, to: int) -> None:
+        tensor = self.buffers.take(name).contiguous()
+        self.buffers.leave(tensor, self.send(tensor, name, to))
+
+    def _receive(self, name: Name, source: int) -> None:
+        tensor, work = self.receive(name, source)
+        self.buffers.tensors[name] = tensor
+        self.buffers.start(name, work, tensor.nbytes)
+
+    def _send_f(self, stage: int, unit: int) -> None:
+        self._send(("X", stage + 1, unit), stage + 1)
+
+    def _recv_f(self, stage: int, unit: int) -> None:
+        self._receive(("X", stage, unit), stage - 1)
+
+    def _send_b(self, stage: int, unit: int) -> None:
+        self._send(("DY", stage - 1, unit), stage - 1)
+
+    def _recv_b(self, stage: int, unit: int) -> None:
+        self._receive(("DY", stage, unit), stage + 1)
+
+    # --- parameters and gradients
+
+    def _stages_of_row(self, stage: int) -> Iterable[int]:
+        """A bucket is one row for several stages."""
+        override = self.program.overrides.get(self.buffers.row)
+        if override is None or override.effects is None:
+            return (stage,)
+        return dict.fromkeys(effect.ref.stage for effect in override.effects)
+
+    def _ar(self, stage: int, unit: int) -> None:
+        self.state.all_reduce(stage, self.program.comm_of(self.buffers.row))
+
+    def _unshard(self, stage: int, unit: int) -> None:
+        self.state.unshard(self._stages_of_row(stage))
+
+    def _reshard(self, stage: int, unit: int) -> None:
+        self.state.reshard(stage)
+
+    def _reduce_grad(self, stage: int, unit: int) -> None:
+        self.state.reduce_grad(self._stages_of_row(stage))
+
+    def _norm(self, stage: int, unit: int) -> None:
+        self.state.measure_norm(self._stages_of_row(stage))
+
+    def _opt(self, stage: int, unit: int) -> None:
+        self.state.update(stage)

@@ -1,0 +1,86 @@
+"""AdamW on the part of each stage that a rank updates, and the global gradient norm.
+
+`AdamW.update(parameters, …)` changes master copy and parameters in place; `squares` is a rank's term of the squared
+norm, in which every element of the model counts once over all ranks. Matrices decay, vectors (norms, biases) do not.
+Left out: schedules of the learning rate, which are the caller's, and communication.
+Source: Loshchilov and Hutter 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gnomon.runtime.parameters import Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamWSettings:
+    """Numbers of the update."""
+
+    lr: float = 3e-4
+    """Learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the first and second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Of matrices."""
+    clip_norm: float = 1.0
+    """Largest global gradient norm, where the plan clips."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AdamW:
+    """Moments of one stage's part."""
+
+    first: Tensor
+    """Running mean of the gradient."""
+    second: Tensor
+    """Running mean of its square."""
+    steps: int = field(default=0)
+    """Updates so far."""
+
+    @staticmethod
+    def of(parameters: Parameters) -> AdamW:
+        """Moments at 0."""
+        size, dtype = parameters.mine[1] - parameters.mine[0], parameters.dtypes.states
+        return AdamW(first=torch.zeros(size, dtype=dtype), second=torch.zeros(size, dtype=dtype))
+
+    def update(self, parameters: Parameters, settings: AdamWSettings, *, scale: Tensor | float) -> None:
+        """One step on this rank's part. scale: what gradients are multiplied by (clipping)."""
+        self.steps += 1
+        target = parameters.shard if parameters.master is None else parameters.master
+        grad = parameters.my_grad().to(self.first.dtype) * scale
+        for slot, (low, high) in parameters.pieces():
+            if len(slot.shape) > 1 and not slot.name.endswith(".bias"):
+                target[low:high] *= 1 - settings.lr * settings.weight_decay
+        one, two = settings.betas
+        self.first.lerp_(grad, 1 - one)
+        self.second.mul_(two).addcmul_(grad, grad, value=1 - two)
+        root = (self.second / (1 - two**self.steps)).sqrt_().add_(settings.eps)
+        change = (self.first / root).mul_(settings.lr / (1 - one**self.steps))
+        target -= change.to(target.dtype)
+        if parameters.master is not None:
+            parameters.shard.copy_(parameters.master)
+
+
+def squares(parameters: Parameters, replicas: int) -> Tensor:
+    """This rank's term of the squared norm, in float64.
+
+    replicas: data-parallel ranks that hold this rank's gradients too. Elements that several tensor-parallel ranks hold
+    count in part on each.
+    """
+    grad = parameters.my_grad()
+    total = torch.zeros((), dtype=torch.float64)
+    for slot, (low, high) in parameters.pieces():
+        if slot.holders:
+            total += grad[low:high].double().square().sum() / (slot.holders * replicas)
+    return total
+
+
+def clip_scale(norm: Tensor, limit: float) -> Tensor:
+    """What gradients are multiplied by so that their norm is at most `limit`."""
+    return torch.clamp(limit / (norm + 1e-6), max=1.0)

@@ -1,0 +1,158 @@
+"""Parameters of one stage on one rank: one flat buffer, its shard, its gradient, and the handles that layers use.
+
+A layer asks its `Weight` for the value when it computes and gives it gradients; autograd never holds a parameter. So a
+gathered stage can be freed between forward and backward (ZeRO 3), and weight gradients can wait for their own action
+(`Tape`). Returns tensors. Left out: communication, which `execute` starts on `flat`, `grad` and their shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One parameter in the flat buffer."""
+
+    name: str
+    """In full, as in the graph."""
+    shape: tuple[int, ...]
+    """Local, dim by dim as in the graph."""
+    start: int
+    """First element in the flat buffer."""
+    holders: int
+    """Tensor-parallel ranks that hold the same elements: a global sum counts each element once. 0 where another stage
+    counts it (a tied table)."""
+    sums: str
+    """Communicator over which its gradient is added up before the update besides data parallelism: `tp`,
+    `kv_copies`, or none."""
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.start + torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dtypes:
+    """What is stored how."""
+
+    param: torch.dtype
+    """What forward reads, and computes in."""
+    grad: torch.dtype
+    """Gradients as they add up, and as they travel."""
+    master: torch.dtype | None
+    """The optimizer's own copy; None when there is none."""
+    states: torch.dtype
+    """Moments."""
+
+
+class Tape:
+    """Weight gradients of one stage: computed at once, or put aside for an action of their own."""
+
+    def __init__(self) -> None:
+        self.aside: list[Callable[[], None]] | None = None
+
+    def run(self, weight_grad: Callable[[], None]) -> None:
+        """Does it now, or keeps it while `aside` is a list."""
+        if self.aside is None:
+            weight_grad()
+        else:
+            self.aside.append(weight_grad)
+
+
+class Parameters:
+    """The flat buffer and what belongs to it. `zero` is the ZeRO stage, `shard` this rank's of `num_shards`."""
+
+    def __init__(self, slots: Sequence[Slot], dtypes: Dtypes, *, zero: int, shard: int, num_shards: int) -> None:
+        self.slots, self.dtypes, self.zero = tuple(slots), dtypes, zero
+        self.by_name = {slot.name: slot for slot in slots}
+        used = max((slot.stop for slot in slots), default=0)
+        self.size = -(-used // num_shards) * num_shards if zero else used
+        part = self.size // num_shards if zero else self.size
+        self.mine: Range = (shard * part, (shard + 1) * part) if zero else (0, self.size)
+        self.flat: Tensor | None = torch.zeros(self.size, dtype=dtypes.param)
+        self.resident: Tensor | None = None  # PS under ZeRO 3; a view of flat otherwise
+        self.master: Tensor | None = None
+        self.grad: Tensor | None = None
+        self.grad_shard: Tensor | None = None
+
+    def fill(self, value: Callable[[Slot], Tensor]) -> None:
+        """Sets all parameters, keeps this rank's shard (under ZeRO 3 nothing else) and the optimizer's copy."""
+        flat = torch.zeros(self.size, dtype=torch.float64)
+        for slot in self.slots:
+            flat[slot.start : slot.stop] = value(slot).flatten()
+        begin, end = self.mine
+        if self.dtypes.master is not None:
+            self.master = flat[begin:end].to(self.dtypes.master)
+        self.flat = flat.to(self.dtypes.param)
+        if self.zero == 3:
+            self.resident, self.flat = self.flat[begin:end].clone(), None
+
+    @property
+    def shard(self) -> Tensor:
+        """PS: this rank's part of the parameters as forward reads them."""
+        if self.resident is not None:
+            return self.resident
+        assert self.flat is not None
+        return self.flat[self.mine[0] : self.mine[1]]
+
+    def value(self, name: str) -> Tensor:
+        """One whole local parameter. It must be gathered."""
+        slot = self.by_name[name]
+        assert self.flat is not None, f"{name} is read while its stage is not gathered"
+        return self.flat[slot.start : slot.stop].view(slot.shape)
+
+    def add_grad(self, name: str, grad: Tensor) -> None:
+        """Adds to the gradient; the first one allocates it."""
+        if self.grad is None:
+            self.grad = torch.zeros(self.size, dtype=self.dtypes.grad)
+        slot = self.by_name[name]
+        self.grad[slot.start : slot.stop] += grad.reshape(-1)
+
+    def my_grad(self) -> Tensor:
+        """What the update consumes: the gradient of `mine`, where ZeRO put it."""
+        if self.zero >= 2:
+            assert self.grad_shard is not None, "no gradient was reduced before the update"
+            return self.grad_shard
+        assert self.grad is not None, "no gradient was computed before the update"
+        return self.grad[self.mine[0] : self.mine[1]]
+
+    def pieces(self) -> Iterator[tuple[Slot, Range]]:
+        """Each slot that this rank updates, and its range within `mine`."""
+        begin, end = self.mine
+        for slot in self.slots:
+            low, high = max(slot.start, begin), min(slot.stop, end)
+            if low < high:
+                yield slot, (low - begin, high - begin)
+
+    def drop_grad(self) -> None:
+        """Frees the gradient after the update."""
+        self.grad = self.grad_shard = None
+
+
+class Weight:
+    """A layer's handle on one parameter."""
+
+    def __init__(self, parameters: Parameters, name: str, tape: Tape, *, rows: int) -> None:
+        """rows: leading dims of the local shape that a matrix has as rows (heads × head_dim are two)."""
+        self._parameters, self._name, self._rows, self.tape = parameters, name, rows, tape
+        self.shape = parameters.by_name[name].shape
+
+    @property
+    def matrix(self) -> Tensor:
+        """(out, in); a vector for rows = 0."""
+        value = self._parameters.value(self._name)
+        if not self._rows:
+            return value.flatten()
+        return value.flatten(self._rows).flatten(0, self._rows - 1)
+
+    def add(self, grad: Tensor) -> None:
+        """Adds a gradient of `matrix`'s shape."""
+        self._parameters.add_grad(self._name, grad)

@@ -1,0 +1,148 @@
+"""What happens to a rank's parameters and gradients in a step: gathered, freed, reduced, measured, updated.
+
+`State` has one method for each such kind of action; each starts its communication under the name of the buffer that it
+writes (`buffers`). Gradients are summed, never averaged: the loss is divided by all tokens of the step beforehand.
+Left out: which rows there are, and when (`execute`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from gnomon.program import NO_UNIT
+from gnomon.runtime.apply import Stage
+from gnomon.runtime.buffers import Buffers, Name
+from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
+from gnomon.runtime.mesh import Groups
+from gnomon.runtime.optim import AdamW, AdamWSettings, clip_scale, squares
+from gnomon.runtime.parameters import Parameters
+
+
+class State:
+    """Parameters, gradients and moments of a rank's stages."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        groups: Groups,
+        buffers: Buffers,
+        settings: AdamWSettings,
+        tied: frozenset[str],
+    ) -> None:
+        """tied: parameters that several stages hold, whose gradients the communicator `embedding` adds up."""
+        self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
+        self.adam = {number: AdamW.of(stage.parameters_) for number, stage in stages.items()}
+        self.new_step()
+
+    def new_step(self) -> None:
+        """Forgets the norm of the step before."""
+        self.norm = torch.full((), float("nan"), dtype=torch.float64)
+        self.scale: Tensor | float = 1.0
+
+    def gathered(self, stage: int) -> Parameters:
+        """The stage's parameters, once their gather has arrived."""
+        self.buffers.wait(("P", stage, NO_UNIT))
+        return self.stages[stage].parameters_
+
+    def _grad_name(self, stage: int) -> Name:
+        return ("GS" if self.stages[stage].parameters_.zero >= 2 else "G", stage, NO_UNIT)
+
+    def all_reduce(self, stage: int, comm: str) -> None:
+        """AR: the sum over a communicator of the gradient, or of what it adds up of it."""
+        group = self.groups.by_comm[comm]
+        held = self.stages[stage].parameters_
+        name = self._grad_name(stage)
+        self.buffers.wait(name)
+        if group is None:
+            return
+        grad = held.my_grad()
+        if comm in ("dp", "dp_replicate"):
+            self.buffers.start(name, all_reduce(grad, group, wait=False), grad.nbytes)
+            return
+        chosen = [
+            slice(*range_)
+            for slot, range_ in held.pieces()
+            if (slot.name in self.tied if comm == "embedding" else slot.sums == comm)
+        ]
+        if not chosen:
+            return
+        packed = torch.cat([grad[part] for part in chosen])
+
+        def unpack() -> None:
+            for part, value in zip(chosen, torch.split(packed, [p.stop - p.start for p in chosen]), strict=True):
+                grad[part] = value
+
+        self.buffers.start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack)
+
+    def unshard(self, stages: Iterable[int]) -> None:
+        """UNSHARD: whole parameters from the shards of all ranks."""
+        for each in stages:
+            held = self.stages[each].parameters_
+            self.buffers.wait(("PS", each, NO_UNIT))
+            shard = held.shard
+            if held.zero < 3:
+                shard = shard.clone()  # it lies inside what the gather writes
+            else:
+                held.flat = torch.empty(held.size, dtype=held.dtypes.param)
+            assert held.flat is not None
+            work = all_gather(held.flat, shard, self._shards(), wait=False)
+            self.buffers.start(("P", each, NO_UNIT), work, held.flat.nbytes, holds=shard)
+
+    def reshard(self, stage: int) -> None:
+        """RESHARD: frees what was gathered."""
+        self.gathered(stage).flat = None
+
+    def _shards(self) -> ProcessGroup:
+        group = self.groups.by_comm["dp_shard"]
+        assert group is not None, "rows that shard need dp_shard > 1"
+        return group
+
+    def reduce_grad(self, stages: Iterable[int]) -> None:
+        """REDUCE_GRAD: this rank's shard of the sum of gradients; later units add to it."""
+        for each in stages:
+            held = self.stages[each].parameters_
+            name = self._grad_name(each)
+            self.buffers.wait(name)
+            whole = held.grad
+            assert whole is not None, "a gradient is reduced before it was computed"
+            out = torch.empty(held.mine[1] - held.mine[0], dtype=whole.dtype)
+
+            def finish(held: Parameters = held, whole: Tensor = whole, out: Tensor = out) -> None:
+                if held.zero == 1:
+                    whole[held.mine[0] : held.mine[1]] = out
+                elif held.grad_shard is None:
+                    held.grad_shard = out
+                else:
+                    held.grad_shard += out
+
+            work = reduce_scatter(out, whole, self._shards(), wait=False)
+            if held.zero >= 2:
+                held.grad = None
+            self.buffers.start(name, work, whole.nbytes, finish)
+
+    def measure_norm(self, stages: Iterable[int]) -> None:
+        """NORM: the global gradient norm, and the factor that clips to it."""
+        mesh = self.groups.mesh
+        total = torch.zeros((), dtype=torch.float64)
+        for each in stages:
+            self.buffers.wait(self._grad_name(each))
+            held = self.stages[each].parameters_
+            total += squares(held, mesh.dp_replicate if held.zero else mesh.data_ranks)
+        group = self.groups.by_comm["norm"]
+        if group is not None:
+            all_reduce(total, group)
+        self.norm = total.sqrt()
+        self.scale = clip_scale(self.norm, self.settings.clip_norm)
+
+    def update(self, stage: int) -> None:
+        """OPT: AdamW on this rank's part."""
+        self.buffers.wait(self._grad_name(stage))
+        held = self.stages[stage].parameters_
+        if held.zero < 3:
+            self.gathered(stage)
+        self.adam[stage].update(held, self.settings, scale=self.scale)
+        held.drop_grad()

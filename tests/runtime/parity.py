@@ -1,0 +1,205 @@
+"""Plans that must train as the plain model does, and what runs them: imported by the tests and by their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gnomon.models.llama import LlamaConfig, llama
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
+from gnomon.program import Program
+from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
+from gnomon.schedules import lower
+from gnomon.schedules.mario import apply_checkpoint
+
+FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
+FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
+CONFIG = LlamaConfig(
+    name="small",
+    num_layers=5,
+    hidden_size=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    ffn_size=24,
+    vocab_size=32,
+)
+WORKLOAD = Workload(global_batch_size=8, seq_len=6)
+SETTINGS = AdamWSettings(lr=3e-2, clip_norm=0.4)
+STEPS = 3
+
+
+def schedule(name: str, microbatches: int = 4, **more: object) -> Schedule:
+    return Schedule(name=name, num_microbatches=microbatches, **more)  # type: ignore[arg-type]
+
+
+def v(name: str) -> Schedule:
+    return schedule(name, virtual_stages=2, placement="v")
+
+
+SP = Layout(sequence_parallel=True)
+FULL = Saved(preset="full")
+PLANS: dict[str, Plan] = {
+    "one device": Plan(schedule=schedule("one_f_one_b")),
+    "one device, full recompute": Plan(schedule=schedule("one_f_one_b"), saved=FULL),
+    "one device, selective recompute": Plan(schedule=schedule("gpipe"), saved=Saved(preset="selective")),
+    "dp": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b")),
+    "zero 1": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)),
+    "zero 2": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2)),
+    "zero 3": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)),
+    "zero 3, recompute": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b", 2), optimizer=Optimizer(zero=3), saved=FULL
+    ),
+    "tp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2)),
+    "tp and sp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=SP),
+    "tp and sp, gathered kept, recompute": Plan(
+        mesh=Mesh(tp=2),
+        schedule=schedule("one_f_one_b", 2),
+        layout=replace(SP, keep_gathered=True),
+        saved=FULL,
+    ),
+    "1f1b": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b")),
+    "1f1b, recompute by two": Plan(
+        mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), saved=Saved(preset="full", every=2)
+    ),
+    "gpipe": Plan(mesh=Mesh(pp=2), schedule=schedule("gpipe")),
+    "interleaved": Plan(mesh=Mesh(pp=2), schedule=schedule("interleaved_one_f_one_b", virtual_stages=2)),
+    "zero bubble h1": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1")),
+    "zero bubble h1, recompute": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1"), saved=FULL),
+    "zero bubble v": Plan(mesh=Mesh(pp=2), schedule=v("zero_bubble_v")),
+    "v half": Plan(mesh=Mesh(pp=2), schedule=v("v_half")),
+    "dualpipe v": Plan(mesh=Mesh(pp=2), schedule=v("dualpipe_v")),
+    "pp 4, h2": Plan(mesh=Mesh(pp=4), schedule=schedule("zero_bubble_h2", 8)),
+    "dp 2, shard 2": Plan(
+        mesh=Mesh(dp_replicate=2, dp_shard=2), schedule=schedule("one_f_one_b", 2), optimizer=Optimizer(zero=3)
+    ),
+    "tp 4: two ranks a key head": Plan(mesh=Mesh(tp=4), schedule=schedule("one_f_one_b", 2)),
+    "pp and dp": Plan(mesh=Mesh(pp=2, dp_replicate=2), schedule=schedule("one_f_one_b")),
+    "pp and zero 1": Plan(
+        mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("interleaved_one_f_one_b", virtual_stages=2),
+        optimizer=Optimizer(zero=1),
+    ),
+    "pp and zero 3": Plan(
+        mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)
+    ),
+    "pp and tp": Plan(mesh=Mesh(pp=2, tp=2), schedule=schedule("zero_bubble_h1")),
+    "pp, tp and sp, v": Plan(mesh=Mesh(pp=2, tp=2), schedule=v("zero_bubble_v"), layout=SP),
+    "tp, sp and zero 3": Plan(
+        mesh=Mesh(dp_shard=2, tp=2), schedule=schedule("one_f_one_b", 2), layout=SP, optimizer=Optimizer(zero=3)
+    ),
+    "dualpipe v and dp, recompute": Plan(mesh=Mesh(pp=2, dp_replicate=2), schedule=v("dualpipe_v"), saved=FULL),
+}  # fmt: skip
+REWRITTEN = {"1f1b": ("1f1b, recompute as actions", apply_checkpoint)}
+"""Plans that also run with their Program rewritten: a name for it, and the pass."""
+BITWISE = [
+    ("one device", "one device, full recompute"),
+    ("one device", "one device, selective recompute"),
+    ("zero bubble h1", "zero bubble h1, recompute"),
+    ("1f1b", "1f1b, recompute by two"),
+    ("1f1b", "1f1b, recompute as actions"),
+    ("1f1b", "gpipe"),
+]
+"""Pairs whose additions are the same, in the same order."""
+VARIED = replace(CONFIG, qk_norm=True, qkv_bias=True, num_kv_heads=4, vocab_size=40)
+"""Another model: norms on heads, biases, as many key heads as query heads."""
+VARIANTS = frozenset({"tp and sp", "zero 3", "pp, tp and sp, v"})
+"""Plans that are also tried with it."""
+TIED = frozenset({"one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bubble h1"})
+"""Plans that are also tried with the embedding as head."""
+
+
+def batch(step: int) -> Tensor:
+    """Token ids of a step."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    shape = (WORKLOAD.global_batch_size, WORKLOAD.seq_len + 1)
+    return torch.randint(0, CONFIG.vocab_size, shape, generator=generator)
+
+
+Curve = list[tuple[float, float]]
+"""(loss, gradient norm) of each step."""
+
+
+def plain(config: LlamaConfig, dtype: torch.dtype = torch.float64) -> tuple[Curve, dict[str, Tensor]]:
+    """The plain model on torch's own autograd, AdamW and clipping: curve and final parameters."""
+    model = Llama(config, seed=7, dtype=dtype)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": SETTINGS.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps)
+    curve = []
+    for step in range(STEPS):
+        ids = batch(step)
+        adam.zero_grad()
+        loss = model(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.clip_norm)
+        adam.step()
+        curve.append((loss.item(), norm.item()))
+    return curve, {name: p.detach() for name, p in model.named_parameters()}
+
+
+Part = dict[str, tuple[int, NDArray[np.floating[Any]]]]
+"""Parameter -> (first element within the local parameter, elements)."""
+
+
+def config_of(name: str) -> LlamaConfig:
+    """`NAME, tied` and `NAME, varied` are other models."""
+    if name.endswith(", varied"):
+        return VARIED
+    return replace(CONFIG, tied=name.endswith(", tied"))
+
+
+def train(
+    plan: Plan, config: LlamaConfig = CONFIG, rewrite: Callable[[Program], Program] | None = None
+) -> tuple[Curve, Part]:
+    """One rank of a plan: curve and this rank's part of the final parameters."""
+    plan = replace(plan, precision=FP64)
+    program = rewrite(lower(llama(config), plan, None, WORKLOAD)) if rewrite else None
+    executor = Executor(config, plan, WORKLOAD, seed=7, settings=SETTINGS, program=program)
+    curve = []
+    for step in range(STEPS):
+        result = executor.step(batch(step))
+        curve.append((executor.total_loss(result), float(result.grad_norm)))
+    executor.synchronise()
+    found: Part = {}
+    for stage in executor.stages.values():
+        held = stage.parameters_
+        for slot, (low, high) in held.pieces():
+            found[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].numpy().copy())
+    assert not executor.buffers.tensors and not executor.saved and not executor.aside
+    return curve, found
+
+
+def gradients(plan: Plan) -> tuple[float, Part]:
+    """One rank of a plan in float32: norm and this rank's part of the gradient in the first step."""
+    executor = Executor(CONFIG, replace(plan, precision=FP32), WORKLOAD, seed=7, settings=SETTINGS)
+    found: Part = {}
+
+    def note(self: AdamW, held: Parameters, *_: object, **__: object) -> None:
+        for slot, (low, high) in held.pieces():
+            found[slot.name] = (held.mine[0] + low - slot.start, held.my_grad()[low:high].numpy().copy())
+
+    with patch.object(AdamW, "update", note):
+        norm = executor.step(batch(0)).grad_norm
+    return float(norm), found
+
+
+def train_all(names: list[str]) -> dict[str, tuple[Curve, Part]]:
+    """Many plans, one after the other, in one process, and their variants."""
+    found = {name: train(PLANS[name]) for name in names}
+    found.update({f"{name}, tied": train(PLANS[name], config_of(", tied")) for name in names if name in TIED})
+    found.update({f"{name}, varied": train(PLANS[name], VARIED) for name in names if name in VARIANTS})
+    found.update({new: train(PLANS[name], CONFIG, f) for name, (new, f) in REWRITTEN.items() if name in names})
+    return found
+
+
+def gradients_all(names: list[str]) -> dict[str, tuple[float, Part]]:
+    return {name: gradients(PLANS[name]) for name in names}

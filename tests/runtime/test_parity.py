@@ -1,0 +1,101 @@
+"""Every plan trains as the plain model does: loss, gradient norm and final parameters over three steps in float64.
+
+The plain model is torch's own layers, autograd, AdamW and clipping on one device. One group of processes a world size
+runs all its plans.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from runtime import jobs, parity  # noqa: E402
+
+from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
+from gnomon.runtime import Llama  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CASES = [
+    (name, name + suffix)
+    for name in parity.PLANS
+    for suffix, chosen in (("", parity.PLANS), (", tied", parity.TIED), (", varied", parity.VARIANTS))
+    if name in chosen
+] + [(name, new) for name, (new, _) in parity.REWRITTEN.items()]
+"""(plan, name of the case)."""
+
+
+@cache
+def plain(config: LlamaConfig = parity.CONFIG) -> tuple[parity.Curve, dict[str, torch.Tensor]]:
+    return parity.plain(config)
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_it_trains_as_the_plain_model(name: str, case: str) -> None:
+    want, parameters = plain(parity.config_of(case))
+    plan = parity.PLANS[name]
+    seen = {key: torch.zeros(value.numel(), dtype=torch.bool) for key, value in parameters.items()}
+    for rank, results in jobs.results(plan.world_size).items():
+        curve, part = results.trained[case]
+        np.testing.assert_allclose(curve, want, rtol=1e-9, atol=0, err_msg=f"rank {rank}")
+        for key, (start, values) in part.items():
+            whole = parameters[key].flatten()
+            if plan.mesh.tp > 1:  # which elements those are is what apply decides: they must be there, in order
+                assert _is_part(whole.numpy(), values), (rank, key)
+                continue
+            seen[key][start : start + len(values)] = True
+            np.testing.assert_allclose(values, whole[start : start + len(values)], rtol=1e-9, atol=1e-12)
+    if plan.mesh.tp == 1:
+        assert all(bool(each.all()) for each in seen.values())
+
+
+@pytest.mark.parametrize("name", parity.PLANS)
+def test_gradients_in_float32_are_those_of_the_plain_model(name: str) -> None:
+    """Each parameter's to 1e-5 of its norm, against float64; of parts by tp the global norm."""
+    plan = parity.PLANS[name]
+    model = Llama(parity.CONFIG, seed=7, dtype=torch.float32).double()
+    ids = parity.batch(0)
+    (model(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()).backward()
+    grads = {key: parameter.grad.flatten().numpy() for key, parameter in model.named_parameters()}
+    total = np.sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
+    for results in jobs.results(plan.world_size).values():
+        norm, part = results.gradients[name]
+        assert norm == pytest.approx(total, rel=1e-5)
+        for key, (start, values) in part.items() if plan.mesh.tp == 1 else ():
+            far = np.abs(values - grads[key][start : start + len(values)]).max()
+            assert far <= 1e-5 * np.linalg.norm(grads[key]), key
+
+
+@pytest.mark.parametrize(("one", "other"), parity.BITWISE)
+def test_bit_for_bit_where_additions_are_the_same(one: str, other: str) -> None:
+    for results in jobs.results(parity.PLANS[one].world_size).values():
+        (curve, part), (same_curve, same_part) = results.trained[one], results.trained[other]
+        assert curve == same_curve
+        assert all(np.array_equal(part[key][1], same_part[key][1]) for key in part)
+
+
+def _is_part(whole: np.ndarray, values: np.ndarray) -> bool:
+    """Whether each of the values is among the whole's, to 1e-9."""
+    ordered = np.sort(whole)
+    at = np.clip(np.searchsorted(ordered, values), 1, len(ordered) - 1)
+    nearest = np.minimum(np.abs(ordered[at] - values), np.abs(ordered[at - 1] - values))
+    return bool((nearest <= 1e-9 * np.maximum(np.abs(values), 1e-3)).all())
+
+
+def test_the_plain_model_learns_and_has_the_parameters_of_the_graph() -> None:
+    model = Llama(parity.CONFIG)
+    graph = llama(parity.CONFIG)
+    found = {name: value.numel() for name, value in model.named_parameters()}
+    sizes = {name: int(np.prod([dim.size for dim in t.atoms])) for name, t in graph.parameters().items()}
+    assert found == sizes
+
+
+def test_three_steps_move_the_model_by_more_than_the_tolerance() -> None:
+    """Otherwise the comparison of parameters would say nothing."""
+    before = Llama(parity.CONFIG, seed=7, dtype=torch.float64).state_dict()
+    _, after = plain()
+    assert all(float((after[name] - before[name]).abs().max()) > 1e-3 for name in after)

@@ -1,0 +1,92 @@
+"""What a plan asks and the runtime does not do is said, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from runtime import parity  # noqa: E402
+
+from gnomon.errors import PlanError  # noqa: E402
+from gnomon.plans import (  # noqa: E402
+    Layout,
+    LayoutRule,
+    Mesh,
+    Optimizer,
+    Overlap,
+    Plan,
+    Precision,
+    Saved,
+    SavedRule,
+    Split,
+    Stage,
+)
+from gnomon.runtime.apply import check_plan, dtypes  # noqa: E402
+from gnomon.runtime.mesh import common_mesh, coordinates  # noqa: E402
+from gnomon.runtime.model import check_config  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Plan(layout=Layout(rules=(LayoutRule(dim="ffn"),))), "layout.rules"),
+        (Plan(layout=Layout(vocab_parallel=False)), "vocab_parallel"),
+        (Plan(saved=Saved(rules=(SavedRule(),))), "saved.rules"),
+        (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every under ZeRO 3"),
+        (Plan(overlap=Overlap(splits=(Split(op="x", dim="seq", parts=2),))), "overlap.splits"),
+        (Plan(overlap=Overlap(bucket_bytes=1 << 20)), "bucket_bytes"),
+        (Plan(optimizer=Optimizer(kind="lion")), "'lion'"),
+        (Plan(optimizer=Optimizer(delay=1)), "delay"),
+        (Plan(mesh=Mesh(dp_replicate=2), placement=(1, 0)), "placement"),
+    ],
+)
+def test_decisions_that_are_not_carried_out(plan: Plan, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        (replace(parity.FP32, param="fp16", compute="fp16"), "no fp16"),
+        (replace(parity.FP32, compute="bf16"), "compute"),
+        (replace(parity.FP32, reduce="bf16"), "reduce bf16"),
+    ],
+)
+def test_dtypes_that_would_have_to_be_mixed(precision: Precision, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        dtypes(Plan(precision=precision))
+
+
+def test_usual_mixed_precision_has_a_master_copy() -> None:
+    found = dtypes(Plan())
+    assert (found.param, found.grad, found.master) == (torch.bfloat16, torch.float32, torch.float32)
+    assert dtypes(Plan(precision=parity.FP32)).master is None
+
+
+def test_unlike_meshes_and_context_parallelism() -> None:
+    unlike = Plan(stages=(Stage(calls=("embed",)), Stage(calls=("layers", "head"), mesh=Mesh(tp=2))))
+    with pytest.raises(PlanError, match="equal meshes"):
+        common_mesh(unlike)
+    with pytest.raises(PlanError, match="cp = 2"):
+        common_mesh(Plan(mesh=Mesh(cp=2)))
+
+
+def test_a_windowed_model() -> None:
+    with pytest.raises(PlanError, match="window"):
+        check_config(replace(parity.CONFIG, window=16))
+
+
+def test_coordinates_of_each_rank() -> None:
+    """pp outermost, tp innermost: ranks 0 to 3 are stage 0, and 4 to 7 stage 1."""
+    plan = Plan(mesh=Mesh(pp=2, dp_shard=2, tp=2))
+    found = [coordinates(plan, rank) for rank in range(8)]
+    assert [(c.pipeline_rank, c.shard, c.tp) for c in found] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1),
+    ]  # fmt: skip
+    assert [c.position for c in found] == [0, 1, 2, 3] * 2

@@ -1,0 +1,177 @@
+"""What really ran in a step, seen from outside the interpreter: stages called, backwards, bytes handed to torch.
+
+Functions of torch are replaced by ones that note their call, so nothing here is the runtime's own account of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from runtime.parity import CONFIG, FP32, PLANS, SETTINGS, WORKLOAD
+from torch import Tensor
+
+from gnomon.program import issue_order_peak, validate
+from gnomon.runtime import AdamW, Executor, Parameters
+from gnomon.runtime.collectives import GATHER, SCATTER
+
+Call = tuple[str, int, int]
+"""(collective, ranks, bytes of the whole buffer)."""
+
+
+ORDERS = [name for name, plan in PLANS.items() if plan.saved.preset == "none"]
+"""Plans that are traced: recompute calls forwards again, which is no action of the Program."""
+
+
+@dataclass
+class Trace:
+    actions: list[str] = field(default_factory=list)
+    """`2F0`, `2B0`, `2W`, `SEND>1`, `AR`, `OPT` … in the order in which they happened, each once."""
+    calls: list[Call] = field(default_factory=list)
+
+    most_saved: int = 0
+    """Most (stage, unit) whose activations were held at once."""
+
+    def note(self, action: str) -> None:
+        if not self.actions or self.actions[-1] != action:
+            self.actions.append(action)
+
+
+def ids_of_step() -> Tensor:
+    """Sequences of which no two begin alike, so that a unit is known by its ids."""
+    ids = torch.arange(WORKLOAD.seq_len + 1).repeat(WORKLOAD.global_batch_size, 1) % CONFIG.vocab_size
+    ids[:, 0] = torch.arange(WORKLOAD.global_batch_size)
+    return ids
+
+
+@contextmanager
+def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
+    trace = Trace()
+    made: dict[int, str] = {}
+    keep: list[Tensor] = []
+    stage_of = {id(stage.parameters_): number for number, stage in executor.stages.items()}
+    inside = [False]
+
+    def called(number: int) -> Callable[..., None]:
+        def hook(_: object, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+            unit = int(inputs[1][0, 0]) // executor.rows_of_unit
+            trace.note(f"{number}F{unit}")
+            made[id(y)] = f"{number}B{unit}"
+            keep.append(y)
+            trace.most_saved = max(trace.most_saved, 1 + len(executor.saved) + len(executor.aside))
+
+        return hook
+
+    backward, add_grad, update = torch.autograd.backward, Parameters.add_grad, AdamW.update
+
+    def backward_(tensors: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> None:
+        trace.note(made[id(tensors[0])])
+        inside[0] = True
+        backward(tensors, grads)
+        inside[0] = False
+
+    def add_grad_(self: Parameters, name: str, grad: Tensor) -> None:
+        if not inside[0]:
+            trace.note(f"{stage_of[id(self)]}W")
+        add_grad(self, name, grad)
+
+    def update_(self: AdamW, parameters: Parameters, *args: Any, **named: Any) -> None:
+        trace.note(f"{stage_of[id(parameters)]}OPT")
+        update(self, parameters, *args, **named)
+
+    def noted(name: str, kind: str, whole: int) -> Any:
+        function = getattr(dist, name)
+
+        def wrapper(*tensors: Any, **named: Any) -> Any:
+            trace.calls.append((kind, dist.get_world_size(named["group"]), tensors[whole].nbytes))
+            if named["async_op"] or tensors[whole].numel() == 1:
+                trace.note(kind)
+            return function(*tensors, **named)
+
+        return patch.object(dist, name, wrapper)
+
+    def message(name: str, kind: str) -> Any:
+        function = getattr(dist, name)
+
+        def wrapper(tensor: Tensor, peer: int, **named: Any) -> Any:
+            trace.calls.append((name, 2, tensor.nbytes))
+            trace.note(f"{kind}>{peer} tag {named['tag']}")
+            return function(tensor, peer, **named)
+
+        return patch.object(dist, name, wrapper)
+
+    hooks = [stage.register_forward_hook(called(number)) for number, stage in executor.stages.items()]
+    with (
+        patch.object(torch.autograd, "backward", backward_),
+        patch.object(Parameters, "add_grad", add_grad_),
+        patch.object(AdamW, "update", update_),
+        noted("all_reduce", "all_reduce", 0),
+        noted(GATHER, "all_gather", 0),
+        noted(SCATTER, "reduce_scatter", 1),
+        message("isend", "SEND"),
+        message("irecv", "RECV"),
+    ):
+        yield trace
+    for hook in hooks:
+        hook.remove()
+
+
+def expected_actions(executor: Executor) -> list[str]:
+    """The rows of this rank's class of the Program, in the words of `Trace.actions`."""
+    program, cls = executor.program, executor.groups.here.pipeline_rank
+    place = executor.groups.here.position
+    plain = {"AR": "all_reduce", "NORM": "all_reduce", "UNSHARD": "all_gather", "REDUCE_GRAD": "reduce_scatter"}
+    found: list[str] = []
+    for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
+        kind, stage, unit = program.kinds[program.kind[row]].name, int(program.stage[row]), int(program.unit[row])
+        if kind in ("F", "B"):
+            text = f"{stage}{kind}{unit}"
+        elif kind == "I":
+            text = f"{stage}B{unit}"
+        elif kind in ("W", "OPT"):
+            text = f"{stage}{kind}"
+        elif kind.startswith(("SEND", "RECV")):
+            forward = kind.endswith("F")
+            other = stage + (1 if forward == kind.startswith("SEND") else -1)
+            peer = executor.plan.stage_ranks[executor.plan_stage[other]][place]
+            arrives = other if kind.startswith("SEND") else stage
+            tag = (unit * program.num_stages + arrives) * 2 + (not forward)
+            text = f"{kind[:4]}>{peer} tag {tag}"
+        elif kind == "RESHARD" or (kind == "NORM" and executor.plan.world_size == 1):
+            continue
+        else:
+            text = plain[kind]
+        if not found or found[-1] != text:
+            found.append(text)
+    return found
+
+
+Traced = tuple[list[str], list[str], list[Call], tuple[int, int]]
+"""(actions that ran, actions of the Program, collectives and messages, most (stage, unit) held and foreseen)."""
+
+
+def foreseen(executor: Executor) -> int:
+    """Most S that this rank holds at once, by the Program."""
+    structure = validate(executor.program)
+    sizes = {buffer.name: float(buffer.name == "S") for buffer in executor.program.buffers}
+    peaks = issue_order_peak(executor.program, structure.deps, sizes)
+    return int(peaks[executor.groups.here.pipeline_rank].bytes)
+
+
+def trace(name: str) -> Traced:
+    """Of one rank, in a second step."""
+    executor = Executor(CONFIG, replace(PLANS[name], precision=FP32), WORKLOAD, settings=SETTINGS)
+    ids = ids_of_step()
+    executor.step(ids)
+    with watching(executor, ids) as found:
+        executor.step(ids)
+    return found.actions, expected_actions(executor), found.calls, (found.most_saved, foreseen(executor))
+
+
+def trace_all(names: list[str]) -> dict[str, Traced]:
+    return {name: trace(name) for name in names}

@@ -1,0 +1,61 @@
+"""Jobs that train on text, as their processes run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import torch.distributed as dist
+from runtime.parity import FP32
+
+from gnomon.models.llama import LlamaConfig
+from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
+from gnomon.runtime import Executor, Job, Record, train
+
+CONFIG = LlamaConfig(
+    name="bytes", num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=2, head_dim=16, ffn_size=64, vocab_size=256
+)
+ALONE = Plan(schedule=Schedule(num_microbatches=1), precision=FP32)
+PLANS = {
+    "pp": replace(ALONE, mesh=Mesh(pp=2), schedule=Schedule(name="zero_bubble_h1", num_microbatches=4)),
+    "zero 1": replace(ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=1)),
+    "zero 3": replace(ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=3)),
+    "tp": replace(ALONE, mesh=Mesh(tp=2)),
+    "mixed precision, zero 1": replace(
+        ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=1), precision=Precision()
+    ),
+}
+
+
+def job(data: Path, plan: Plan, steps: int, **more: object) -> Job:
+    workload = Workload(global_batch_size=8, seq_len=32)
+    given = Job(config=CONFIG, plan=plan, workload=workload, steps=steps, data=data, quiet=True)
+    return replace(given, settings=replace(given.settings, lr=1e-2), **more)  # type: ignore[arg-type]
+
+
+def interrupted(given: Job, after: int) -> tuple[Record, ...]:
+    """Trains, and tells the last rank alone to end in step `after`."""
+    asked = Executor.total_loss
+    seen = []
+
+    def total_loss(self: Executor, result: object) -> float:
+        seen.append(result)
+        if len(seen) == after and dist.get_rank() == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return asked(self, result)  # type: ignore[arg-type]
+
+    with patch.object(Executor, "total_loss", total_loss):
+        return train(given)
+
+
+def stories(data: Path, folder: Path) -> dict[str, tuple[tuple[Record, ...], ...]]:
+    """Of each plan: twelve steps in one go; ended by a signal in the fifth; and resumed."""
+    found = {}
+    for name, plan in PLANS.items():
+        whole = train(job(data, plan, 12))
+        partly = job(data, plan, 12, checkpoints=folder / name, resume=True)
+        found[name] = (whole, interrupted(partly, 5), train(partly))
+    return found

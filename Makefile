@@ -1,4 +1,5 @@
 # make test       everything CI checks: format, lint, types, tests. Makes $(VENV) first; needs Python >= 3.11 and PyPI
+# make test-torch   the runtime's tests too, which need torch (its pinned version is installed into $(VENV))
 # make lint       the same without the tests
 # make format     rewrite the files as the formatter wants them
 # make clean      remove what the above made
@@ -12,10 +13,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: test lint format install clean
+.PHONY: test test-torch lint format install clean
 
 test: lint
 	$(BIN)/python -m pytest -q
+
+test-torch: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[dev,torch]'
+	$(BIN)/python -m pytest -q tests/runtime
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

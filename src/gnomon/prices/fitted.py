@@ -1,10 +1,10 @@
 """Numbers of stacks, devices and links that only whole runs show, fitted to published ones and kept with provenance.
 
 `rates(stack, device)` returns what a stack does with its host, its kernels and its communication on a device;
-`fitted().link_factor(name)` how much longer a network takes than its price. At most six numbers a stack, twenty for devices and
-links together: the file `fitted.toml`, which `benchmarks/fit_stacks.py` writes. A stack without a record has neutral
-rates, and they say so. Leaves out where the numbers are applied (`prediction.step`) and anything about one run, one
-model or one cluster.
+`fitted().link_factor(name)` how much longer a network takes than its price. At most six numbers a stack, twenty for
+devices and links together: the file `fitted.toml`, which `benchmarks/fit_stacks.py` writes. A stack without a record
+has neutral rates, and they say so. Leaves out where the numbers are applied (`prediction.step`) and anything about one
+run, one model or one cluster.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StackNumber:
     value: float
     """Seconds, or a ratio."""
     arch: str = ""
-    """Generation of devices that it holds for; empty for all."""
+    """Generation of devices that it holds for, with those named after it (`blackwell-ultra`); empty for all."""
 
     def __post_init__(self) -> None:
         low, high = LIMITS[self.name]
@@ -154,7 +154,7 @@ class Fitted:
         record = self.record(stack)
         chosen: dict[str, float] = {}
         for number in sorted(record.numbers if record else (), key=lambda n: n.arch):
-            if number.arch in ("", arch):
+            if arch.startswith(number.arch):
                 chosen[number.name] = number.value
         return Rates(**chosen)
 

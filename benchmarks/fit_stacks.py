@@ -25,17 +25,16 @@ from gnomon import schema
 from gnomon.errors import GnomonError
 from gnomon.formats.published import Run, read_runs
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.step import Pricing
 from gnomon.prices.curves import Provenance
 from gnomon.prices.fitted import LIMITS, Fitted, LinkNumber, Name, StackNumber, StackRecord
 from gnomon.simulate import period
 
 DATE = "2026-11-21"
 NEVER = ("korthikanti-2022", "narayanan-sc21")
-SAMPLE = 64
+SAMPLE = 56
 """Runs of a family that are fitted on, spread evenly over models and layouts."""
-FOLDS = 5
-"""Models are left out a fold at a time."""
+FOLDS = 4
+"""Models are left out a fold at a time; host times start high, where they show: a slope of zero finds nothing."""
 HUBER = 0.08
 """Log errors beyond this count linearly: one-off slow runs must not lead."""
 SPREAD = 3.0
@@ -73,9 +72,8 @@ JOBS = (
         "megatron-deepspeed",
         ("vtrain-micro24", "bloom-prequel"),
         (
-            Number("host_kernel_s", 12e-6),
-            Number("host_collective_s", 1e-4),
-            Number("host_unit_s", 1e-4),
+            Number("host_kernel_s", 50e-6),
+            Number("host_collective_s", 3e-5),
             Number("compute", 0.95),
             Number("attention", 1.0),
             Number("exposed", 0.8),
@@ -86,7 +84,7 @@ JOBS = (
         "nanotron",
         ("nanotron-ultrascale",),
         (
-            Number("host_kernel_s", 15e-6),
+            Number("host_kernel_s", 40e-6),
             Number("host_collective_s", 1e-4),
             Number("host_peer_s", 4e-4),
             Number("compute", 0.85),
@@ -100,7 +98,7 @@ JOBS = (
         "llm-foundry",
         ("mosaic-llmfoundry",),
         (
-            Number("host_kernel_s", 8e-6),
+            Number("host_kernel_s", 30e-6),
             Number("compute", 0.92, "ampere"),
             Number("compute", 0.8, "hopper"),
             Number("attention", 0.6, "ampere"),
@@ -111,10 +109,9 @@ JOBS = (
         "megatron-bridge",
         ("dgxc-benchmarking", "nemo-24.07", "megatron-bridge"),
         (
-            Number("host_kernel_s", 8e-6),
+            Number("host_kernel_s", 15e-6),
             Number("compute", 0.97, "hopper"),
             Number("compute", 0.85, "blackwell"),
-            Number("attention", 1.0),
             Number("exposed", 0.8),
         ),
         "moe",
@@ -130,10 +127,7 @@ class Case:
 
     def log_error(self, numbers: Fitted) -> float:
         """log(predicted / measured) under these numbers."""
-        old = self.made.pricing
-        pricing = Pricing(
-            old.plan, old.graph, old.cluster, old.stack, old.stages, old.blocks, old.count, numbers=numbers
-        )
+        pricing = self.made.pricing.with_numbers(numbers)
         seconds = period(self.made.structure, pricing.durations(self.made.structure.program)).seconds
         return float(np.log(seconds / self.run.step_s))
 
@@ -228,9 +222,7 @@ def shares(errors: Array) -> str:
     """Median / mean / 90th percentile of the absolute error, and bias, in per cent."""
     off = np.exp(errors) - 1
     size = np.abs(off)
-    return (
-        f"{np.median(size):.1%} / {size.mean():.1%} / {np.percentile(size, 90):.1%}, bias {np.median(off):+.1%}"
-    )
+    return f"{np.median(size):.1%} / {size.mean():.1%} / {np.percentile(size, 90):.1%}, bias {np.median(off):+.1%}"
 
 
 def left_out(job: Job, given: Sequence[Case], best: Array, steps: int) -> Array:

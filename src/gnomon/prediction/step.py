@@ -10,6 +10,7 @@ Leaves out: the clock (room `simulate`) and what a person reads (`predict`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +93,7 @@ class Pricing:
         stages: tuple[StagePrice, ...],
         blocks: tuple[tuple[int, int], ...],
         count: int,
+        *,
         numbers: Fitted | None = None,
     ) -> None:
         """blocks: as in `Step`. count: microbatches. numbers: fitted to runs, in place of those on record."""
@@ -99,16 +101,31 @@ class Pricing:
         self.stages, self.blocks = stages, blocks
         self.sent = {(t.source, t.target): t.tensors for t in transfers(plan, graph)}
         self.count = count
-        self.numbers = numbers or fitted()
-        self.rates = tuple(rates(stack.name, stage.device, self.numbers) for stage in stages)
-        self.launch_s = [host_cost(stack, stage.device, self.numbers).per_kernel_s for stage in stages]
+        self._phases: dict[tuple[str, int], Phase] = {}
+        self._extras: dict[tuple[str, int], OpPrice] = {}
+        self._wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = {}
         self._memo: dict[tuple[str, int, str], float] = {}
+        self._use(numbers or fitted())
         first: dict[tuple[int, int], int] = {}
         self.alike = [
             block if index < 0 else first.setdefault((stage, id(stages[stage].order[index])), block)
             for block, (stage, index) in enumerate(blocks)
         ]
         """For each of the Program's stages, the first that is the same layer on the same ranks: priced once."""
+
+    def _use(self, numbers: Fitted) -> None:
+        stack, stages = self.stack, self.stages
+        self.numbers = numbers
+        self.rates = tuple(rates(stack.name, stage.device, numbers) for stage in stages)
+        self.launch_s = [host_cost(stack, stage.device, numbers).per_kernel_s for stage in stages]
+        free = {at: s for at, s in self._memo.items() if at[0] == "NORM" or at[2] == TIED}
+        self._memo = free
+
+    def with_numbers(self, numbers: Fitted) -> Pricing:
+        """The same plan under other fitted numbers; what does not depend on them is not computed again."""
+        other = copy(self)
+        other._use(numbers)
+        return other
 
     def durations(self, program: Program) -> Durations:
         """Seconds of each price key, on the grid."""
@@ -166,10 +183,12 @@ class Pricing:
 
     def phase(self, name: str, block: int) -> Phase:
         """A phase of one of the Program's stages."""
-        total = Phase()
-        for layer, times in self._layers(block)[1]:
-            total = total + getattr(layer, name) * times
-        return total
+        if (name, block) not in self._phases:
+            total = Phase()
+            for layer, times in self._layers(block)[1]:
+                total = total + getattr(layer, name) * times
+            self._phases[name, block] = total
+        return self._phases[name, block]
 
     def parts(self, kind: str, block: int) -> dict[str, float]:
         """Seconds of a computing action by what they go into: `compute`, what is computed
@@ -177,7 +196,9 @@ class Pricing:
         activations take beyond that (`offload`). They add up to its price."""
         stage = self.blocks[block][0]
         phases = [self.phase(name, block) for name in PHASES[kind]]
-        extra = self._around(kind, block)
+        if (kind, block) not in self._extras:
+            self._extras[kind, block] = self._around(kind, block)
+        extra = self._extras[kind, block]
         spent = [self._sustained_s(stage, phase) for phase in phases]
         again = sum(s for n, s in zip(PHASES[kind], spent, strict=True) if n == "recompute")
         compute = sum(spent) + float(extra.device_s) / self.rates[stage].compute
@@ -272,13 +293,20 @@ class Pricing:
             raise UnpricedError(
                 f"stage {source} sends to stage {target}, but nothing travels between them in the graph"
             )
+        if (source, target) not in self._wires:
+            self._wires[source, target] = self._wire(source, target)
+        seconds, link = self._wires[source, target]
+        return seconds if link is None else seconds * self._slower(link)
+
+    def _wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
+        """(price of a message, what it runs over); nothing where no two ranks are on different devices."""
         devices = self.plan.device_of
         ranks = zip(self.stages[source].ranks, self.stages[target].ranks, strict=False)
         ends = np.array([(devices[a], devices[b]) for a, b in ranks if devices[a] != devices[b]]).reshape(-1, 2)
         if not len(ends):
-            return 0.0
+            return 0.0, None
         link = axis_link(self.cluster, ends)
-        return float(p2p_seconds(self.message_bytes((source, target)), link)) * self._slower(link)
+        return float(p2p_seconds(self.message_bytes((source, target)), link)), link
 
     def _skip(self, stage: int, *, forward: bool) -> float:
         """The longest message of a stage to (or its gradient from) one that is not its neighbour."""

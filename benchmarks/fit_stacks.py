@@ -65,6 +65,8 @@ class Job:
     numbers: tuple[Number, ...]
     skip: str = ""
     """Which rows are left out, as `chosen` reads it: `moe`, `slow`."""
+    sample: int = SAMPLE
+    """Runs of a family."""
 
 
 JOBS = (
@@ -84,15 +86,16 @@ JOBS = (
         "nanotron",
         ("nanotron-ultrascale",),
         (
-            Number("host_kernel_s", 40e-6),
-            Number("host_collective_s", 1e-4),
-            Number("host_peer_s", 4e-4),
-            Number("compute", 0.85),
-            Number("exposed", 0.6),
-            Number("host_unit_s", 1e-3),
-            Number("link:efa-100", 1.0),
+            Number("host_kernel_s", 45e-6),
+            Number("host_collective_s", 1.4e-4),
+            Number("host_peer_s", 2.5e-4),
+            Number("compute", 0.86),
+            Number("exposed", 0.85),
+            Number("host_unit_s", 5e-4),
+            Number("link:efa-100", 2.5),
         ),
         "slow",
+        sample=168,  # a tenth of its runs met trouble: fewer follow them
     ),
     Job(
         "llm-foundry",
@@ -132,7 +135,7 @@ class Case:
         return float(np.log(seconds / self.run.step_s))
 
 
-def chosen(runs: Sequence[Run], family: str, skip: str) -> list[Run]:
+def chosen(runs: Sequence[Run], family: str, skip: str, sample: int) -> list[Run]:
     """A family's runs of the sample, in an order that neighbours in model and layout share."""
     mine = [run for run in runs if run.family == family and run.covers == "step"]
     if skip == "moe":
@@ -140,7 +143,7 @@ def chosen(runs: Sequence[Run], family: str, skip: str) -> list[Run]:
     if skip == "slow":
         mine = [run for run in mine if run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU]
     mine.sort(key=lambda run: (run.row.model, run.row.num_devices, run.row.tp, run.row.pp, run.row.micro_batch, run.id))
-    picks = np.unique(np.linspace(0, len(mine) - 1, min(SAMPLE, len(mine))).round().astype(int))
+    picks = np.unique(np.linspace(0, len(mine) - 1, min(sample, len(mine))).round().astype(int))
     return [mine[i] for i in picks]
 
 
@@ -148,7 +151,7 @@ def cases(runs: Sequence[Run], job: Job) -> list[Case]:
     found = []
     for family in job.families:
         assert family not in NEVER
-        for run in chosen(runs, family, job.skip):
+        for run in chosen(runs, family, job.skip, job.sample):
             try:
                 found.append(Case(run, predict(run.graph, run.cluster, run.plan, run.workload, run.stack)))
             except GnomonError:

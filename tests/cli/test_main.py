@@ -230,3 +230,32 @@ def test_catalogue_counts_parameters(capsys: pytest.CaptureFixture[str]) -> None
     assert line.split()[1] == "8,030,261,248"
     _, out, _ = ask(capsys, "catalogue")
     assert "models" in out and "stacks" in out
+
+
+FIXTURES = Path(__file__).parents[1] / "formats" / "fixtures"
+
+
+@pytest.mark.parametrize(
+    ("program", "file", "words"),
+    [
+        ("megatron", "gpt3_175b.sh", ["--on", "128x8xa100-sxm-80gb"]),
+        ("torchtitan", "llama3_405b.toml", ["--on", "64x8xh100-sxm"]),
+        ("nanotron", "tiny_llama.yaml", ["--on", "8xh100-sxm"]),
+        ("deepspeed", "zero2_offload.json", ["llama-3.2-1b", "--on", "8xh100-sxm", "--seq-len", "2048"]),
+        ("accelerate", "fsdp1.yaml", ["llama-3.2-1b", "--on", "8xh100-sxm", "--global-batch", "16"]),
+    ],
+)
+def test_job_files_of_other_programs(
+    program: str,
+    file: str,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is read and predicted; the Megatron script takes its batch from the environment."""
+    monkeypatch.setenv("BATCH", "1536")
+    if program in ("nanotron", "accelerate"):
+        pytest.importorskip("yaml")
+    status, out, err = ask(capsys, "predict", *words, "--from", program, str(FIXTURES / program / file))
+    assert status in (0, 1), err
+    assert "assumed" in out

@@ -146,3 +146,8 @@ def test_this_machine() -> None:
     assert any("not checked" in line for line in laptop.assumptions)
     with pytest.raises(CatalogueError, match="holds 1 to 256"):
         hardware.local_cluster(0)
+
+
+def test_local_is_one_process_of_this_machine() -> None:
+    cluster = parse_cluster("local")
+    assert (cluster.num_devices, cluster.devices[0].kind) == (1, "cpu")

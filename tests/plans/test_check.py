@@ -257,3 +257,10 @@ def test_batch_is_micro_batch_times_microbatches_times_data_ranks(m: int, mbs: i
         plan(m=m, dp_shard=shard, dp_replicate=replicate),
     ):
         assert batch(given_plan, workload) == (m, mbs * shard * replicate)
+
+
+def test_learned_positions_limit_the_sequence() -> None:
+    graph, plan = gpt(gpt2()), Plan(schedule=Schedule(micro_batch_size=1))
+    check(plan, graph, workload=Workload(global_batch_size=1, seq_len=1024))
+    with pytest.raises(PlanError, match="1025 tokens, but gpt2 has learned positions for 1024"):
+        check(plan, graph, workload=Workload(global_batch_size=1, seq_len=1025))

@@ -199,3 +199,11 @@ def test_errors_name_what_is_missing() -> None:
         llama("1x8xh100-sxm", mesh=Mesh(tp=2))
     with pytest.raises(UnpricedError, match="batches of one sequence length"):
         llama("1x1xh100-sxm", Workload(lengths=(128, 256)))
+    with pytest.raises(UnpricedError, match="2 ranks on 1 devices"):
+        llama("1x1xh100-sxm", mesh=Mesh(dp_shard=2), placement=(0, 0))
+
+
+def test_images_are_counted_where_there_are_no_sequences() -> None:
+    job = Plan(schedule=Schedule(micro_batch_size=4))
+    found = predict("vit-b-16", "1x1xh100-sxm", job, Workload(global_batch_size=8, seq_len=1000))
+    assert found.tokens_per_s_per_device * found.step_s == pytest.approx(8)

@@ -114,3 +114,21 @@ def test_a_slow_host_shows() -> None:
     """A kernel each 8 us: a tiny model waits for launches most of its step."""
     found = predict("llama-tiny", "1x1xh100-sxm", plan(), Workload(global_batch_size=1, seq_len=64))
     assert found.breakdown["launch"] > found.step_s / 2
+
+
+@given(job=plans())
+def test_work_is_conserved(job: Plan) -> None:
+    """FLOPs of all ranks and microbatches are those of the mathematics."""
+    found = small(job, SPEC, batch=32, seq_len=512)
+    phases = ("forward", "input_grad", "weight_grad")
+    done = sum(stage.phase(name).flops * len(stage.ranks) for stage in found.step.stages for name in phases)
+    assert done * found.pricing.count == pytest.approx(found.model_flops, rel=1e-12)
+
+
+def test_full_recompute_runs_the_layers_forward_again() -> None:
+    """3 parts of work become 4, but for the head, which is not run again."""
+    found = small(plan("full"), "1x1xh100-sxm")
+    stage = found.step.stages[0]
+    assert stage.phase("recompute").flops == stage.phase("forward").flops - stage.order[-1].forward.flops
+    again = stage.phase("recompute").flops * found.pricing.count
+    assert found.hfu / found.mfu == pytest.approx(1 + again / found.model_flops, rel=1e-12)

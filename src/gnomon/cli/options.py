@@ -21,6 +21,7 @@ _PREDICT = """\
 MODEL is a name (gnomon catalogue models), a Hugging Face config.json, or a
 folder that holds one. CLUSTER is NODESxDEVICESxDEVICE such as 4x8xh100-sxm,
 parts joined by +, or a .toml file. What is not given is assumed and listed.
+Variables that a Megatron script does not set are taken from the environment.
 
 examples:
   gnomon predict llama-3.1-8b --on 4x8xh100-sxm --zero 3 --global-batch 128

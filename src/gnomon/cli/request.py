@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,9 +66,12 @@ class Request:
 def read_request(options: argparse.Namespace) -> Request:
     """The request of `gnomon predict`'s options."""
     machines = parse_cluster(options.on)
-    job = None if options.source is None else read_job(*options.source, devices=machines.num_devices)
-    graph, notes = _model(options.model, job)
     assumed: list[str] = []
+    job = None
+    if options.source is not None:
+        program, path = options.source
+        job = read_job(program, path, options, machines.num_devices, assumed)
+    graph, notes = _model(options.model, job)
     base = _base_plan(options, job)
     plan = _with_batch(_changed(base or Plan(), options, machines, keep_mesh=base is not None), options, job, assumed)
     workload = _workload(graph, plan, options, job, assumed)
@@ -85,15 +89,43 @@ def read_request(options: argparse.Namespace) -> Request:
     )
 
 
-def read_job(program: str, path: str, *, devices: int) -> Job:
-    """The job in a file of another program, on so many devices."""
+def read_job(program: str, path: str, options: argparse.Namespace, devices: int, assumed: list[str]) -> Job:
+    """The job in a file of another program, on so many devices; what it leaves to its user comes from the options."""
     if program not in FORMATS:
         raise InputError(
             f"unknown format {program[:40]!r}{nearest(program[:40], FORMATS)}; known: {', '.join(FORMATS)}"
         )
     # By name: a job file of one program need not load the readers of the others.
     read: Callable[..., Job] = resolve_name(f"gnomon.formats.{program}:read_{program}")
-    return read(Path(path), devices=devices)
+    return read(Path(path), **_left_open(program, options, devices, assumed))
+
+
+def _left_open(program: str, options: argparse.Namespace, devices: int, assumed: list[str]) -> dict[str, object]:
+    """Arguments of a format's reader for what its file does not hold."""
+    if program == "nanotron":
+        return {}
+    if program == "torchtitan":
+        return {"devices": devices}
+    if program == "megatron":  # what a script takes from outside, it takes from the environment
+        return {"devices": devices, "env": dict(os.environ)}
+    seq_len, micro = options.seq_len, options.micro_batch_size
+    if seq_len is None:
+        seq_len = SEQ_LEN
+        assumed.append(f"{program} files do not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
+    found: dict[str, object] = {"devices": devices, "seq_len": seq_len, "micro_batch_size": micro}
+    if program == "accelerate" and micro is None:
+        found["micro_batch_size"] = micro = 1
+        assumed.append("accelerate files do not say the micro batch: 1 sequence on each rank (--micro-batch-size)")
+    if options.global_batch is not None and micro is not None:
+        steps, rest = divmod(options.global_batch, micro * devices)
+        if rest or not steps:
+            near = max(1, round(options.global_batch / (micro * devices))) * micro * devices
+            raise PlanError(
+                f"global batch {options.global_batch} is not a multiple of micro batch x devices = {micro} x "
+                f"{devices}; the nearest legal one is {near}"
+            )
+        found["gradient_accumulation_steps"] = steps
+    return found
 
 
 def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:

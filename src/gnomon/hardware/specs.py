@@ -28,12 +28,14 @@ def parse_cluster(spec: str) -> Cluster:
     """The cluster that a spec names.
 
     spec: parts joined by `+`, each `NODESxDEVICESxDEVICE`, `DEVICESxDEVICE` (one node), `NODESxNODE` or a bare name;
-        or the path of a file (it ends with `.toml` or holds a `/`).
+        or the path of a file (it ends with `.toml` or holds a `/`). `local` is one process on this machine, guessed.
     Raises CatalogueError for a name, a count or a form that cannot be; InputError for a file that cannot be read.
     """
     text = spec.strip()
     if text.endswith(".toml") or "/" in text or "\\" in text:
         return load_cluster_file(text)
+    if text.lower() == "local":
+        return local_cluster(1)
     groups: list[NodeGroup] = []
     assumptions: list[str] = []
     for part in text.lower().split("+"):

@@ -66,7 +66,7 @@ def problems(
     found = [*_devices(plan, cluster), *_stages(plan, graph), *_schedule(plan), *_selectors(plan, graph)]
     if not any(problem.name == "layers_not_covered" for problem in found):
         found += _dims(plan, graph, workload)
-    found += [*_axes_without_effect(plan, graph), *_batch(plan, workload)]
+    found += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
     unique = dict.fromkeys(found)
     return tuple(sorted(unique, key=lambda problem: problem.severity))
 
@@ -396,6 +396,22 @@ def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Pro
             f"seq_len = {workload.seq_len} does not divide into {' x '.join(why)} parts; the nearest legal "
             f"length is {legal}",
         )
+
+
+def _positions(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
+    """Whether learned positions reach to the end of the longest sequence."""
+    if workload is None:
+        return
+    longest = max(workload.sequence_lengths(), default=0)
+    for block in graph.blocks:
+        tables = [block.tensor(op.inputs[1]).dims[0] for op in block.ops if op.kind == "embedding"]
+        for dim in tables:
+            if dim.name.split(".")[-1] == "positions" and dim.size is not None and longest > dim.size:
+                yield _error(
+                    "sequence_too_long",
+                    f"sequences of {longest} tokens, but {graph.name} has learned positions for {dim.size}; "
+                    f"the longest legal seq_len is {dim.size}",
+                )
 
 
 def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from gnomon.graph import Block, Dtypes, Kernels, Setting, Tensor, backward, forward_work, grad_work, saved, storages
 from gnomon.graph.types import VIEWS
@@ -144,16 +147,20 @@ class LayerPrice:
 @lru_cache(maxsize=4096)
 def layer_price(context: LocalContext) -> LayerPrice:
     """The price. UnpricedError names an op, link or number format without one."""
-    return _Pricing(context).price()
+    return price_layer(context, dict(context.sizes))
+
+
+def price_layer(context: LocalContext, sizes: Mapping[str, Any]) -> LayerPrice:
+    """The price at sizes other than the context's own; arrays of sizes give arrays in every number (see `batch`)."""
+    return _Pricing(context, sizes).price()
 
 
 class _Pricing:
     """One layer being priced."""
 
-    def __init__(self, context: LocalContext) -> None:
+    def __init__(self, context: LocalContext, sizes: Mapping[str, Any]) -> None:
         self.context = context
         self.dtypes = Dtypes(compute=context.precision.compute, param=context.precision.compute)
-        sizes = dict(context.sizes)
         self.sharded = shard_block(
             context.block, context.layout, context.mesh, sizes, self.dtypes, no_grad=context.no_grad
         )
@@ -195,7 +202,7 @@ class _Pricing:
             sharded=self.sharded,
         )
 
-    def _causal_share(self, sizes: Mapping[str, int]) -> float | None:
+    def _causal_share(self, sizes: Mapping[str, Any]) -> float | None:
         """Share of a causal square that the busiest rank works on when sequences are divided over cp."""
         cp = self.context.mesh.cp
         if cp == 1 or "seq" not in sizes or self.context.layout.context == "ulysses":
@@ -203,7 +210,8 @@ class _Pricing:
         return float(max(causal_shares(sizes["seq"], cp, self.context.layout.context_order)))
 
     def _setting(self, path: str) -> Setting:
-        return Setting(sizes=self.sharded.sizes(path), dtypes=self.dtypes, causal_flops="half")
+        # FLOPs are reported with full attention; prices of causal attention count pairs by themselves
+        return Setting(sizes=self.sharded.sizes(path), dtypes=self.dtypes, causal_flops="full")
 
     def _wide(self) -> frozenset[str]:
         """Paths of products that no eight-bit recipe narrows: what a router reads, and logits over the vocabulary."""
@@ -258,7 +266,7 @@ class _Pricing:
                 load=self.context.load,
                 causal_share=share,
             )
-            found.append((grad.path, price, float(grad_work(grad, self.block, setting).matmul_flops)))
+            found.append((grad.path, price, _real(grad_work(grad, self.block, setting).matmul_flops)))
         return found
 
     def _backward(self, *, weight: bool) -> Phase:
@@ -273,14 +281,15 @@ class _Pricing:
     def _forward_flops(self, paths: Iterable[str]) -> float:
         wanted = set(paths)
         ops = (op for op in self.block.ops if op.path in wanted)
-        return float(sum(forward_work(op, self.block, self._setting(op.path)).matmul_flops for op in ops))
+        found: float = _real(sum(forward_work(op, self.block, self._setting(op.path)).matmul_flops for op in ops))
+        return found
 
     def _sum(self, prices: Iterable[tuple[str, OpPrice]], flops: float, collectives: Sequence[Collective]) -> Phase:
         given = list(prices)
         busy: dict[str, float] = {}
         for path, price in given:
             origin = path.partition(":")[0]
-            busy[origin] = busy.get(origin, 0.0) + float(price.device_s)
+            busy[origin] = busy.get(origin, 0.0) + _real(price.device_s)
         comm: dict[str, float] = {}
         for path in dict.fromkeys(c.path for c in collectives):
             mine = [c for c in collectives if c.path == path]
@@ -290,7 +299,7 @@ class _Pricing:
         for collective in collectives:
             counts[collective.axis] = counts.get(collective.axis, 0) + collective.steps
         return Phase(
-            compute_s=sum(float(price.device_s) for _, price in given),
+            compute_s=sum(_real(price.device_s) for _, price in given),
             attention_s=sum(busy.get(path, 0.0) for path in self.attending),
             comm_s=comm,
             kernels=sum(price.kernels for _, price in given) + sum(counts.values()),
@@ -311,19 +320,20 @@ class _Pricing:
             rounds = min(c.steps for c in ring)
             each = [self._seconds(c) for c in ring]
             late = sum(t * (c.steps - rounds) for t, c in zip(each, ring, strict=True))
-            out.append((ring[0].axis, rounds * max(sum(each) - busy_s / (rounds + 1), 0.0) + late))
+            out.append((ring[0].axis, rounds * _larger(sum(each) - busy_s / (rounds + 1), 0.0) + late))
         for collective in collectives:
             if collective in ring:
                 continue
             seconds, parts = self._seconds(collective) * collective.steps, self._parts(collective.path)
-            out.append((collective.axis, max(seconds / parts, seconds - busy_s * (parts - 1) / parts)))
+            out.append((collective.axis, _larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)))
         return out
 
     def _seconds(self, collective: Collective) -> float:
         """One round; rows that skewed routing sends to the busiest rank with it."""
         skewed = collective.inside and collective.axis in ("ep", "etp")
         size = collective.bytes * (self.context.load if skewed else 1.0)
-        return float(collective_seconds(collective.kind, size, self.links[collective.axis]))
+        found: float = _real(collective_seconds(collective.kind, size, self.links[collective.axis]))
+        return found
 
     def _parts(self, path: str) -> int:
         return max((parts for pattern, parts in self.context.split_paths if fnmatchcase(path, pattern)), default=1)
@@ -342,7 +352,8 @@ class _Pricing:
         return [c for c in self.sharded.forward if c.path in origins]
 
     def _bytes(self, tensor: Tensor) -> int:
-        return int(self.sharded.kept_bytes_of(tensor))
+        found: int = _whole(self.sharded.kept_bytes_of(tensor))
+        return found
 
     def _kept(self, tensors: Sequence[Tensor]) -> tuple[Kept, ...]:
         roots = storages(self.block, self.dtypes)
@@ -366,7 +377,7 @@ class _Pricing:
         for i, grad in enumerate(self.back.ops):
             for name in grad.grads_out:
                 alive.setdefault(name, self._grad_bytes(name))
-            most = max(most, sum(alive.values()))
+            most = _larger(most, sum(alive.values()))
             for name in grad.grads_in:
                 if last[name] == i:
                     alive.pop(name, None)
@@ -374,7 +385,22 @@ class _Pricing:
 
     def _grad_bytes(self, name: str) -> int:
         tensor = self.block.tensor(name)
-        return 0 if tensor.kind == "parameter" else int(self.sharded.bytes_of(tensor))
+        return 0 if tensor.kind == "parameter" else _whole(self.sharded.bytes_of(tensor))
+
+
+def _real(value: Any) -> Any:
+    """A float; arrays, one number a context, stay as they are."""
+    return value if isinstance(value, np.ndarray) else float(value)
+
+
+def _whole(value: Any) -> Any:
+    """An int; arrays stay as they are."""
+    return value if isinstance(value, np.ndarray) else int(value)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    """The larger, element by element for arrays."""
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
 def _has_vocab(tensor: Tensor) -> bool:

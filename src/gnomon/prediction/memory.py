@@ -7,7 +7,7 @@ allocator does) plus what lies outside it. Leaves out host memory, and the optim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import Pricing
-from gnomon.prices.allocator import device_overhead, reserved_estimate
+from gnomon.prices.allocator import device_overhead, reserved_estimate, workspace_bytes
 from gnomon.program import BufferMoves, Program, Structure, buffer_moves, moves
 
 
@@ -29,8 +30,8 @@ class RankMemory:
     """Ranks of the job."""
     device: str
     by_class: Mapping[str, int]
-    """parameters, gradients, master, states, activations, logits, temporary, communication, overhead -> bytes at the
-    peak."""
+    """parameters, gradients, master, states, activations, logits, temporary, communication, workspace and overhead ->
+    bytes at the peak."""
     allocated_bytes: int
     """Peak of what tensors take."""
     peak_bytes: int
@@ -48,7 +49,8 @@ class RankMemory:
     @property
     def verdict(self) -> str:
         """`fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`."""
-        largest = max((n for n in self.by_class if n not in ("parameters", "overhead")), key=lambda n: self.by_class[n])
+        named = {n: size for n, size in self.by_class.items() if n not in ("parameters", "workspace", "overhead")}
+        largest = max(named, key=lambda n: named[n])
         part = f"{largest} {self.by_class[largest] / 2**30:.1f}"
         word = "fits" if self.fits else "does not fit"
         size = f"{self.peak_bytes / 2**30:.1f} of {self.limit_bytes / 2**30:.4g} GiB"
@@ -191,20 +193,40 @@ def _rank(
     by_class["logits"] = logits
     by_class["communication"] = total("Y", "DY", "DX")
     by_class["temporary"] = temporary
+    device = here[0].device
+    by_class["workspace"] = workspace_bytes(device)
     allocated = sum(by_class.values())
-    reserved = int(reserved_estimate(allocated, max(by_class["temporary"], 1), pricing.stack))
-    outside = device_overhead(here[0].device, pricing.stack, len(here[0].links))
-    by_class["overhead"] = reserved - allocated + int(outside)
+    groups, peers = _communicators(pricing, here)
+    outside = device_overhead(device, pricing.stack, groups, exchange_peers=peers)
+    room = device.memory_bytes - outside
+    reserved = int(reserved_estimate(allocated, max(temporary, 1), pricing.stack, limit_bytes=room))
+    by_class["overhead"] = reserved - allocated + outside
     return RankMemory(
         rank_class=cls,
         ranks=tuple(dict.fromkeys(rank for stage in here for rank in stage.members)),
-        device=here[0].device.name,
+        device=device.name,
         by_class=by_class,
         allocated_bytes=allocated,
         peak_bytes=sum(by_class.values()),
-        limit_bytes=here[0].device.memory_bytes,
+        limit_bytes=device.memory_bytes,
         peak_at=moment,
     )
+
+
+def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, int]:
+    """(groups that a rank communicates in, ranks of its node that it exchanges with in all-to-all)."""
+    stage = here[0]
+    used: set[tuple[str, ...]] = set()
+    for layer in stage.order:
+        for phase in (layer.forward, layer.input_grad, layer.weight_grad):
+            used |= {(axis,) for axis in phase.comm_s}
+        for found in stage.collectives(layer):
+            used.add(tuple(axis for axis in found.axes if getattr(stage.mesh, axis) > 1))
+    pipeline = pricing.plan.num_pipeline_ranks > 1
+    norm = pricing.plan.optimizer.clip and pricing.plan.world_size > 1
+    exchange = ["ep"] + (["cp"] if pricing.plan.layout.context == "ulysses" else [])
+    peers = [stage.links[axis].ranks_per_node - 1 for axis in exchange if axis in stage.links]
+    return len(used) + pipeline + norm, max(peers, default=0)
 
 
 def _logits(pricing: Pricing, block: int) -> int:

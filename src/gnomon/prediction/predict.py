@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from gnomon.errors import UnpricedError
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
@@ -43,6 +44,12 @@ _ASSUMED: Mapping[str, tuple[object, str]] = {
     "grad_accumulation_fused": (False, "gradients added up by kernels of their own"),
 }
 
+_UNUSED = (
+    "dropout_add", "rotary", "grad_buffers", "logits_dtype", "causal_skip", "tp_reduce_dtype", "cp_grad_dtype",
+    "p2p", "moe_dispatch", "moe_capacity_factor",
+)  # fmt: skip
+"""Facts of a stack that predictions do not use."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
@@ -57,6 +64,7 @@ class Prediction:
     makespan_s: float
     """Seconds of one step that starts from rest."""
     tokens_per_s_per_device: float
+    """Images, where the model has no sequences."""
     mfu: float
     """Model FLOPs (6N and full attention, nothing for recompute) over the dense peak of the compute dtype."""
     hfu: float
@@ -140,6 +148,11 @@ def predict(
     graph = preset(model) if isinstance(model, str) else model
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     notes = tuple(str(note) for note in check(plan, graph, machines, workload))
+    if len(set(plan.device_of)) < plan.world_size:
+        raise UnpricedError(
+            f"placement puts {plan.world_size} ranks on {len(set(plan.device_of))} devices: ranks that share a device "
+            f"have no price yet; give each its own"
+        )
     kernels, assumed, stack = _settle(stack)
     count, size = batch(plan, workload)
     workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels) for s in range(plan.num_stages))
@@ -206,8 +219,12 @@ def _settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
         name: default if getattr(stack, name) is None else getattr(stack, name)
         for name, (default, _) in _ASSUMED.items()
     }
-    told = tuple(_ASSUMED[name][1] for name in missing)
-    assumed = (f"stack {stack.name!r} does not say: taken as {', '.join(told)}",) if told else ()
+    told = ", ".join(_ASSUMED[name][1] for name in missing)
+    assumed: tuple[str, ...] = (f"stack {stack.name!r} does not say: taken as {told}",) if told else ()
+    if unused := ", ".join(name for name in _UNUSED if getattr(stack, name) is not None):
+        assumed += (f"stack {stack.name!r} says what no price depends on yet: {unused}",)
+    if stack.cross_entropy == "chunked":
+        assumed += ("chunked cross-entropy: priced as a fused one, with whole logits in memory",)
     kernels = Kernels(
         attention="unfused" if chosen["attention"] == "unfused" else "flash",
         norm="unfused" if chosen["norm"] == "unfused" else "fused",
@@ -232,8 +249,8 @@ def _prediction(
 ) -> Prediction:
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
     found = period(structure, step.durations)
-    tokens = sum(workload.sequence_lengths())
     lengths = workload.sequence_lengths()
+    tokens = sum(lengths) if _has_sequences(graph) else len(lengths)
     sizes = {"batch": len(lengths), "seq": lengths[0], **dict(workload.sizes)}
     work = graph_work(graph, kernels, Setting(sizes=sizes, dtypes=BF16, causal_flops="full"))
     flops = float(work.total.matmul_flops)
@@ -245,7 +262,12 @@ def _prediction(
     kinds = {device.name: device for device in devices}
     hosts = [host_cost(stack, device) for device in kinds.values()]
     if plan.precision.fp8 is not None:
-        assumed = (*assumed, "eight-bit products: not in routers and logits; MFU over the peak of the compute dtype")
+        assumed = (
+            *assumed,
+            "eight-bit products: not in routers and logits, all recipes alike; MFU over the compute dtype's peak",
+        )
+    if plan.overlap.priority:
+        assumed = (*assumed, "overlap.priority: collectives run in the order of issue")
     assumptions = (
         *assumed,
         *cluster.assumptions,
@@ -260,7 +282,7 @@ def _prediction(
         workload=workload,
         step_s=found.seconds,
         makespan_s=float(from_rest.max(initial=0.0)),
-        tokens_per_s_per_device=tokens / found.seconds / len(plan.device_of),
+        tokens_per_s_per_device=tokens / found.seconds / sum(devices.values()),
         mfu=flops / found.seconds / peak,
         hfu=(flops + again) / found.seconds / peak,
         model_flops=flops,
@@ -271,6 +293,10 @@ def _prediction(
         structure=structure,
         pricing=pricing,
     )
+
+
+def _has_sequences(graph: Graph) -> bool:
+    return any(dim.name == "seq" and dim.size is None for block in graph.blocks for dim in block.dims)
 
 
 def _microbatches(structure: Structure) -> int:

@@ -236,6 +236,10 @@ def _seconds(stage: StagePrice) -> float:
     return sum(stage.phase(name).device_s for name in ("forward", "input_grad", "weight_grad", "recompute"))
 
 
+_savings = lru_cache(maxsize=16)(savings)
+"""Stages of one plan share what each layer keeps."""
+
+
 def _stage_price(
     plan: Plan,
     graph: Graph,
@@ -249,7 +253,7 @@ def _stage_price(
 ) -> StagePrice:
     mesh, ranks = plan.stage_mesh(stage), _ranks(plan)[stage]
     links = stage_links(plan, cluster, mesh, ranks, experts=bool(_experts(plan, graph, stage)))
-    saving = savings(plan, graph, kernels)
+    saving = _savings(plan, graph, kernels)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
     numbers = {layer.label: i for i, layer in enumerate(graph.layers())}
     narrow = {layer.label for layer in select(plan.precision.fp8.calls, graph)} if plan.precision.fp8 else set()

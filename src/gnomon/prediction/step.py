@@ -392,8 +392,7 @@ class Pricing:
         if not overlap.grad_reduce:
             return 0.0
         beside = sum(self.parts("W" if self.plan.schedule.name in SPLIT_BACKWARD else "B", block).values())
-        # ZeRO 2 reduces after every microbatch, each but the last beside the next one's computing: the clock shows that
-        return beside / self.count if self.plan.optimizer.zero == 2 else beside
+        return beside
 
     def _buckets(self, kind: str, block: int) -> int:
         stage, layers = self._layers(block)

@@ -9,7 +9,7 @@ network beyond one factor of oversubscription.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,17 @@ def axis_link(cluster: Cluster, groups: Ranks) -> AxisLink:
             f"groups name device {groups.max() if groups.min() >= 0 else groups.min()}, but cluster {cluster.name!r} "
             f"has {len(layout.node_of)} devices, from 0"
         )
+    if len(cluster.groups) == 1:  # nodes are alike: the answer is the same some whole nodes further on
+        size = cluster.groups[0].node.count
+        moved = groups - groups.min() // size * size
+        return _slowest(cluster, np.ascontiguousarray(moved, dtype=np.int64).tobytes(), groups.shape)
+    return _slowest(cluster, np.ascontiguousarray(groups, dtype=np.int64).tobytes(), groups.shape)
+
+
+@lru_cache(maxsize=4096)
+def _slowest(cluster: Cluster, devices: bytes, shape: tuple[int, int]) -> AxisLink:
+    """The link of groups given as bytes, so that the stages of a pipeline share one answer."""
+    layout, groups = _layout(cluster), np.frombuffer(devices, np.int64).reshape(shape)
     num_nodes = len(layout.kind_of)
     # One entry for each pair (group, node that it has ranks on), in order of groups.
     rows = np.arange(len(groups), dtype=np.int64)[:, None] * num_nodes

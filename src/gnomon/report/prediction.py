@@ -82,6 +82,7 @@ def _speed(prediction: Prediction) -> tuple[str, ...]:
 def _breakdown(prediction: Prediction) -> tuple[str, ...]:
     columns = (Column(name="step of the busiest rank", align="left"), Column(name="s"), Column(name="%"))
     parts = [(WORDS.get(kind, kind.lower()), seconds) for kind, seconds in prediction.breakdown.items() if seconds]
+    parts.sort(key=lambda part: -part[1])
     rows = [(name, number(seconds), percent(seconds / prediction.step_s)) for name, seconds in parts]
     return table(columns, rows)
 

@@ -65,27 +65,35 @@ class Phase:
 
     compute_s: float = 0.0
     """Device seconds of kernels."""
+    attention_s: float = 0.0
+    """Of these, attention."""
     comm_s: Mapping[str, float] = field(default_factory=dict)
     """Axis -> seconds of collectives that the kernels wait for."""
     kernels: int = 0
     """Launches."""
+    collectives: Mapping[str, int] = field(default_factory=dict)
+    """Axis -> launches that are collectives."""
     flops: float = 0.0
     """Matrix FLOPs of the mathematics on this rank."""
 
     def __add__(self, other: Phase) -> Phase:
-        axes = {*self.comm_s, *other.comm_s}
+        axes, counted = {*self.comm_s, *other.comm_s}, {*self.collectives, *other.collectives}
         return Phase(
             compute_s=self.compute_s + other.compute_s,
+            attention_s=self.attention_s + other.attention_s,
             comm_s={axis: self.comm_s.get(axis, 0.0) + other.comm_s.get(axis, 0.0) for axis in sorted(axes)},
             kernels=self.kernels + other.kernels,
+            collectives={a: self.collectives.get(a, 0) + other.collectives.get(a, 0) for a in sorted(counted)},
             flops=self.flops + other.flops,
         )
 
     def __mul__(self, times: int) -> Phase:
         return Phase(
             compute_s=self.compute_s * times,
+            attention_s=self.attention_s * times,
             comm_s={axis: seconds * times for axis, seconds in self.comm_s.items()},
             kernels=self.kernels * times,
+            collectives={axis: count * times for axis, count in self.collectives.items()},
             flops=self.flops * times,
         )
 
@@ -163,6 +171,7 @@ class _Pricing:
         self.causal_share = self._causal_share(sizes)
         self.ops = {op.path: op for op in self.block.ops}
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
+        self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
         self.wide = self._wide()
         self.grads = {weight: self._grad_prices(weight=weight) for weight in (False, True)}
 
@@ -286,10 +295,15 @@ class _Pricing:
             mine = [c for c in collectives if c.path == path]
             for axis, seconds in self._exposed(mine, busy.get(path, 0.0)):
                 comm[axis] = comm.get(axis, 0.0) + seconds
+        counts: dict[str, int] = {}
+        for collective in collectives:
+            counts[collective.axis] = counts.get(collective.axis, 0) + collective.steps
         return Phase(
             compute_s=sum(_real(price.device_s) for _, price in given),
+            attention_s=sum(busy.get(path, 0.0) for path in self.attending),
             comm_s=comm,
-            kernels=sum(price.kernels for _, price in given) + sum(c.steps for c in collectives),
+            kernels=sum(price.kernels for _, price in given) + sum(counts.values()),
+            collectives=counts,
             flops=flops,
         )
 

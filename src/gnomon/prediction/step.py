@@ -9,7 +9,8 @@ Leaves out: the clock (room `simulate`) and what a person reads (`predict`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from gnomon.prediction.layer import LayerPrice, Phase, parameter_elements
 from gnomon.prediction.stage import GROUPS, StagePrice
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.curves import curves_for
+from gnomon.prices.fitted import Fitted, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink, axis_link
@@ -91,20 +93,39 @@ class Pricing:
         stages: tuple[StagePrice, ...],
         blocks: tuple[tuple[int, int], ...],
         count: int,
+        *,
+        numbers: Fitted | None = None,
     ) -> None:
-        """blocks: as in `Step`. count: microbatches."""
+        """blocks: as in `Step`. count: microbatches. numbers: fitted to runs, in place of those on record."""
         self.plan, self.graph, self.cluster, self.stack = plan, graph, cluster, stack
         self.stages, self.blocks = stages, blocks
         self.sent = {(t.source, t.target): t.tensors for t in transfers(plan, graph)}
         self.count = count
-        self.launch_s = [host_cost(stack, stage.device).per_kernel_s for stage in stages]
+        self._phases: dict[tuple[str, int], Phase] = {}
+        self._extras: dict[tuple[str, int], OpPrice] = {}
+        self._wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = {}
         self._memo: dict[tuple[str, int, str], float] = {}
+        self._use(numbers or fitted())
         first: dict[tuple[int, int], int] = {}
         self.alike = [
             block if index < 0 else first.setdefault((stage, id(stages[stage].order[index])), block)
             for block, (stage, index) in enumerate(blocks)
         ]
         """For each of the Program's stages, the first that is the same layer on the same ranks: priced once."""
+
+    def _use(self, numbers: Fitted) -> None:
+        stack, stages = self.stack, self.stages
+        self.numbers = numbers
+        self.rates = tuple(rates(stack.name, stage.device, numbers) for stage in stages)
+        self.launch_s = [host_cost(stack, stage.device, numbers).per_kernel_s for stage in stages]
+        free = {at: s for at, s in self._memo.items() if at[0] == "NORM" or at[2] == TIED}
+        self._memo = free
+
+    def with_numbers(self, numbers: Fitted) -> Pricing:
+        """The same plan under other fitted numbers; what does not depend on them is not computed again."""
+        other = copy(self)
+        other._use(numbers)
+        return other
 
     def durations(self, program: Program) -> Durations:
         """Seconds of each price key, on the grid."""
@@ -162,10 +183,12 @@ class Pricing:
 
     def phase(self, name: str, block: int) -> Phase:
         """A phase of one of the Program's stages."""
-        total = Phase()
-        for layer, times in self._layers(block)[1]:
-            total = total + getattr(layer, name) * times
-        return total
+        if (name, block) not in self._phases:
+            total = Phase()
+            for layer, times in self._layers(block)[1]:
+                total = total + getattr(layer, name) * times
+            self._phases[name, block] = total
+        return self._phases[name, block]
 
     def parts(self, kind: str, block: int) -> dict[str, float]:
         """Seconds of a computing action by what they go into: `compute`, what is computed
@@ -173,15 +196,19 @@ class Pricing:
         activations take beyond that (`offload`). They add up to its price."""
         stage = self.blocks[block][0]
         phases = [self.phase(name, block) for name in PHASES[kind]]
-        extra = self._around(kind, block)
-        again = sum(p.compute_s for n, p in zip(PHASES[kind], phases, strict=True) if n == "recompute")
-        compute = sum(phase.compute_s for phase in phases) + float(extra.device_s)
+        if (kind, block) not in self._extras:
+            self._extras[kind, block] = self._around(kind, block)
+        extra = self._extras[kind, block]
+        spent = [self._sustained_s(stage, phase) for phase in phases]
+        again = sum(s for n, s in zip(PHASES[kind], spent, strict=True) if n == "recompute")
+        compute = sum(spent) + float(extra.device_s) / self.rates[stage].compute
         comm: dict[str, float] = {}
         for phase in phases:
             for axis, seconds in phase.comm_s.items():
-                comm[axis] = comm.get(axis, 0.0) + seconds
+                waited = seconds * self.rates[stage].exposed * self._slower(self.stages[stage].links[axis])
+                comm[axis] = comm.get(axis, 0.0) + waited
         device = compute + sum(comm.values())
-        launches = self.launch_s[stage] * (sum(phase.kernels for phase in phases) + extra.kernels)
+        launches = self._host_s(stage, phases, extra.kernels)
         held = max(device, launches)
         copies = self._activation_copies(kind, block)
         return {
@@ -191,6 +218,21 @@ class Pricing:
             "launch": max(launches - device, 0.0),
             "offload": max(copies - held, 0.0),
         }
+
+    def _sustained_s(self, stage: int, phase: Phase) -> float:
+        """Device seconds of a phase's kernels as the stack runs them for minutes, with its own attention kernels."""
+        own = self.rates[stage]
+        return (phase.compute_s - phase.attention_s + phase.attention_s / own.attention) / own.compute
+
+    def _host_s(self, stage: int, phases: Sequence[Phase], kernels: int) -> float:
+        """Host seconds of an action: its launches, what its collectives take beyond one, and the loop around it."""
+        own, links = self.rates[stage], self.stages[stage].links
+        total = self.launch_s[stage] * (sum(phase.kernels for phase in phases) + kernels) + own.host_unit_s
+        for phase in phases:
+            for axis, count in phase.collectives.items():
+                peers = own.host_peer_s * links[axis].ranks if self.plan.num_stages > 1 else 0.0
+                total += count * (own.host_collective_s + peers)
+        return total
 
     def _around(self, kind: str, block: int) -> OpPrice:
         """What comes with the layers' own kernels: weight gradients added to their buffer (under ZeRO 2 and 3 copied
@@ -251,14 +293,20 @@ class Pricing:
             raise UnpricedError(
                 f"stage {source} sends to stage {target}, but nothing travels between them in the graph"
             )
+        if (source, target) not in self._wires:
+            self._wires[source, target] = self._wire(source, target)
+        seconds, link = self._wires[source, target]
+        return seconds if link is None else seconds * self._slower(link)
+
+    def _wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
+        """(price of a message, what it runs over); nothing where no two ranks are on different devices."""
         devices = self.plan.device_of
         ranks = zip(self.stages[source].ranks, self.stages[target].ranks, strict=False)
         ends = np.array([(devices[a], devices[b]) for a, b in ranks if devices[a] != devices[b]]).reshape(-1, 2)
-        return (
-            float(p2p_seconds(self.message_bytes((source, target)), axis_link(self.cluster, ends)))
-            if len(ends)
-            else 0.0
-        )
+        if not len(ends):
+            return 0.0, None
+        link = axis_link(self.cluster, ends)
+        return float(p2p_seconds(self.message_bytes((source, target)), link)), link
 
     def _skip(self, stage: int, *, forward: bool) -> float:
         """The longest message of a stage to (or its gradient from) one that is not its neighbour."""
@@ -366,8 +414,13 @@ class Pricing:
         total = 0.0
         for axes, members in groups.items():
             size = sum(c.bytes * n for c, n in members) / buckets
-            total += buckets * float(collective_seconds(name, size, self._link(stage, axes)))
+            link = self._link(stage, axes)
+            total += buckets * float(collective_seconds(name, size, link)) * self._slower(link)
         return total
+
+    def _slower(self, link: AxisLink) -> float:
+        """Seconds over price of what travels over a link, as training runs show it."""
+        return self.numbers.link_factor(link.across_name or link.inside_name)
 
     def _link(self, stage: StagePrice, axes: tuple[str, ...]) -> AxisLink:
         name = "+".join(axes)

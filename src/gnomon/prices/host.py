@@ -1,7 +1,8 @@
 """What the host pays for a kernel, and how far a device falls under its short-burst speed when it works for minutes.
 
-Both are facts of a stack and a device: returned as values with their source and whether anyone checked them, kept apart
-from the device's own time. Leaves out: how far the host runs ahead and where it waits (room `simulate`).
+Both are facts of a stack and a device: fitted to runs where there are any (`fitted`), else by the way of launching;
+returned as values with their source and whether anyone checked them, kept apart from the device's own time. Leaves
+out: how far the host runs ahead and where it waits (room `simulate`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 
 from gnomon.hardware.types import Device
 from gnomon.plans import Stack
+from gnomon.prices.fitted import Fitted, fitted, rates, rates_note
 from gnomon.units import Seconds
 
 
@@ -48,15 +50,20 @@ _LAUNCHES: Mapping[str, HostCost] = {
 }
 
 
-def host_cost(stack: Stack, device: Device) -> HostCost:
-    """Host time of a kernel under a stack, with its source. A stack that does not say how it launches is taken as
-    eager, and the result says so. TPUs run whole compiled programs: nothing a kernel."""
+def host_cost(stack: Stack, device: Device, numbers: Fitted | None = None) -> HostCost:
+    """Host time of a kernel under a stack, with its source. What was fitted to runs, which launch kernels one by one,
+    falls with other ways of launching as their price does. A stack that does not say how it launches is taken as eager,
+    and the result says so. TPUs run whole compiled programs: nothing a kernel. numbers: in place of those on record."""
     if device.kind == "tpu":
         return HostCost(per_kernel_s=0.0, source="XLA runs a step as one program", confidence="unchecked")
     if device.kind == "cpu":
         return HostCost(
             per_kernel_s=0.0, source="host and device are one: in the kernel's own time", confidence="unchecked"
         )
+    record, seen = (numbers or fitted()).record(stack.name), rates(stack.name, device, numbers).host_kernel_s
+    if record is not None and seen is not None:
+        share = _LAUNCHES[stack.launch or "eager"].per_kernel_s / _LAUNCHES["eager"].per_kernel_s
+        return HostCost(per_kernel_s=seen * share, source=record.provenance.data, confidence="checked")
     if stack.launch is not None:
         return _LAUNCHES[stack.launch]
     eager = _LAUNCHES["eager"]
@@ -80,12 +87,13 @@ class Sustained:
 
 
 def sustained(stack: Stack, device: Device) -> Sustained:
-    """The factor of a stack on a device: 1 until one is fitted to runs, with what is known in the note.
+    """The factor of a stack on a device, with what it rests on in the note: 1 where no runs were fitted.
 
     Kernel data are bursts at locked clocks. On H100, long runs of large products were seen at 0.85 to 0.93 of them, and
     training runs at 0.77 to 0.97 depending on the software; A100 at 0.95.
     """
-    note = f"no factor for {stack.name!r} on {device.name}: burst speed"
-    if device.arch == "hopper":
-        note += "; long runs of large products on H100 were seen at 0.85 to 0.93 of it"
-    return Sustained(factor=1.0, note=note)
+    note = rates_note(stack.name, device)
+    factor = rates(stack.name, device).compute
+    if factor == 1.0 and device.arch == "hopper":
+        note += "; long runs of large products on H100 were seen at 0.85 to 0.93 of burst speed"
+    return Sustained(factor=factor, note=note)

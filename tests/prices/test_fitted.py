@@ -1,0 +1,139 @@
+"""Numbers fitted to runs: where each is known from, within what is physically possible, few enough, and which way each
+of them moves a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnomon import schema
+from gnomon.errors import InputError
+from gnomon.hardware import catalogue
+from gnomon.plans import Mesh, Plan, Schedule, Stack, Workload
+from gnomon.plans.stacks import stacks
+from gnomon.prediction import Prediction, predict
+from gnomon.prices import Provenance, host_cost, sustained
+from gnomon.prices.fitted import LIMITS, Fitted, LinkNumber, Rates, StackNumber, StackRecord, fitted, rates
+from gnomon.simulate import period
+
+H100 = catalogue.device("h100-sxm-80gb")
+SOURCE = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
+
+
+def numbers(**values: float) -> Fitted:
+    """A record of the stack `test`."""
+    own = tuple(StackNumber(stack="test", name=name, value=value) for name, value in values.items())  # type: ignore[arg-type]
+    return Fitted(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
+
+
+@cache
+def job() -> Prediction:
+    """Two pipeline stages of two-way tensor parallelism, with little work: host and device both show."""
+    plan = Plan(mesh=Mesh(pp=2, tp=2), schedule=Schedule(name="one_f_one_b", micro_batch_size=1))
+    workload = Workload(global_batch_size=4, seq_len=1024)
+    return predict("gpt2", "1x4xh100-sxm-80gb", plan, workload, Stack(name="test", version="0"))
+
+
+def step_s(found: Fitted) -> float:
+    made = job()
+    return period(made.structure, made.pricing.with_numbers(found).durations(made.structure.program)).seconds
+
+
+def test_every_number_says_where_it_is_from_and_for_what_it_holds() -> None:
+    known = fitted()
+    assert known.stacks and known.count <= 6 * len(known.stacks) + 20
+    for provenance in (*(r.provenance for r in known.stacks), *(n.provenance for n in known.links)):
+        assert "runs of" in provenance.data and provenance.date.startswith("2026-")
+        assert "left out" in provenance.error and "devices" in provenance.range
+
+
+def test_every_number_is_of_a_stack_or_a_link_on_record() -> None:
+    assert {record.stack for record in fitted().stacks} <= set(stacks())
+    for number in fitted().links:
+        assert catalogue.link(number.link).name == number.link
+
+
+def test_no_stack_computes_faster_than_the_burst() -> None:
+    for record in fitted().stacks:
+        assert all(n.value <= 1 for n in record.numbers if n.name == "compute")
+        assert all(1e-6 <= n.value <= 1e-4 for n in record.numbers if n.name == "host_kernel_s")
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_numbers_beyond_what_is_possible_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=name):
+        numbers(**{name: LIMITS[name][1] * 1.01})
+
+
+def test_six_numbers_a_stack_each_once() -> None:
+    many = {name: (low + high) / 2 for name, (low, high) in LIMITS.items()}
+    assert len(many) == 7
+    with pytest.raises(InputError, match="at most 6"):
+        numbers(**many)
+    one = StackNumber(stack="test", name="compute", value=0.9)
+    with pytest.raises(InputError, match="each number once"):
+        StackRecord(numbers=(one, one), provenance=SOURCE)
+
+
+def test_a_generation_comes_before_all_devices() -> None:
+    own = (
+        StackNumber(stack="test", name="compute", value=0.9),
+        StackNumber(stack="test", name="compute", value=0.8, arch="hopper"),
+    )
+    found = Fitted(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
+    assert found.rates("test", "hopper").compute == 0.8
+    assert found.rates("test", "ampere").compute == 0.9
+    assert schema.load(Fitted, schema.dump(found)) == found
+
+
+def test_a_stack_without_runs_is_neutral_and_says_so() -> None:
+    unknown = Stack(name="unheard-of", version="0")
+    assert rates("unheard-of", H100) == Rates()
+    assert sustained(unknown, H100).factor == 1.0
+    assert "no runs fitted for 'unheard-of'" in sustained(unknown, H100).note
+    assert host_cost(unknown, H100).confidence == "unchecked"
+
+
+def test_a_fitted_stack_says_what_it_rests_on() -> None:
+    known = Stack(name="nanotron", version="0")
+    assert "fitted to published_runs.csv" in sustained(known, H100).note
+    assert host_cost(known, H100).confidence == "checked"
+
+
+def test_by_hand_when_the_host_decides() -> None:
+    """With 150 us a kernel the step is launches alone: twice the host time, twice the step but for the update and the
+    messages, which are under a hundredth."""
+    slow, slower = step_s(numbers(host_kernel_s=75e-6)), step_s(numbers(host_kernel_s=150e-6))
+    assert slower == pytest.approx(2 * slow, rel=0.02)
+
+
+HOST = ("host_kernel_s", "host_collective_s", "host_peer_s", "host_unit_s")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from([*HOST, "exposed", "compute", "attention"]),
+    start=st.floats(0.05, 0.95),
+    more=st.floats(0.0, 1.0),
+)
+def test_slower_never_makes_the_step_faster(name: str, start: float, more: float) -> None:
+    low, high = LIMITS[name]
+    first = low + start * (high - low)
+    second = first + more * (high - first)
+    before, after = step_s(numbers(**{name: first})), step_s(numbers(**{name: second}))
+    if name in ("compute", "attention"):
+        before, after = after, before
+    assert after >= before
+
+
+def test_a_slower_network_never_makes_the_step_faster() -> None:
+    base = numbers(host_kernel_s=1e-6)
+    steps = [
+        step_s(replace(base, links=(LinkNumber(link="nvlink4", factor=factor, provenance=SOURCE),)))
+        for factor in (0.5, 1.0, 2.0, 8.0)
+    ]
+    assert steps == sorted(steps) and steps[-1] > steps[0]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import shlex
 from pathlib import Path
 
 import pytest
+
+from gnomon.cli import main
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,3 +24,16 @@ def test_examples(page: str) -> None:
 
 def test_there_are_pages_with_examples() -> None:
     assert {"README.md", "docs/types.md", "docs/schedules.md"} <= set(PAGES)
+
+
+def test_the_command_on_the_first_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("    $ gnomon predict"))
+    command = lines[start].removeprefix("    $ gnomon").rstrip("\\") + lines[start + 1]
+    shown = []
+    for line in lines[start + 2 :]:
+        if line and not line.startswith("    "):
+            break
+        shown.append(line.removeprefix("    "))
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out.rstrip() == "\n".join(shown).rstrip()

@@ -153,7 +153,8 @@ class Fields(Keys):
         if not any(fnmatchcase(key, pattern) for pattern in irrelevant):
             self.fail(
                 key,
-                f"{key} takes {variable!r}, which the script does not set; give it, as in env={{{variable!r}: '…'}}",
+                f"{key} takes {variable!r}, which the script does not set; set it in the environment "
+                f"({variable}=…), or give env={{{variable!r}: '…'}}",
             )
 
     def note_default(self, key: str, value: str, why: str) -> None:

@@ -173,7 +173,11 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         elif option is not None:
             values.append(word)
         elif (name := unknown(word)) is not None:
-            raise FormatError(f"{name!r} is not set in the script; give it, as in env={{{name!r}: '…'}}", "options")
+            raise FormatError(
+                f"{name!r} is not set in the script; set it in the environment ({name}=…), or give "
+                f"env={{{name!r}: '…'}}",
+                "options",
+            )
         else:
             raise FormatError(f"{word!r} stands before the first option", "options")
     if option is not None:

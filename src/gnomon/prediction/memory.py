@@ -92,7 +92,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     program, deps = structure.program, structure.deps
     sizes = buffer_sizes(pricing)
     change = moves(program, deps, sizes)
-    extra = _temporaries(program, pricing)
+    extra = temporaries(program, pricing)
     during = np.cumsum(change.allocated - change.freed) + change.freed + extra
     changes = buffer_moves(program, deps, sizes)
     found = []
@@ -107,7 +107,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     return tuple(found), sizes
 
 
-def _temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
+def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
     """[rows] bytes alive only inside an action: gradients inside one layer, what recomputation makes again, and
     offloaded tensors on their way."""
     table = np.zeros((len(program.kinds), program.num_stages))
@@ -184,7 +184,7 @@ def _rank(
     by_class["gradients"] += total("G")
     logits = int(
         sum(
-            size / sizes[f"{block}S"] * _logits(pricing, block)
+            size / sizes[f"{block}S"] * logits_bytes(pricing, block)
             for (name, block), size in held.items()
             if name == "S" and sizes[f"{block}S"]
         )
@@ -229,7 +229,8 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
     return len(used) + pipeline + norm, max(peers, default=0)
 
 
-def _logits(pricing: Pricing, block: int) -> int:
+def logits_bytes(pricing: Pricing, block: int) -> int:
+    """Of what a stage of the Program keeps of a microbatch, its logits."""
     number, index = pricing.blocks[block]
     stage = pricing.stages[number]
     if index < 0:

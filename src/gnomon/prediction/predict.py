@@ -18,6 +18,7 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
 from gnomon.plans import Fact, Plan, Precision, Saved, Stack, Workload, batch, check, stage_layers
 from gnomon.prediction.breakdown import step_parts
+from gnomon.prediction.held import filled
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
@@ -103,10 +104,12 @@ class Prediction:
         return self.tightest.verdict
 
     def timeline(self, *, steady: bool = True) -> Timeline:
-        """The predicted Timeline of a step, with its causes and memory."""
-        return play_timeline(
-            self.structure, self.step.durations, self.step.sizes, steady=steady, assumptions=self.assumptions
-        )
+        """The predicted Timeline of a step: its causes, bytes, FLOPs, and memory by the classes of `memory`.
+
+        steady: one step of the steady state, which recurs every `step_s`; else one step from rest.
+        """
+        played = play_timeline(self.structure, self.step.durations, steady=steady, assumptions=self.assumptions)
+        return filled(played, self.structure, self.pricing, self.step.sizes, self.memory)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -167,6 +167,26 @@ class Pricing:
             return self._on_host(kind, stage)
         raise UnpricedError(f"action {key.label} has no price; add a rule for {kind} to gnomon.prediction.step")
 
+    def amounts(self, key: Key) -> tuple[float, float]:
+        """(bytes that an action sends or reduces, FLOPs of its products) on one rank; 0 where it has none or where
+        nobody counts them (the optimizer, copies to the host)."""
+        kind, stage = key.kind, key.stage
+        if "&" in key.name:
+            each = [self.amounts(key._replace(kind=part, name="")) for part in key.name.split("&")]
+            return sum(size for size, _ in each), sum(flops for _, flops in each)
+        if kind in PHASES:
+            return 0.0, sum(self.phase(name, stage).flops for name in PHASES[kind])
+        if kind in ("SEND_F", "SEND_B"):
+            here = self.blocks[stage][0]
+            other = here + (1 if kind == "SEND_F" else -1)
+            return float(self.message_bytes((min(here, other), max(here, other)))), 0.0
+        if kind in _WANTED and key.name != TIED and ".." not in key.name:
+            name, moments = _WANTED[kind]
+            price, layers = self._layers(stage)
+            of = [(c, n) for layer, n in layers for c in price.collectives(layer)]
+            return float(sum(c.bytes * n for c, n in of if c.kind == name and c.when in moments)), 0.0
+        return 0.0, 0.0
+
     def _bucket(self, key: Key) -> list[int]:
         """The Program's stages on the row's ranks that its name spans."""
         first, last = key.name.partition(f".{key.kind}")[0].split("..")

@@ -13,14 +13,26 @@ from hypothesis import strategies as st
 from gnomon import schema
 from gnomon.errors import InputError
 from gnomon.hardware import catalogue
-from gnomon.plans import Mesh, Plan, Schedule, Stack, Workload
+from gnomon.plans import Mesh, OwnNumber, OwnRuns, Plan, Schedule, Stack, Workload
 from gnomon.plans.stacks import stacks
 from gnomon.prediction import Prediction, predict
 from gnomon.prices import Provenance, host_cost, sustained
-from gnomon.prices.fitted import LIMITS, Fitted, LinkNumber, Rates, StackNumber, StackRecord, fitted, rates
+from gnomon.prices.fitted import (
+    ANY,
+    LIMITS,
+    Fitted,
+    LinkNumber,
+    Rates,
+    StackNumber,
+    StackRecord,
+    fitted,
+    known,
+    rates,
+)
 from gnomon.simulate import period
 
 H100 = catalogue.device("h100-sxm-80gb")
+TEST = Stack(name="test", version="0")
 SOURCE = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
 
 
@@ -35,7 +47,7 @@ def job() -> Prediction:
     """Two pipeline stages of two-way tensor parallelism, with little work: host and device both show."""
     plan = Plan(mesh=Mesh(pp=2, tp=2), schedule=Schedule(name="one_f_one_b", micro_batch_size=1))
     workload = Workload(global_batch_size=4, seq_len=1024)
-    return predict("gpt2", "1x4xh100-sxm-80gb", plan, workload, Stack(name="test", version="0"))
+    return predict("gpt2", "1x4xh100-sxm-80gb", plan, workload, TEST)
 
 
 def step_s(found: Fitted) -> float:
@@ -44,9 +56,9 @@ def step_s(found: Fitted) -> float:
 
 
 def test_every_number_says_where_it_is_from_and_for_what_it_holds() -> None:
-    known = fitted()
-    assert known.stacks and known.count <= 6 * len(known.stacks) + 20
-    for provenance in (*(r.provenance for r in known.stacks), *(n.provenance for n in known.links)):
+    found = fitted()
+    assert found.stacks and found.count <= 6 * len(found.stacks) + 20
+    for provenance in (*(r.provenance for r in found.stacks), *(n.provenance for n in found.links)):
         assert "runs of" in provenance.data and provenance.date.startswith("2026-")
         assert "left out" in provenance.error and "devices" in provenance.range
 
@@ -85,23 +97,61 @@ def test_a_generation_comes_before_all_devices() -> None:
         StackNumber(stack="test", name="compute", value=0.8, arch="hopper"),
     )
     found = Fitted(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
-    assert found.rates("test", "hopper").compute == 0.8
-    assert found.rates("test", "ampere").compute == 0.9
+    assert found.rates(TEST, "hopper").compute == 0.8
+    assert found.rates(TEST, "ampere").compute == 0.9
     assert schema.load(Fitted, schema.dump(found)) == found
 
 
 def test_a_stack_without_runs_is_neutral_and_says_so() -> None:
     unknown = Stack(name="unheard-of", version="0")
-    assert rates("unheard-of", H100) == Rates()
+    assert rates(unknown, H100, Fitted()) == Rates()
     assert sustained(unknown, H100).factor == 1.0
     assert "no runs fitted for 'unheard-of'" in sustained(unknown, H100).note
     assert host_cost(unknown, H100).confidence == "unchecked"
 
 
+def test_own_numbers_go_before_those_on_record() -> None:
+    own = OwnRuns(
+        numbers=(OwnNumber(name="compute", value=0.5), OwnNumber(name="exposed", value=0.4, arch="ampere")),
+        runs=3,
+        data="mine",
+        date="2026-11-21",
+        error="none",
+        range="hopper",
+    )
+    mine = replace(TEST, own=own)
+    found = rates(mine, H100, numbers(compute=0.8, exposed=0.9))
+    assert (found.compute, found.exposed) == (0.5, 0.9)
+    assert "3 own runs" in sustained(mine, H100).note
+    assert known(mine, H100) == "own"
+    with pytest.raises(InputError, match="did you mean 'compute'"):
+        rates(replace(TEST, own=replace(own, numbers=(OwnNumber(name="computes", value=0.5),))), H100)
+
+
+def test_numbers_of_all_stacks_stand_in_for_a_record() -> None:
+    """A stack's record goes before the numbers of all stacks; what it leaves out is theirs."""
+    every = (
+        StackNumber(stack=ANY, name="compute", value=0.8, arch="hopper"),
+        StackNumber(stack=ANY, name="exposed", value=0.7),
+    )
+    found = replace(numbers(compute=0.9), universal=StackRecord(numbers=every, provenance=SOURCE))
+    other = Stack(name="other", version="0")
+    assert rates(TEST, H100, found) == Rates(compute=0.9, exposed=0.7)
+    assert rates(other, H100, found) == Rates(compute=0.8, exposed=0.7)
+    assert found.count == 3 and found.shared == 2
+    assert known(other, H100, found) == "device"
+    assert known(other, catalogue.device("v100-sxm-32gb"), found) == "nothing"
+    with pytest.raises(InputError, match="named '\\*'"):
+        replace(found, universal=numbers(compute=0.9).stacks[0])
+    many = tuple(StackNumber(stack=ANY, name="compute", value=0.8, arch=f"a{i}") for i in range(21))
+    with pytest.raises(InputError, match="at most 20"):
+        Fitted(universal=StackRecord(numbers=many, provenance=SOURCE))
+
+
 def test_a_fitted_stack_says_what_it_rests_on() -> None:
-    known = Stack(name="nanotron", version="0")
-    assert "fitted to published_runs.csv" in sustained(known, H100).note
-    assert host_cost(known, H100).confidence == "checked"
+    stack = Stack(name="nanotron", version="0")
+    assert "fitted to published_runs.csv" in sustained(stack, H100).note
+    assert host_cost(stack, H100).confidence == "checked"
 
 
 def test_by_hand_when_the_host_decides() -> None:

@@ -36,6 +36,8 @@ from gnomon.plans.select import format_ranks as format_ranks
 from gnomon.plans.select import parse_ranks as parse_ranks
 from gnomon.plans.select import select as select
 from gnomon.plans.stack import Fact as Fact
+from gnomon.plans.stack import OwnNumber as OwnNumber
+from gnomon.plans.stack import OwnRuns as OwnRuns
 from gnomon.plans.stack import Stack as Stack
 from gnomon.plans.stages import Transfer as Transfer
 from gnomon.plans.stages import layers_per_stage as layers_per_stage

@@ -34,6 +34,43 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnNumber:
+    """One number fitted to a user's own runs."""
+
+    name: str
+    """As in `gnomon.prices.fitted`: `compute`, `host_kernel_s`, `exposed` …"""
+    value: float
+    """Seconds, or a ratio."""
+    arch: str = ""
+    """Generation of devices that it holds for; empty for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRuns:
+    """What a user's own runs say of a stack: `gnomon calibrate --from RUNS.csv` writes it."""
+
+    numbers: tuple[OwnNumber, ...]
+    """In place of those on record."""
+    runs: int
+    """Runs that they were fitted to."""
+    data: str
+    """Which runs."""
+    date: str
+    """When they were fitted, YYYY-MM-DD."""
+    error: str
+    """How far predictions of the same runs are off, before and after."""
+    range: str
+    """Devices and sizes of the runs."""
+
+    def __post_init__(self) -> None:
+        if self.runs < 1 or not (self.data and self.date and self.error and self.range):
+            raise PlanError("numbers of own runs need at least one run, and data, date, error and range")
+        keys = [(number.name, number.arch) for number in self.numbers]
+        if len(set(keys)) != len(keys):
+            raise PlanError("numbers of own runs: each number once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """What one version of one program does."""
 
@@ -88,9 +125,11 @@ class Stack:
     """Device memory taken outside the allocator: context, libraries, communication buffers."""
     facts: tuple[Fact, ...] = ()
     """One or more for each field that is set."""
+    own: OwnRuns | None = None
+    """Numbers of the user's own runs, which go before those on record."""
 
     def __post_init__(self) -> None:
-        known = {f.name for f in fields(self)} - {"name", "version", "facts"}
+        known = {f.name for f in fields(self)} - {"name", "version", "facts", "own"}
         proven = {fact.field for fact in self.facts}
         if wrong := sorted(proven - known):
             raise PlanError(

@@ -116,7 +116,7 @@ class Pricing:
     def _use(self, numbers: Fitted) -> None:
         stack, stages = self.stack, self.stages
         self.numbers = numbers
-        self.rates = tuple(rates(stack.name, stage.device, numbers) for stage in stages)
+        self.rates = tuple(rates(stack, stage.device, numbers) for stage in stages)
         self.launch_s = [host_cost(stack, stage.device, numbers).per_kernel_s for stage in stages]
         free = {at: s for at, s in self._memo.items() if at[0] == "NORM" or at[2] == TIED}
         self._memo = free

@@ -2,14 +2,14 @@
 
 `rates(stack, device)` returns what a stack does with its host, its kernels and its communication on a device;
 `fitted().link_factor(name)` how much longer a network takes than its price. At most six numbers a stack, twenty for
-devices and links together: the file `fitted.toml`, which `benchmarks/fit_stacks.py` writes. A stack without a record
-has neutral rates, and they say so. Leaves out where the numbers are applied (`prediction.step`) and anything about one
-run, one model or one cluster.
+all stacks, devices and links together: the file `fitted.toml`, which `benchmarks/fit_stacks.py` writes. A stack without
+a record has the rates of all stacks, and they say so; a user's own numbers (`Stack.own`) go before all. Leaves out
+where the numbers are applied (`prediction.step`) and anything about one run, one model or one cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -17,8 +17,9 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from gnomon import schema
-from gnomon.errors import InputError
+from gnomon.errors import InputError, nearest
 from gnomon.hardware.types import Device
+from gnomon.plans import OwnNumber, Stack
 from gnomon.prices.curves import Provenance
 from gnomon.units import Seconds
 
@@ -42,7 +43,10 @@ STACK_NUMBERS = 6
 """Most numbers of one stack."""
 
 SHARED_NUMBERS = 20
-"""Most numbers of devices and links together."""
+"""Most numbers of all stacks, devices and links together."""
+
+ANY = "*"
+"""Name of the record that holds for every stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,7 @@ class StackRecord:
         keys = {(number.name, number.arch) for number in self.numbers}
         if len(names) != 1 or len(keys) != len(self.numbers):
             raise InputError(f"numbers of {', '.join(sorted(names)) or 'no stack'}: one stack, each number once")
-        if len(self.numbers) > STACK_NUMBERS:
+        if len(self.numbers) > STACK_NUMBERS and self.stack != ANY:
             raise InputError(f"{self.stack} has {len(self.numbers)} fitted numbers; at most {STACK_NUMBERS}")
 
     @property
@@ -134,6 +138,8 @@ class Fitted:
 
     SCHEMA: ClassVar[str] = "gnomon.fitted/1"
 
+    universal: StackRecord | None = None
+    """Of every stack, on each generation of devices; a stack's own record goes before it."""
     stacks: tuple[StackRecord, ...] = ()
     links: tuple[LinkNumber, ...] = ()
 
@@ -142,20 +148,35 @@ class Fitted:
             raise InputError("a stack has two records of fitted numbers; keep one")
         if len({number.link for number in self.links}) != len(self.links):
             raise InputError("a link has two fitted factors; keep one")
-        if len(self.links) > SHARED_NUMBERS:
-            raise InputError(f"{len(self.links)} numbers of devices and links; at most {SHARED_NUMBERS}")
+        if self.universal is not None and self.universal.stack != ANY:
+            raise InputError(f"numbers of every stack are named {ANY!r}, not {self.universal.stack!r}")
+        if self.shared > SHARED_NUMBERS:
+            raise InputError(f"{self.shared} numbers of all stacks, devices and links; at most {SHARED_NUMBERS}")
 
     def record(self, stack: str) -> StackRecord | None:
         """A stack's record, if it has one."""
         return next((record for record in self.stacks if record.stack == stack), None)
 
-    def rates(self, stack: str, arch: str) -> Rates:
-        """A stack's rates on a generation of devices: its numbers for that one before its numbers for all."""
-        record = self.record(stack)
+    def rates(self, stack: Stack, arch: str) -> Rates:
+        """A stack's rates on a generation of devices: the user's own numbers before the stack's before those of all
+        stacks, and in each its numbers for that generation before its numbers for all."""
+        record = self.record(stack.name)
         chosen: dict[str, float] = {}
-        for number in sorted(record.numbers if record else (), key=lambda n: n.arch):
-            if arch.startswith(number.arch):
-                chosen[number.name] = number.value
+        layers: tuple[Sequence[StackNumber | OwnNumber], ...] = (
+            self.universal.numbers if self.universal else (),
+            record.numbers if record else (),
+            stack.own.numbers if stack.own else (),
+        )
+        for numbers in layers:
+            for number in sorted(numbers, key=lambda n: n.arch):
+                if number.name not in LIMITS:
+                    known = ", ".join(LIMITS)
+                    raise InputError(
+                        f"stack {stack.name!r} has a number {number.name[:40]!r}, which is none"
+                        f"{nearest(number.name[:40], LIMITS)}; known: {known}"
+                    )
+                if arch.startswith(number.arch):
+                    chosen[number.name] = number.value
         return Rates(**chosen)
 
     def link_factor(self, name: str) -> float:
@@ -165,7 +186,12 @@ class Fitted:
     @property
     def count(self) -> int:
         """Fitted numbers in all."""
-        return sum(len(record.numbers) for record in self.stacks) + len(self.links)
+        return sum(len(record.numbers) for record in self.stacks) + self.shared
+
+    @property
+    def shared(self) -> int:
+        """Those of all stacks, devices and links."""
+        return len(self.links) + (len(self.universal.numbers) if self.universal else 0)
 
 
 @cache
@@ -175,18 +201,46 @@ def fitted() -> Fitted:
     return schema.load(Fitted, path.read_text(encoding="utf-8"), source="fitted.toml")
 
 
-def rates(stack: str, device: Device, numbers: Fitted | None = None) -> Rates:
-    """A stack's rates on a device; neutral where nothing was fitted (`rates_note` says so), and where a device has no
-    launches to pay for. numbers: in place of those on record."""
+def rates(stack: Stack, device: Device, numbers: Fitted | None = None) -> Rates:
+    """A stack's rates on a device; those of all stacks where nothing was fitted (`rates_note` says so), and neutral
+    where a device has no launches to pay for. numbers: in place of those on record."""
     return (numbers or fitted()).rates(stack, device.arch) if device.kind == "gpu" else Rates()
 
 
-def rates_note(stack: str, device: Device) -> str:
+Known = Literal["own", "stack", "stack elsewhere", "device", "nothing"]
+"""What the rates of a stack on a device rest on: the user's own runs; published runs of the stack there; of the stack
+on other devices; of other stacks there; or of neither."""
+
+
+def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
+    """What the rates rest on."""
+    found = numbers or fitted()
+    if stack.own is not None:
+        return "own"
+    if device.kind != "gpu":
+        return "nothing"
+    record = found.record(stack.name)
+    if record is not None:
+        return "stack" if device.arch in record.provenance.range.split(";")[0].split(", ") else "stack elsewhere"
+    everywhere = found.universal.numbers if found.universal else ()
+    return "device" if any(n.arch and device.arch.startswith(n.arch) for n in everywhere) else "nothing"
+
+
+def rates_note(stack: Stack, device: Device) -> str:
     """What the rates rest on, to be shown beside a prediction."""
-    record = fitted().record(stack)
-    if record is None or device.kind != "gpu":
-        return f"no runs fitted for {stack!r} on {device.name}: burst speed, host time by the way of launching"
-    which = f"{len(record.numbers)} numbers of {stack!r} fitted to {record.provenance.data}"
-    if device.arch not in record.provenance.range:
-        which += f"; none of them on {device.arch}"
-    return which
+    found = fitted()
+    record, every = found.record(stack.name), found.universal
+    match known(stack, device):
+        case "own" if stack.own is not None:
+            return f"{len(stack.own.numbers)} numbers of {stack.name!r} fitted to {stack.own.runs} own runs"
+        case "stack" if record is not None:
+            return f"{len(record.numbers)} numbers of {stack.name!r} fitted to {record.provenance.data}"
+        case "stack elsewhere" if record is not None:
+            fitted_to = f"{len(record.numbers)} numbers of {stack.name!r} fitted to {record.provenance.data}"
+            return f"{fitted_to}; none of them on {device.arch}"
+        case "device" if every is not None:
+            return (
+                f"no runs fitted for {stack.name!r}: {len(every.numbers)} numbers of all stacks, fitted to "
+                f"{every.provenance.data}"
+            )
+    return f"no runs fitted for {stack.name!r} on {device.name}: burst speed, host time by the way of launching"

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gnomon.hardware.types import Device
 from gnomon.plans import Stack
-from gnomon.prices.fitted import Fitted, fitted, rates, rates_note
+from gnomon.prices.fitted import Fitted, known, rates, rates_note
 from gnomon.units import Seconds
 
 
@@ -60,15 +60,26 @@ def host_cost(stack: Stack, device: Device, numbers: Fitted | None = None) -> Ho
         return HostCost(
             per_kernel_s=0.0, source="host and device are one: in the kernel's own time", confidence="unchecked"
         )
-    record, seen = (numbers or fitted()).record(stack.name), rates(stack.name, device, numbers).host_kernel_s
-    if record is not None and seen is not None:
+    seen = rates(stack, device, numbers).host_kernel_s
+    if seen is not None:
         share = _LAUNCHES[stack.launch or "eager"].per_kernel_s / _LAUNCHES["eager"].per_kernel_s
-        return HostCost(per_kernel_s=seen * share, source=record.provenance.data, confidence="checked")
+        checked = known(stack, device, numbers) in ("own", "stack")
+        return HostCost(
+            per_kernel_s=seen * share,
+            source=rates_note(stack, device),
+            confidence="checked" if checked else "unchecked",
+            assumption="" if stack.launch or checked else _unsaid(stack),
+        )
     if stack.launch is not None:
         return _LAUNCHES[stack.launch]
     eager = _LAUNCHES["eager"]
-    said = f"stack {stack.name!r} does not say how it launches kernels: eager"
-    return HostCost(per_kernel_s=eager.per_kernel_s, source=eager.source, confidence="unchecked", assumption=said)
+    return HostCost(
+        per_kernel_s=eager.per_kernel_s, source=eager.source, confidence="unchecked", assumption=_unsaid(stack)
+    )
+
+
+def _unsaid(stack: Stack) -> str:
+    return f"stack {stack.name!r} does not say how it launches kernels: eager"
 
 
 def host_launch_s(stack: Stack, device: Device) -> float:
@@ -92,8 +103,8 @@ def sustained(stack: Stack, device: Device) -> Sustained:
     Kernel data are bursts at locked clocks. On H100, long runs of large products were seen at 0.85 to 0.93 of them, and
     training runs at 0.77 to 0.97 depending on the software; A100 at 0.95.
     """
-    note = rates_note(stack.name, device)
-    factor = rates(stack.name, device).compute
+    note = rates_note(stack, device)
+    factor = rates(stack, device).compute
     if factor == 1.0 and device.arch == "hopper":
         note += "; long runs of large products on H100 were seen at 0.85 to 0.93 of burst speed"
     return Sustained(factor=factor, note=note)

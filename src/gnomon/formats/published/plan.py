@@ -41,10 +41,10 @@ FRAMEWORKS = (
     (r"megatron-bridge", "megatron-bridge"),
     (r"automodel|torchtitan|fsdp2", "torchtitan"),
     (r"nemo", "megatron-bridge"),
-    (r"composer|llm-foundry|fsdp1", "llm-foundry"),
+    (r"composer|llm-foundry", "llm-foundry"),
     (r"megatron", "megatron-lm"),
     (r"deepspeed", "deepspeed"),
-    (r"pytorch", "gnomon"),
+    (r"pytorch|fsdp1", "pytorch-fsdp"),
 )
 """(pattern of frameworks, stack that it is, or that is nearest to it). What matches none is a stack of which nothing is
 known."""

@@ -1,14 +1,15 @@
 """The stacks on record: what named programs do, read from the TOML files beside this module.
 
-`stack(name)` returns the `Stack` of a program at the version that its file names; `stacks()` lists the names. Every
-field that is set has a source and a date in its file, and what is not known stays None. Leaves out what a job switches:
-the readers in `formats` change a record by what the job's own file says.
+`stack(name)` returns the `Stack` of a program at the version that its file names, or of a user's own `.toml` file;
+`stacks()` lists the names. Every field that is set has a source and a date in its file, and what is not known stays
+None. Leaves out what a job switches: the readers in `formats` change a record by what the job's own file says.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from gnomon import schema
 from gnomon.errors import CatalogueError, nearest
@@ -33,7 +34,10 @@ def stacks() -> tuple[str, ...]:
 
 
 def stack(name: str) -> Stack:
-    """The record of a program. CatalogueError with the nearest names if there is none."""
+    """The record of a program, or a file of one, as in `mine.toml`. CatalogueError with the nearest names if there is
+    none; InputError for a file that cannot be read."""
+    if name.endswith(".toml") and (Path(name).is_file() or Path(name).name != name):
+        return schema.load_file(Stack, name)
     known = ALIASES.get(name, name)
     if known not in stacks():
         raise CatalogueError(

@@ -16,15 +16,25 @@ class Results:
     """Of one rank, by plan."""
 
     trained: dict[str, tuple[parity.Curve, parity.Part]]
-    gradients: dict[str, tuple[float, parity.Part]]
+    gradients: dict[str, list[tuple[float, parity.Part]]]
     traced: dict[str, traced.Traced]
     measured: dict[str, tuple[Timeline, Timeline]]
 
 
-@cache
 def results(world_size: int) -> dict[int, Results]:
-    """By rank."""
-    return launch(run, world_size, world_size)
+    """By rank. A job that failed is not started again: every test that asks for it fails with the same error."""
+    found = _outcome(world_size)
+    if isinstance(found, Exception):
+        raise AssertionError(f"the job of {world_size} processes failed, once for all its tests") from found
+    return found
+
+
+@cache
+def _outcome(world_size: int) -> dict[int, Results] | Exception:
+    try:
+        return launch(run, world_size, world_size)
+    except Exception as error:
+        return error
 
 
 def run(world_size: int) -> Results:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
+from gnomon.plans.parts import ScheduleName
 from gnomon.program import Program
 from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
 from gnomon.schedules import lower
@@ -75,7 +76,13 @@ PLANS: dict[str, Plan] = {
     "zero bubble h1, recompute": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1"), saved=FULL),
     "zero bubble v": Plan(mesh=Mesh(pp=2), schedule=v("zero_bubble_v")),
     "v half": Plan(mesh=Mesh(pp=2), schedule=v("v_half")),
+    "v min": Plan(mesh=Mesh(pp=2), schedule=v("v_min")),
     "dualpipe v": Plan(mesh=Mesh(pp=2), schedule=v("dualpipe_v")),
+    "looped bfs": Plan(mesh=Mesh(pp=2), schedule=schedule("looped_bfs", virtual_stages=2)),
+    "zero bubble h2": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h2")),
+    "interleaved zero bubble": Plan(
+        mesh=Mesh(pp=2), schedule=schedule("interleaved_zero_bubble", virtual_stages=2)
+    ),
     "pp 4, h2": Plan(mesh=Mesh(pp=4), schedule=schedule("zero_bubble_h2", 8)),
     "dp 2, shard 2": Plan(
         mesh=Mesh(dp_replicate=2, dp_shard=2), schedule=schedule("one_f_one_b", 2), optimizer=Optimizer(zero=3)
@@ -88,6 +95,14 @@ PLANS: dict[str, Plan] = {
     ),
     "pp and zero 3": Plan(
         mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)
+    ),
+    "looped bfs and zero 3, recompute": Plan(
+        mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("looped_bfs", virtual_stages=2),
+        optimizer=Optimizer(zero=3), saved=FULL,
+    ),
+    "v min and zero 2": Plan(mesh=Mesh(pp=2, dp_shard=2), schedule=v("v_min"), optimizer=Optimizer(zero=2)),
+    "interleaved zero bubble, tp and sp": Plan(
+        mesh=Mesh(pp=2, tp=2), schedule=schedule("interleaved_zero_bubble", virtual_stages=2), layout=SP
     ),
     "pp and tp": Plan(mesh=Mesh(pp=2, tp=2), schedule=schedule("zero_bubble_h1")),
     "pp, tp and sp, v": Plan(mesh=Mesh(pp=2, tp=2), schedule=v("zero_bubble_v"), layout=SP),
@@ -115,6 +130,10 @@ TIED = frozenset({"one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bu
 """Plans that are also tried with the embedding as head."""
 
 
+SCHEDULES = frozenset(get_args(ScheduleName)) - {"generate"}
+"""Every schedule that trains; each is in some plan."""
+
+
 def batch(step: int) -> Tensor:
     """Token ids of a step."""
     generator = torch.Generator().manual_seed(1000 + step)
@@ -128,22 +147,33 @@ Curve = list[tuple[float, float]]
 
 def plain(config: LlamaConfig, dtype: torch.dtype = torch.float64) -> tuple[Curve, dict[str, Tensor]]:
     """The plain model on torch's own autograd, AdamW and clipping: curve and final parameters."""
-    model = Llama(config, seed=7, dtype=dtype)
+    curve, model = [], Llama(config, seed=7, dtype=dtype)
+    for loss, norm, _ in plain_steps(model):
+        curve.append((loss, norm))
+    return curve, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def plain_steps(model: Llama) -> Iterator[tuple[float, float, dict[str, NDArray[np.floating[Any]]]]]:
+    """(loss, gradient norm, gradients before clipping) of each step."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": SETTINGS.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(groups, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps)
-    curve = []
     for step in range(STEPS):
         ids = batch(step)
         adam.zero_grad()
         loss = model(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
         loss.backward()
+        grads = {name: p.grad.flatten().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.clip_norm)
         adam.step()
-        curve.append((loss.item(), norm.item()))
-    return curve, {name: p.detach() for name, p in model.named_parameters()}
+        yield loss.item(), norm.item(), grads
+
+
+def plain_gradients() -> list[tuple[float, dict[str, NDArray[np.floating[Any]]]]]:
+    """(norm, gradients) of each step of the plain model in float32."""
+    return [(norm, grads) for _, norm, grads in plain_steps(Llama(CONFIG, seed=7, dtype=torch.float32))]
 
 
 Part = dict[str, tuple[int, NDArray[np.floating[Any]]]]
@@ -178,18 +208,20 @@ def train(
     return curve, found
 
 
-def gradients(plan: Plan) -> tuple[float, Part]:
-    """One rank of a plan in float32: norm and this rank's part of the gradient in the first step."""
+def gradients(plan: Plan) -> list[tuple[float, Part]]:
+    """One rank of a plan in float32, step by step: norm and this rank's part of the gradient that the update reads."""
     executor = Executor(CONFIG, replace(plan, precision=FP32), WORKLOAD, seed=7, settings=SETTINGS)
-    found: Part = {}
+    update, steps = AdamW.update, [(0.0, Part()) for _ in range(STEPS)]
 
-    def note(self: AdamW, held: Parameters, *_: object, **__: object) -> None:
+    def note(self: AdamW, held: Parameters, *args: Any, **named: Any) -> None:
         for slot, (low, high) in held.pieces():
-            found[slot.name] = (held.mine[0] + low - slot.start, held.my_grad()[low:high].numpy().copy())
+            grad = held.my_grad()[low:high].numpy().copy()
+            steps[self.steps][1][slot.name] = (held.mine[0] + low - slot.start, grad)
+        update(self, held, *args, **named)
 
     with patch.object(AdamW, "update", note):
-        norm = executor.step(batch(0)).grad_norm
-    return float(norm), found
+        norms = [float(executor.step(batch(step)).grad_norm) for step in range(STEPS)]
+    return [(norm, part) for norm, (_, part) in zip(norms, steps, strict=True)]
 
 
 def train_all(names: list[str]) -> dict[str, tuple[Curve, Part]]:
@@ -201,5 +233,5 @@ def train_all(names: list[str]) -> dict[str, tuple[Curve, Part]]:
     return found
 
 
-def gradients_all(names: list[str]) -> dict[str, tuple[float, Part]]:
+def gradients_all(names: list[str]) -> dict[str, list[tuple[float, Part]]]:
     return {name: gradients(PLANS[name]) for name in names}

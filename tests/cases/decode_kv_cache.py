@@ -15,7 +15,7 @@ the batch, caches once a request. Weights weigh 10, a token of a cache 1; a step
 The peak is 10 + 7 + 4 = 21, from the start of step 2 at 9.375; step 3 holds 10 + 8. One finite Program: caches live
 over its steps (lifetime `sequence`), a step is a unit with a token of every request that runs, and what each reads
 before its own tokens follows from the pieces. Time in order and issue are the same here: all is on one stream.
-A token of a cache of the graph (llama-tiny: 2 layers, keys and values of 2 heads of 16) is 2 · 2 · 2 · 16 numbers, 256
+A token of a cache of the graph (llama-mini: 2 layers, keys and values of 2 heads of 16) is 2 · 2 · 2 · 16 numbers, 256
 bytes in bf16; with as many key-value heads as query heads, 4, it would be 512.
 Source: by hand.
 """
@@ -27,11 +27,11 @@ from case_format import Case, Expected, Peak
 
 from gnomon.errors import PlanError
 from gnomon.graph import BF16, nbytes
-from gnomon.models.llama import llama, llama_tiny
+from gnomon.models.llama import llama, llama_mini
 from gnomon.program import Program, issue_order_peak, parse_program, problems, validate
 from gnomon.schedules.generate import Request, generate
 
-GRAPH = llama(llama_tiny())
+GRAPH = llama(llama_mini())
 PROGRAM = """\
 gnomon.program/1
 stages 1

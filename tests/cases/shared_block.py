@@ -1,6 +1,6 @@
 """Blocks that are called twice: on one rank one weight, one gradient and one update; on two ranks a sum.
 
-The graphs are those of llama-tiny's blocks; a second call names the parameters of the first. A layer has 36,992 numbers
+The graphs are those of llama-mini's blocks; a second call names the parameters of the first. A layer has 36,992 numbers
 (norms 2·64, q and o 4096 each, k and v 2048 each, feed-forward 3·8192), the embedding 256·64 = 16,384, norm and head
 64 + 16,384.
 
@@ -23,12 +23,12 @@ from collections.abc import Callable
 from case_format import Case, Expected, Peak
 
 from gnomon.graph import Call, Graph
-from gnomon.models.llama import llama, llama_tiny
+from gnomon.models.llama import llama, llama_mini
 from gnomon.plans import Optimizer, Plan, Schedule, Stage, shared_parameters
 from gnomon.program import Program, parse_program
 from gnomon.schedules import lower
 
-TINY = llama(llama_tiny())
+TINY = llama(llama_mini())
 LAYER = TINY.block("layers")
 
 

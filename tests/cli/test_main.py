@@ -14,7 +14,7 @@ import pytest
 
 from gnomon import __version__, schema
 from gnomon.cli import main, terminal
-from gnomon.plans import Mesh, Optimizer, Plan, Schedule
+from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Schedule, Workload, save_plan_file
 
 LLAMA = ["predict", "llama-3.1-8b", "--on", "4x8xh100-sxm", "--global-batch", "128", "--seq-len", "4096"]
 HF_CONFIG = {
@@ -55,7 +55,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert max(len(line) for line in out.splitlines()) <= 80
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["predict", "x"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["predict", "x", "--tp", "y"]])
 def test_help_and_usage_load_nothing_heavy(words: list[str]) -> None:
     done = fresh(words, code="print(sorted({'numpy', 'gnomon.models', 'gnomon.plans'} & set(sys.modules)))")
     assert done.stdout.splitlines()[-1] == "[]"
@@ -101,6 +101,21 @@ def test_plan_file_and_options_that_change_it(tmp_path: Path, capsys: pytest.Cap
     assert "dp_shard=8 x tp=4; ZeRO 3" in out
 
 
+def test_a_plan_file_says_model_machines_and_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.toml"
+    plan = Plan(mesh=Mesh(dp_shard=16, tp=2), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=2))
+    work = Workload(global_batch_size=128, seq_len=4096)
+    save_plan_file(
+        PlanFile(model="llama-3.1-8b", on="4x8xh100-sxm", stack="torchtitan", workload=work, plan=plan), path
+    )
+    status, out, _ = ask(capsys, "predict", "--plan", str(path), "--json")
+    words = ["--zero", "1", "--tp", "2", "--micro-batch-size", "2", "--stack", "torchtitan", "--json"]
+    assert (status, out) == ask(capsys, *LLAMA, *words)[:2]
+    _, out, _ = ask(capsys, "predict", "--plan", str(path), "--global-batch", "64", "--on", "2x8xh100-sxm", "--tp", "1")
+    assert out.startswith("llama-3.1-8b on 2x8xh100-sxm\n")
+    assert "dp_shard=16; ZeRO 1; one_f_one_b, 2 microbatches of 2 x 4096" in out
+
+
 def test_virtual_stages_interleave(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = ask(capsys, *LLAMA, "--pp", "4", "--vpp", "2", "--zero", "1")
     assert "interleaved_one_f_one_b, 2 virtual stages, 16 microbatches" in " ".join(out.split())
@@ -130,7 +145,7 @@ def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["predict", "/none/config.json", "--on", "8xh100-sxm"], "cannot read"),
         (["catalogue", "devices", "h101"], "unknown device 'h101'"),
         (["validate", "none.csv"], "cannot read 'none.csv'"),
-        (["predict", "gpt2"], "the following arguments are required: --on"),
+        (["predict", "gpt2"], "no machines; give --on CLUSTER"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--tp", "0"], "0 is not between 1 and"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--zero", "4"], "invalid choice"),
         ([], "required: COMMAND"),

@@ -31,7 +31,7 @@ from gnomon.graph import (
 )
 from gnomon.models.bert import bert, bert_base
 from gnomon.models.gpt import GptConfig, gpt, gpt3_175b, gpt_layer
-from gnomon.models.llama import LlamaConfig, layer_block, llama, llama_tiny
+from gnomon.models.llama import LlamaConfig, layer_block, llama, llama_mini
 from gnomon.models.unet import unet, unet_tiny
 
 
@@ -137,7 +137,7 @@ def test_whole_gpt_flops_by_the_megatron_formula() -> None:
 def test_llama_layer_by_hand(b: int, s: int, kv: int, groups: int, d: int, f: int) -> None:
     a = kv * groups
     h = 2 * d  # heads × head_dim need not be the hidden size
-    c = replace(llama_tiny(), hidden_size=h, num_heads=a, num_kv_heads=kv, head_dim=d, ffn_size=f)
+    c = replace(llama_mini(), hidden_size=h, num_heads=a, num_kv_heads=kv, head_dim=d, ffn_size=f)
     block = layer_block(c, "layer", 0)
     work = block_work(block, FUSED, setting(b, s))
     linears = 2 * b * s * h * (2 * a * d + 2 * kv * d + 3 * f)
@@ -151,7 +151,7 @@ def test_llama_layer_by_hand(b: int, s: int, kv: int, groups: int, d: int, f: in
 
 
 def test_flash_attention_keeps_q_k_v_out_and_lse() -> None:
-    back = backward(layer_block(llama_tiny(), "layer", 0), FUSED, BF16)
+    back = backward(layer_block(llama_mini(), "layer", 0), FUSED, BF16)
     core = [s.tensor.name for s in back.saved if "self_attn.core" in s.needed_by]
     assert core == [
         "self_attn.q_rotary",
@@ -163,13 +163,13 @@ def test_flash_attention_keeps_q_k_v_out_and_lse() -> None:
 
 
 def test_a_tensor_read_by_three_linears_is_kept_once() -> None:
-    back = backward(layer_block(llama_tiny(), "layer", 0), FUSED, BF16)
+    back = backward(layer_block(llama_mini(), "layer", 0), FUSED, BF16)
     (entry,) = (s for s in back.saved if s.tensor.name == "input_layernorm")
     assert entry.needed_by == ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def test_unfused_steps_of_eager_code_keep_more() -> None:
-    block = layer_block(llama_tiny(), "layer", 0)
+    block = layer_block(llama_mini(), "layer", 0)
     eager = {s.tensor.name for s in backward(block, UNFUSED, BF16).saved}
     assert {"input_layernorm:fp32", "input_layernorm:normed", "mlp.act:activated", "self_attn.core:k_repeated"} <= eager
     for field in ("attention", "norm", "glu"):
@@ -181,7 +181,7 @@ def test_unfused_steps_of_eager_code_keep_more() -> None:
 def test_an_eager_llama_layer_keeps_what_torch_keeps() -> None:
     # Measured with torch 2.13 saved_tensors_hooks, by storage, on the layer as transformers writes it, without dropout:
     # batch 2, seq 32, hidden 64, 4 heads of 16 over 2, ffn 96. The model's head keeps a scalar of 4 bytes more there.
-    c = replace(llama_tiny(), hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=96, vocab_size=200)
+    c = replace(llama_mini(), hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=96, vocab_size=200)
     assert saved_bytes(backward(layer_block(c, "layer", 0), EAGER, BF16), setting(2, 32), {}) == 197_120
     assert saved_bytes(backward(llama(c).block("head"), EAGER, BF16), setting(2, 32), {}) == 84_740 - 4
 
@@ -199,7 +199,7 @@ def test_other_layers_keep_what_torch_keeps() -> None:
 
 def test_in_fp32_the_casts_of_an_eager_norm_are_views() -> None:
     dtypes = Dtypes(compute="fp32", param="fp32")
-    block = backward(layer_block(llama_tiny(), "layer", 0), UNFUSED, dtypes).forward
+    block = backward(layer_block(llama_mini(), "layer", 0), UNFUSED, dtypes).forward
     assert storages(block, dtypes)["input_layernorm:fp32"] == "x"
     assert storages(block, BF16)["input_layernorm:fp32"] == "input_layernorm:fp32"
 
@@ -212,7 +212,7 @@ def test_a_view_keeps_its_whole_storage_once() -> None:
 
 def test_cross_entropy_keeps_logits_in_16_or_log_probabilities_in_32_bits() -> None:
     b, s, v, h = 2, 8, 256, 64
-    head = llama(llama_tiny()).block("head")
+    head = llama(llama_mini()).block("head")
     fused = saved_bytes(backward(head, FUSED, BF16), setting(b, s), {})
     eager = saved_bytes(backward(head, replace(FUSED, cross_entropy="unfused"), BF16), setting(b, s), {})
     common = 2 * 2 * b * s * h + 4 * b * s + 8 * b * s  # x, its norm, 1/rms, labels
@@ -221,7 +221,7 @@ def test_cross_entropy_keeps_logits_in_16_or_log_probabilities_in_32_bits() -> N
 
 
 def test_offloaded_tensors_leave_the_device() -> None:
-    back = backward(layer_block(llama_tiny(), "layer", 0), FUSED, BF16)
+    back = backward(layer_block(llama_mini(), "layer", 0), FUSED, BF16)
     s = setting(2, 32)
     moved = saved(back, {"mlp.gate_proj": "offload"}, BF16)
     assert [e.tensor.name for e in moved.offloaded] == ["mlp.gate_proj"]
@@ -230,7 +230,7 @@ def test_offloaded_tensors_leave_the_device() -> None:
 
 
 def test_recompute_stops_at_a_tensor_that_is_kept_for_it() -> None:
-    back = backward(layer_block(llama_tiny(), "layer", 0), FUSED, BF16)
+    back = backward(layer_block(llama_mini(), "layer", 0), FUSED, BF16)
     free = saved(back, {"self_attn.q_rotary": "recompute"}, BF16)
     assert free.recompute_ops == ("self_attn.q_proj", "self_attn.q_rotary")
     stopped = saved(back, {"self_attn.q_rotary": "recompute", "self_attn.q_proj": "keep"}, BF16)
@@ -239,7 +239,7 @@ def test_recompute_stops_at_a_tensor_that_is_kept_for_it() -> None:
 
 
 def test_policies_that_cannot_be_followed_are_refused() -> None:
-    back = backward(layer_block(llama_tiny(), "layer", 0), FUSED, BF16)
+    back = backward(layer_block(llama_mini(), "layer", 0), FUSED, BF16)
     with pytest.raises(GraphError, match="'mlp.gat_proj' matches no tensor.*did you mean 'mlp.gate_proj'"):
         saved(back, {"mlp.gat_proj": "recompute"}, BF16)
     with pytest.raises(GraphError, match="input 'x' cannot be recomputed"):
@@ -251,7 +251,7 @@ def test_policies_that_cannot_be_followed_are_refused() -> None:
 @given(data=st.data())
 def test_any_policy_can_be_followed(data: st.DataObject) -> None:
     """Whatever is marked: nothing that backward reads is lost, and recomputing starts from tensors that exist."""
-    block = layer_block(llama_tiny(), "layer", 0)
+    block = layer_block(llama_mini(), "layer", 0)
     back = backward(block, data.draw(st.sampled_from([FUSED, UNFUSED, EAGER])), BF16)
     names = [t.name for t in back.forward.tensors if t.kind == "activation" and t.name not in block.inputs]
     marked = data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from(["keep", "recompute", "offload"])))
@@ -290,7 +290,7 @@ def test_frozen_weights_need_neither_gradient_nor_input() -> None:
 
 
 def test_gradients_that_meet_are_added_up() -> None:
-    back = backward(layer_block(llama_tiny(), "layer", 0), FUSED, BF16)
+    back = backward(layer_block(llama_mini(), "layer", 0), FUSED, BF16)
     sums = {g.path: len(g.reads) for g in back.ops if g.phase == "accumulate"}
     assert sums == {"x": 2, "input_layernorm": 3, "attention_residual": 2, "post_attention_layernorm": 2}
 
@@ -331,7 +331,7 @@ def test_half_convention_halves_attention_only() -> None:
 
 
 def test_many_shapes_at_once() -> None:
-    c = LlamaConfig(**{**{f: getattr(llama_tiny(), f) for f in LlamaConfig.__slots__}, "window": 16})
+    c = LlamaConfig(**{**{f: getattr(llama_mini(), f) for f in LlamaConfig.__slots__}, "window": 16})
     graph = llama(c)
     seqs = [8, 16, 64]
     for kernels in (FUSED, UNFUSED):
@@ -346,7 +346,7 @@ def test_many_shapes_at_once() -> None:
 
 
 def test_local_sizes_give_the_local_work() -> None:
-    block = layer_block(llama_tiny(), "layer", 0)
+    block = layer_block(llama_mini(), "layer", 0)
     whole = block_work(block, FUSED, setting(1, 16)).forward.matmul_flops
     sizes = {"batch": 1, "seq": 16, "heads": 2, "kv_heads": 1, "ffn": 64}  # tensor parallel over two ranks
     local = block_work(block, FUSED, Setting(sizes=sizes, dtypes=BF16, causal_flops="full")).forward.matmul_flops

@@ -52,12 +52,12 @@ def test_grouped_heads_have_their_own_dim_and_full_heads_share_one() -> None:
 
 
 def test_windows_start_where_qwen2_says() -> None:
-    c = replace(llama.llama_tiny(), window=8, full_layers=1)
+    c = replace(llama.llama_mini(), window=8, full_layers=1)
     graph = llama.llama(c)
     assert [layer.label for layer in graph.layers()] == ["embed", "layers[0]", "layers[1]", "head"]
     windows = [graph.block(call.block).op("self_attn.core").attr("window", 0) for call in graph.calls[1:-1]]
     assert windows == [0, 8]
-    assert graph.num_parameters() == llama.llama(llama.llama_tiny()).num_parameters()
+    assert graph.num_parameters() == llama.llama(llama.llama_mini()).num_parameters()
 
 
 def test_gemma_alternates_windows_and_ties() -> None:
@@ -196,4 +196,4 @@ def test_neox_reads_one_residual_twice() -> None:
 )
 def test_impossible_configs_are_refused(change: dict[str, int], message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        llama.llama(replace(llama.llama_tiny(), **change))  # type: ignore[arg-type]
+        llama.llama(replace(llama.llama_mini(), **change))  # type: ignore[arg-type]

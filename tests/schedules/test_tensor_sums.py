@@ -6,13 +6,13 @@ import pytest
 
 from gnomon.errors import PlanError
 from gnomon.models.deepseek import deepseek_v3, deepseek_v3_671b
-from gnomon.models.llama import llama, llama_tiny
+from gnomon.models.llama import llama, llama_mini
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, stage_layers
 from gnomon.program import Program, validate
 from gnomon.schedules import lower, one_f_one_b
 from gnomon.schedules.tensor_sums import COPIES, TERMS, tensor_sums, with_tensor_sums
 
-TINY = llama(llama_tiny())
+TINY = llama(llama_mini())
 SEQUENCE = Layout(sequence_parallel=True)
 
 

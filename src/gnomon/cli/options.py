@@ -20,7 +20,8 @@ wrong; 3 a mistake in Gnomon. GNOMON_DEBUG=1 shows tracebacks."""
 _PREDICT = """\
 MODEL is a name (gnomon catalogue models), a Hugging Face config.json, or a
 folder that holds one. CLUSTER is NODESxDEVICESxDEVICE such as 4x8xh100-sxm,
-parts joined by +, or a .toml file. What is not given is assumed and listed.
+parts joined by +, or a .toml file. A plan file of gnomon plan has both in it.
+What is not given is assumed and listed.
 Variables that a Megatron script does not set are taken from the environment.
 
 examples:
@@ -82,7 +83,7 @@ def _count(text: str) -> int:
 
 def _predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder")
-    parser.add_argument("--on", required=True, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
+    parser.add_argument("--on", metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
     parser.add_argument("--plan", metavar="FILE", help="a plan in TOML; the options below change it")
     parser.add_argument(
         "--from",

@@ -21,7 +21,19 @@ from gnomon.formats.job import Job, read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
-from gnomon.plans import Fp8, Mesh, Plan, Precision, Saved, Schedule, Stack, Workload
+from gnomon.plans import (
+    Fp8,
+    Mesh,
+    Plan,
+    PlanFile,
+    Precision,
+    Saved,
+    Schedule,
+    Stack,
+    Workload,
+    is_plan_file,
+    load_plan_file,
+)
 from gnomon.plans.parts import ScheduleName
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
@@ -65,19 +77,22 @@ class Request:
 
 def read_request(options: argparse.Namespace) -> Request:
     """The request of `gnomon predict`'s options."""
-    machines = parse_cluster(options.on)
+    file = None if options.plan is None or not is_plan_file(options.plan) else load_plan_file(options.plan)
+    machines = _machines(options, file)
     assumed: list[str] = []
     job = None
     if options.source is not None:
         program, path = options.source
         job = read_job(program, path, options, machines.num_devices, assumed)
-    graph, notes = _model(options.model, job)
-    base = _base_plan(options, job)
+    graph, notes = _model(options.model or (file.model if file else None), job)
+    base = _base_plan(options, file, job)
     plan = _with_batch(_changed(base or Plan(), options, machines, keep_mesh=base is not None), options, job, assumed)
-    workload = _workload(graph, plan, options, job, assumed)
+    given = job.workload if job else file.workload if file else None
+    workload = _workload(graph, plan, options, given, assumed)
     if job is not None:
         notes += tuple(f"not predicted: {field}" for field in job.unexpressed)
-    stack = named_stack(options.stack) if options.stack else (job.stack if job else PLAIN_STACK)
+    name = options.stack or (file.stack if file else "")
+    stack = named_stack(name) if name else (job.stack if job else PLAIN_STACK)
     return Request(
         graph=graph,
         cluster=machines,
@@ -149,9 +164,17 @@ def _model(name: str | None, job: Job | None) -> tuple[Graph, tuple[str, ...]]:
     return job.graph(), ()
 
 
-def _base_plan(options: argparse.Namespace, job: Job | None) -> Plan | None:
+def _machines(options: argparse.Namespace, file: PlanFile | None) -> Cluster:
+    if options.on is None and file is None:
+        raise InputError("no machines; give --on CLUSTER, as in 4x8xh100-sxm, or a plan file that says it")
+    return parse_cluster(options.on or (file.on if file else ""))
+
+
+def _base_plan(options: argparse.Namespace, file: PlanFile | None, job: Job | None) -> Plan | None:
     if options.plan is not None and job is not None:
         raise InputError("--plan and --from both give a plan; use one of them")
+    if file is not None:
+        return file.plan
     if options.plan is not None:
         return schema.load_file(Plan, options.plan)
     return None if job is None else job.plan
@@ -226,10 +249,12 @@ def _has_sequences(graph: Graph) -> bool:
     return any(dim.size is None and dim.name == "seq" for block in graph.blocks for dim in block.dims)
 
 
-def _workload(graph: Graph, plan: Plan, options: argparse.Namespace, job: Job | None, assumed: list[str]) -> Workload:
-    if job is not None:
+def _workload(
+    graph: Graph, plan: Plan, options: argparse.Namespace, given: Workload | None, assumed: list[str]
+) -> Workload:
+    if given is not None:
         changes = {"global_batch_size": options.global_batch, "seq_len": options.seq_len}
-        return replace(job.workload, **{name: value for name, value in changes.items() if value is not None})
+        return replace(given, **{name: value for name, value in changes.items() if value is not None})
     seq_len = options.seq_len
     if seq_len is None and not _has_sequences(graph):
         seq_len = 1

@@ -13,6 +13,7 @@ from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, dit, gemma, gpt, llama, mixtral, t5, unet, vit
 
 PRESETS: Mapping[str, Callable[[], Graph]] = {
+    "llama-mini": lambda: llama.llama(llama.llama_mini()),
     "llama-tiny": lambda: llama.llama(llama.llama_tiny()),
     "llama-2-7b": lambda: llama.llama(llama.llama2_7b()),
     "llama-2-70b": lambda: llama.llama(llama.llama2_70b()),

@@ -1,14 +1,19 @@
 """Plans: every decision about how a job runs, and the questions around it.
 
-`Plan` and its parts, `Mesh` with its rank groups, `Workload` and `Unit`, `Goal`, `Stack`; `resolve` writes a plan's
-stages out, `check` compares it with graph, cluster and workload. Leaves out how tensors lie on the axes (`sharding`)
-and how long it takes.
+`Plan` and its parts, `Mesh` with its rank groups, `Workload` and `Unit`, `Goal`, `Stack`; `PlanFile` is a plan with
+what it is for. `resolve` writes a plan's stages out, `check` compares it with graph, cluster and workload. Leaves
+out how tensors lie on the axes (`sharding`) and how long it takes.
 """
 
 from gnomon.plans.check import Problem as Problem
 from gnomon.plans.check import batch as batch
 from gnomon.plans.check import check as check
 from gnomon.plans.check import problems as problems
+from gnomon.plans.file import PlanFile as PlanFile
+from gnomon.plans.file import Predicted as Predicted
+from gnomon.plans.file import is_plan_file as is_plan_file
+from gnomon.plans.file import load_plan_file as load_plan_file
+from gnomon.plans.file import save_plan_file as save_plan_file
 from gnomon.plans.goal import Goal as Goal
 from gnomon.plans.mesh import DENSE_AXES as DENSE_AXES
 from gnomon.plans.mesh import Mesh as Mesh

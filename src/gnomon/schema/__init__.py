@@ -10,6 +10,7 @@ default are not written. Left out: comments, key order and layout of a file are 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,18 @@ from gnomon.errors import InputError
 from gnomon.schema.codec import check_header, read_table, write_table
 from gnomon.schema.toml import MAX_DEPTH, MAX_TEXT_BYTES, check_depth, emit_toml, parse_toml
 
-__all__ = ["MAX_DEPTH", "MAX_TEXT_BYTES", "dump", "from_mapping", "load", "load_file", "to_mapping"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_TEXT_BYTES",
+    "dump",
+    "from_mapping",
+    "header_of",
+    "load",
+    "load_file",
+    "save_file",
+    "save_text",
+    "to_mapping",
+]
 
 T = TypeVar("T")
 
@@ -42,12 +54,41 @@ def load(cls: type[T], text: str | bytes, *, source: str = "<text>") -> T:
 
 def load_file(cls: type[T], path: str | Path) -> T:
     """`load` of a file. InputError if it cannot be read or is over MAX_TEXT_BYTES."""
+    return load(cls, _read(path), source=str(path))
+
+
+def _read(path: str | Path) -> bytes:
     try:
         with open(path, "rb") as file:
-            text = file.read(MAX_TEXT_BYTES + 1)
+            return file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise InputError(f"Cannot read {str(path)!r}: {error.strerror}") from error
-    return load(cls, text, source=str(path))
+
+
+def header_of(path: str | Path) -> str:
+    """The `schema` that a TOML file says it follows, as in `gnomon.plan/1`; empty if it says none.
+
+    InputError if it cannot be read, FormatError if it is not TOML.
+    """
+    header = parse_toml(_read(path), str(path)).get("schema", "")
+    return header if isinstance(header, str) else ""
+
+
+def save_file(value: object, path: str | Path) -> None:
+    """Writes `dump(value)`. Errors as `dump` and `save_text`."""
+    save_text(dump(value), path)
+
+
+def save_text(text: str, path: str | Path) -> None:
+    """Writes a file whole or not at all: beside its place first, then renamed. InputError if it cannot be written."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"Cannot write {str(path)!r}: {error.strerror}") from error
 
 
 def dump(value: object) -> str:

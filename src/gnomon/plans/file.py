@@ -1,0 +1,98 @@
+"""The plan file: a plan with what it is for, so that one file says what to predict, run or compare.
+
+`load_plan_file(path)` returns a `PlanFile`; `save_plan_file(value, path)` writes one whole or not at all. `gnomon plan`
+writes such files, people edit them, `gnomon predict --plan` and `gnomon run` read them. Leaves out reading the model
+and the cluster that it names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from gnomon import schema
+from gnomon.errors import InputError
+from gnomon.plans.plan import Plan
+from gnomon.plans.workload import Workload
+from gnomon.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What was predicted when the file was written; nothing reads it back as a fact."""
+
+    step_s: Seconds
+    """Seconds of a step in the steady state."""
+    peak_memory_bytes: Bytes
+    """Of the rank with the least room."""
+    tokens_per_s: float
+    """Of the whole job."""
+    made: str
+    """By what and when, as in `gnomon 0.1.0, 2026-11-21`."""
+    assumptions: tuple[str, ...] = ()
+    """What the prediction rests on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """A plan, and the model, machines, program and batch that it is for."""
+
+    SCHEMA: ClassVar[str] = "gnomon.planfile/1"
+
+    model: str
+    """Name of a preset, or path of a Hugging Face config.json or of its folder."""
+    on: str
+    """Cluster, as in `4x8xh100-sxm` or `local`, or the path of a cluster file."""
+    stack: str = ""
+    """Name of the program that runs it; empty where nobody says."""
+    workload: Workload
+    """The batch."""
+    plan: Plan
+    """Every decision."""
+    predicted: Predicted | None = None
+    """What the writer of the file expected."""
+
+    def __post_init__(self) -> None:
+        for name in ("model", "on"):
+            if not getattr(self, name).strip():
+                raise InputError(f"a plan file must say `{name}`, as on the command line", f"$.{name}")
+
+
+def load_plan_file(path: str | Path) -> PlanFile:
+    """The plan file at `path`; relative paths in it come back relative to the working directory.
+
+    InputError, UnitError or PlanError (with the path to the value) for a file that cannot be.
+    """
+    found = schema.load_file(PlanFile, path)
+    folder = Path(path).parent
+    return replace(found, model=_from(folder, found.model), on=_from(folder, found.on))
+
+
+def save_plan_file(value: PlanFile, path: str | Path) -> None:
+    """Writes the file; a crash leaves what was there before.
+
+    A model or cluster that is a file is written relative to the new file, if it lies below its folder, else in full.
+    """
+    folder = Path(path).parent
+    schema.save_file(replace(value, model=_to(folder, value.model), on=_to(folder, value.on)), path)
+
+
+def is_plan_file(path: str | Path) -> bool:
+    """Whether the file's header says `gnomon.planfile`; InputError if it cannot be read."""
+    return schema.header_of(path).startswith("gnomon.planfile/")
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or "\\" in name or name.endswith((".json", ".toml"))
+
+
+def _from(folder: Path, name: str) -> str:
+    return str(folder / name) if _is_path(name) and not Path(name).is_absolute() else name
+
+
+def _to(folder: Path, name: str) -> str:
+    if not (_is_path(name) or Path(name).is_dir()):
+        return name
+    whole, base = Path(name).resolve(), folder.resolve()
+    return f"./{whole.relative_to(base).as_posix()}" if whole.is_relative_to(base) else str(whole)

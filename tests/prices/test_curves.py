@@ -11,7 +11,7 @@ from gnomon import schema
 from gnomon.errors import InputError, UnpricedError
 from gnomon.hardware import catalogue
 from gnomon.prices import Provenance, curves_for
-from gnomon.prices.curves import CurveFile, gemm_dtype
+from gnomon.prices.curves import CurveFile, curves_with, gemm_dtype
 
 FOLDER = Path(__file__).parents[2] / "src/gnomon/prices/curves"
 FILES = sorted(FOLDER.glob("*.toml"))
@@ -103,3 +103,14 @@ def test_amd_rows_say_which_published_product_they_are_from() -> None:
         ("mi355x-288gb", "MI355X, 1565"),
     ):
         assert any(text in said for said in curves_for(catalogue.device(name)).assumptions), name
+
+
+def test_a_stack_s_attention_kernel_is_used_where_the_device_has_it() -> None:
+    """cuDNN's fused attention has curves on Hopper; on Ampere libraries take FlashAttention-2 instead."""
+    assert curves_with(catalogue.device("h100-sxm-80gb"), "cudnn").attention_kernel == "cudnn"
+    found = curves_with(catalogue.device("a100-sxm-80gb"), "cudnn")
+    assert found.attention_kernel == "flash2"
+    assert not any("does not say which kernel" in line for line in found.assumptions)
+    assert any(
+        "does not say which kernel" in line for line in curves_with(catalogue.device("a100-sxm-80gb"), None).assumptions
+    )

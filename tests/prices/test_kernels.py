@@ -42,7 +42,7 @@ from gnomon.prices import (
     op_seconds,
     stream_seconds,
 )
-from gnomon.prices.kernels import BACKWARD, FORWARD
+from gnomon.prices.kernels import BACKWARD, FORWARD, fused_dropout_seconds
 
 H100, A100 = catalogue.device("h100-sxm-80gb"), catalogue.device("a100-sxm-80gb")
 CURVES = curves_for(H100, attention="flash3")
@@ -94,9 +94,34 @@ def test_a_bias_costs_nothing_forward_and_a_sum_over_rows_backward() -> None:
     assert forward_of(biased.forward, "up").kernels == 1
     weight = grad_seconds(step(biased, "weight_grad"), biased.forward, SETTING, H100, CURVES)
     without = grad_seconds(step(plain, "weight_grad"), plain.forward, SETTING, H100, CURVES)
-    summed = stream_seconds(2048 * 14336 * 2, 0, H100, CURVES, kind="reduce_grad")
+    summed = stream_seconds(2048 * 14336 * 2, 0, H100, CURVES, kind="reduce")
     assert weight.kernels == 2
     assert weight.device_s == pytest.approx(without.device_s + summed, rel=1e-3)
+
+
+def test_a_softmax_fused_with_a_causal_mask_reads_half_of_the_scores() -> None:
+    """16 heads of 128, two sequences of 1024: 2 x 16 x 1024² scores of 2 bytes, read up to the diagonal, all written;
+    backward the same of probabilities and of their gradients."""
+    width, heads = Dim(name="head_dim", size=128), Dim(name="heads", size=16)
+    size = 2 * 16 * 1024**2 * 2
+    for causal, share in ((True, 0.5), (False, 1.0)):
+        b = BlockBuilder("one")
+        q, k, v = (b.input(name, BATCH, SEQ, heads, width) for name in "qkv")
+        back = backward(b.build(b.attention("core", q, k, v, causal=causal)), UNFUSED, BF16)
+        found = forward_of(back.forward, "core:probs").device_s
+        assert found == pytest.approx(stream_seconds(share * size, size, H100, CURVES, kind="reduce"), rel=1e-3)
+        grad = next(g for g in back.ops if g.path == "core:probs")
+        found = grad_seconds(grad, back.forward, SETTING, H100, CURVES).device_s
+        assert found == pytest.approx(stream_seconds(share * 2 * size, size, H100, CURVES, kind="reduce"), rel=1e-3)
+
+
+def test_a_dropout_fused_with_the_addition_after_it_writes_its_mask_and_no_more() -> None:
+    b = BlockBuilder("one")
+    x = b.input("x", BATCH, SEQ, HIDDEN)
+    block = backward(b.build(b.add("sum", x, b.dropout("drop", x, 0.1))), FUSED, BF16).forward
+    found = fused_dropout_seconds(block.op("drop"), block, SETTING, H100, CURVES)
+    assert found.kernels == 0
+    assert 2048 * 4096 / H100.memory_bytes_per_s <= found.device_s < forward_of(block, "drop").device_s / 3
 
 
 def test_fp8_halves_large_products_and_adds_casts() -> None:

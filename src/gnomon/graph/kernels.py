@@ -109,7 +109,8 @@ class _Lowering:
             x = self.step(op, "probs_fp32", "softmax", (x,), wide)
             x = self.step(op, "probs", "cast", (x,), like)
         else:
-            x = self.step(op, "probs", "softmax", (x,), like)
+            # fused with scale and mask: what a causal mask empties is written, not read
+            x = self.step(op, "probs", "softmax", (x,), like, attrs=attrs(causal=bool(op.attr("causal", False))))
         p = op.attr("dropout", 0.0)
         if p:
             mask = Tensor(name=f"{op.path}:mask", dims=like.dims, dtype="bool")

@@ -83,6 +83,8 @@ class Stack:
     attention: Literal["flash", "memory_efficient", "unfused"] | None = None
     """Attention kernel: `flash` keeps q, k, v, output and the logarithms of row sums; `unfused` keeps scores and
     probabilities."""
+    attention_kernel: Literal["flash2", "flash3", "cudnn"] | None = None
+    """Which fused kernel `flash` is, where the device has it; FlashAttention-2 where it has not."""
     norm: Fusion | None = None
     """Norm in one kernel, keeping its input and the row statistics, or op by op."""
     activation: Fusion | None = None

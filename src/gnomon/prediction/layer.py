@@ -22,8 +22,15 @@ from gnomon.hardware import Device
 from gnomon.plans import Layout, Mesh, Precision
 from gnomon.plans.saving import LayerSaving
 from gnomon.prices.collectives import collective_seconds
-from gnomon.prices.curves import Curves, curves_for
-from gnomon.prices.kernels import FREE, OpPrice, cast_weight_seconds, grad_seconds, op_seconds
+from gnomon.prices.curves import AttentionKernel, Curves, curves_with
+from gnomon.prices.kernels import (
+    FREE,
+    OpPrice,
+    cast_weight_seconds,
+    fused_dropout_seconds,
+    grad_seconds,
+    op_seconds,
+)
 from gnomon.prices.links import AxisLink
 from gnomon.sharding import Collective, ShardedBlock, causal_shares, shard_block
 
@@ -52,6 +59,10 @@ class LocalContext:
     """Its `fp8` is None for a layer that keeps the compute dtype."""
     kernels: Kernels
     device: Device
+    dropout_add_fused: bool = False
+    """Dropout runs in the kernel of the residual addition that follows it."""
+    attention_kernel: AttentionKernel | None = None
+    """Fused attention that the stack prefers; None: not known."""
     split_paths: tuple[tuple[str, int], ...] = ()
     """(pattern over op paths, parts): collectives cut into parts that overlap with the op (asynchronous tensor
     parallelism)."""
@@ -166,13 +177,14 @@ class _Pricing:
         )
         self.back = backward(context.block, context.kernels, self.dtypes, no_grad_inputs=context.no_grad)
         self.block = self.back.forward
-        self.curves: Curves = curves_for(context.device)
+        self.curves: Curves = curves_with(context.device, context.attention_kernel)
         self.links = dict(context.links)
         self.causal_share = self._causal_share(sizes)
         self.ops = {op.path: op for op in self.block.ops}
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
         self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
         self.wide = self._wide()
+        self.into_add = self._into_add() if context.dropout_add_fused else frozenset()
         self.grads = {weight: self._grad_prices(weight=weight) for weight in (False, True)}
 
     def price(self) -> LayerPrice:
@@ -220,6 +232,16 @@ class _Pricing:
         heads = {path for name, path in made.items() if _has_vocab(self.block.tensor(name))}
         return frozenset(heads | {made[name] for name in routed if name in made})
 
+    def _into_add(self) -> frozenset[str]:
+        """Paths of dropouts whose output only an addition reads."""
+        readers: dict[str, list[str]] = {}
+        for op in self.block.ops:
+            for name in op.inputs:
+                readers.setdefault(name, []).append(op.kind)
+        return frozenset(
+            op.path for op in self.block.ops if op.kind == "dropout" and readers.get(op.outputs[0]) == ["add"]
+        )
+
     def _low(self, path: str) -> bool:
         fp8 = self.context.precision.fp8
         if fp8 is None or path in self.wide:
@@ -235,6 +257,8 @@ class _Pricing:
 
     def _op(self, path: str) -> OpPrice:
         op = self.ops[path]
+        if path in self.into_add:
+            return fused_dropout_seconds(op, self.block, self._setting(path), self.context.device, self.curves)
         share = self.causal_share if op.kind == "attention" else None
         return op_seconds(
             op,

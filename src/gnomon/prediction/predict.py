@@ -22,7 +22,7 @@ from gnomon.prediction.held import filled
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
-from gnomon.prices.curves import curves_for
+from gnomon.prices.curves import curves_with
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
 from gnomon.schedules import lower
@@ -46,7 +46,7 @@ _ASSUMED: Mapping[str, tuple[object, str]] = {
 }
 
 _UNUSED = (
-    "dropout_add", "rotary", "grad_buffers", "logits_dtype", "causal_skip", "tp_reduce_dtype", "cp_grad_dtype",
+    "rotary", "grad_buffers", "logits_dtype", "causal_skip", "tp_reduce_dtype", "cp_grad_dtype",
     "p2p", "moe_dispatch", "moe_capacity_factor",
 )  # fmt: skip
 """Facts of a stack that predictions do not use."""
@@ -158,7 +158,7 @@ def predict(
         )
     kernels, assumed, stack = _settle(stack)
     count, size = batch(plan, workload)
-    workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels) for s in range(plan.num_stages))
+    workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels, stack) for s in range(plan.num_stages))
     structure, blocks = _structure(replace(plan, saved=Saved(), precision=Precision(), placement=()), graph, count)
     stages = tuple(each[0] for each in workers)  # who waits for the slowest worker is as slow
     pricing = Pricing(plan, graph, machines, stack, stages, blocks, count)
@@ -185,7 +185,14 @@ def _memory(
 
 
 def _workers(
-    plan: Plan, graph: Graph, cluster: Cluster, stage: int, workload: Workload, size: int, kernels: Kernels
+    plan: Plan,
+    graph: Graph,
+    cluster: Cluster,
+    stage: int,
+    workload: Workload,
+    size: int,
+    kernels: Kernels,
+    stack: Stack,
 ) -> tuple[StagePrice, ...]:
     mesh = plan.stage_mesh(stage)
     sizes = local_sizes(workload, size, mesh.data_ranks)
@@ -196,7 +203,17 @@ def _workers(
     if experts and workload.router.kind != "balanced":
         fractions = workload.router.rank_fractions(max(e for e in experts if e is not None), mesh.ep)
         load = float(max(fractions) * len(fractions))
-    return stage_prices(plan, graph, cluster, stage, sizes=sizes, kernels=kernels, load=load)
+    return stage_prices(
+        plan,
+        graph,
+        cluster,
+        stage,
+        sizes=sizes,
+        kernels=kernels,
+        load=load,
+        attention_kernel=stack.attention_kernel,
+        dropout_add_fused=stack.dropout_add == "fused",
+    )
 
 
 @lru_cache(maxsize=64)
@@ -274,7 +291,7 @@ def _prediction(
     assumptions = (
         *assumed,
         *cluster.assumptions,
-        *(line for device in kinds.values() for line in curves_for(device).assumptions),
+        *(line for device in kinds.values() for line in curves_with(device, stack.attention_kernel).assumptions),
         *(host.assumption for host in hosts if host.assumption),
         *(sustained(stack, device).note for device in kinds.values()),
     )

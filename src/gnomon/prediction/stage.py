@@ -19,6 +19,7 @@ from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Mesh, Plan, Precision, savings, select, stage_layers
 from gnomon.prediction.layer import Kept, LayerPrice, LocalContext, Phase, layer_price
+from gnomon.prices.curves import AttentionKernel
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.homes import routed_tensors
@@ -195,11 +196,14 @@ def stage_prices(
     sizes: Mapping[str, int],
     kernels: Kernels,
     load: float = 1.0,
+    attention_kernel: AttentionKernel | None = None,
+    dropout_add_fused: bool = False,
 ) -> tuple[StagePrice, ...]:
     """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
-    each rank a share. load: busiest over mean rows of experts.
+    each rank a share. load: busiest over mean rows of experts. attention_kernel, dropout_add_fused:
+    of the stack.
     """
     mesh, ranks, devices = plan.stage_mesh(stage), _ranks(plan)[stage], _devices(plan, cluster)
     shares = plan.stages[stage].shares if plan.stages else ()
@@ -209,7 +213,19 @@ def stage_prices(
         if part:
             workers.setdefault((devices[rank], part), []).append(rank)
     found = [
-        _stage_price(plan, graph, cluster, stage, {**sizes, "batch": part}, kernels, load, device, tuple(members))
+        _stage_price(
+            plan,
+            graph,
+            cluster,
+            stage,
+            {**sizes, "batch": part},
+            kernels,
+            load,
+            device,
+            tuple(members),
+            attention_kernel,
+            dropout_add_fused,
+        )
         for (device, part), members in workers.items()
     ]
     return tuple(sorted(found, key=_seconds, reverse=True))
@@ -250,6 +266,8 @@ def _stage_price(
     load: float,
     device: Device,
     members: tuple[int, ...],
+    attention_kernel: AttentionKernel | None,
+    dropout_add_fused: bool,
 ) -> StagePrice:
     mesh, ranks = plan.stage_mesh(stage), _ranks(plan)[stage]
     links = stage_links(plan, cluster, mesh, ranks, experts=bool(_experts(plan, graph, stage)))
@@ -279,6 +297,8 @@ def _stage_price(
             precision=_precision(plan, low),
             kernels=kernels,
             device=device,
+            attention_kernel=attention_kernel,
+            dropout_add_fused=dropout_add_fused,
             split_paths=splits,
             load=load,
         )

@@ -278,6 +278,15 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     return curves
 
 
+def curves_with(device: Device, attention: AttentionKernel | None) -> Curves:
+    """The curves of a device with the attention kernel that a stack prefers, or FlashAttention-2 where the device has
+    none of it, as libraries choose. None: FlashAttention-2, said among the assumptions."""
+    if attention is None:
+        return curves_for(device)
+    known = {row.kernel for row in curves_for(device).attention}
+    return curves_for(device, attention=attention if attention in known else "flash2")
+
+
 class _Row(Protocol):
     @property
     def device(self) -> str: ...

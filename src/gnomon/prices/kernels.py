@@ -91,7 +91,6 @@ BACKWARD: Mapping[str, Steps] = {
     **FORWARD,
     "norm": Steps(kernels=2, kind="reduce_grad"),  # input gradient; column sums for weight and bias
     "row_stats": Steps(kernels=4, passes=3),
-    "softmax": Steps(kernels=1, kind="reduce_grad"),
     "mul": Steps(kernels=2, passes=1.33),
     "embedding": Steps(kernels=6, kind="scatter"),  # sort of the ids, offsets, sums
     "add": Steps(kernels=1, kind="reduce"),  # a broadcast operand: summed
@@ -102,6 +101,11 @@ BACKWARD: Mapping[str, Steps] = {
     "modulate": Steps(kernels=4, passes=1.67, kind="reduce"),
 }
 """Backward of the same kinds, and of sums of gradients."""
+
+
+CAUSAL_SOFTMAX_READS = 0.5
+"""Share of scores (backward: of probabilities and their gradients) that a softmax fused with a causal mask reads.
+Source: NVIDIA/Megatron-LM scaled_upper_triang_masked_softmax.h walks a row up to the diagonal and writes all of it."""
 
 
 def op_seconds(
@@ -173,6 +177,13 @@ def grad_seconds(
     return _streamed(op, BACKWARD, work, device, curves, _load(op, block, load))
 
 
+def fused_dropout_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
+    """What a dropout adds to the residual addition that it is fused with: its mask is written. No kernel of its own."""
+    mask = sum(nbytes(block.tensor(name), setting.sizes, setting.dtypes) for name in op.outputs[1:])
+    share = curves.stream_for("plain").efficiency
+    return OpPrice(device_s=mask / (device.memory_bytes_per_s * share), kernels=0)
+
+
 def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
     """Casting the weight of a product to 8 bits, in both layouts: once a step, or once a microbatch where it is not
     kept. Zero for ops that `fp8` leaves alone."""
@@ -200,8 +211,9 @@ def _streamed(op: Op, table: Mapping[str, Steps], work: Work, device: Device, cu
     steps = table.get(op.kind)
     if steps is None:
         raise UnpricedError(f"op {op.path!r} of kind {op.kind!r} has no price; add a rule to gnomon.prices.kernels")
+    seen = CAUSAL_SOFTMAX_READS if op.kind == "softmax" and op.attr("causal", False) else 1.0
     seconds = stream_seconds(
-        work.read_bytes * (steps.passes * load),
+        work.read_bytes * (steps.passes * load * seen),
         work.write_bytes * (steps.passes * load),
         device,
         curves,
@@ -306,7 +318,7 @@ def _product_grad(
         total = total + _products(op, block, setting, device, curves, side, share, low, load)
     if len(op.inputs) > 2 and op.inputs[2] in grad.grads_out:  # a bias: the incoming gradient summed over rows
         incoming = nbytes(block.tensor(op.outputs[0]), setting.sizes, setting.dtypes)
-        total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce_grad"), kernels=1)
+        total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce"), kernels=1)
     casts = low and grad.phase == "input_grad"
     return total + _cast(op.outputs[0], block, setting, device, curves) if casts else total
 

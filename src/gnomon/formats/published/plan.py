@@ -217,6 +217,9 @@ def _saved(row: Row) -> tuple[Saved, Notes]:
         raise InputError(f"offload {row.offload!r} cannot be said in a plan")
     if how in ("", "none"):
         return Saved(), notes
+    if how == "full block num_layers=None":
+        # `block` recomputes the first num_layers of a stage; Megatron Core refuses it without a number
+        return Saved(), (*notes, f"recompute {how!r}: a recipe that switches it off names no layers; taken as none")
     if how.startswith("full"):
         return Saved(preset="full"), notes
     if how == "selective":

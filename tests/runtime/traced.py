@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from runtime.parity import CONFIG, FP32, PLANS, SETTINGS, WORKLOAD
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from gnomon.program import issue_order_peak, validate
 from gnomon.runtime import AdamW, Executor, Parameters
@@ -53,7 +54,7 @@ def ids_of_step() -> Tensor:
 def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
     trace = Trace()
     made: dict[int, str] = {}
-    keep: list[Tensor] = []
+    keep: list[object] = []  # so that no other has its id
     stage_of = {id(stage.parameters_): number for number, stage in executor.stages.items()}
     inside = [False]
 
@@ -61,16 +62,16 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
         def hook(_: object, inputs: tuple[Tensor, ...], y: Tensor) -> None:
             unit = int(inputs[1][0, 0]) // executor.rows_of_unit
             trace.note(f"{number}F{unit}")
-            made[id(y)] = f"{number}B{unit}"
-            keep.append(y)
+            made[id(y.grad_fn)] = f"{number}B{unit}"
+            keep.append(y.grad_fn)
             trace.most_saved = max(trace.most_saved, 1 + len(executor.saved) + len(executor.aside))
 
         return hook
 
     backward, add_grad, update = torch.autograd.backward, Parameters.add_grad, AdamW.update
 
-    def backward_(tensors: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> None:
-        trace.note(made[id(tensors[0])])
+    def backward_(tensors: tuple[GradientEdge, ...], grads: tuple[Tensor, ...]) -> None:
+        trace.note(made[id(tensors[0].node)])
         inside[0] = True
         backward(tensors, grads)
         inside[0] = False

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import Work
 
 from gnomon.errors import PlanError
@@ -23,7 +24,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.program import Program
-from gnomon.runtime.apply import apply
+from gnomon.runtime.apply import apply, dtypes
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.measure import Recorder, gather, per_class
@@ -50,8 +51,8 @@ class Saved:
 
     x: Tensor
     """Leaf that the stage read."""
-    y: Tensor
-    """What it made, with its graph."""
+    made: GradientEdge
+    """Where backward begins; what the stage made may be freed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,7 @@ class Executor:
         self.shape = (self.local_rows, workload.seq_len, config.hidden_size)
         if plan.layout.sequence_parallel:
             self.shape = (self.local_rows, workload.seq_len // mesh.tp, config.hidden_size)
+        self.loss_dtype = torch.promote_types(dtypes(plan).param, torch.float32)  # that of `cross_entropy`
         self.buffers = Buffers()
         self.state = State(
             self.stages, self.groups, self.buffers, settings, frozenset(shared_parameters(plan, self.graph))
@@ -244,7 +246,7 @@ class Executor:
     def _f(self, stage: int, unit: int) -> None:
         x = self._input(stage, unit).requires_grad_()
         y = self._run(stage, unit, x)
-        self.saved[stage, unit] = Saved(x=x, y=y)
+        self.saved[stage, unit] = Saved(x=x, made=get_gradient_edge(y))
         self._output(stage, unit, y)
 
     def _c(self, stage: int, unit: int) -> None:
@@ -253,16 +255,16 @@ class Executor:
 
     def _r(self, stage: int, unit: int) -> None:
         x = self._input(stage, unit).requires_grad_()
-        self.saved[stage, unit] = Saved(x=x, y=self._run(stage, unit, x))
+        self.saved[stage, unit] = Saved(x=x, made=get_gradient_edge(self._run(stage, unit, x)))
 
     def _b(self, stage: int, unit: int) -> None:
         self.state.gathered(stage)
         saved = self.saved.pop((stage, unit))
         if self.stages[stage].last:
-            grad = torch.full((), 1.0 / self.tokens, dtype=saved.y.dtype)
+            grad = torch.full((), 1.0 / self.tokens, dtype=self.loss_dtype)
         else:
             grad = self.buffers.take(("DY", stage, unit))
-        torch.autograd.backward((saved.y,), (grad,))
+        torch.autograd.backward((saved.made,), (grad,))
         if not self.stages[stage].first:
             assert saved.x.grad is not None
             self.buffers.tensors["DY", stage - 1, unit] = saved.x.grad

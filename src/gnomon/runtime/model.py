@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -46,13 +47,19 @@ def initial(name: str, shape: Sequence[int], seed: int, dtype: torch.dtype) -> T
     return (torch.randn(tuple(shape), generator=generator, dtype=torch.float64) * INITIAL_STD).to(dtype)
 
 
+@lru_cache(maxsize=4)
+def rotary_tables(tokens: int, half: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(cosines, sines), (T, 1, D/2) each: made once, so that no microbatch keeps its own for backward."""
+    work = torch.promote_types(dtype, torch.float32)
+    speed = ROTARY_BASE ** (-torch.arange(half, dtype=work, device=device) / half)
+    angle = torch.arange(tokens, dtype=work, device=device)[:, None, None] * speed
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
 def rotary(x_BTHD: Tensor) -> Tensor:
     """Rotary position embedding of queries or keys: dims i and i + D/2 turn together (Su et al. 2021)."""
-    tokens, half = x_BTHD.shape[1], x_BTHD.shape[3] // 2
-    work = torch.promote_types(x_BTHD.dtype, torch.float32)
-    speed = ROTARY_BASE ** (-torch.arange(half, dtype=work, device=x_BTHD.device) / half)
-    angle = torch.arange(tokens, dtype=work, device=x_BTHD.device)[:, None, None] * speed
-    cos, sin = angle.cos().to(x_BTHD.dtype), angle.sin().to(x_BTHD.dtype)
+    half = x_BTHD.shape[3] // 2
+    cos, sin = rotary_tables(x_BTHD.shape[1], half, x_BTHD.dtype, x_BTHD.device)
     a, b = x_BTHD[..., :half], x_BTHD[..., half:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 

@@ -8,12 +8,17 @@ Source: Loshchilov and Hutter 2019.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gnomon.runtime.parameters import Parameters
+
+
+CHUNK = 1 << 20
+"""Elements that are updated at once: three times so many are made on the way (12 MiB in float32)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +58,27 @@ class AdamW:
         """One step on this rank's part. scale: what gradients are multiplied by (clipping)."""
         self.steps += 1
         target = parameters.shard if parameters.master is None else parameters.master
-        grad = parameters.my_grad().to(self.first.dtype) * scale
         for slot, (low, high) in parameters.pieces():
             if len(slot.shape) > 1 and not slot.name.endswith(".bias"):
                 target[low:high] *= 1 - settings.lr * settings.weight_decay
         one, two = settings.betas
-        self.first.lerp_(grad, 1 - one)
-        self.second.mul_(two).addcmul_(grad, grad, value=1 - two)
-        root = (self.second / (1 - two**self.steps)).sqrt_().add_(settings.eps)
-        change = (self.first / root).mul_(settings.lr / (1 - one**self.steps))
-        target -= change.to(target.dtype)
+        grads = parameters.my_grad()
+        for part in chunks(len(grads)):
+            first, second = self.first[part], self.second[part]
+            grad = grads[part].to(first.dtype) * scale
+            first.lerp_(grad, 1 - one)
+            second.mul_(two).addcmul_(grad, grad, value=1 - two)
+            root = (second / (1 - two**self.steps)).sqrt_().add_(settings.eps)
+            change = torch.div(first, root, out=root).mul_(settings.lr / (1 - one**self.steps))
+            target[part] -= change.to(target.dtype)
         if parameters.master is not None:
             parameters.shard.copy_(parameters.master)
+
+
+def chunks(size: int) -> Iterator[slice]:
+    """Parts of so many elements, so that what the update makes on the way never adds to the peak."""
+    for first in range(0, size, CHUNK):
+        yield slice(first, min(first + CHUNK, size))
 
 
 def squares(parameters: Parameters, replicas: int) -> Tensor:
@@ -77,8 +91,15 @@ def squares(parameters: Parameters, replicas: int) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for slot, (low, high) in parameters.pieces():
         if slot.holders:
-            total += grad[low:high].double().square().sum() / (slot.holders * replicas)
+            squared = sum(float_squares(grad[low:high][part]) for part in chunks(high - low))
+            total += squared / (slot.holders * replicas)
     return total
+
+
+def float_squares(x: Tensor) -> Tensor:
+    """Sum of squares in float64."""
+    wide = x.double()
+    return torch.dot(wide, wide)
 
 
 def clip_scale(norm: Tensor, limit: float) -> Tensor:

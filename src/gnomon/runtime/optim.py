@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gnomon.runtime.parameters import Parameters
 
-
 CHUNK = 1 << 20
 """Elements that are updated at once: three times so many are made on the way (12 MiB in float32)."""
 

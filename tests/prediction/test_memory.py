@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prediction.jobs import MEGATRON_2022, gpt_model, plan, small
 
-from gnomon.plans import Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
+from gnomon.plans import Fact, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 
 SEQ, HIDDEN, HEADS = 2048, 4096, 32
@@ -68,6 +68,28 @@ def test_activations_of_a_layer(micro: int, tp: int, sequence_parallel: bool, pr
     statistics = 0 if preset == "full" else 16 * SEQ * micro / (tp if sequence_parallel else 1)
 
     assert found.step.stages[0].kept_bytes[1] == SEQ * micro * HIDDEN * per_element + statistics
+
+
+def test_a_loss_in_place_holds_one_fp32_copy_of_the_logits() -> None:
+    """Megatron-LM's loss: softmax over the fp32 copy, its gradient over the softmax, then a bf16 gradient beside it:
+    6 bytes a logit at the most. As separate tensors: log-softmax, its gradient, and that of the copy, 12 bytes."""
+    facts = tuple(fact for fact in MEGATRON_2022.facts if fact.field != "cross_entropy")
+    fact = Fact(field="cross_entropy", source="this test", date="2026-11-21")
+    job, work = plan(), Workload(global_batch_size=1, seq_len=SEQ)
+    model = gpt_model(2, HIDDEN, HEADS)
+    found = {
+        how: predict(
+            model, "1x1xa100-sxm-80gb", job, work, replace(MEGATRON_2022, cross_entropy=how, facts=(*facts, fact))
+        )
+        .memory[0]
+        .by_class
+        for how in ("in_place", "unfused")
+    }
+    vocab = found["in_place"]["logits"] // (4 * SEQ)
+    assert vocab >= 50_257
+    assert found["in_place"]["temporary"] - 2 * vocab * SEQ < 16 * HIDDEN * SEQ
+    assert found["unfused"]["temporary"] - 8 * vocab * SEQ < 16 * HIDDEN * SEQ
+    assert found["unfused"]["logits"] == found["in_place"]["logits"]
 
 
 def test_one_f_one_b_holds_fewer_microbatches_on_later_ranks() -> None:

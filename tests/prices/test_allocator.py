@@ -183,10 +183,16 @@ def test_overhead_by_hand() -> None:
     assert device_overhead(A100, PLAIN, 3) == (500 + 3 * 688) * MIB
     assert device_overhead(L40S, PLAIN, 3) == (500 + 3 * 100) * MIB
     assert device_overhead(H100, PLAIN, 0, exchange_peers=7) == 500 * MIB + 3_280_000_000
-    assert device_overhead(CPU, PLAIN, 3) == communicator_bytes(CPU) == workspace_bytes(CPU) == 0
+    assert device_overhead(CPU, PLAIN, 3) == communicator_bytes(CPU) == workspace_bytes(CPU, PLAIN) == 0
     assert communicator_bytes(A100, 2) == 544 * MIB
-    assert workspace_bytes(A100) == 2 * 4096 * 1024 + 8 * 16 * 1024
-    assert workspace_bytes(H100, streams=2) == 64 * MIB
+    # Forward's thread and backward's have a handle of cuBLAS each.
+    assert workspace_bytes(A100, PLAIN) == 2 * (2 * 4096 * 1024 + 8 * 16 * 1024)
+    assert workspace_bytes(H100, PLAIN) == 2 * 32 * MIB
+    engine = Fact(field="transformer_engine", source="this test", date="2026-11-21")
+    fixed = Fact(field="cublas_workspace_bytes", source="this test", date="2026-11-21")
+    te = replace(PLAIN, transformer_engine=True, cublas_workspace_bytes=16 * MIB, facts=(engine, fixed))
+    assert workspace_bytes(A100, te) == (2 * 16 + 4) * MIB
+    assert workspace_bytes(H100, te) == (2 * 16 + 32) * MIB
     facts = (Fact(field="device_overhead_bytes", source="this test", date="2026-11-21"),)
     assert device_overhead(H100, replace(PLAIN, device_overhead_bytes=7, facts=facts), 3) == 7
 
@@ -202,6 +208,7 @@ def test_every_measured_number_is_a_figure() -> None:
         "OWN_SEGMENT_BYTES",
         "LARGE_SEGMENT_BYTES",
         "SEGMENT_STEP_BYTES",
+        "CUBLAS_HANDLES",
     }
     with pytest.raises(InputError, match="source"):
         Figure(value=1.0, source="", date="2026-11", confidence="unchecked")

@@ -29,8 +29,9 @@ class Kernels:
     """unfused: RMSNorm in steps as in eager PyTorch, with an fp32 copy of the input. Other norms: always fused."""
     glu: Fusion
     """unfused: the activation and the product are two kernels, and the activated gate is kept too."""
-    cross_entropy: Fusion
-    """fused: keeps the logits and an fp32 log-sum-exp. unfused: casts the logits to fp32 and keeps the log-softmax."""
+    cross_entropy: Literal[Fusion, "in_place"]
+    """fused: keeps the logits and an fp32 log-sum-exp. unfused: casts the logits to fp32 and keeps the log-softmax.
+    in_place: the same steps, with softmax and gradient written over the one fp32 copy, as Megatron-LM does."""
 
 
 FUSED = Kernels(attention="flash", norm="fused", glu="fused", cross_entropy="fused")
@@ -61,7 +62,7 @@ def lower(block: Block, kernels: Kernels) -> Block:
         elif op.kind == "glu" and kernels.glu == "unfused":
             low.glu(op)
         elif op.kind == "cross_entropy":
-            low.cross_entropy(op, kernels.cross_entropy == "fused")
+            low.cross_entropy(op, kernels.cross_entropy)
         elif op.kind == "dropout":
             x = block.tensor(op.inputs[0])
             low.emit(op, Tensor(name=f"{op.path}:mask", dims=x.dims, dtype="bool"))
@@ -170,12 +171,13 @@ class _Lowering:
         act = self.step(op, "activated", "activation", (gate,), self.block.tensor(gate), attrs=fn)
         self.ops.append(replace(op, kind="mul", inputs=(act, up), attrs=()))
 
-    def cross_entropy(self, op: Op, fused: bool) -> None:
+    def cross_entropy(self, op: Op, how: str) -> None:
         logits = self.block.tensor(op.inputs[0])
-        if fused:
+        if how == "fused":
             self.emit(op, Tensor(name=f"{op.path}:lse", dims=logits.dims[:-1], dtype="fp32"))
             return
         wide = replace(logits, name="wide", dtype="fp32")
         copy = self.step(op, "fp32", "cast", (logits.name,), wide)
-        logp = self.step(op, "log_probs", "softmax", (copy,), wide, attrs=attrs(fn="log"))
+        over = {"in_place": True} if how == "in_place" else {}
+        logp = self.step(op, "log_probs", "softmax", (copy,), wide, attrs=attrs(fn="log", **over))
         self.ops.append(replace(op, inputs=(logp, *op.inputs[1:]), attrs=attrs(nll=True)))

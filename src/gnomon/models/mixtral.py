@@ -65,6 +65,12 @@ class MixtralConfig:
     """Whether lm_head is the embedding table."""
     moe_path: str = "block_sparse_moe"
     """Module path of the mixture: `block_sparse_moe` (Mixtral) or `mlp` (Qwen3)."""
+    dropout: float = 0.0
+    """After the attention output and the feed-forward."""
+    attention_dropout: float = 0.0
+    """Of the attention probabilities."""
+    gated: bool = True
+    """Gated experts (SwiGLU); otherwise up, GELU and down, as GPT's feed-forward."""
     expert_paths: tuple[str, str, str] = ("w1", "w3", "w2")
     """Names of an expert's gate, up and down linears."""
 
@@ -89,6 +95,7 @@ def layer_block(c: MixtralConfig) -> Block:
         out_bias=c.out_bias,
         qk_norm=c.qk_norm,
         window=c.window,
+        dropout=c.attention_dropout,
     )
     e = Experts(
         experts=Dim(name="experts", size=c.num_experts),
@@ -96,13 +103,16 @@ def layer_block(c: MixtralConfig) -> Block:
         ffn=Dim(name="expert_ffn", size=c.expert_ffn_size),
         router="softmax",
         paths=c.expert_paths,
+        gated=c.gated,
     )
     b = BlockBuilder("layers")
     x = b.input("x", BATCH, SEQ, hidden)
     normed = b.norm("input_layernorm", x, hidden, fn="rms", bias=False)
-    middle = b.add("attention_residual", x, self_attention(b, normed, hidden, a))
+    out = self_attention(b, normed, hidden, a)
+    middle = b.add("attention_residual", x, b.dropout("attention_dropout", out, c.dropout))
     normed = b.norm("post_attention_layernorm", middle, hidden, fn="rms", bias=False)
-    return b.build(b.add("mlp_residual", middle, moe_ffn(b, normed, hidden, e, c.moe_path), name="y"))
+    out = moe_ffn(b, normed, hidden, e, c.moe_path)
+    return b.build(b.add("mlp_residual", middle, b.dropout("mlp_dropout", out, c.dropout), name="y"))
 
 
 def mixtral(c: MixtralConfig) -> Graph:

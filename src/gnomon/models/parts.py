@@ -137,10 +137,12 @@ class Experts:
     """A bias on the scores that choose (DeepSeek-V3); it gets no gradient but is stored."""
     paths: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names of an expert's linears: gate, up, down."""
+    gated: bool = True
+    """Gated by SiLU; otherwise up, GELU and down, without a gate."""
 
 
 def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
-    """Router, dispatch, grouped gated feed-forward, combine. No token is dropped: rows = tokens × topk."""
+    """Router, dispatch, grouped feed-forward, combine. No token is dropped: rows = tokens × topk."""
     logits = b.linear(f"{path}.gate", x, out=(e.experts,), contract=(hidden,), bias=False)
     tokens = b.dims(x)[:-1]
     inputs = (logits, b.parameter(f"{path}.gate.e_score_correction_bias", e.experts)) if e.router_bias else (logits,)
@@ -156,9 +158,12 @@ def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
     )
     rows = b.op("dispatch", f"{path}.dispatch", (x, indices), (*tokens, e.topk, hidden), experts=e.experts.name)
     gate_path, up_path, down_path = (f"{path}.experts.{p}" for p in e.paths)
-    gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=hidden)
+    gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=hidden) if e.gated else ""
     up = b.experts(up_path, rows, experts=e.experts, out=e.ffn, contract=hidden)
-    act = b.op("glu", f"{path}.experts.act", (gate, up), fn="silu")
+    if gate:
+        act = b.op("glu", f"{path}.experts.act", (gate, up), fn="silu")
+    else:
+        act = b.op("activation", f"{path}.experts.act", (up,), fn="gelu")
     out = b.experts(down_path, act, experts=e.experts, out=hidden, contract=e.ffn)
     return b.op("combine", f"{path}.combine", (out, weights, indices), (*tokens, hidden))
 

@@ -89,8 +89,9 @@ class Stack:
     """Norm in one kernel, keeping its input and the row statistics, or op by op."""
     activation: Fusion | None = None
     """Activation (and the product of a gated one) in one kernel."""
-    cross_entropy: Literal["fused", "unfused", "chunked"] | None = None
-    """Loss in one kernel; op by op in fp32; or with the head, part by part, so that logits are never whole."""
+    cross_entropy: Literal["fused", "unfused", "in_place", "chunked"] | None = None
+    """Loss in one kernel; op by op in fp32; the same written over one fp32 copy of the logits; or with the head, part
+    by part, so that logits are never whole."""
     dropout_add: Fusion | None = None
     """Bias, dropout and residual addition in one kernel."""
     rotary: Fusion | None = None
@@ -125,6 +126,10 @@ class Stack:
     """Fields of `Overlap` that it honours."""
     device_overhead_bytes: int | None = None
     """Device memory taken outside the allocator: context, libraries, communication buffers."""
+    transformer_engine: bool | None = None
+    """Linear layers are Transformer Engine's, which has a workspace of its own."""
+    cublas_workspace_bytes: int | None = None
+    """A cuBLAS workspace where the job sets it (`CUBLAS_WORKSPACE_CONFIG`). Left out: the device's default."""
     facts: tuple[Fact, ...] = ()
     """One or more for each field that is set."""
     own: OwnRuns | None = None

@@ -185,6 +185,9 @@ class _Pricing:
         self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
         self.wide = self._wide()
         self.into_add = self._into_add() if context.dropout_add_fused else frozenset()
+        # gradients written over a tensor that is kept anyway take no memory of their own
+        in_place = [op for op in self.block.ops if op.attr("in_place", False)]
+        self.no_bytes = frozenset(name for op in in_place for name in (op.inputs[0], op.outputs[0]))
         self.grads = {weight: self._grad_prices(weight=weight) for weight in (False, True)}
 
     def price(self) -> LayerPrice:
@@ -409,7 +412,9 @@ class _Pricing:
 
     def _grad_bytes(self, name: str) -> int:
         tensor = self.block.tensor(name)
-        return 0 if tensor.kind == "parameter" else _whole(self.sharded.bytes_of(tensor))
+        if tensor.kind == "parameter" or name in self.no_bytes:
+            return 0
+        return _whole(self.sharded.bytes_of(tensor))
 
 
 def _real(value: Any) -> Any:

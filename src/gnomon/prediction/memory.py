@@ -194,7 +194,7 @@ def _rank(
     by_class["communication"] = total("Y", "DY", "DX")
     by_class["temporary"] = temporary
     device = here[0].device
-    by_class["workspace"] = workspace_bytes(device)
+    by_class["workspace"] = workspace_bytes(device, pricing.stack)
     allocated = sum(by_class.values())
     groups, peers = _communicators(pricing, here)
     outside = device_overhead(device, pricing.stack, groups, exchange_peers=peers)

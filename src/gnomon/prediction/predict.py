@@ -249,7 +249,7 @@ def _settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
         attention="unfused" if chosen["attention"] == "unfused" else "flash",
         norm="unfused" if chosen["norm"] == "unfused" else "fused",
         glu="unfused" if chosen["activation"] == "unfused" else "fused",
-        cross_entropy="fused" if chosen["cross_entropy"] in ("fused", "chunked") else "unfused",
+        cross_entropy="fused" if chosen["cross_entropy"] == "chunked" else chosen["cross_entropy"],
     )
     facts = tuple(Fact(field=name, source="assumed by predict", date="2026-11-21") for name in missing)
     given: dict[str, Any] = {name: chosen[name] for name in missing}

@@ -125,6 +125,21 @@ HOPPER_WORKSPACE_BYTES = Figure(
     confidence="partly",
 )
 """The same from Hopper on."""
+CUBLAS_HANDLES = 2
+"""Handles with a workspace each: PyTorch keeps them by thread and stream, and forward and backward run in two threads
+(aten/src/ATen/cuda/CublasHandlePool.cpp, read 2026-11-21)."""
+ENGINE_WORKSPACE_BYTES = Figure(
+    value=4 * MIB,
+    source="Transformer Engine, pytorch/module/base.py get_cublas_workspace_size_bytes: 4 MiB, 32 MiB from Hopper on; "
+    "the same tests of Megatron-LM peak 28 MiB higher on H100 than on A100",
+    date="2026-11",
+    confidence="partly",
+)
+"""Workspace of Transformer Engine's products before Hopper. From the allocator."""
+HOPPER_ENGINE_WORKSPACE_BYTES = Figure(
+    value=32 * MIB, source=ENGINE_WORKSPACE_BYTES.source, date="2026-11", confidence="partly"
+)
+"""The same from Hopper on."""
 
 
 def round_up(nbytes: int) -> int:
@@ -185,12 +200,19 @@ def communicator_bytes(device: Device, ranks: int | None = None) -> Bytes:
     return round((PAIR_COMMUNICATOR_BYTES if ranks == 2 else COMMUNICATOR_BYTES).value)
 
 
-def workspace_bytes(device: Device, streams: int = 1) -> Bytes:
-    """cuBLAS workspaces inside the allocator: part of allocated bytes, of which a model's tensors know nothing."""
+def workspace_bytes(device: Device, stack: Stack) -> Bytes:
+    """Workspaces of libraries inside the allocator: part of allocated bytes, of which a model's tensors know nothing.
+
+    One of cuBLAS for each thread that multiplies, as large as the stack sets it or as its default, and one of
+    Transformer Engine's for stacks that use it.
+    """
     if device.kind != "gpu":
         return 0
     older = device.arch in ("volta", "turing", "ampere", "ada")
-    return round((WORKSPACE_BYTES if older else HOPPER_WORKSPACE_BYTES).value) * streams
+    usual = round((WORKSPACE_BYTES if older else HOPPER_WORKSPACE_BYTES).value)
+    engine = round((ENGINE_WORKSPACE_BYTES if older else HOPPER_ENGINE_WORKSPACE_BYTES).value)
+    own = stack.cublas_workspace_bytes
+    return CUBLAS_HANDLES * (usual if own is None else own) + (engine if stack.transformer_engine else 0)
 
 
 def device_overhead(device: Device, stack: Stack, communicators: int, *, exchange_peers: int = 0) -> Bytes:

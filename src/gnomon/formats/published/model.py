@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gnomon.errors import InputError
+from gnomon.formats.published.megatron_ci import is_test
 from gnomon.formats.published.row import Row
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
@@ -204,6 +205,7 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     if re.search(r"gpt.oss", name):
         notes = ("sliding windows of every second layer taken as full attention",)
+    dropout = _DROPOUT if is_test(row) else 0.0
     config = MixtralConfig(
         name=row.model,
         num_layers=_int(row, "layers"),
@@ -216,6 +218,10 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
         expert_ffn_size=int(widths[2]),
         vocab_size=vocab,
         qk_norm="qwen3" in name,
+        dropout=dropout,
+        attention_dropout=dropout,
+        gated=not is_test(row),  # the tests' mixtures are GPT's feed-forward, several times
+        tied=is_test(row) and "untie" not in (row.section or ""),
     )
     return config, notes
 

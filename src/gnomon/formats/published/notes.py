@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from gnomon.formats.published.megatron_ci import is_test
 from gnomon.formats.published.row import Row
 
 MemoryMetric = Literal["allocated", "reserved", "device", "unstated"]
@@ -40,7 +41,7 @@ class NoteFacts:
     memory_metric: MemoryMetric = "unstated"
     """What the memory figure is."""
     memory_rank: int | None = None
-    """Rank that it is of; None for the highest, or not said."""
+    """Rank that it is of, -1 for the last; None for the highest, or not said."""
     without_optimizer: bool = False
     """The time is forward and backward, without the update."""
     inconsistent: str = ""
@@ -62,10 +63,18 @@ def read_notes(row: Row) -> NoteFacts:
         schedule=schedule[1].lower() if schedule else "",
         method=(schedule[2] or "").lower() if schedule else "",
         memory_metric=next((metric for pattern, metric in _MEMORY if re.search(pattern, lower)), "unstated"),
-        memory_rank=int(rank[1]) if rank else None,
+        memory_rank=_memory_rank(row, rank),
         without_optimizer="no optimizer step" in lower,
         inconsistent=contradiction[0] if contradiction else "",
     )
+
+
+def _memory_rank(row: Row, stated: re.Match[str] | None) -> int | None:
+    """The rank that a note names; of Megatron-LM's tests the last one, whose process writes the log
+    (megatron/training/global_vars.py line 241, d98e8a6), whatever the note says."""
+    if is_test(row):
+        return -1
+    return int(stated[1]) if stated else None
 
 
 def _compiled(notes: str, program: str) -> bool | None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
+from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.hardware import Cluster, NodeGroup, catalogue, parse_cluster
@@ -88,14 +89,15 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
     dp = devices // (tp * pp * cp)
     if row.dp is not None and row.dp != dp:
         raise InputError(f"dp = {row.dp}, but {devices} devices / (tp {tp} x pp {pp} x cp {cp}) = {dp}")
-    shard = dp
+    shard = dp // optimizer_instances(row)
     if found := re.search(r"shard=(\d+)", row.zero_or_fsdp or ""):
         shard = min(int(found[1]), dp)
     elif row.zero_or_fsdp == "hsdp":
         shard = min(row.devices_per_node or 8, dp)
     if dp % shard:
         raise InputError(f"{dp} data-parallel ranks are not a multiple of the {shard} that shard")
-    return Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep), ()
+    etp = expert_slices(row, tp)
+    return Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp), ()
 
 
 def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
@@ -139,7 +141,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     if row.flash_attention:
         attention = "unfused" if row.flash_attention.startswith("no") else "flash"
     launch = "compiled" if facts.compiled else None
-    return _chosen(name, row.framework, row.family, attention, launch), notes
+    found = _chosen(name, row.framework, row.family, attention, launch)
+    return with_test_options(found, row), notes
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
 from gnomon.formats.published.measured import readings
+from gnomon.formats.published.megatron_ci import with_test_facts
 from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
 from gnomon.formats.published.plan import cluster, plan, stack, workload
@@ -97,6 +98,7 @@ def _runs(rows: Iterable[Row], refused: list[Refused]) -> tuple[tuple[Run, ...],
 
 def to_run(row: Row) -> Run:
     """The run of a row. GnomonError says what is missing or cannot be expressed."""
+    row, from_test = with_test_facts(row)
     facts = read_notes(row)
     if facts.inconsistent:
         raise InputError(f"the source contradicts itself: {facts.inconsistent.strip()}")
@@ -119,8 +121,8 @@ def to_run(row: Row) -> Run:
         covers="forward_backward" if facts.without_optimizer else "step",
         memory_bytes=None if row.mem_gib is None else round(row.mem_gib * 2**30),
         memory_metric=facts.memory_metric,
-        memory_rank=facts.memory_rank,
+        memory_rank=made.world_size - 1 if facts.memory_rank == -1 else facts.memory_rank,
         facts=facts,
-        notes=(*from_model, *from_cluster, *from_plan, *from_stack),
+        notes=(*from_test, *from_model, *from_cluster, *from_plan, *from_stack),
         row=row,
     )

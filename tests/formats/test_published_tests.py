@@ -1,0 +1,101 @@
+"""Rows of Megatron-LM's functional tests: what a test's name and its fixed options say, and the peak that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from gnomon.formats.published import Row, Run, to_run
+from gnomon.formats.published.megatron_ci import with_test_facts
+from gnomon.models.mixtral import MixtralConfig
+from gnomon.prediction import predict
+
+TEST = Row(
+    id="t-1",
+    family="megatron-ci-tiny",
+    model="gpt",
+    section="gpt3_mcore_te_tp1_pp1_resume_torch_dist_uniform_full_recompute",
+    device="a100-sxm-80gb",
+    framework="Megatron-LM CI",
+    metric="s_per_step",
+    value=1.0,
+    layers=12,
+    hidden=512,
+    heads=8,
+    kv_heads="8",
+    ffn="2048",
+    seq_len=1024,
+    num_devices=8,
+    devices_per_node=8,
+    precision="bf16",
+    tp=1,
+    pp=1,
+    dp=8,
+    cp=1,
+    ep=1,
+    micro_batch=4,
+    global_batch=32,
+    recompute="full",
+)
+"""NVIDIA/Megatron-LM tests/functional_tests: its log reads 2.358 GiB at most allocated (dev_dgx_a100)."""
+
+
+def allocated_gib(run: Run) -> float:
+    """Predicted peak of the rank that the row is of."""
+    found = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
+    (rank,) = [memory for memory in found.memory if run.memory_rank in memory.ranks]
+    return rank.allocated_bytes / 2**30
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "measured"),
+    [
+        ("gpt3_mcore_te_tp1_pp1_resume_torch_dist_uniform_full_recompute", {}, 2.3581),
+        ("gpt3_mcore_te_tp1_pp1_resume_torch_dist_uniform_full_recompute", {"device": "h100-sxm-80gb"}, 2.3854),
+        ("gpt3_mcore_te_tp1_pp4_resume_torch_dist_swiglu", {"pp": 4, "dp": 2, "recompute": "none"}, 2.0441),
+        ("gpt3_mcore_te_tp1_pp4_vp1", {"pp": 4, "dp": 2, "recompute": "none", "vpp": "3"}, 2.4663),
+    ],
+)
+def test_peak_of_a_test(section: str, changes: Mapping[str, object], measured: float) -> None:
+    row = replace(TEST, section=section, **changes)  # type: ignore[arg-type]
+    assert allocated_gib(to_run(row)) == pytest.approx(measured, rel=0.025)
+
+
+def test_the_log_is_the_last_ranks() -> None:
+    # Rank 0 of four stages holds four microbatches, the last rank one and the logits.
+    run = to_run(replace(TEST, pp=4, dp=2, recompute="none"))
+    assert (run.memory_metric, run.memory_rank) == ("unstated", 7)
+    assert to_run(replace(TEST, notes="mem = max mem-max-allocated-bytes (rank 0)")).memory_metric == "allocated"
+
+
+@pytest.mark.parametrize(
+    ("section", "column", "cp", "kernel"),
+    [
+        ("gpt3_mcore_te_tp1_pp1", None, 1, "flash"),
+        ("gpt3_mcore_tp1_pp1", None, 1, "unfused"),
+        ("gpt3_mcore_te_tp1_pp1", "yes", 1, "unfused"),
+        ("gpt3_mcore_te_tp2_pp1_cp2", "yes", 2, "flash"),
+    ],
+)
+def test_attention_of_a_test(section: str, column: str | None, cp: int, kernel: str) -> None:
+    row = replace(TEST, section=section, flash_attention=column, cp=cp, dp=8 // cp)
+    assert to_run(row).stack.attention == kernel
+
+
+def test_names_of_tests_say_options() -> None:
+    mixture = replace(TEST, experts="8", topk=2, tp=2, dp=4, ep=2, model="moe", recompute="none")
+    run = to_run(mixture)
+    assert isinstance(run.model, MixtralConfig) and not run.model.gated and run.model.attention_dropout == 0.1
+    assert run.plan.mesh.etp == 2  # an expert is divided as the rest, unless the name says otherwise
+    assert to_run(replace(mixture, section="gpt3_te_8experts_etp1_ep4")).plan.mesh.etp == 1
+    halves = replace(TEST, section="gpt3_te_multi_dist_optimizer_instances", zero_or_fsdp="zero1")
+    assert (to_run(halves).plan.mesh.dp_replicate, to_run(halves).plan.mesh.dp_shard) == (2, 4)
+    assert to_run(TEST).stack.cublas_workspace_bytes == 32 * 2**20
+    assert to_run(replace(TEST, section="gpt3_te_nondeterministic")).stack.cublas_workspace_bytes is None
+
+
+def test_other_rows_stay_as_they_are() -> None:
+    row = replace(TEST, framework="Megatron-LM", vocab=None)
+    assert with_test_facts(row) == (row, ())

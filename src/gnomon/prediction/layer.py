@@ -414,7 +414,8 @@ class _Pricing:
         tensor = self.block.tensor(name)
         if tensor.kind == "parameter" or name in self.no_bytes:
             return 0
-        return _whole(self.sharded.bytes_of(tensor))
+        found: int = _whole(self.sharded.bytes_of(tensor))
+        return found
 
 
 def _real(value: Any) -> Any:

@@ -21,7 +21,9 @@ from gnomon.hardware import Cluster, parse_cluster
         ("2x8xa100-sxm-80gb+1x8xv100-sxm-32gb", ["dgx-a100-80gb"] * 2 + ["dgx-1-v100-32gb"], [8] * 3),
         (" 2x8xA100-SXM-80GB + 1x8xv100-sxm-32gb ", ["dgx-a100-80gb"] * 2 + ["dgx-1-v100-32gb"], [8] * 3),
         ("16x4xgb200", ["gb200-nvl72-rack"], [64]),  # sixteen trays are one NVLink domain
-        ("20x4xgb200", ["gb200-nvl72-rack"] * 2, [72, 8]),
+        ("20x4xgb200", ["gb200-nvl72-rack"] * 2, [40, 40]),
+        ("64x4xgb200", ["gb200-nvl72-rack"] * 4, [64] * 4),  # blocks of 16 trays, not three racks and a rest
+        ("19x4xgb200", ["gb200-nvl72-rack"] * 2, [72, 4]),
         ("2x72xgb300", ["gb300-nvl72-rack"] * 2, [72] * 2),
         ("4xgb200", ["gb200-nvl72-rack"], [4]),
         ("2x8xgb200", ["gb200-nvl72-rack"] * 2, [8] * 2),  # not trays: two domains of eight
@@ -40,7 +42,7 @@ def test_what_the_spec_left_open_is_said() -> None:
     assert parse_cluster("4x8xh100-sxm").assumptions[0] == (
         "h100-sxm-80gb in nodes like dgx-h100: nvlink4 inside, 8 x infiniband-ndr a node"
     )
-    assert parse_cluster("16x4xgb200").assumptions[0] == "16 trays of 4 gb200-nvl72 fill NVLink domains of 72"
+    assert parse_cluster("16x4xgb200").assumptions[0] == "16 trays of 4 gb200-nvl72 in NVLink domains: 1 x 64 devices"
     assert any("a10-24gb: not checked" in line for line in parse_cluster("a10").assumptions)
     doubled = parse_cluster("1x8xh100-sxm+1x8xh100-sxm").assumptions
     assert len(set(doubled)) == len(doubled)

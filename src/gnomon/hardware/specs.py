@@ -140,16 +140,28 @@ def _of_device(device: Device, numbers: list[int]) -> tuple[list[NodeGroup], lis
     groups = []
     assumptions = []
     if row.tray == per_node and nodes > 1:
-        racks, rest = divmod(nodes * per_node, row.count)
-        groups = [NodeGroup(node=catalogue.build_node(row, device, row.count), count=racks)] if racks else []
-        groups += [NodeGroup(node=catalogue.build_node(row, device, rest))] if rest else []
-        assumptions.append(f"{nodes} trays of {per_node} {device.name} fill NVLink domains of {row.count}")
+        groups = _racks(row, device, nodes)
+        each = ", ".join(f"{group.count} x {group.node.count}" for group in groups)
+        assumptions.append(f"{nodes} trays of {per_node} {device.name} in NVLink domains: {each} devices")
     else:
         groups = [NodeGroup(node=catalogue.build_node(row, device, per_node), count=nodes)]
     node = groups[0].node
     network = f", {node.nics} x {node.nic.name} a node" if node.nic else ""
     assumptions.append(f"{device.name} in nodes like {row.name}: {node.intra.name} inside{network}")
     return groups, [*assumptions, *_unchecked(device), *_unchecked(node)]
+
+
+def _racks(row: catalogue.NodeRow, device: Device, trays: int) -> list[NodeGroup]:
+    """Trays spread evenly over as few racks as hold them, as schedulers give blocks of alike segments (64 trays are 4
+    racks of 16, not 3 of 18 and one of 10); where that leaves a rest, racks are filled one after the other."""
+    tray = row.tray or row.count
+    whole = row.count // tray
+    racks = -(-trays // whole)
+    if trays % racks == 0:
+        return [NodeGroup(node=catalogue.build_node(row, device, trays // racks * tray), count=racks)]
+    full, rest = divmod(trays, whole)
+    groups = [NodeGroup(node=catalogue.build_node(row, device, row.count), count=full)]
+    return [*groups, NodeGroup(node=catalogue.build_node(row, device, rest * tray))]
 
 
 def _unchecked(what: Device | Node) -> tuple[str, ...]:

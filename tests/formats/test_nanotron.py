@@ -8,7 +8,8 @@ import pytest
 
 from gnomon.errors import InputError
 from gnomon.formats.job import Job
-from gnomon.formats.nanotron import read_nanotron
+from gnomon.formats.nanotron import read_nanotron, stages_of
+from gnomon.models.llama import LlamaConfig
 from gnomon.plans import check
 
 FILE = Path(__file__).parent / "fixtures/nanotron/tiny_llama.yaml"
@@ -68,3 +69,23 @@ def test_the_vocabulary_is_padded() -> None:
 def test_what_the_program_refuses_is_refused_with_the_fix(old: str, new: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         job((old + "\n", new + "\n"))
+
+
+def test_stages_are_balanced_by_weights_and_the_head_counts() -> None:
+    """16 layers of 16 h² and a head of 131072 h = 64 h² at h = 2048: the whole is 20 layers. Two stages: the first ends
+    when it has passed 10, with layer 11. Four: they pass 5 with the 6th, 10 with the 11th, 15 with the 16th layer."""
+    model = LlamaConfig(
+        name="llama-1.34b",
+        num_layers=16,
+        hidden_size=2048,
+        num_heads=32,
+        num_kv_heads=32,
+        head_dim=64,
+        ffn_size=8192,
+        vocab_size=131072,
+    )
+    assert stages_of(model, 1) == ()
+    assert stages_of(model, 2) == (11, 5)
+    assert stages_of(model, 4) == (6, 5, 5, 0)
+    # eight: 3 3 2 3 2 3 and the head on the seventh; the head goes to the last and the seventh takes a layer
+    assert stages_of(model, 8) == (3, 3, 2, 3, 2, 2, 1, 0)

@@ -64,7 +64,11 @@ def read_nanotron(source: str | Path, *, name: str = "nanotron-job") -> Job:
         )
     plan = Plan(
         mesh=mesh,
-        schedule=Schedule(name=engine if mesh.pp > 1 else "one_f_one_b", micro_batch_size=micro),  # type: ignore[arg-type]
+        schedule=Schedule(
+            name=engine if mesh.pp > 1 else "one_f_one_b",  # type: ignore[arg-type]
+            micro_batch_size=micro,
+            layers_per_stage=stages_of(model, mesh.pp) if isinstance(model, LlamaConfig) else (),
+        ),
         saved=Saved(preset="full" if f.flag("parallelism.recompute_layer", False) else "none"),
         layout=Layout(
             sequence_parallel=mode == "reduce_scatter" and mesh.tp > 1,
@@ -100,6 +104,33 @@ def mesh_of(f: Fields) -> Mesh:
         )
     dp, pp, tp = (f.integer(f"parallelism.{axis}") for axis in ("dp", "pp", "tp"))
     return Mesh(dp_shard=dp, pp=pp, tp=tp, cp=f.integer("parallelism.context_parallel_size", 1))
+
+
+def stages_of(model: LlamaConfig, pp: int) -> tuple[int, ...]:
+    """Decoder layers of each of nanotron's stages; empty for one stage.
+
+    Blocks cost their weights (4 h² and the feed-forward of a layer, h·vocab of the head, others nothing). Each goes to
+    the stage under way, which ends when the sum so far has passed its share of the whole. Where layers run out early,
+    the head is not on the last stage, which has only the loss; here it is, and stages between them take a layer each
+    from the ones before: the longest stage stays as long. Source: huggingface/nanotron
+    2411b02 src/nanotron/models/base.py build_model, models/llama.py get_block_compute_costs.
+    """
+    if pp == 1:
+        return ()
+    hidden = model.hidden_size
+    layer = 4 * model.num_heads * model.head_dim * hidden + 3 * model.ffn_size * hidden
+    whole = model.num_layers * layer + model.vocab_size * hidden
+    counts, stage = [0] * pp, 0
+    for done in range(1, model.num_layers + 1):
+        counts[stage] += 1
+        stage += done * layer * pp > whole * (stage + 1)
+    for empty in [s for s in range(pp - 1) if not counts[s]]:
+        giver = max((s for s in range(empty) if counts[s] > 1), default=-1)
+        if giver < 0:
+            return ()
+        counts[giver] -= 1
+        counts[empty] += 1
+    return tuple(counts)
 
 
 def model_of(f: Fields, tp: int, name: str) -> ModelConfig:

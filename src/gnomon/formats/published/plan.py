@@ -12,10 +12,12 @@ from functools import lru_cache
 
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
+from gnomon.formats.nanotron import stages_of
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.hardware import Cluster, NodeGroup, catalogue, parse_cluster
+from gnomon.models.llama import LlamaConfig
 from gnomon.plans import (
     DType,
     Fp8,
@@ -118,6 +120,18 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
         precision=precision,
     )
     return made, (*notes, *more, *again, *assumed)
+
+
+def with_stages(made: Plan, row: Row, config: object) -> tuple[Plan, Notes]:
+    """The plan with the stages that the program cuts, where it does not divide layers evenly."""
+    if not re.search(r"nanotron", row.framework.lower()) or not isinstance(config, LlamaConfig):
+        return made, ()
+    counts = stages_of(config, made.mesh.pp)
+    if not counts:
+        return made, ()
+    listed = " ".join(map(str, counts))
+    note = f"stages of {listed} layers: nanotron balances weights, the head's with them"
+    return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
 
 
 def workload(row: Row) -> Workload:

@@ -16,7 +16,7 @@ from gnomon.formats.published.measured import readings
 from gnomon.formats.published.megatron_ci import with_test_facts
 from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
-from gnomon.formats.published.plan import cluster, plan, stack, workload
+from gnomon.formats.published.plan import cluster, plan, stack, with_stages, workload
 from gnomon.formats.published.row import Refused, Row, read_table
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
@@ -107,6 +107,7 @@ def to_run(row: Row) -> Run:
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
     made, from_plan = plan(row, facts)
+    made, from_stages = with_stages(made, row, config)
     batch = workload(row)
     program, from_stack = stack(row, facts)
     return Run(
@@ -123,6 +124,6 @@ def to_run(row: Row) -> Run:
         memory_metric=facts.memory_metric,
         memory_rank=made.world_size - 1 if facts.memory_rank == -1 else facts.memory_rank,
         facts=facts,
-        notes=(*from_test, *from_model, *from_cluster, *from_plan, *from_stack),
+        notes=(*from_test, *from_model, *from_cluster, *from_plan, *from_stages, *from_stack),
         row=row,
     )

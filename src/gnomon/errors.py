@@ -10,7 +10,8 @@ Every error a user can cause is one of these, and says what was asked, what the 
     ├── PlanError          a plan that cannot run on this graph or cluster, or that contradicts itself
     ├── ProgramError       a Program that cannot run: carries the `Problem`s that validate found
     ├── UnpricedError      an action, op, link or buffer without a price or size
-    └── CatalogueError     an unknown device, cluster or model: carries the nearest names
+    ├── CatalogueError     an unknown device, cluster or model: carries the nearest names
+    └── RunError           a run that ended before its time: which process, and what is left of it
 
 `assert` is for our own mistakes, never for a user's.
 """
@@ -63,6 +64,10 @@ class UnpricedError(GnomonError):
 
 class CatalogueError(GnomonError):
     """An unknown name of a device, cluster or model."""
+
+
+class RunError(GnomonError):
+    """A run that ended before its time."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:

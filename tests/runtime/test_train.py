@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from runtime import training  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.runtime import Record, Text, launch, train  # noqa: E402
+from gnomon.runtime.progress import Progress  # noqa: E402
+from gnomon.runtime.train import check_unused  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -36,7 +38,7 @@ def stories(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, S
 
 @pytest.fixture(scope="module")
 def alone(data: Path) -> tuple[Record, ...]:
-    return launch(train, 1, training.job(data, training.ALONE, 12))[0]
+    return launch(train, 1, training.job(data, training.ALONE, 12))[0].records
 
 
 @pytest.mark.parametrize("name", training.PLANS)
@@ -84,22 +86,76 @@ def test_the_standard_library_is_text_that_every_machine_has() -> None:
     assert b"import" in bytes(text.training)
 
 
-def test_a_batch_cannot_be_longer_than_the_text() -> None:
-    files = [(f"{i}.txt", b"ab") for i in range(100)]
-    with pytest.raises(InputError, match="give more text"):
-        Text.of(files).batch(0, seed=0, sequences=1, seq_len=1000)
+def test_a_single_file_is_divided() -> None:
+    """And so are files that all fall to one side: the last twentieth is held out."""
+    text = Text.of([("input.txt", bytes(range(65, 91)) * 100)])
+    assert (len(text.training), len(text.validation)) == (2471, 130)
+    assert bytes(text.training) + bytes(text.validation) == bytes(range(65, 91)) * 100 + b"\0"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda folder: Text.read(folder / "nowhere"), "is not a folder"),
-        (lambda folder: Text.read(folder), "give more files"),
-    ],
-)
-def test_what_cannot_be_read_is_said(wrong: Callable[[Path], Text], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
-        wrong(tmp_path)
+def test_a_sequence_cannot_be_longer_than_the_text() -> None:
+    text = Text.of([(f"{i}.txt", b"ab") for i in range(100)])
+    with pytest.raises(InputError, match="a sequence takes 1001 bytes, but there are .* give more text"):
+        text.check(1000)
+    text.check(1)
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file.txt").write_text("text")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "picture.png").write_bytes(b"1234")
+    for name, said in (
+        ("nowhere", "does not exist; name a folder"),
+        ("file.txt", "is not a folder"),
+        ("empty", "no text in it; files that count end in .py"),
+        ("other", "no text in it"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Text.read(tmp_path / name)
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(InputError, match="file.txt': Permission denied; make it readable"):
+        Text.read(tmp_path)
+
+
+def test_a_folder_that_may_not_be_listed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.scandir", refused)
+    with pytest.raises(InputError, match="Permission denied"):
+        Text.read(tmp_path)
+
+
+def test_a_new_run_does_not_mix_with_an_earlier_ones_checkpoints(tmp_path: Path) -> None:
+    check_unused(tmp_path / "nowhere")
+    check_unused(tmp_path)
+    (tmp_path / "step-000012").mkdir()
+    with pytest.raises(InputError, match="step-000012 is from an earlier run; go on from it with --resume"):
+        check_unused(tmp_path)
+
+
+def test_progress_is_rewritten_on_a_terminal_and_a_line_now_and_then_in_a_log() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    log, screen = io.StringIO(), Terminal()
+    for out in (log, screen):
+        progress = Progress(steps=30, tokens=1000, expected_step_s=0.2, out=out)
+        for step in range(1, 31):
+            held_out = 2.5 if step % 10 == 0 else None
+            progress.show(step, 3.0, 2.0 if step == 1 else 0.25, held_out=held_out, warm=step < 4, last=step == 30)
+    lines = [line for line in log.getvalue().split("\n") if line.startswith("step")]
+    assert [line[:10] for line in lines] == ["step  1/30", "step 10/30", "step 20/30", "step 30/30"]
+    assert lines[2].startswith("step 20/30  loss 3.000  4,000 tokens/s")
+    assert lines[2].endswith("2 s left  0.25 s/step, expected 0.2")
+    assert screen.getvalue().count("\r") == 30
+    assert screen.getvalue().count("\n") == 6
 
 
 def test_a_vocabulary_below_bytes_is_refused(data: Path) -> None:

@@ -13,7 +13,7 @@ from runtime.parity import FP32
 
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Record, train
+from gnomon.runtime import Executor, Job, Outcome, Record, train
 
 CONFIG = LlamaConfig(
     name="bytes", num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=2, head_dim=16, ffn_size=64, vocab_size=256
@@ -36,7 +36,7 @@ def job(data: Path, plan: Plan, steps: int, **more: object) -> Job:
     return replace(given, settings=replace(given.settings, lr=1e-2), **more)  # type: ignore[arg-type]
 
 
-def interrupted(given: Job, after: int) -> tuple[Record, ...]:
+def interrupted(given: Job, after: int) -> Outcome:
     """Trains, and tells the last rank alone to end in step `after`."""
     asked = Executor.total_loss
     seen = []
@@ -57,5 +57,7 @@ def stories(data: Path, folder: Path) -> dict[str, tuple[tuple[Record, ...], ...
     for name, plan in PLANS.items():
         whole = train(job(data, plan, 12))
         partly = job(data, plan, 12, checkpoints=folder / name, resume=True)
-        found[name] = (whole, interrupted(partly, 5), train(partly))
+        before, after = interrupted(partly, 5), train(partly)
+        assert (before.stopped, before.resumed_from, after.stopped, after.resumed_from) == (signal.SIGTERM, 0, 0, 5)
+        found[name] = (whole.records, before.records, after.records)
     return found

@@ -42,6 +42,20 @@ peak memory; noise how far repeats of a measurement lie from their mean.
 example:
   gnomon validate runs.csv --family korthikanti-2022 --rows out.csv"""
 
+_RUN = """\
+PLAN.toml is a plan file, as gnomon plan writes it: model, machines, batch and
+plan. It is run by Gnomon's runtime (pip install gnomon[torch]) in as many
+processes as it has ranks, started here, or by the torchrun that this is run in.
+A token is a byte; text held out is never trained on. ^C and SIGTERM write a
+checkpoint; --resume goes on from it to the same losses.
+
+examples:
+  gnomon run plan.toml --steps 100 --timeline measured.timeline
+  gnomon run plan.toml --data ~/books --checkpoints saved --resume
+
+exit status: 0 done; 2 the request is wrong, or a process failed; 130 or 143
+stopped by ^C or SIGTERM."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `gnomon`; its result holds `command` and that command's values."""
@@ -50,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
     _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))
+    _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
     catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", "")
     catalogue.add_argument("what", nargs="?", choices=("devices", "clusters", "models", "stacks"), metavar="KIND")
     catalogue.add_argument("name", nargs="?", help="one of them, in full")
@@ -119,4 +134,19 @@ def _validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", metavar="ID", help="one run in full: prediction, measurement, what was assumed")
     parser.add_argument("--rows", metavar="OUT.csv", help="write every row's prediction, or why there is none")
     parser.add_argument("--workers", type=_count, metavar="N", help="processes; default the machine's cores, at most 8")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
+    parser.add_argument("--data", metavar="FOLDER", help="text to train on; default Python's standard library")
+    parser.add_argument(
+        "--steps", type=_count, default=200, metavar="N", help="in all, with those before a resume; 200"
+    )
+    parser.add_argument("--lr", type=float, default=1e-3, metavar="RATE", help="of AdamW; 0.001")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of parameters and order of data; 0")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument("--checkpoints", metavar="DIR", help="also at the end; default PLAN.checkpoints, when stopped")
+    parser.add_argument("--checkpoint-every", type=_count, metavar="N", help="steps; 100 with --checkpoints")
+    parser.add_argument("--timeline", metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -54,6 +54,8 @@ class HfModel:
     """The model."""
     notes: tuple[str, ...]
     """What the file says that the graph leaves out, one sentence each."""
+    config: llama.LlamaConfig | None = None
+    """The config of a Llama or its kin, which the runtime can run; None for other families."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,52 +87,48 @@ def _layer_types(k: Keys, expected: list[str]) -> None:
         k.fail("layer_types", f"layer_types disagrees with the window keys, which give {expected[:4]} …")
 
 
-def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
     hidden = k.integer("hidden_size")
     heads, kv_heads, head_dim = _heads(k, hidden)
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("pretraining_tp", 1, 2, 4, 8)  # splits matrices to reproduce rounding; same work
     k.ignore("max_position_embeddings")
-    return llama.llama(
-        llama.LlamaConfig(
-            name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", False),
-            qkv_bias=bias,
-            out_bias=bias,
-            ffn_bias=k.flag("mlp_bias", False),
-            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
-        )
+    return llama.LlamaConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        tied=k.flag("tie_word_embeddings", False),
+        qkv_bias=bias,
+        out_bias=bias,
+        ffn_bias=k.flag("mlp_bias", False),
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
     )
 
 
-def _mistral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _mistral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
     hidden = k.integer("hidden_size")
     heads, kv_heads, head_dim = _heads(k, hidden)
     window = _optional_window(k, 4096)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
-    return llama.llama(
-        llama.LlamaConfig(
-            name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", False),
-            window=window,
-            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
-        )
+    return llama.LlamaConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        tied=k.flag("tie_word_embeddings", False),
+        window=window,
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
     )
 
 
@@ -154,7 +152,7 @@ def _qwen_window(k: Keys, layers: int) -> tuple[int, int]:
     return window, full
 
 
-def _qwen(k: Keys, name: str, wanted: Wanted, notes: Notes, *, third: bool) -> Graph:
+def _qwen(k: Keys, name: str, wanted: Wanted, notes: Notes, *, third: bool) -> llama.LlamaConfig:
     hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
     heads = k.integer("num_attention_heads")
     kv_heads = k.integer("num_key_value_heads")
@@ -163,32 +161,30 @@ def _qwen(k: Keys, name: str, wanted: Wanted, notes: Notes, *, third: bool) -> G
     bias = k.flag("attention_bias", False) if third else False
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "use_mrope")
-    return llama.llama(
-        llama.LlamaConfig(
-            name=name,
-            num_layers=layers,
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", False),
-            qkv_bias=bias if third else True,
-            out_bias=bias,
-            qk_norm=third,
-            window=window,
-            full_layers=full,
-            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
-        )
+    return llama.LlamaConfig(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        tied=k.flag("tie_word_embeddings", False),
+        qkv_bias=bias if third else True,
+        out_bias=bias,
+        qk_norm=third,
+        window=window,
+        full_layers=full,
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
     )
 
 
-def _qwen2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _qwen2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
     return _qwen(k, name, wanted, notes, third=False)
 
 
-def _qwen3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _qwen3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
     return _qwen(k, name, wanted, notes, third=True)
 
 
@@ -448,7 +444,7 @@ def _vit(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-Reader = Callable[[Keys, str, Wanted, Notes], Graph]
+Reader = Callable[[Keys, str, Wanted, Notes], Graph | llama.LlamaConfig]
 
 READERS: Mapping[str, Reader] = {
     "llama": _llama,
@@ -482,11 +478,12 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
         raise CatalogueError(f"{name}: model_type {kind!r} has no reader{nearest(kind, READERS)}; known: {[*READERS]}")
     keys, notes = Keys(values, name), Notes()
     try:
-        graph = reader(keys, name, wanted or Wanted(), notes)
+        read = reader(keys, name, wanted or Wanted(), notes)
+        graph = read if isinstance(read, Graph) else llama.llama(read)
     except GraphError as error:
         raise InputError(f"{name}: {error}", "$") from error
     keys.finish(HARMLESS)
-    return HfModel(graph=graph, notes=tuple(notes))
+    return HfModel(graph=graph, notes=tuple(notes), config=None if isinstance(read, Graph) else read)
 
 
 def read_hf_config(text: str, name: str, wanted: Wanted | None = None) -> HfModel:

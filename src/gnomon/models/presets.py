@@ -12,18 +12,28 @@ from gnomon.errors import CatalogueError, nearest
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, dit, gemma, gpt, llama, mixtral, t5, unet, vit
 
+LLAMAS: Mapping[str, Callable[[], llama.LlamaConfig]] = {
+    "llama-mini": llama.llama_mini,
+    "llama-tiny": llama.llama_tiny,
+    "llama-2-7b": llama.llama2_7b,
+    "llama-2-70b": llama.llama2_70b,
+    "llama-3.1-8b": llama.llama3_1_8b,
+    "llama-3.1-70b": llama.llama3_1_70b,
+    "llama-3.1-405b": llama.llama3_1_405b,
+    "llama-3.2-1b": llama.llama3_2_1b,
+    "mistral-7b": llama.mistral_7b,
+    "qwen2.5-7b": llama.qwen2_5_7b,
+    "qwen3-8b": llama.qwen3_8b,
+}
+"""Name -> a function returning the config, of models that the runtime can run too."""
+
+
+def _llama(make: Callable[[], llama.LlamaConfig]) -> Callable[[], Graph]:
+    return lambda: llama.llama(make())
+
+
 PRESETS: Mapping[str, Callable[[], Graph]] = {
-    "llama-mini": lambda: llama.llama(llama.llama_mini()),
-    "llama-tiny": lambda: llama.llama(llama.llama_tiny()),
-    "llama-2-7b": lambda: llama.llama(llama.llama2_7b()),
-    "llama-2-70b": lambda: llama.llama(llama.llama2_70b()),
-    "llama-3.1-8b": lambda: llama.llama(llama.llama3_1_8b()),
-    "llama-3.1-70b": lambda: llama.llama(llama.llama3_1_70b()),
-    "llama-3.1-405b": lambda: llama.llama(llama.llama3_1_405b()),
-    "llama-3.2-1b": lambda: llama.llama(llama.llama3_2_1b()),
-    "mistral-7b": lambda: llama.llama(llama.mistral_7b()),
-    "qwen2.5-7b": lambda: llama.llama(llama.qwen2_5_7b()),
-    "qwen3-8b": lambda: llama.llama(llama.qwen3_8b()),
+    **{name: _llama(make) for name, make in LLAMAS.items()},
     "gemma-2-2b": lambda: gemma.gemma2(gemma.gemma2_2b()),
     "gemma-2-9b": lambda: gemma.gemma2(gemma.gemma2_9b()),
     "gemma-2-27b": lambda: gemma.gemma2(gemma.gemma2_27b()),

@@ -18,5 +18,7 @@ from gnomon.runtime.optim import AdamW as AdamW
 from gnomon.runtime.optim import AdamWSettings as AdamWSettings
 from gnomon.runtime.parameters import Parameters as Parameters
 from gnomon.runtime.train import Job as Job
+from gnomon.runtime.train import Outcome as Outcome
 from gnomon.runtime.train import Record as Record
+from gnomon.runtime.train import run as run
 from gnomon.runtime.train import train as train

@@ -1,33 +1,45 @@
-"""Training: steps of an executor on text, with validation, a progress line, checkpoints and a clean end.
+"""Training: steps of an executor on text, with validation, progress, checkpoints, a measured Timeline, a clean end.
 
-`train(job)` runs in every process of a job (start it with `launch`) and returns a record a step, the same on all
-ranks. ^C and SIGTERM end after the step under way, with a checkpoint; `resume` goes on to the same losses. Left out:
-schedules of the learning rate, and the prediction that a progress line may be compared with, which the caller gives.
+`train(job)` runs in every process of a job and returns an `Outcome`, the same on all ranks; `run(job)` starts those
+processes and returns rank 0's. ^C and SIGTERM end after the step under way, with a checkpoint; `resume` goes on to the
+same losses. Left out: schedules of the learning rate, and the prediction that progress is compared with, which the
+caller gives.
 """
 
 from __future__ import annotations
 
-import resource
+import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from gnomon.errors import PlanError
+from gnomon import errors
+from gnomon.errors import GnomonError, InputError, PlanError, RunError
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Plan, Workload
-from gnomon.runtime.checkpoint import load, save
+from gnomon.runtime.checkpoint import load, newest, save
 from gnomon.runtime.data import VOCAB_SIZE, Text
 from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor
+from gnomon.runtime.launch import launch
 from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.progress import Progress, process_peak_bytes
+from gnomon.timeline import Timeline
+
+WARM_UP = 3
+"""First steps of a process, which are slower than the rest (allocation, caches) and count in no median."""
+MEASURED = 7
+"""Steps whose Timelines are taken; the one of median length is returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +65,15 @@ class Job:
     checkpoints: Path | None = None
     """Folder for checkpoints; None for none."""
     checkpoint_every: int = 0
-    """Steps between them; 0 for one at the end only."""
+    """Steps between them; 0 for none on the way."""
+    checkpoint_at_end: bool = True
+    """Whether a run that is not stopped leaves a checkpoint too."""
     resume: bool = False
     """Go on from the newest checkpoint, if there is one."""
+    resume_with: str = ""
+    """The command that goes on after a stop, to be shown then."""
+    measure: bool = False
+    """Take a Timeline."""
     expected_step_s: float | None = None
     """A prediction to show beside what is measured."""
     quiet: bool = False
@@ -84,58 +102,201 @@ class Record:
     """On held-out text, where it was asked for after this step."""
 
 
-def train(job: Job) -> tuple[Record, ...]:
-    """Records of the steps that this call ran. All ranks of the job must call it."""
-    text = Text.read(job.data)
-    executor = Executor(job.config, job.plan, job.workload, seed=job.seed, settings=job.settings)
-    done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
-    records: list[Record] = []
-    size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
-    with _asked_to_end() as asked:
-        for step in range(done + 1, job.steps + 1):
-            began = perf_counter()
-            result = executor.step(text.batch(step, seed=job.seed, **size))
-            loss = executor.total_loss(result)
-            taken = perf_counter() - began
-            ends = _anyone(bool(asked)) or step == job.steps
-            validates = ends or (job.validate_every and step % job.validate_every == 0)
-            held_out = evaluate(executor, text.validation_batch(0, **size)) if validates else None
-            records.append(
-                Record(step=step, loss=loss, grad_norm=float(result.grad_norm), step_s=taken, validation_loss=held_out)
-            )
-            if not job.quiet and dist.get_rank() == 0:
-                print(_line(job, records[-1]), file=sys.stderr, flush=True)
-            if job.checkpoints is not None and (ends or (job.checkpoint_every and step % job.checkpoint_every == 0)):
-                save(job.checkpoints, executor, step)
-            if ends:
-                break
-    return tuple(records)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a call of `train` went."""
+
+    records: tuple[Record, ...]
+    """Of the steps that it ran."""
+    resumed_from: int = 0
+    """Steps that were behind it."""
+    stopped: int = 0
+    """Number of the signal that ended it early; 0 if none did."""
+    checkpoint: Path | None = None
+    """The last one written."""
+    timeline: Timeline | None = None
+    """Of a step of median length, by rank class, if it was asked for and a whole step ran."""
+    process_peak_bytes: int = 0
+    """Most memory that rank 0's process had, libraries and all."""
+    training_bytes: int = 0
+    """Of text to train on."""
+    validation_bytes: int = 0
+    """Of text held out."""
+
+    @property
+    def warm(self) -> int:
+        """First steps that count in no median: WARM_UP, or fewer when little was run."""
+        return min(WARM_UP, (len(self.records) - 1) // 2) if self.records else 0
+
+    @property
+    def step_s(self) -> float:
+        """Median seconds of a step after warm-up; NaN if none ran."""
+        return median([record.step_s for record in self.records[self.warm :]] or [float("nan")])
 
 
-def _line(job: Job, record: Record) -> str:
-    """Step, loss, speed, memory, time left, and expected against actual."""
-    tokens = job.workload.global_batch_size * job.workload.seq_len
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
-    left = (job.steps - record.step) * record.step_s
-    parts = [
-        f"step {record.step}/{job.steps}",
-        f"loss {record.loss:.4f}",
-        f"{tokens / record.step_s:,.0f} tokens/s",
-        f"rank 0 peak {memory:.2f} GiB",
-        f"{left:.0f} s left",
+def run(job: Job, *, threads: int = 1) -> Outcome:
+    """Starts the job's processes and returns rank 0's outcome; under `torchrun` this process's.
+
+    threads: of torch, in each process. RunError if a process ends before its time; SystemExit (130, 143) if a signal
+    ended the processes started here, after their checkpoint.
+    """
+    try:
+        with _agent_silent():
+            outcomes = launch(train, job.plan.world_size, job, threads=threads)
+    except ChildFailedError as failed:
+        raise _failure(job, *failed.get_first_failure()) from failed
+    except SystemExit:
+        if job.checkpoints is None or newest(job.checkpoints) is None:
+            print("stopped before there was anything to keep", file=sys.stderr, flush=True)
+        raise
+    return outcomes[min(outcomes)]
+
+
+@contextmanager
+def _agent_silent() -> Iterator[None]:
+    """Without the elastic agent's own account of a failure: one clear error is enough."""
+    chatty = [
+        logging.getLogger(name)
+        for name in logging.root.manager.loggerDict
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing"))
     ]
-    if record.validation_loss is not None:
-        parts.insert(2, f"held out {record.validation_loss:.4f}")
-    if job.expected_step_s is not None:
-        parts.append(f"{record.step_s:.3f} s a step, expected {job.expected_step_s:.3f}")
-    return " · ".join(parts)
+    levels = [logger.level for logger in chatty]
+    for logger in chatty:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(chatty, levels, strict=True):
+            logger.setLevel(level)
 
 
-def _anyone(asked: bool) -> bool:
-    """Whether any rank was asked to end: a signal may reach one of them only."""
-    flag = torch.tensor(int(asked))
+def _failure(job: Job, rank: int, failure: ProcessFailure) -> GnomonError:
+    """What to tell the user of a process that failed: his mistake as it is, anything else with what is left."""
+    text = failure.message["message"] if isinstance(failure.message, dict) else failure.message
+    name, _, said = str(text).partition(": ")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, GnomonError):
+        return kind(said)
+    if failure.exitcode < 0:
+        why = f"was killed by {failure.signal_name()}"
+    elif "onnection" in str(text):
+        why = f"lost another process, which must have been killed ({said[:200]})"
+    else:
+        why = f"failed: {str(text)[:400]}"
+    left = newest(job.checkpoints) if job.checkpoints is not None else None
+    after = f"; the checkpoint {left} is whole: {job.resume_with or 'resume from it'}" if left else "; no checkpoint"
+    return RunError(f"rank {rank} of {job.plan.world_size} {why}, so the run ended{after}")
+
+
+def train(job: Job) -> Outcome:
+    """How it went, with a record of each step that this call ran. All ranks of the job must call it."""
+    with _asked_to_end() as asked:
+        text = Text.read(job.data)
+        text.check(job.workload.seq_len)
+        executor = Executor(job.config, job.plan, job.workload, seed=job.seed, settings=job.settings)
+        done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
+        loop = _Loop(job, executor, text, done)
+        for step in range(done + 1, job.steps + 1):
+            loop.step(step)
+            if loop.ends(step, _anyone(asked)):
+                break
+        return loop.outcome()
+
+
+class _Loop:
+    """What is known between two steps."""
+
+    def __init__(self, job: Job, executor: Executor, text: Text, done: int) -> None:
+        self.job, self.executor, self.text, self.done = job, executor, text, done
+        self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
+        self.records: list[Record] = []
+        self.timelines: list[Timeline] = []
+        self.measured = _measured_steps(done, job.steps) if job.measure else frozenset()
+        self.stopped = 0
+        self.checkpoint: Path | None = None
+        tokens = job.workload.global_batch_size * job.workload.seq_len
+        says = not job.quiet and dist.get_rank() == 0
+        expected = job.expected_step_s
+        self.progress = Progress(steps=job.steps, tokens=tokens, expected_step_s=expected) if says else None
+
+    def step(self, step: int) -> None:
+        """Trains one step."""
+        began = perf_counter()
+        batch = self.text.batch(step, seed=self.job.seed, **self.size)
+        if step in self.measured:
+            result, timeline = self.executor.measured_step(batch)
+            said = f"step {step}, of median length among {len(self.measured)} measured ones"
+            by_class = self.executor.per_class(timeline)
+            self.timelines.append(replace(by_class, assumptions=(*by_class.assumptions, said)))
+            taken, loss = timeline.makespan_s, self.executor.total_loss(result)
+        else:
+            result = self.executor.step(batch)
+            loss = self.executor.total_loss(result)
+            taken = perf_counter() - began
+        self.records.append(Record(step=step, loss=loss, grad_norm=float(result.grad_norm), step_s=taken))
+
+    def ends(self, step: int, asked: int) -> bool:
+        """Validates, reports and saves as is due after the step; whether it was the last. asked: signal, or 0."""
+        job, last = self.job, bool(asked) or step == self.job.steps
+        if last or (job.validate_every and step % job.validate_every == 0):
+            held_out = evaluate(self.executor, self.text.validation_batch(0, **self.size))
+            self.records[-1] = replace(self.records[-1], validation_loss=held_out)
+        self._show(last)
+        due = job.checkpoint_every and step % job.checkpoint_every == 0
+        if job.checkpoints is not None and (asked or due or (last and job.checkpoint_at_end)):
+            self.checkpoint = save(job.checkpoints, self.executor, step)
+        if asked:
+            self.stopped = asked
+            self._say_stopped(step)
+        return last
+
+    def _show(self, last: bool) -> None:
+        record = self.records[-1]
+        if self.progress is not None:
+            self.progress.show(
+                record.step,
+                record.loss,
+                record.step_s,
+                held_out=record.validation_loss,
+                warm=len(self.records) <= WARM_UP + 1,
+                last=last,
+            )
+
+    def _say_stopped(self, step: int) -> None:
+        """The processes are about to be ended, so nobody else can say it."""
+        if self.progress is not None:
+            name = signal.Signals(self.stopped).name
+            kept = f"checkpoint in {self.checkpoint}" if self.checkpoint else "no checkpoint was asked for"
+            again = f"; go on with: {self.job.resume_with}" if self.checkpoint and self.job.resume_with else ""
+            print(f"stopped by {name} after step {step}; {kept}{again}", file=sys.stderr, flush=True)
+
+    def outcome(self) -> Outcome:
+        """What there is to tell."""
+        ordered = sorted(self.timelines, key=lambda timeline: timeline.makespan_s)
+        return Outcome(
+            records=tuple(self.records),
+            resumed_from=self.done,
+            stopped=self.stopped,
+            checkpoint=self.checkpoint,
+            timeline=ordered[(len(ordered) - 1) // 2] if ordered else None,
+            process_peak_bytes=process_peak_bytes(),
+            training_bytes=len(self.text.training),
+            validation_bytes=len(self.text.validation),
+        )
+
+
+def _measured_steps(done: int, steps: int) -> frozenset[int]:
+    """At most MEASURED steps, spread over those after warm-up; the last one if there are none."""
+    first = min(done + WARM_UP + 1, steps)
+    count = min(MEASURED, steps - first + 1)
+    return frozenset(first + i * (steps - first) // max(1, count - 1) for i in range(count))
+
+
+def _anyone(asked: Sequence[int]) -> int:
+    """The signal that any rank was sent, or 0: it may reach one of them only."""
+    flag = torch.tensor(max(asked, default=0))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
+    return int(flag)
 
 
 @contextmanager
@@ -152,3 +313,12 @@ def _asked_to_end() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def check_unused(folder: Path) -> None:
+    """InputError if the folder has checkpoints: a run that does not resume from them would mix with them."""
+    if (found := newest(folder)) is not None:
+        raise InputError(
+            f"{found} is from an earlier run; go on from it with --resume, or give another folder (--checkpoints), or "
+            f"remove {folder}"
+        )

@@ -1,0 +1,261 @@
+"""`gnomon run`: a plan file carried out on this machine, or by the torchrun that started this process.
+
+`run(options)` prints the prediction, trains, prints what was measured beside it, and returns 0, or 130 and 143 when ^C
+and SIGTERM ended it (with a checkpoint). Only the runtime needs torch; it is loaded by name, once it is known to be
+there. Leaves out comparing in detail: `gnomon compare` does that with the Timeline that this writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
+from shlex import quote
+from typing import Any
+
+from gnomon import schema
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import CatalogueError, InputError, PlanError, nearest
+from gnomon.formats.hf import read_hf_config
+from gnomon.formats.job import read_source
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.models.llama import LlamaConfig, llama
+from gnomon.models.presets import LLAMAS, PRESETS
+from gnomon.plans import PlanFile, is_plan_file, load_plan_file
+from gnomon.plans.stacks import stack
+from gnomon.prediction import Prediction, predict
+from gnomon.report.prediction import describe
+from gnomon.report.tables import Column, gib, number, table, wrapped
+from gnomon.timeline import print_timeline
+
+STACK = "gnomon"
+"""The record of the program that runs it: ours."""
+
+VALIDATIONS = 5
+"""Validations in a run whose user does not say how many."""
+
+CHECKPOINT_EVERY = 100
+"""Steps between checkpoints, where a folder for them is given and nothing else."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read, predict, train, tell."""
+    file = read_plan(options.plan)
+    config, notes = read_llama(file.model)
+    if find_spec("torch") is None:
+        raise InputError("running a plan needs torch, which is not installed: pip install gnomon[torch]")
+    machines = parse_cluster(file.on)
+    _check_machines(file, machines)
+    found = predict(llama(config), machines, file.plan, file.workload, stack(STACK))
+    notes += _check_memory(found)
+    shown = _is_rank_0() and not options.json
+    if shown:
+        print_lines(_before(file, found, notes, options))
+        sys.stdout.flush()
+    outcome = resolve_name("gnomon.runtime.train:run")(_job(options, file, config, found))
+    if _is_rank_0():
+        _after(options, Told(file=file, found=found, outcome=outcome))
+    return 128 + outcome.stopped if outcome.stopped else 0
+
+
+def read_plan(path: str) -> PlanFile:
+    """The plan file; InputError for a plan that does not say what it is for."""
+    if not is_plan_file(path):
+        raise InputError(
+            f"{path} does not say which model, machines and batch it is for; start it with "
+            f'`schema = "{PlanFile.SCHEMA}"`, as `gnomon plan MODEL --on CLUSTER -o FILE` does'
+        )
+    return load_plan_file(path)
+
+
+def read_llama(name: str) -> tuple[LlamaConfig, tuple[str, ...]]:
+    """(config, notes) of a preset, a config.json or its folder; PlanError for a model that the runtime has not."""
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.suffix == ".json" or path.is_file():
+        text, source = read_source(path)
+        read = read_hf_config(text, (path.resolve().parent.name if path.name == "config.json" else path.stem) or source)
+        if read.config is None:
+            raise PlanError(f"{name} is no Llama or kin of it (Mistral, Qwen), which is what the runtime runs")
+        return read.config, (*read.notes, "rotary base 10,000 and norm eps 1e-5, whatever the file says")
+    if name in LLAMAS:
+        return LLAMAS[name](), ()
+    if name in PRESETS:
+        raise PlanError(f"the runtime runs Llamas and their kin, not {name!r}; among presets: {', '.join(LLAMAS)}")
+    raise CatalogueError(f"unknown model {name!r}{nearest(name, LLAMAS)}; the runtime runs {', '.join(LLAMAS)}")
+
+
+def _check_machines(file: PlanFile, machines: Cluster) -> None:
+    other = next((device.name for device in machines.devices if device.kind != "cpu"), None)
+    if other is not None:
+        raise PlanError(
+            f"the plan is for {file.on}, whose {other} the runtime does not drive yet: it runs on processors; "
+            f"plan for this machine with --on local"
+        )
+
+
+def _check_memory(found: Prediction) -> tuple[str, ...]:
+    """PlanError when all ranks together need more than this machine has; a note where they share its cores."""
+    needed = sum(rank.peak_bytes * len(rank.ranks) for rank in found.memory)
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > has:
+        raise PlanError(
+            f"{found.model} needs {gib(needed)} GiB under this plan, and this machine has {gib(has)}; take a smaller "
+            f"model, a smaller micro batch or recompute"
+        )
+    cores = os.cpu_count() or 1
+    if found.plan.world_size > cores and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return (f"{found.plan.world_size} processes share {cores} cores: slower than predicted",)
+    return ()
+
+
+def _is_rank_0() -> bool:
+    """Whether this process speaks: under torchrun the first one alone does."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
+def _job(options: argparse.Namespace, file: PlanFile, config: LlamaConfig, found: Prediction) -> Any:
+    folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
+    if not options.resume:
+        resolve_name("gnomon.runtime.train:check_unused")(folder)
+    settings = resolve_name("gnomon.runtime.optim:AdamWSettings")(lr=options.lr)
+    every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
+    return resolve_name("gnomon.runtime.train:Job")(
+        config=config,
+        plan=file.plan,
+        workload=file.workload,
+        steps=options.steps,
+        data=None if options.data is None else Path(options.data).expanduser(),
+        settings=settings,
+        seed=options.seed,
+        validate_every=max(1, options.steps // VALIDATIONS),
+        checkpoints=folder,
+        checkpoint_every=every,
+        checkpoint_at_end=options.checkpoints is not None,
+        resume=options.resume,
+        resume_with=_resume_command(options),
+        measure=options.timeline is not None,
+        expected_step_s=found.step_s,
+    )
+
+
+def _resume_command(options: argparse.Namespace) -> str:
+    """The same command with --resume."""
+    words = ["gnomon", "run", options.plan, "--steps", str(options.steps)]
+    for name in ("data", "checkpoints", "timeline"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name}", value]
+    for name in ("seed", "lr"):
+        words += [f"--{name}", str(getattr(options, name))]
+    return " ".join(quote(word) for word in [*words, "--resume"])
+
+
+def _before(file: PlanFile, found: Prediction, notes: Sequence[str], options: argparse.Namespace) -> tuple[str, ...]:
+    tokens = file.workload.global_batch_size * file.workload.seq_len
+    peak = found.tightest.peak_bytes
+    where = options.data or "the Python standard library's source"
+    return (
+        *wrapped(f"{found.model} on {file.on}: {describe(file.plan, file.workload)}", indent=""),
+        *wrapped(
+            f"predicted: {number(found.step_s)} s a step, {number(tokens / found.step_s, 4)} tokens/s, peak "
+            f"{peak / 2**30:.2f} GiB a rank",
+            indent="",
+        ),
+        *wrapped(f"training {options.steps} steps on {where}, bytes as tokens", indent=""),
+        *(line for note in notes for line in wrapped(note, bullet="- ")),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A run and its prediction."""
+
+    file: PlanFile
+    """What was asked."""
+    found: Prediction
+    """What was predicted."""
+    outcome: Any
+    """What happened: a `gnomon.runtime.Outcome`."""
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.file.workload.global_batch_size * self.file.workload.seq_len
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        o, found = self.outcome, self.found
+        return {
+            "schema": "gnomon.run/1",
+            "model": found.model,
+            "cluster": found.cluster,
+            "plan": schema.to_mapping(self.file.plan),
+            "workload": schema.to_mapping(self.file.workload),
+            "resumed_from": o.resumed_from,
+            "warm_up_steps": o.warm,
+            "stopped_by_signal": o.stopped or None,
+            "checkpoint": None if o.checkpoint is None else str(o.checkpoint),
+            "predicted": {"step_s": found.step_s, "peak_bytes": found.tightest.peak_bytes},
+            "measured": {
+                "step_s": o.step_s,
+                "tokens_per_s": self.tokens / o.step_s,
+                "process_peak_bytes": o.process_peak_bytes,
+            }
+            if o.records
+            else None,
+            "steps": [
+                {"step": r.step, "loss": r.loss, "step_s": r.step_s, "validation_loss": r.validation_loss}
+                for r in o.records
+            ],
+        }
+
+
+def _after(options: argparse.Namespace, told: Told) -> None:
+    """Write the Timeline, say how it went."""
+    outcome = told.outcome
+    written = []
+    if options.timeline is not None and outcome.timeline is not None:
+        schema.save_text(print_timeline(outcome.timeline), options.timeline)
+        written.append(f"wrote {options.timeline}: the Timeline of a measured step")
+    if outcome.checkpoint is not None:
+        written.append(f"wrote {outcome.checkpoint}: the checkpoint")
+    if options.json:
+        print_json(told.to_mapping())
+    else:
+        print_lines((*summary(told), *written))
+
+
+def summary(told: Told) -> tuple[str, ...]:
+    """Lines: speed measured and predicted, and the losses."""
+    outcome = told.outcome
+    if not outcome.records:
+        return (f"nothing to do: {outcome.resumed_from} steps are behind it already; ask for more with --steps",)
+    predicted, measured = told.found.step_s, outcome.step_s
+    columns = (Column(name="", align="left"), *(Column(name=name) for name in ("predicted", "measured", "off by")))
+    rows = [
+        ("step s", number(predicted), number(measured), _off(predicted, measured)),
+        (
+            "tokens/s",
+            number(told.tokens / predicted, 4),
+            number(told.tokens / measured, 4),
+            _off(told.tokens / predicted, told.tokens / measured),
+        ),
+    ]
+    first, last = outcome.records[0], outcome.records[-1]
+    counted = f"steps {outcome.records[outcome.warm].step} to {last.step}"
+    warm = f"; the first {outcome.warm} are warm-up" if outcome.warm else ""
+    return (
+        "",
+        *table(columns, rows),
+        *wrapped(f"measured: the median of {counted}{warm}", indent=""),
+        f"loss {first.loss:.3f} -> {last.loss:.3f}, on held-out text {last.validation_loss:.3f}",
+    )
+
+
+def _off(predicted: float, measured: float) -> str:
+    """How far the prediction is from what was measured, in per cent of the latter."""
+    return f"{(predicted / measured - 1) * 100:+.1f} %"

@@ -1,0 +1,91 @@
+"""The line that says how a run goes: step, loss, speed, memory, time left, expected against actual.
+
+On a terminal it is rewritten in place; in a log it is a line at the first step, every LOG_S seconds, at each validation
+and at the end. Left out: the summary, which is the caller's.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from shutil import get_terminal_size
+from statistics import median
+from time import monotonic
+from typing import TextIO
+
+LOG_S = 10.0
+"""Seconds between lines in a log."""
+SMOOTH = 9
+"""Steps whose median is the speed shown."""
+
+
+def process_peak_bytes() -> int:
+    """Most memory that this process has had, libraries and all."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def span(seconds: float) -> str:
+    """`42 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest:02} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Says how a run goes, from what it is told of each step."""
+
+    steps: int
+    """Of the whole run."""
+    tokens: int
+    """Of a step."""
+    expected_step_s: float | None = None
+    """What was predicted."""
+    out: TextIO = field(default_factory=lambda: sys.stderr)
+    """Where to."""
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=SMOOTH))
+    """Seconds of the last steps."""
+    said: float = float("-inf")
+    """When the last line went to a log."""
+
+    def show(
+        self, step: int, loss: float, step_s: float, *, held_out: float | None = None, warm: bool, last: bool
+    ) -> None:
+        """One step is done. warm: it is a warm-up step, which says nothing about later ones."""
+        if warm:
+            self.recent.clear()
+        self.recent.append(step_s)
+        line = self.line(step, loss)
+        if self.out.isatty():
+            whole = held_out is not None or last
+            width = get_terminal_size().columns - 1
+            text = f"{line}\n{_held_out(held_out)}" if whole else line[:width]
+            print(f"\r\x1b[K{text}", end="", file=self.out, flush=True)
+            return
+        if monotonic() - self.said >= LOG_S or held_out is not None or last:
+            self.said = monotonic()
+            print(f"{line}\n{_held_out(held_out)}", end="", file=self.out, flush=True)
+
+    def line(self, step: int, loss: float) -> str:
+        """`step 12/60  loss 3.214  4,012 tokens/s  0.42 GiB  24 s left  0.510 s/step, expected 0.512`."""
+        usual = median(self.recent)
+        parts = [
+            f"step {step:>{len(str(self.steps))}}/{self.steps}",
+            f"loss {loss:.3f}",
+            f"{self.tokens / usual:,.0f} tokens/s",
+            f"{process_peak_bytes() / 2**30:.2f} GiB",
+            f"{span((self.steps - step) * usual)} left",
+            f"{usual:.3g} s/step",
+        ]
+        if self.expected_step_s is not None:
+            parts[-1] += f", expected {self.expected_step_s:.3g}"
+        return "  ".join(parts)
+
+
+def _held_out(loss: float | None) -> str:
+    return "" if loss is None else f"  loss on held-out text {loss:.3f}\n"

@@ -1,0 +1,73 @@
+"""What `gnomon run` refuses before a process is started, with torch or without. Running is in tests/runtime."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gnomon import schema
+from gnomon.cli import main
+from gnomon.plans import Mesh, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
+
+FILE = PlanFile(
+    model="llama-tiny",
+    on="2xcpu-process",
+    workload=Workload(global_batch_size=4, seq_len=64),
+    plan=Plan(
+        mesh=Mesh(dp_replicate=2),
+        schedule=Schedule(micro_batch_size=1),
+        precision=Precision(param="fp32", compute="fp32", master="none"),
+    ),
+)
+
+
+def refused(file: PlanFile | Plan, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    path = folder / "plan.toml"
+    schema.save_file(file, path)
+    status = main(["run", str(path)])
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert "Traceback" not in err
+    return err
+
+
+def test_without_torch_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnomon.cli.run.find_spec", lambda name: None)
+    err = refused(FILE, tmp_path, capsys)
+    assert err == "gnomon: running a plan needs torch, which is not installed: pip install gnomon[torch]\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (FILE.plan, "does not say which model, machines and batch it is for"),
+        (replace(FILE, model="gpt2"), "the runtime runs Llamas and their kin, not 'gpt2'"),
+        (replace(FILE, model="llama-teeny"), "unknown model 'llama-teeny' (did you mean 'llama-tiny'"),
+        (replace(FILE, on="2xh100-sxm"), "whose h100-sxm-80gb the runtime does not drive yet"),
+        (replace(FILE, model="llama-3.1-405b"), "and this machine has"),
+        (replace(FILE, plan=Plan(mesh=Mesh(tp=3))), "3"),
+    ],
+)
+def test_what_cannot_run_is_said(
+    file: PlanFile | Plan,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gnomon.cli.run.find_spec", lambda name: find_spec("json"))
+    assert said in refused(file, tmp_path, capsys)
+
+
+def test_a_config_that_is_no_llama(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_plan_file(replace(FILE, model=str(tmp_path / "config.json")), tmp_path / "plan.toml")
+    assert main(["run", str(tmp_path / "plan.toml")]) == 2
+    assert "is no Llama or kin of it" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""`gnomon run` as people use it: real processes, real signals, resuming to the same losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from runtime.parity import FP32  # noqa: E402
+
+from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file  # noqa: E402
+from gnomon.timeline import parse_timeline  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SOURCE = Path(__file__).parents[2] / "src"
+GNOMON = (sys.executable, "-c", "import sys; from gnomon.cli import main; sys.exit(main())")
+PATIENCE_S = 120.0
+FOREVER = "1000000"
+TRAIN = ("run", "plan.toml", "--data", "text")
+
+
+@dataclass
+class Folder:
+    """A folder with a plan of two ranks and some text, where commands run."""
+
+    path: Path
+
+    def start(self, *words: str, prefix: tuple[str, ...] = GNOMON) -> subprocess.Popen[str]:
+        """A command in a process group of its own, as a shell would start it."""
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+        with (self.path / "stderr").open("w") as error:
+            return subprocess.Popen(
+                [*prefix, *words],
+                cwd=self.path,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=error,
+                text=True,
+                process_group=0,
+            )
+
+    def run(self, *words: str, prefix: tuple[str, ...] = GNOMON) -> tuple[int, str, str]:
+        """(status, output, errors) of a command that ends by itself."""
+        with self.start(*words, prefix=prefix) as process:
+            out, _ = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, out, self.errors
+
+    @property
+    def errors(self) -> str:
+        return (self.path / "stderr").read_text()
+
+    def end(self, process: subprocess.Popen[str], when: Callable[[], bool], end: Callable[[], None]) -> tuple[int, str]:
+        """(status, errors) after `end` was done to a process for which `when` has come true."""
+        with process:
+            until = time.monotonic() + PATIENCE_S
+            while not when():
+                assert process.poll() is None and time.monotonic() < until, self.errors
+                time.sleep(0.05)
+            end()
+            process.communicate(timeout=PATIENCE_S)
+        return process.returncode, self.errors
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(40):
+        (text / f"{i}.txt").write_text(f"the loss goes down, line {i % 7} of the text. " * 40)
+    plan = Plan(mesh=Mesh(pp=2), schedule=Schedule(name="one_f_one_b", num_microbatches=2), precision=FP32)
+    work = Workload(global_batch_size=4, seq_len=32)
+    save_plan_file(PlanFile(model="llama-mini", on="2xcpu-process", workload=work, plan=plan), tmp_path / "plan.toml")
+    return Folder(tmp_path)
+
+
+def losses(out: str) -> dict[int, float]:
+    found = json.loads(out)
+    assert found["schema"] == "gnomon.run/1"
+    return {row["step"]: row["loss"] for row in found["steps"]}
+
+
+def members(launcher: int) -> list[int]:
+    """The launcher's processes that train."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == launcher and b"spawn_main" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except (OSError, IndexError):
+            continue
+    return sorted(found)
+
+
+def test_it_trains_and_writes_what_it_says(folder: Folder) -> None:
+    status, out, err = folder.run(*TRAIN, "--steps", "30", "--lr", "1e-2", "--timeline", "measured.timeline")
+    assert status == 0, err
+    assert out.startswith("llama-mini on 2xcpu-process: pp=2;")
+    assert "\npredicted: " in out
+    assert "the first 3 are warm-up" in out
+    assert "\nwrote measured.timeline" in out
+    assert err.startswith("step  1/30  loss 5.5")
+    assert err.rstrip().split("\n")[-1].startswith("  loss on held-out text ")
+    before, after = out.split("\nloss ")[1].split(",")[0].split(" -> ")
+    assert float(after) < 0.8 * float(before)
+    measured = parse_timeline((folder.path / "measured.timeline").read_text())
+    assert measured.clock == "measured"
+    assert [worker.name for worker in measured.workers] == ["class 0", "class 1"]
+    assert not (folder.path / "plan.checkpoints").exists()
+
+
+def stopped(folder: Folder, number: signal.Signals, *, group: bool) -> int:
+    """Step after which a run that was sent the signal left its checkpoint, as it said."""
+    process = folder.start(*TRAIN, "--steps", FOREVER)
+    target = -process.pid if group else process.pid
+    status, err = folder.end(process, lambda: "step " in folder.errors, lambda: os.kill(target, number))
+    assert status == 128 + number, err
+    said = err.rstrip().split("\n")[-1]
+    assert said.startswith(f"stopped by {number.name} after step ")
+    assert said.endswith(" --resume")
+    assert "Traceback" not in err
+    (kept,) = (folder.path / "plan.checkpoints").iterdir()
+    done = int(kept.name.removeprefix("step-"))
+    assert f"after step {done}; checkpoint in plan.checkpoints/{kept.name}" in said
+    return done
+
+
+def test_control_c_reaches_every_process_and_ends_the_run_with_a_checkpoint(folder: Folder) -> None:
+    assert stopped(folder, signal.SIGINT, group=True) >= 1
+
+
+def test_sigterm_leaves_a_checkpoint_and_resume_goes_on_to_the_same_losses(folder: Folder) -> None:
+    done = stopped(folder, signal.SIGTERM, group=False)
+    last = str(done + 3)
+    status, out, err = folder.run(*TRAIN, "--steps", last, "--resume", "--json")
+    assert status == 0, err
+    resumed = losses(out)
+    assert list(resumed) == [done + 1, done + 2, done + 3]
+    whole = losses(folder.run(*TRAIN, "--steps", last, "--checkpoints", "other", "--json")[1])
+    assert {step: whole[step] for step in resumed} == resumed
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+def test_a_rank_that_is_killed_is_one_clear_error_and_the_checkpoint_before_is_whole(folder: Folder) -> None:
+    words = (*TRAIN, "--checkpoints", "kept", "--checkpoint-every", "2")
+    process = folder.start(*words, "--steps", FOREVER)
+    kept = folder.path / "kept"
+    found, err = folder.end(
+        process,
+        lambda: any(kept.glob("step-*")) if kept.exists() else False,
+        lambda: os.kill(members(process.pid)[-1], signal.SIGKILL),
+    )
+    assert found == 2
+    errors = [line for line in err.split("\n") if line.startswith("gnomon: ")]
+    assert len(errors) == 1
+    assert "killed" in errors[0]
+    assert "is whole: gnomon run plan.toml" in errors[0]
+    assert "Traceback" not in err
+    done = max(int(path.name.removeprefix("step-")) for path in kept.glob("step-*"))
+    found, out, err = folder.run(*words, "--steps", str(done + 2), "--resume", "--json")
+    assert found == 0, err
+    assert list(losses(out)) == [done + 1, done + 2]
+
+
+def test_inside_the_users_own_torchrun(folder: Folder) -> None:
+    script = folder.path / "job.py"
+    script.write_text("import sys\nfrom gnomon.cli import main\nsys.exit(main())\n")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script))
+    status, out, err = folder.run(*TRAIN, "--steps", "3", "--json", prefix=torchrun)
+    assert status == 0, err
+    assert list(losses(out)) == [1, 2, 3]
+
+
+def test_a_mistake_that_only_the_processes_see_is_the_users(folder: Folder) -> None:
+    (folder.path / "empty").mkdir()
+    status, out, err = folder.run("run", "plan.toml", "--data", "empty")
+    assert status == 2
+    assert [line for line in err.split("\n") if line] == [
+        f"gnomon: {'empty'}: no text in it; files that count end in .py, .txt, .md, .rst, .c, .h, .json, .toml, "
+        ".html, .tex"
+    ]

@@ -27,9 +27,12 @@ from gnomon.program import Program
 from gnomon.runtime.apply import apply, dtypes
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_reduce
+from gnomon.runtime.held import NOTHING, Kept, kept, levels
 from gnomon.runtime.measure import Recorder, gather, per_class
 from gnomon.runtime.mesh import Groups, stage_sets
+from gnomon.runtime.model import rotary_tables
 from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.parameters import Aside
 from gnomon.runtime.state import State
 from gnomon.schedules import lower
 from gnomon.timeline import Timeline
@@ -118,7 +121,10 @@ class Executor:
             self.stages, self.groups, self.buffers, settings, frozenset(shared_parameters(plan, self.graph))
         )
         self.saved: dict[tuple[int, int], Saved] = {}
-        self.aside: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self.aside: dict[tuple[int, int], list[Aside]] = {}
+        self.kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
+        self.put_aside: dict[int, Kept] = {}  # from I to W
+        self.rotary = rotary_tables(workload.seq_len, config.head_dim // 2, dtypes(plan).param, torch.device("cpu"))
         self.batch = self.loss = torch.zeros(())
         self.rows = self._compiled()
 
@@ -171,13 +177,17 @@ class Executor:
                 self._do(row)
         else:
             recorder.begin()
+            self._hold(recorder)
             for row in self.rows:
                 span = recorder.open(row.number) if row.timed else -1
                 self._do(row)
                 if row.timed:
                     recorder.close(span)
+                self._hold(recorder)
             self.synchronise()
         self.buffers.wait_sent()
+        if recorder is not None:
+            self._hold(recorder)
         self.buffers.recorder = None
         return StepResult(loss=self.loss, grad_norm=self.state.norm)
 
@@ -185,9 +195,21 @@ class Executor:
         self.buffers.row, self.buffers.blocks = row.number, row.blocks
         row.action(row.stage, row.unit)
 
-    def measured_step(self, batch: Tensor) -> tuple[StepResult, Timeline]:
-        """One step and its Timeline with a worker for each rank; the ranks meet before and after."""
-        recorder = Recorder()
+    def _hold(self, recorder: Recorder) -> None:
+        """Notes what this rank holds after a row."""
+        if not recorder.memory:
+            return
+        held = [stage.parameters_ for stage in self.stages.values()]
+        microbatches = [self.kept.get(stage, NOTHING) for stage, _ in self.saved]
+        microbatches += [self.put_aside.get(stage, NOTHING) for stage, _ in self.aside]
+        recorder.hold(self.buffers.row, levels(held, self.state.nbytes, self.buffers, microbatches, self.stages))
+
+    def measured_step(self, batch: Tensor, *, memory: bool = False) -> tuple[StepResult, Timeline]:
+        """One step and its Timeline with a worker for each rank; the ranks meet before and after.
+
+        memory: what each rank holds over time too, by the classes of a prediction, `temporary` and after it apart.
+        """
+        recorder = Recorder(memory=memory)
         group = self.groups.by_comm["norm"]
         if group is not None:
             dist.barrier(group=group)
@@ -223,8 +245,16 @@ class Executor:
         self.state.gathered(stage)
         module = self.stages[stage]
         ids, labels = self.tokens_of(self.batch, unit)
-        y: Tensor = module(x, ids, labels)
+        recorder = self.buffers.recorder
+        if recorder is None or not recorder.memory or stage in self.kept or not x.requires_grad:
+            y: Tensor = module(x, ids, labels)
+            return y
+        y, self.kept[stage] = kept(lambda: module(x, ids, labels), x, vocab=self._vocab(), apart=self.rotary)
         return y
+
+    def _vocab(self) -> int:
+        """Entries of the vocabulary on this rank."""
+        return self.config.vocab_size // self.groups.mesh.tp
 
     def _input(self, stage: int, unit: int, *, keep: bool = False) -> Tensor:
         if self.stages[stage].first:
@@ -274,11 +304,14 @@ class Executor:
         tape.aside = []
         self._b(stage, unit)
         self.aside[stage, unit], tape.aside = tape.aside, None
+        if stage in self.kept and stage not in self.put_aside:
+            tensors = [tensor for each in self.aside[stage, unit] for tensor in each.reads]
+            self.put_aside[stage] = Kept.of(tensors, vocab=self._vocab())
 
     def _w(self, stage: int, unit: int) -> None:
         with torch.no_grad():
-            for weight_grad in self.aside.pop((stage, unit)):
-                weight_grad()
+            for each in self.aside.pop((stage, unit)):
+                each.weight_grad()
 
     def _load(self, stage: int, unit: int) -> None:
         """Ids are in memory; a stage takes its rows when it runs."""

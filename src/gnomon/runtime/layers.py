@@ -91,7 +91,7 @@ class _Columns(torch.autograd.Function):
             for grad, b in zip(grads, biases, strict=False):
                 b.add(grad.flatten(0, 1).sum(0))
 
-        weights[0].tape.run(weight_grad)
+        weights[0].tape.run(weight_grad, kept, *grads)
         return axis.leave(dx), None, None, None
 
 
@@ -114,7 +114,7 @@ class _Row(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         weight: Weight = ctx.weight
         whole = ctx.axis.enter(grad)
-        weight.tape.run(lambda: weight.add(whole.flatten(0, 1).T @ x.flatten(0, 1)))
+        weight.tape.run(lambda: weight.add(whole.flatten(0, 1).T @ x.flatten(0, 1)), whole, x)
         return whole @ weight.matrix, None, None
 
 
@@ -143,7 +143,7 @@ class _Norm(torch.autograd.Function):
         wide = grad.to(scale.dtype)
         g = wide * weight.matrix.to(scale.dtype)
         dx = scale * (g - normed * (g * normed).mean(-1, keepdim=True))
-        weight.tape.run(lambda: weight.add((wide * normed).flatten(0, -2).sum(0)))
+        weight.tape.run(lambda: weight.add((wide * normed).flatten(0, -2).sum(0)), wide, normed)
         return dx.to(x.dtype), None, None
 
 
@@ -174,7 +174,7 @@ class _Embedding(torch.autograd.Function):
             table = torch.zeros(ctx.shape, dtype=whole.dtype, device=whole.device)
             weight.add(table.index_add_(0, local.flatten(), whole.flatten(0, 1)))
 
-        weight.tape.run(weight_grad)
+        weight.tape.run(weight_grad, local, whole)
         return None, None, None, None
 
 

@@ -2,28 +2,37 @@
 
 `Recorder` takes (row, start, end) as rows run; `gather` returns the Timeline on every rank, `per_class` the part of it
 that compares with a prediction, whose workers are rank classes. Clocks are the machine's
-monotonic one, which processes of one machine share. Left out: memory over time, and time inside an action.
+monotonic one, which processes of one machine share. Left out: time and memory inside an action.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
 from gnomon.errors import PlanError
 from gnomon.program import Program
-from gnomon.timeline import NONE, ROLES, Spans, Timeline, Worker
+from gnomon.timeline import NONE, ROLES, Memory, Spans, Timeline, Worker
 from gnomon.units import TICK_S
 
 ASSUMPTIONS = (
     "times are those of the issuing thread: a communication beside compute ends when its first reader has it, or when "
     "the step ends",
     "a receive begins when it is posted, so its span holds the wait for its sender",
+)
+CLASSES = ("parameters", "gradients", "master", "states", "activations", "logits", "communication")
+"""Classes of memory, as in `prediction.RankMemory.by_class`."""
+Levels = tuple[int, ...]
+"""Bytes of each of CLASSES."""
+MEMORY_ASSUMPTIONS = (
+    "memory is that between actions: what lives inside one only (temporary of a prediction) is not in it",
 )
 
 
@@ -39,6 +48,10 @@ class Recorder:
     end_s: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     """Bytes of the buffer that is communicated; NONE for compute."""
+    memory: bool = False
+    """Whether it wants what is held after each row."""
+    held: list[tuple[int, Levels]] = field(default_factory=list)
+    """(row, bytes of each class once it was issued), where they changed; first those before the step."""
 
     def begin(self) -> None:
         """Starts the step's clock."""
@@ -52,6 +65,11 @@ class Recorder:
         self.end_s.append(float("nan"))
         return len(self.row) - 1
 
+    def hold(self, row: int, levels: Levels) -> None:
+        """Takes what is held after a row."""
+        if not self.held or levels != self.held[-1][1]:
+            self.held.append((row, levels))
+
     def close(self, span: int) -> None:
         """Ends it."""
         self.end_s[span] = perf_counter()
@@ -62,7 +80,7 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
 
     PlanError if a span was never closed.
     """
-    mine = (recorder.origin_s, recorder.row, recorder.start_s, recorder.end_s, recorder.nbytes)
+    mine = (recorder.origin_s, recorder.row, recorder.start_s, recorder.end_s, recorder.nbytes, recorder.held)
     found = [mine]
     if group is not None:
         found = [mine] * dist.get_world_size(group)
@@ -91,9 +109,35 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
         workers=tuple(Worker(name=f"rank {i}") for i in range(len(found))),
         streams=program.streams,
         kinds=tuple(kind.name for kind in program.kinds),
+        buffers=CLASSES if recorder.memory else (),
         spans=spans,
+        memory=_memory(spans, row, [part[5] for part in found]) if recorder.memory else None,
         makespan_s=float(np.ceil(spans.end_s.max(initial=0.0) / TICK_S) * TICK_S),
-        assumptions=ASSUMPTIONS,
+        assumptions=ASSUMPTIONS + MEMORY_ASSUMPTIONS if recorder.memory else ASSUMPTIONS,
+    )
+
+
+def _memory(spans: Spans, row: NDArray[np.int64], held: Sequence[Sequence[tuple[int, Levels]]]) -> Memory:
+    """What came and went with which span. held: of each worker."""
+    found: list[tuple[int, int, int, float, int]] = []
+    for worker, levels in enumerate(held):
+        mine = np.flatnonzero(spans.worker == worker)
+        span_of = dict(zip(row[mine].tolist(), mine.tolist(), strict=True))
+        span = int(mine[0])
+        for (_, before), (at, after) in pairwise(levels):
+            span = span_of.get(at, span)  # a row that had nobody to talk to has no span
+            for cls, change in enumerate(np.subtract(after, before).tolist()):
+                if change:
+                    time = spans.start_s[span] if change > 0 else spans.end_s[span]
+                    found.append((worker, cls, span, float(time), change))
+    columns = list(zip(*found, strict=True)) or [()] * 5
+    return Memory.of(
+        worker=columns[0],
+        buffer=columns[1],
+        span=columns[2],
+        time_s=columns[3],
+        change_bytes=columns[4],
+        resident_bytes=[levels[0][1] for levels in held],
     )
 
 
@@ -108,4 +152,19 @@ def per_class(timeline: Timeline, first_ranks: Sequence[int], counts: Sequence[i
     columns = {column.name: getattr(timeline.spans, column.name)[chosen] for column in fields(Spans)}
     columns["worker"] = np.array([of_rank[rank] for rank in columns["worker"].tolist()], np.int32)
     workers = tuple(Worker(name=f"class {cls}", count=count) for cls, count in enumerate(counts))
-    return replace(timeline, workers=workers, spans=Spans(**columns))
+    memory = None if timeline.memory is None else _memory_of(timeline.memory, chosen, first_ranks)
+    return replace(timeline, workers=workers, spans=Spans(**columns), memory=memory)
+
+
+def _memory_of(memory: Memory, chosen: NDArray[np.bool_], first_ranks: Sequence[int]) -> Memory:
+    """Of one rank of each class. chosen: the spans that stay."""
+    number = np.cumsum(chosen) - 1
+    mine = np.isin(memory.worker, list(first_ranks))
+    return Memory.of(
+        worker=[list(first_ranks).index(rank) for rank in memory.worker[mine].tolist()],
+        buffer=memory.buffer[mine],
+        span=number[memory.span[mine]],
+        time_s=memory.time_s[mine],
+        change_bytes=memory.change_bytes[mine],
+        resident_bytes=memory.resident_bytes[list(first_ranks)],
+    )

@@ -53,18 +53,28 @@ class Dtypes:
     """Moments."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aside:
+    """A weight gradient that waits for its action."""
+
+    weight_grad: Callable[[], None]
+    """Computes it and adds it up."""
+    reads: tuple[Tensor, ...]
+    """What it reads, which lives until then."""
+
+
 class Tape:
     """Weight gradients of one stage: computed at once, or put aside for an action of their own."""
 
     def __init__(self) -> None:
-        self.aside: list[Callable[[], None]] | None = None
+        self.aside: list[Aside] | None = None
 
-    def run(self, weight_grad: Callable[[], None]) -> None:
-        """Does it now, or keeps it while `aside` is a list."""
+    def run(self, weight_grad: Callable[[], None], *reads: Tensor) -> None:
+        """Does it now, or keeps it while `aside` is a list. reads: the tensors that it holds."""
         if self.aside is None:
             weight_grad()
         else:
-            self.aside.append(weight_grad)
+            self.aside.append(Aside(weight_grad=weight_grad, reads=reads))
 
 
 class Parameters:

@@ -38,6 +38,11 @@ class State:
         self.adam = {number: AdamW.of(stage.parameters_) for number, stage in stages.items()}
         self.new_step()
 
+    @property
+    def nbytes(self) -> int:
+        """Of the moments."""
+        return sum(adam.first.nbytes + adam.second.nbytes for adam in self.adam.values())
+
     def new_step(self) -> None:
         """Forgets the norm of the step before."""
         self.norm = torch.full((), float("nan"), dtype=torch.float64)
@@ -76,7 +81,7 @@ class State:
             for part, value in zip(chosen, torch.split(packed, [p.stop - p.start for p in chosen]), strict=True):
                 grad[part] = value
 
-        self.buffers.start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack)
+        self.buffers.start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack, packed)
 
     def unshard(self, stages: Iterable[int]) -> None:
         """UNSHARD: whole parameters from the shards of all ranks."""
@@ -122,7 +127,7 @@ class State:
             work = reduce_scatter(out, whole, self._shards(), wait=False)
             if held.zero >= 2:
                 held.grad = None
-            self.buffers.start(name, work, whole.nbytes, finish)
+            self.buffers.start(name, work, whole.nbytes, finish, whole if held.zero >= 2 else out)
 
     def measure_norm(self, stages: Iterable[int]) -> None:
         """NORM: the global gradient norm, and the factor that clips to it."""

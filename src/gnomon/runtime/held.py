@@ -1,0 +1,92 @@
+"""Bytes that one rank holds, by the classes that predictions name: read off the interpreter's own buffers.
+
+`levels(...)` is what is there between two actions; `kept(run, …)` runs a forward and counts what autograd keeps of it,
+each storage once. Every microbatch of a stage keeps the same, so it is counted once a stage and costs nothing after.
+Left out: what lives inside one action only (`temporary` of a prediction), workspaces, and what allocators round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from gnomon.runtime.buffers import Buffers
+from gnomon.runtime.measure import CLASSES, Levels
+from gnomon.runtime.parameters import Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a microbatch holds at a stage between two of its actions."""
+
+    activations: int
+    """Bytes without the logits."""
+    logits: int
+    """Bytes of tensors with a number for each entry of the vocabulary."""
+
+    @staticmethod
+    def of(tensors: Iterable[Tensor], *, vocab: int, apart: Sequence[Tensor] = ()) -> Kept:
+        """Of tensors of which some may be views of one storage. vocab: entries on this rank. apart: what is not the
+        microbatch's own."""
+        shared = {tensor.untyped_storage().data_ptr() for tensor in apart}
+        found = {(t.untyped_storage().data_ptr(), t.shape[-1:] == (vocab,)): t for t in tensors}
+        sizes = [0, 0]
+        for (at, is_logits), tensor in found.items():
+            if at not in shared:
+                shared.add(at)
+                sizes[is_logits] += tensor.untyped_storage().nbytes()
+        return Kept(activations=sizes[0], logits=sizes[1])
+
+
+NOTHING = Kept(activations=0, logits=0)
+
+
+def kept(run: Callable[[], Tensor], x: Tensor, *, vocab: int, apart: Sequence[Tensor]) -> tuple[Tensor, Kept]:
+    """(output of `run`, what its backward will read: what autograd saved, and x)."""
+    found: list[Tensor] = [x] if x.ndim else []
+
+    def pack(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with saved_tensors_hooks(pack, unpack):
+        y = run()
+    with torch.no_grad():
+        return y, Kept.of(found, vocab=vocab, apart=apart)
+
+
+def levels(
+    parameters: Iterable[Parameters],
+    optimizer_bytes: int,
+    buffers: Buffers,
+    microbatches: Iterable[Kept],
+    stages: Mapping[int, object],
+) -> Levels:
+    """What a rank holds now. stages: those on this rank; what goes to another is communication."""
+    values = dict.fromkeys(CLASSES, 0)
+    for held in parameters:
+        values["parameters"] += _nbytes(held.flat, held.resident)
+        values["gradients"] += _nbytes(held.grad, held.grad_shard)
+        values["master"] += _nbytes(held.master)
+    values["states"] = optimizer_bytes
+    for each in microbatches:
+        values["activations"] += each.activations
+        values["logits"] += each.logits
+    for (name, stage, _), tensor in buffers.tensors.items():
+        values["activations" if name == "X" and stage in stages else "communication"] += tensor.nbytes
+    for (name, *_), under_way in buffers.arriving.items():
+        values["gradients" if name in ("G", "GS") else "communication"] += _nbytes(under_way.holds)
+    for under_way in buffers.leaving:
+        values["communication"] += _nbytes(under_way.holds)
+    return tuple(values.values())
+
+
+def _nbytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -7,7 +7,7 @@ communicated, and with whom.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -29,7 +29,7 @@ class UnderWay:
     """What remains to be done with its result."""
     span: int
     """Of the recorder; -1 without one."""
-    holds: Tensor | None = None
+    holds: tuple[Tensor, ...] = ()
     """What must live until it is over."""
 
 
@@ -39,7 +39,9 @@ class Buffers:
     def __init__(self) -> None:
         self.tensors: dict[Name, Tensor] = {}
         self.arriving: dict[Name, UnderWay] = {}
-        self.leaving: list[UnderWay] = []
+        self.leaving: dict[Name, UnderWay] = {}
+        self.proofs: Mapping[Name, Sequence[Name]] = {}
+        """What has surely left once a message has arrived."""
         self.recorder: Recorder | None = None
         self.row, self.blocks = 0, False
         """The row that runs, and whether it holds the compute stream until it is over."""
@@ -50,7 +52,7 @@ class Buffers:
         work: Work | None,
         nbytes: int,
         finish: Callable[[], None] | None = None,
-        holds: Tensor | None = None,
+        holds: tuple[Tensor, ...] = (),
     ) -> None:
         """Notes that `name` is being written, by no one else."""
         self.wait(name)
@@ -58,13 +60,13 @@ class Buffers:
         if self.blocks:
             self.wait(name)
 
-    def leave(self, tensor: Tensor, work: Work | None) -> None:
-        """Notes that `tensor` is being sent."""
-        under_way = UnderWay(work=work, finish=None, span=self._span(tensor.nbytes), holds=tensor)
+    def leave(self, name: Name, tensor: Tensor, work: Work | None) -> None:
+        """Notes that `tensor` is being sent, to where it is called `name`."""
+        under_way = UnderWay(work=work, finish=None, span=self._span(tensor.nbytes), holds=(tensor,))
         if self.blocks:
             self._end(under_way)
         else:
-            self.leaving.append(under_way)
+            self.leaving[name] = under_way
 
     def take(self, name: Name) -> Tensor:
         """The last read of a buffer."""
@@ -74,8 +76,17 @@ class Buffers:
     def wait(self, name: Name) -> None:
         """Until `name` is there, if it is under way."""
         under_way = self.arriving.pop(name, None)
-        if under_way is not None:
-            self._end(under_way)
+        if under_way is None:
+            return
+        self._end(under_way)
+        for sent in self.proofs.get(name, ()):
+            if sent in self.leaving:
+                self._end(self.leaving.pop(sent))
+
+    def end_finished(self) -> None:
+        """Ends the collectives that are over, so that what they read is freed before anyone waits for them."""
+        for name in [n for n, each in self.arriving.items() if each.holds and each.work and each.work.is_completed()]:
+            self.wait(name)
 
     def wait_all(self) -> None:
         """Until nothing arrives any more."""
@@ -84,7 +95,7 @@ class Buffers:
 
     def wait_sent(self) -> None:
         """Until everything that was sent has left."""
-        for under_way in self.leaving:
+        for under_way in self.leaving.values():
             self._end(under_way)
         self.leaving.clear()
 

@@ -29,7 +29,8 @@ def evaluate(executor: Executor, batch: Tensor) -> float:
                     executor.buffers.tensors["X", number + 1, unit] = y
                 else:
                     y = y.contiguous()
-                    executor.buffers.leave(y, executor.send(y, ("X", number + 1, unit), number + 1))
+                    name = ("X", number + 1, unit)
+                    executor.buffers.leave(name, y, executor.send(y, name, number + 1))
     executor.buffers.wait_sent()
     return executor.total_loss(StepResult(loss=total, grad_norm=total))
 

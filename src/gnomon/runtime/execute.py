@@ -25,6 +25,7 @@ from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.program import Program
 from gnomon.runtime.apply import apply, dtypes
+from gnomon.runtime.arrivals import proofs
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.held import NOTHING, Kept, kept, levels
@@ -126,6 +127,7 @@ class Executor:
         self.put_aside: dict[int, Kept] = {}  # from I to W
         self.rotary = rotary_tables(workload.seq_len, config.head_dim // 2, dtypes(plan).param, torch.device("cpu"))
         self.batch = self.loss = torch.zeros(())
+        self.buffers.proofs = proofs(self.program, self.groups.here.pipeline_rank)
         self.rows = self._compiled()
 
     def _compiled(self) -> list[Row]:
@@ -193,6 +195,7 @@ class Executor:
 
     def _do(self, row: Row) -> None:
         self.buffers.row, self.buffers.blocks = row.number, row.blocks
+        self.buffers.end_finished()
         row.action(row.stage, row.unit)
 
     def _hold(self, recorder: Recorder) -> None:
@@ -289,6 +292,8 @@ class Executor:
 
     def _b(self, stage: int, unit: int) -> None:
         self.state.gathered(stage)
+        if self.stages[stage].parameters_.zero == 2:
+            self.state.reduced()  # or the stage would have two whole gradients
         saved = self.saved.pop((stage, unit))
         if self.stages[stage].last:
             grad = torch.full((), 1.0 / self.tokens, dtype=self.loss_dtype)
@@ -338,7 +343,7 @@ class Executor:
 
     def _send(self, name: Name, to: int) -> None:
         tensor = self.buffers.take(name).contiguous()
-        self.buffers.leave(tensor, self.send(tensor, name, to))
+        self.buffers.leave(name, tensor, self.send(tensor, name, to))
 
     def _receive(self, name: Name, source: int) -> None:
         tensor, work = self.receive(name, source)

@@ -82,9 +82,9 @@ def levels(
     for (name, stage, _), tensor in buffers.tensors.items():
         values["activations" if name == "X" and stage in stages else "communication"] += tensor.nbytes
     for (name, *_), under_way in buffers.arriving.items():
-        values["gradients" if name in ("G", "GS") else "communication"] += _nbytes(under_way.holds)
-    for under_way in buffers.leaving:
-        values["communication"] += _nbytes(under_way.holds)
+        values["gradients" if name in ("G", "GS") else "communication"] += _nbytes(*under_way.holds)
+    for under_way in buffers.leaving.values():
+        values["communication"] += _nbytes(*under_way.holds)
     return tuple(values.values())
 
 

@@ -75,7 +75,7 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (kept,) = ctx.saved_tensors
+        kept = ctx.saved_tensors[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
         axis: TensorAxis = ctx.axis
         weights: tuple[Weight, ...] = ctx.weights
         biases: tuple[Weight, ...] = ctx.biases
@@ -111,7 +111,7 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
+        x = ctx.saved_tensors[0].detach()
         weight: Weight = ctx.weight
         whole = ctx.axis.enter(grad)
         weight.tape.run(lambda: weight.add(whole.flatten(0, 1).T @ x.flatten(0, 1)), whole, x)

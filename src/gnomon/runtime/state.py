@@ -81,7 +81,7 @@ class State:
             for part, value in zip(chosen, torch.split(packed, [p.stop - p.start for p in chosen]), strict=True):
                 grad[part] = value
 
-        self.buffers.start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack, packed)
+        self.buffers.start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack, (packed,))
 
     def unshard(self, stages: Iterable[int]) -> None:
         """UNSHARD: whole parameters from the shards of all ranks."""
@@ -95,7 +95,7 @@ class State:
                 held.flat = torch.empty(held.size, dtype=held.dtypes.param)
             assert held.flat is not None
             work = all_gather(held.flat, shard, self._shards(), wait=False)
-            self.buffers.start(("P", each, NO_UNIT), work, held.flat.nbytes, holds=shard)
+            self.buffers.start(("P", each, NO_UNIT), work, held.flat.nbytes, holds=() if held.zero == 3 else (shard,))
 
     def reshard(self, stage: int) -> None:
         """RESHARD: frees what was gathered."""
@@ -107,8 +107,11 @@ class State:
         return group
 
     def reduce_grad(self, stages: Iterable[int]) -> None:
-        """REDUCE_GRAD: this rank's shard of the sum of gradients; later units add to it."""
+        """REDUCE_GRAD: this rank's shard of the sum of gradients; later units add to it. One at a time under ZeRO 2 and
+        3: what is under way holds a whole gradient."""
         for each in stages:
+            if self.stages[each].parameters_.zero >= 2:
+                self.reduced()
             held = self.stages[each].parameters_
             name = self._grad_name(each)
             self.buffers.wait(name)
@@ -127,7 +130,12 @@ class State:
             work = reduce_scatter(out, whole, self._shards(), wait=False)
             if held.zero >= 2:
                 held.grad = None
-            self.buffers.start(name, work, whole.nbytes, finish, whole if held.zero >= 2 else out)
+            self.buffers.start(name, work, whole.nbytes, finish, (whole, out) if held.zero >= 2 else (out,))
+
+    def reduced(self) -> None:
+        """Until no shard of a gradient is under way."""
+        for name in [name for name in self.buffers.arriving if name[0] == "GS"]:
+            self.buffers.wait(name)
 
     def measure_norm(self, stages: Iterable[int]) -> None:
         """NORM: the global gradient norm, and the factor that clips to it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from runtime import measured, parity, traced
+from runtime import accounted, measured, parity, traced
 
 from gnomon.runtime.launch import launch
 from gnomon.timeline import Timeline
@@ -19,6 +19,7 @@ class Results:
     gradients: dict[str, list[tuple[float, parity.Part]]]
     traced: dict[str, traced.Traced]
     measured: dict[str, tuple[Timeline, Timeline]]
+    accounted: dict[str, accounted.Accounted]
 
 
 def results(world_size: int) -> dict[int, Results]:
@@ -43,5 +44,8 @@ def run(world_size: int) -> Results:
         trained=parity.train_all(names),
         gradients=parity.gradients_all(names),
         traced=traced.trace_all([name for name in names if name in traced.ORDERS]),
+        accounted=accounted.account_all(
+            [name for name, plan in accounted.PLANS.items() if plan.world_size == world_size]
+        ),
         measured=measured.measure_all([name for name in names if name in measured.PLANS]),
     )

@@ -1,0 +1,152 @@
+"""What a step computes and holds, counted from outside the interpreter: products by their shapes as torch dispatches
+them, and live bytes by torch's own profiler of the allocator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from runtime.parity import FP32, FULL, SP, schedule
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gnomon.models.llama import LlamaConfig
+from gnomon.plans import Mesh, Optimizer, Plan, Saved, Workload
+from gnomon.runtime import Executor, Recorder
+from gnomon.runtime.measure import Levels
+from gnomon.timeline import Timeline
+
+CONFIG = LlamaConfig(
+    name="wide",
+    num_layers=3,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_size=160,
+    vocab_size=256,
+)
+WORKLOAD = Workload(global_batch_size=8, seq_len=64)
+SELECTIVE = Saved(preset="selective")
+PLANS: dict[str, Plan] = {
+    "one device": Plan(schedule=schedule("one_f_one_b")),
+    "gpipe": Plan(schedule=schedule("gpipe")),
+    "full": Plan(schedule=schedule("one_f_one_b"), saved=FULL),
+    "selective": Plan(schedule=schedule("one_f_one_b"), saved=SELECTIVE),
+    "split backward": Plan(schedule=schedule("zero_bubble_h1")),
+    "dp": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b")),
+    "zero 1": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)),
+    "zero 2": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2)),
+    "zero 3": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)),
+    "zero 3, full": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3), saved=FULL
+    ),
+    "tp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b")),
+    "tp and sp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b"), layout=SP),
+    "tp and sp, full": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b"), layout=SP, saved=FULL),
+    "1f1b": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b")),
+    "1f1b, selective": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), saved=SELECTIVE),
+    "gpipe on two": Plan(mesh=Mesh(pp=2), schedule=schedule("gpipe")),
+    "zero bubble h1": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1")),
+    "pp and dp": Plan(mesh=Mesh(pp=2, dp_replicate=2), schedule=schedule("one_f_one_b")),
+    "pp, tp and sp, full": Plan(mesh=Mesh(pp=2, tp=2), schedule=schedule("one_f_one_b"), layout=SP, saved=FULL),
+    "tp and zero 1": Plan(
+        mesh=Mesh(dp_shard=2, tp=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)
+    ),
+}  # fmt: skip
+ALLOCATOR = frozenset({"one device", "gpipe", "full", "selective", "split backward", "1f1b", "zero bubble h1"})
+"""Plans whose every byte the profiler sees come and go: threads of gloo, which hold tensors of collectives, are none of
+those that it watches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """Bytes after one row."""
+
+    action: str
+    account: Levels
+    """What the runtime says that it holds, by class."""
+    live: int
+    """What the allocator has given out since the step began, less what came back."""
+    most: int
+    """The same at most, since the row before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounted:
+    """Of one rank."""
+
+    flops: int
+    """Of all products of a step; attention in full, its backward as twice its forward."""
+    timeline: Timeline
+    """Measured, with memory, by rank class."""
+    live: tuple[Live, ...]
+    """Row by row, for plans of ALLOCATOR."""
+
+
+class Products(TorchDispatchMode):
+    """Counts 2·m·n·k of every product that torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if name in ("mm", "bmm"):
+            self.flops += 2 * args[0].numel() * args[1].shape[-1]
+        elif name == "addmm":
+            self.flops += 2 * args[1].numel() * args[2].shape[-1]
+        elif name.startswith("_scaled_dot_product"):
+            back = name.endswith("backward")
+            q, k = args[1 if back else 0], args[2 if back else 1]
+            self.flops += (2 if back else 1) * 4 * q.numel() * k.shape[2]
+        return func(*args, **(kwargs or {}))
+
+
+def batch() -> Tensor:
+    return torch.randint(0, CONFIG.vocab_size, (8, 65), generator=torch.Generator().manual_seed(5))
+
+
+def account(name: str) -> Accounted:
+    executor = Executor(CONFIG, replace(PLANS[name], precision=FP32), WORKLOAD)
+    executor.step(batch())
+    executor.synchronise()
+    with Products() as products:
+        executor.step(batch())
+        executor.synchronise()
+    _, timeline = executor.measured_step(batch(), memory=True)
+    executor.synchronise()
+    live = watch(executor) if name in ALLOCATOR else ()
+    return Accounted(flops=products.flops, timeline=executor.per_class(timeline), live=live)
+
+
+def watch(executor: Executor) -> tuple[Live, ...]:
+    """A step under torch's memory profiler."""
+
+    class Noting(Recorder):
+        def hold(self, row: int, levels: Levels) -> None:
+            with record_function("after row"):
+                noted.append((executor.program.token(row), levels))
+
+    noted: list[tuple[str, Levels]] = []
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        executor.step(batch(), Noting(memory=True))
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() in ("[memory]", "after row")]  # type: ignore[union-attr]
+    live = most = 0
+    found: list[Live] = []
+    for event in sorted(events, key=lambda e: int(e.start_ns())):
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            most = max(most, live)
+            continue
+        action, levels = noted[len(found)]
+        found.append(Live(action=action, account=levels, live=live, most=most))
+        most = live
+    return tuple(found)
+
+
+def account_all(names: list[str]) -> dict[str, Accounted]:
+    return {name: account(name) for name in names}

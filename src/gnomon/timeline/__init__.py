@@ -16,6 +16,7 @@ from gnomon.timeline.difference import Change as Change
 from gnomon.timeline.difference import Difference as Difference
 from gnomon.timeline.difference import MemoryChange as MemoryChange
 from gnomon.timeline.difference import difference as difference
+from gnomon.timeline.lanes import rows as rows
 from gnomon.timeline.memory import Curve as Curve
 from gnomon.timeline.memory import Peak as Peak
 from gnomon.timeline.memory import memory_curve as memory_curve

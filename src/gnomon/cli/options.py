@@ -56,6 +56,14 @@ examples:
 exit status: 0 done; 2 the request is wrong, or a process failed; 130 or 143
 stopped by ^C or SIGTERM."""
 
+_REPORT = """\
+Writes one self-contained page: the answer, the timelines one over the other,
+memory over time, where the step goes, where they differ, and the plan.
+
+example:
+  gnomon predict llama-tiny --on 1x4xh100-sxm --pp 4 --timeline step.timeline
+  gnomon report step.timeline -o report.html"""
+
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `gnomon`; its result holds `command` and that command's values."""
@@ -65,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
     _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
+    _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", "")
     catalogue.add_argument("what", nargs="?", choices=("devices", "clusters", "models", "stacks"), metavar="KIND")
     catalogue.add_argument("name", nargs="?", help="one of them, in full")
@@ -109,6 +118,10 @@ def _predict(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stack", metavar="NAME", help="the program that will run it (gnomon catalogue stacks)")
     parser.add_argument("--json", action="store_true", help="for programs")
+    files = parser.add_argument_group("files to write, of one step from rest")
+    files.add_argument("--html", metavar="FILE", help="a page with everything, for a browser")
+    files.add_argument("--trace", metavar="FILE", help="a trace for ui.perfetto.dev")
+    files.add_argument("--timeline", metavar="FILE", help="the timeline, for gnomon report and gnomon compare")
     work = parser.add_argument_group("batch")
     for name, text in (
         ("--global-batch", "sequences in an optimizer step"),
@@ -126,6 +139,15 @@ def _predict(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--schedule", metavar="NAME", help="as in one_f_one_b, zero_bubble_h1, v_half")
     how.add_argument("--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16 …")
     how.add_argument("--sequence-parallel", action="store_true", default=None, help="with tp")
+
+
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", metavar="TIMELINE", help="what gnomon predict --timeline or a run wrote")
+    parser.add_argument("after", nargs="?", metavar="MEASURED", help="a second one, to show beside it")
+    parser.add_argument("--plan", metavar="FILE", help="the plan file that both are of")
+    parser.add_argument("--title", metavar="TEXT", help="heading; default the plan's model and machines")
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="default report.html")
+    parser.add_argument("--trace", metavar="FILE", help="the same timelines as a trace for ui.perfetto.dev")
 
 
 def _validate(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from gnomon.cli.files import write_views
 from gnomon.cli.request import read_request
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.prediction import Advice, advice, predict
@@ -19,6 +20,7 @@ def run(options: argparse.Namespace) -> int:
     asked = read_request(options)
     found = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
     changes: tuple[Advice, ...] | None = None if found.fits else advice(found)
+    write_views(options, found, asked.assumed, asked.notes)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]

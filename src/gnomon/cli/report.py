@@ -1,0 +1,86 @@
+"""`gnomon report`: one page of a predicted timeline, a measured one, or both, and of the plan behind them.
+
+`run(options)` writes the page, and a trace if asked, and returns 0. With `--plan` the plan is predicted again, which
+gives the page its speed, MFU and memory limits. Leaves out running anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from gnomon.cli.files import write_text
+from gnomon.cli.options import parser
+from gnomon.cli.request import Request, read_request
+from gnomon.cli.terminal import print_lines
+from gnomon.errors import InputError
+from gnomon.formats.perfetto import perfetto_trace
+from gnomon.plans import is_plan_file
+from gnomon.prediction import Prediction, predict
+from gnomon.report.page import page_data, page_html
+from gnomon.timeline import Timeline, parse_timeline
+
+DIFFERS = 0.001
+"""Share by which a predicted timeline may differ from its plan's prediction before the page says so."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the page."""
+    timelines = [read_timeline(path) for path in (options.before, options.after) if path is not None]
+    prediction, asked, plan = _plan(options.plan)
+    notes = (*(asked.notes if asked else ()), *_doubts(timelines, prediction))
+    data = page_data(
+        timelines,
+        prediction=prediction,
+        plan=plan,
+        assumed=asked.assumed if asked else (),
+        notes=notes,
+        title=options.title or "",
+    )
+    write_text(options.output, page_html(data))
+    written = [options.output]
+    if options.trace:
+        write_text(options.trace, json.dumps(perfetto_trace(timelines, title=data["title"]), allow_nan=False))
+        written.append(options.trace)
+    print_lines([data["sentence"], *(f"wrote {path}" for path in written)])
+    return 0
+
+
+def read_timeline(path: str) -> Timeline:
+    """The timeline in a file. InputError if it cannot be read, FormatError with the line if it is not one."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+        raise InputError(f"cannot read {path!r}: {reason}") from error
+    return parse_timeline(text, path)
+
+
+def _plan(path: str | None) -> tuple[Prediction | None, Request | None, str]:
+    """(prediction, what was asked, text) of a plan file; of a bare plan only the text."""
+    if path is None:
+        return None, None, ""
+    text = Path(path).read_text(encoding="utf-8") if is_plan_file(path) else ""
+    if not text:
+        raise InputError(
+            f"{path!r} is a plan without its model and machines; give a plan file (gnomon.planfile/1), "
+            f"or `gnomon predict MODEL --on CLUSTER --plan {path} --html FILE`"
+        )
+    asked = read_request(parser().parse_args(["predict", "--plan", path]))
+    return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), asked, text
+
+
+def _doubts(timelines: list[Timeline], prediction: Prediction | None) -> tuple[str, ...]:
+    """What a reader must know where the plan and the predicted timeline are not of one prediction."""
+    first = timelines[0]
+    if prediction is None or first.clock != "predicted":
+        return ()
+    now = prediction.step_s if first.repeats or first.period_s is not None else prediction.makespan_s
+    then = first.step_s if first.period_s is None else first.period_s
+    if abs(now - then) <= DIFFERS * now:
+        return ()
+    return (
+        f"the predicted timeline is not of this plan as it is predicted now: its step takes {then:.4g} s, the plan's "
+        f"{now:.4g} s; figures above are the plan's, the timeline is the file's",
+    )

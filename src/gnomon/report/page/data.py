@@ -1,0 +1,278 @@
+"""What the page shows, as plain values: the answer, timelines, memory, breakdown, difference, assumptions, plan.
+
+`page_data(timelines, …)` returns a mapping for JSON (`gnomon.page/1`) that the template prints and its script draws;
+nothing is computed later than here. Texts are for people; numbers stand beside them in SI units. Leaves out layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gnomon.errors import InputError
+from gnomon.prediction import Prediction
+from gnomon.prediction.breakdown import AXES
+from gnomon.report.page.spans import cut, span_columns
+from gnomon.report.prediction import WORDS, describe
+from gnomon.report.tables import gib, number, percent
+from gnomon.timeline import NONE, ROLES, Difference, Share, Timeline, breakdown, difference, peaks
+from gnomon.units import show_seconds
+
+MAX_SPANS = 40_000
+"""Spans in a page, of both timelines together; longer ones are cut."""
+MAX_JSON_BYTES = 1_700_000
+"""Of the spans as JSON, so that a page stays below 2 MB."""
+MAX_CHANGES = 12
+"""Rows of the table of differences."""
+
+UNKNOWN_WAIT = "waiting (for what was not recorded)"
+"""Idle time of a timeline whose spans name no causes, as measured ones may not."""
+
+Mapping = dict[str, Any]
+
+
+def page_data(
+    timelines: Sequence[Timeline],
+    *,
+    prediction: Prediction | None = None,
+    plan: str = "",
+    assumed: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    title: str = "",
+) -> Mapping:
+    """The content of a page.
+
+    timelines: the predicted one, the measured one, or both in this order. prediction: what the predicted timeline is
+    of; without it the page cannot say MFU, memory limits or the model. plan: TOML as shown. assumed, notes: lines
+    before those of the prediction. InputError for no timeline, or more than two.
+    """
+    if not 1 <= len(timelines) <= 2 or [t.clock for t in timelines] == ["measured", "predicted"]:
+        raise InputError("a page shows a predicted timeline, a measured one, or both in this order")
+    if len(timelines) == 2 and timelines[0].clock == timelines[1].clock:
+        names = tuple(f"{t.clock} {i + 1}" for i, t in enumerate(timelines))
+    else:
+        names = tuple(t.clock for t in timelines)
+    heading = title or (f"{prediction.model} on {prediction.cluster}" if prediction else "Timeline of a step")
+    taken = (*assumed, *(prediction.assumptions if prediction else ()), *(a for t in timelines for a in t.assumptions))
+    return {
+        "schema": "gnomon.page/1",
+        "title": heading,
+        "plan_line": describe(prediction.plan, prediction.workload) if prediction else "",
+        "sentence": _sentence(timelines, prediction),
+        "answer": _answer(timelines, prediction),
+        "fits": prediction.fits if prediction else None,
+        "verdict": prediction.verdict if prediction else "",
+        "timelines": _timelines(timelines, names),
+        "limits": _limits(timelines[0], prediction),
+        "breakdown": _breakdown(timelines, names, prediction),
+        "difference": _difference(timelines),
+        "assumptions": list(dict.fromkeys(taken)),
+        "notes": list(dict.fromkeys((*notes, *(prediction.notes if prediction else ())))),
+        "plan": plan,
+        "words": WORDS,
+        "roles": list(ROLES),
+    }
+
+
+def _step_s(timeline: Timeline) -> float:
+    """Seconds that a step adds to a long run, if the timeline knows, else of the step shown."""
+    return timeline.step_s if timeline.period_s is None else timeline.period_s
+
+
+def _sentence(timelines: Sequence[Timeline], prediction: Prediction | None) -> str:
+    if prediction is None:
+        said = [f"{t.clock} {show_seconds(_step_s(t))}" for t in timelines]
+        text = f"A step takes {', '.join(said)}."
+    else:
+        most = max(prediction.breakdown, key=lambda part: prediction.breakdown[part])
+        share = percent(prediction.breakdown[most] / prediction.step_s, 0)
+        fits = "It fits in memory" if prediction.fits else "It does not fit in memory"
+        rank = prediction.tightest
+        text = (
+            f"A step is predicted to take {show_seconds(prediction.step_s)}, of which {share} % is "
+            f"{WORDS.get(most, most.lower())}. {fits}: {gib(rank.peak_bytes)} of {gib(rank.limit_bytes)} GiB on the "
+            f"fullest rank."
+        )
+    if len(timelines) == 2:
+        before = prediction.step_s if prediction else _step_s(timelines[0])
+        text += f" It was measured at {show_seconds(_step_s(timelines[1]))}, {_more(before, _step_s(timelines[1]))}."
+    return text
+
+
+def _more(before: float, after: float) -> str:
+    if not before or after == before:
+        return "as predicted"
+    return f"{percent(abs(after / before - 1))} % {'longer' if after > before else 'shorter'} than predicted"
+
+
+def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> list[Mapping]:
+    """Figures: what, value with unit for people, the number itself, and the measured one where there is one."""
+    measured = timelines[-1] if timelines[-1].clock == "measured" else None
+    step = prediction.step_s if prediction else _step_s(timelines[0])
+    out = [_figure("step", step, show_seconds(step), _step_s(measured) if measured else None, show_seconds)]
+    if prediction is None:
+        return out
+    speed = step / _step_s(measured) if measured and _step_s(measured) else None
+    devices = len(set(prediction.plan.device_of))
+    rates: tuple[tuple[str, float, Callable[[float], str]], ...] = (
+        ("tokens/s/device", prediction.tokens_per_s_per_device, lambda value: number(value, 4)),
+        ("tokens/s", prediction.tokens_per_s_per_device * devices, lambda value: number(value, 4)),
+        ("MFU", prediction.mfu, lambda value: f"{percent(value)} %"),
+        ("HFU", prediction.hfu, lambda value: f"{percent(value)} %"),
+    )
+    for name, value, show in rates:
+        out.append(_figure(name, value, show(value), None if speed is None else value * speed, show))
+    rank = prediction.tightest
+    said = f"{gib(rank.peak_bytes)} of {gib(rank.limit_bytes)} GiB"
+    out.append(_figure("peak memory", rank.peak_bytes, said, None, str))
+    out.append(_figure("devices", devices, f"{devices:,}", None, str))
+    return out
+
+
+def _figure(name: str, value: float, text: str, measured: float | None, show: Callable[[float], str]) -> Mapping:
+    return {
+        "name": name,
+        "value": value,
+        "text": text,
+        "measured": measured,
+        "measured_text": "" if measured is None else show(measured),
+    }
+
+
+def _timelines(timelines: Sequence[Timeline], names: Sequence[str]) -> list[Mapping]:
+    """Every timeline with its tables, cut to what a page can hold, over the same window."""
+    limit = MAX_SPANS
+    while True:
+        until = cut(timelines, limit)
+        columns = [span_columns(timeline, until) for timeline in timelines]
+        if limit < 100 or len(json.dumps(columns, separators=(",", ":"))) <= MAX_JSON_BYTES:
+            break
+        limit //= 2
+    return [
+        {
+            "name": name,
+            "clock": timeline.clock,
+            "step_s": timeline.step_s,
+            "repeats": timeline.repeats,
+            "workers": [{"name": w.name, "count": w.count} for w in timeline.workers],
+            "streams": list(timeline.streams),
+            "kinds": list(timeline.kinds),
+            "paths": list(timeline.paths),
+            "buffers": list(timeline.buffers),
+            "spans": part,
+            "peaks": _peaks(timeline),
+        }
+        for name, timeline, part in zip(names, timelines, columns, strict=True)
+    ]
+
+
+def _peaks(timeline: Timeline) -> list[Mapping]:
+    if timeline.memory is None:
+        return []
+    return [
+        {
+            "worker": peak.worker,
+            "bytes": peak.bytes,
+            "moment_s": peak.moment_s,
+            "action": peak.action,
+            "by_buffer": [[name, size] for name, size in peak.by_buffer if size],
+        }
+        for peak in peaks(timeline)
+    ]
+
+
+def _limits(timeline: Timeline, prediction: Prediction | None) -> Mapping:
+    """Worker -> bytes of its device, predicted peak and its moment, of the fullest ranks of its class."""
+    if prediction is None:
+        return {}
+    out: Mapping = {}
+    for rank in sorted(prediction.memory, key=lambda rank: rank.peak_bytes):
+        name = timeline.workers[rank.rank_class].name
+        out[name] = {"limit_bytes": rank.limit_bytes, "peak_bytes": rank.peak_bytes, "peak_at": rank.peak_at}
+    return out
+
+
+def _breakdown(timelines: Sequence[Timeline], names: Sequence[str], prediction: Prediction | None) -> Mapping:
+    """Parts of the step: of the prediction in its steady state, and of every worker of the timelines as shown."""
+    steady = [
+        {"part": WORDS.get(part, part.lower()), "key": part, "seconds": seconds}
+        for part, seconds in sorted((prediction.breakdown if prediction else {}).items(), key=lambda item: -item[1])
+    ]
+    workers: dict[str, list[Mapping]] = {}
+    for name, timeline in zip(names, timelines, strict=True):
+        if "compute" not in timeline.streams:
+            continue
+        found = breakdown(timeline)
+        for worker in found.workers:
+            parts: dict[str, Mapping] = {}
+            for share in found.of(worker):
+                key, text = _part(share, timeline)
+                entry = parts.setdefault(text, {"part": text, "key": key, "seconds": 0.0})
+                entry["seconds"] += share.seconds
+            ordered = sorted(parts.values(), key=lambda entry: -entry["seconds"])
+            workers.setdefault(worker, []).append({"timeline": name, "step_s": found.step_s, "parts": ordered})
+    return {
+        "steady": steady,
+        "step_s": prediction.step_s if prediction else None,
+        "window": "period" if timelines[0].repeats else "makespan",
+        "workers": [{"worker": worker, "of": of} for worker, of in workers.items()],
+    }
+
+
+def _part(share: Share, timeline: Timeline) -> tuple[str, str]:
+    """(key for the colour, what people call it) of a share of a worker's step."""
+    if share.busy:
+        return share.action, WORDS.get(share.action, share.action.lower())
+    if (timeline.spans.cause == NONE).all():
+        return "idle", UNKNOWN_WAIT
+    if share.part == "communication":
+        axis = AXES.get(share.action, share.action.lower())
+        return "communication", f"waiting for {axis} communication"
+    return share.part, {"host": "waiting for the host", "copy": "waiting for copies"}.get(
+        share.part, WORDS.get(share.part, share.part)
+    )
+
+
+def _difference(timelines: Sequence[Timeline]) -> Mapping | None:
+    """Where two timelines differ, largest first; None for one. `said` holds why they cannot be compared."""
+    if len(timelines) < 2:
+        return None
+    try:
+        found = difference(timelines[0], timelines[1])
+    except InputError as error:
+        return {"said": str(error), "changes": [], "memory": [], "before_s": None, "after_s": None, "left": 0}
+    changes = _changes(timelines, found)
+    memory = [
+        {"worker": m.worker, "buffer": m.buffer, "before_bytes": m.before_bytes, "after_bytes": m.after_bytes}
+        for m in found.memory[:MAX_CHANGES]
+    ]
+    alone = [*found.only_before, *found.only_after]
+    return {
+        "said": f"only in one of the two: {', '.join(alone)}" if alone else "",
+        "changes": changes[:MAX_CHANGES],
+        "memory": memory,
+        "before_s": found.before_s,
+        "after_s": found.after_s,
+        "left": max(0, len(changes) - MAX_CHANGES),
+    }
+
+
+def _changes(timelines: Sequence[Timeline], found: Difference) -> list[Mapping]:
+    """Changes by worker and action, largest first. Where one side does not know what it waited for, all waiting of a
+    worker is one change."""
+    unknown = any((t.spans.cause == NONE).all() for t in timelines)
+    rows: dict[tuple[str, str, str], list[float]] = {}
+    for change in found.changes:
+        what = WORDS.get(change.action, change.action.lower())
+        if not change.busy:
+            what = "waiting" if unknown else f"{change.part}: {what}"
+        path = "" if unknown and not change.busy else change.path
+        both = rows.setdefault((change.worker, what, path), [0.0, 0.0])
+        both[0] += change.before_s
+        both[1] += change.after_s
+    ordered = sorted(rows.items(), key=lambda row: -abs(row[1][1] - row[1][0]))
+    return [
+        {"worker": worker, "what": what, "path": path, "before_s": before, "after_s": after}
+        for (worker, what, path), (before, after) in ordered
+    ]

@@ -1,0 +1,84 @@
+"""The page in a real browser: it draws without errors, asks for nothing, and its numbers are the prediction's.
+
+Skipped without Chromium. `--dump-dom` prints the page after its script has run, `--log-net-log` what it asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gnomon.plans import Mesh, Plan, Schedule, Workload
+from gnomon.prediction import predict
+from gnomon.report.page import page_data, page_html
+from gnomon.report.prediction import WORDS
+from gnomon.report.tables import number, percent
+from gnomon.schema import dump
+from gnomon.units import show_seconds
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --enable-logging=stderr "
+    "--window-size=1280,900 --dump-dom"
+)
+PROBE = """
+<script>
+(() => {
+  const ink = (id) => {
+    const canvas = document.getElementById(id), g = canvas.getContext("2d");
+    const pixels = g.getImageData(0, 0, canvas.width, canvas.height).data, seen = new Set();
+    for (let i = 0; i < pixels.length; i += 4) seen.add((pixels[i] << 16) | (pixels[i + 1] << 8) | pixels[i + 2]);
+    return [...seen].map((c) => c.toString(16).padStart(6, "0"));
+  };
+  const box = document.getElementById("lanes");
+  const press = (key) => box.dispatchEvent(new KeyboardEvent("keydown", { key }));
+  press("ArrowDown"); press("n");
+  const found = { lanes: ink("lanes-canvas"), memory: ink("memory-canvas"),
+    detail: document.getElementById("detail").textContent, wide: document.documentElement.scrollWidth };
+  const out = document.createElement("pre");
+  out.id = "probe";
+  out.textContent = JSON.stringify(found);
+  document.body.append(out);
+})();
+</script>
+</body>"""
+"""Added to the page by the test: what the canvases show, and what the keyboard chooses."""
+
+
+def test_in_a_browser(tmp_path: Path) -> None:
+    job = Plan(mesh=Mesh(pp=2), schedule=Schedule(micro_batch_size=1))
+    found = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=4, seq_len=64))
+    page = page_html(page_data([found.timeline(steady=False)], prediction=found, plan=dump(job)))
+    file, net = tmp_path / "report.html", tmp_path / "net.json"
+    file.write_text(page.replace("</body>", PROBE), encoding="utf-8")
+    assert CHROMIUM is not None
+    command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={net}"]
+    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    dom = done.stdout
+
+    assert "CONSOLE" not in done.stderr, done.stderr  # neither an error nor a refusal of the policy
+    asked = re.findall(r'"url":"((?:https?|wss?|ftp)://[^"]+)"', net.read_text(encoding="utf-8", errors="replace"))
+    assert [url for url in asked if "google" not in url and "gvt1" not in url] == []  # the browser's own aside
+
+    shown = dict(re.findall(r'data-figure="([^"]+)">([^<]+)<', dom))
+    assert shown["step"] == show_seconds(found.step_s)
+    assert shown["MFU"] == f"{percent(found.mfu)} %"
+    assert shown["tokens/s/device"] == number(found.tokens_per_s_per_device, 4)
+    for part, seconds in found.breakdown.items():
+        assert f'</i>{WORDS.get(part, part.lower())}</td><td class="n">{number(seconds)}</td>' in dom
+
+    match = re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)
+    assert match, dom[-400:]
+    probe = json.loads(match[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+    assert {"0072b2", "e69f00"} <= set(probe["lanes"])  # forward and backward
+    assert "a3adb8" in probe["memory"]  # overhead, most of so small a job
+    assert probe["detail"].split(" ")[0] in ("0F1", "1F1", "0B0", "1B0", "1SEND_B0", "0SEND_F1")
+    assert probe["wide"] <= 1280

@@ -65,6 +65,17 @@ example:
   gnomon report step.timeline -o report.html"""
 
 
+_CALIBRATE = """\
+Measures this machine with the operations that `gnomon run` executes: products,
+attention, norms, the optimizer, and messages between processes, by size, with
+all processes busy and with one alone. Takes under a minute; let the machine do
+nothing else meanwhile. `--on local` predicts with what was found; `local:2` is
+two of its processes. Needs torch.
+
+example:
+  gnomon calibrate && gnomon predict llama-tiny --on local --precision fp32"""
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of `gnomon`; its result holds `command` and that command's values."""
     top = _parser("gnomon", "Predict how a deep-learning job will run, before it runs.", _EPILOG)
@@ -74,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
+    _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
     catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", "")
     catalogue.add_argument("what", nargs="?", choices=("devices", "clusters", "models", "stacks"), metavar="KIND")
     catalogue.add_argument("name", nargs="?", help="one of them, in full")
@@ -171,4 +183,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoints", metavar="DIR", help="also at the end; default PLAN.checkpoints, when stopped")
     parser.add_argument("--checkpoint-every", type=_count, metavar="N", help="steps; 100 with --checkpoints")
     parser.add_argument("--timeline", metavar="FILE", help="write the measured Timeline of a step")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="cluster file; default local.toml in $GNOMON_HOME")
+    parser.add_argument("--processes", type=_count, metavar="N", help="at once; default the machine's physical cores")
+    parser.add_argument("--seconds", type=_count, default=40, metavar="S", help="of measuring, about; default 40")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -11,6 +11,13 @@ from gnomon.hardware.catalogue import link_names as link_names
 from gnomon.hardware.catalogue import node as node
 from gnomon.hardware.catalogue import node_names as node_names
 from gnomon.hardware.catalogue import prices as prices
+from gnomon.hardware.local import local_file as local_file
+from gnomon.hardware.local import measured_cluster as measured_cluster
+from gnomon.hardware.measured import NOISY_SPREAD as NOISY_SPREAD
+from gnomon.hardware.measured import Axis as Axis
+from gnomon.hardware.measured import Measured as Measured
+from gnomon.hardware.measured import Table as Table
+from gnomon.hardware.measured import merged as merged
 from gnomon.hardware.specs import load_cluster as load_cluster
 from gnomon.hardware.specs import load_cluster_file as load_cluster_file
 from gnomon.hardware.specs import local_cluster as local_cluster

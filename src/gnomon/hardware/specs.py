@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gnomon import schema
 from gnomon.errors import CatalogueError, InputError
 from gnomon.hardware import catalogue
+from gnomon.hardware.local import local_file, processes_of, with_processes
 from gnomon.hardware.types import Cluster, Device, Node, NodeGroup
 from gnomon.schema.toml import parse_toml
 
@@ -28,14 +30,15 @@ def parse_cluster(spec: str) -> Cluster:
     """The cluster that a spec names.
 
     spec: parts joined by `+`, each `NODESxDEVICESxDEVICE`, `DEVICESxDEVICE` (one node), `NODESxNODE` or a bare name;
-        or the path of a file (it ends with `.toml` or holds a `/`). `local` is one process on this machine, guessed.
+        or the path of a file (it ends with `.toml` or holds a `/`). `local` is this machine as `gnomon calibrate`
+        measured it, `local:2` two processes of it; without a calibration one process or as many as asked, guessed.
     Raises CatalogueError for a name, a count or a form that cannot be; InputError for a file that cannot be read.
     """
     text = spec.strip()
     if text.endswith(".toml") or "/" in text or "\\" in text:
         return load_cluster_file(text)
-    if text.lower() == "local":
-        return local_cluster(1)
+    if text.lower() == "local" or text.lower().startswith("local:"):
+        return _local(processes_of(text.lower()))
     groups: list[NodeGroup] = []
     assumptions: list[str] = []
     for part in text.lower().split("+"):
@@ -58,6 +61,16 @@ def local_cluster(num_processes: int, device: Device | None = None) -> Cluster:
     return Cluster(
         name=f"{num_processes}x{of.name}", groups=(NodeGroup(node=node),), assumptions=_unchecked(of) + _unchecked(node)
     )
+
+
+def _local(count: int | None) -> Cluster:
+    """This machine: measured if there is a calibration, else guessed, and said to be."""
+    path = local_file()
+    if path.is_file():
+        return with_processes(load_cluster_file(path), count)
+    guess = local_cluster(count or 1)
+    said = f"this machine was not measured: round guesses; run `gnomon calibrate` (it would be read from {path})"
+    return replace(guess, assumptions=(said, *guess.assumptions))
 
 
 def load_cluster_file(path: str | Path) -> Cluster:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from gnomon.errors import InputError, UnpricedError, nearest
+from gnomon.hardware.measured import Measured
 from gnomon.units import Bytes, BytesPerS, DollarsPerHour, FlopsPerS, Hertz, Seconds, Watts
 
 LinkKind = Literal[
@@ -122,6 +123,8 @@ class Device:
     """Fields (`dense_peak.fp8`: one rate) whose figure was not found in the source."""
     note: str = ""
     """What a reader must know, such as a figure that vendors state differently."""
+    measured: Measured | None = None
+    """Seconds of operations on this very machine, which prices take before any curve; None in the catalogue."""
 
     def __post_init__(self) -> None:
         what = f"device {self.name!r}"

@@ -27,7 +27,7 @@ from gnomon.prices.fitted import Fitted, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink, axis_link
-from gnomon.prices.optimizer import accumulate_seconds, optimizer_seconds
+from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds, norm_seconds, optimizer_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.program import Key, Program
 from gnomon.sharding import ParameterCollective
@@ -273,6 +273,9 @@ class Pricing:
         elements, tensors = parameter_elements(layer), len(layer.sharded.block.parameters)
         if not elements:
             return OpPrice(device_s=0.0, kernels=0)
+        begins = 1.0 if self.plan.optimizer.zero >= 2 and stage.is_sharded else 1 / self.count
+        if (own := gradient_seconds(elements, precision, device, begins=begins)) is not None:
+            return own
         result = DTYPE_BITS[precision.compute] // 8
         if self.plan.optimizer.zero >= 2 and stage.is_sharded:
             moved = (elements * result, elements * (DTYPE_BITS[precision.reduce] // 8))
@@ -356,8 +359,8 @@ class Pricing:
     def _norm(self, stage: int) -> float:
         """Reading this rank's gradients, and an all-reduce of one number over all ranks."""
         price = self.stages[stage]
-        size = price.updated_elements() * (DTYPE_BITS[self.plan.precision.grad] // 8)
-        own = float(stream_seconds(size, 0, price.device, curves_for(price.device), kind="reduce"))
+        count = price.updated_elements()
+        own = float(norm_seconds(count, self.plan.precision, price.device, curves_for(price.device)))
         devices = np.unique(self.plan.device_of)
         if len(devices) < 2:
             return own

@@ -4,8 +4,9 @@ Each algorithm costs `start + wire + ramp·sqrt(start·wire)`: start is launches
 cross the slowest link over the share of its peak that large messages reach, and the last term is pipelining that builds
 up with size. The fastest algorithm of those known for a link counts, as NCCL's own tuning chooses. `nbytes` is what
 nccl-tests calls size: the whole buffer of one rank. Every price grows with bytes, falls with bandwidth, and is never
-under `bound_seconds`. Constants are rows of `collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says
-from what. Leaves out contention with compute, and NCCL's jumps where it changes protocol: a minimum is continuous.
+under `bound_seconds`; links in a machine that was measured have their own figures. Constants are rows of
+`collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says from what. Leaves out contention with
+compute, and NCCL's jumps where it changes protocol: a minimum is continuous.
 Source of forms: Thakur, Rabenseifner, Gropp 2005; NCCL's src/graph/tuning.cc.
 """
 
@@ -25,6 +26,7 @@ from gnomon.errors import InputError, UnpricedError, nearest
 from gnomon.hardware import Node
 from gnomon.prices.curves import Provenance, Time
 from gnomon.prices.links import AxisLink
+from gnomon.prices.measured import communication_seconds
 from gnomon.units import Seconds
 
 CollectiveKind: TypeAlias = Literal[
@@ -189,6 +191,10 @@ def collective_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
     size = np.asarray(nbytes, float)
     if size.size and not size.min() >= 0:
         raise InputError(f"a collective cannot move {size.min():g} bytes")
+    if link.measured is not None:
+        own = communication_seconds(link.measured, _known(kind), link.ranks, nbytes)
+        if own is not None:
+            return own
     costs = algorithm_costs(kind, link)
     found = costs[0].seconds(size)
     for cost in costs[1:]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gnomon import schema
 from gnomon.errors import InputError, UnpricedError, nearest
+from gnomon.hardware.measured import Measured
 from gnomon.hardware.types import Device
 from gnomon.units import Seconds
 
@@ -252,6 +253,8 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     stem = RELATIVES.get(device.arch, device.arch)
     known = stem in _FILES
     generic = _file(f"generic-{device.kind}")
+    if device.measured is not None:
+        return _beside_measured(device, device.measured, generic)
     file = _file(stem) if known else generic
     said = []
     if not file.measured:
@@ -285,6 +288,19 @@ def curves_with(device: Device, attention: AttentionKernel | None) -> Curves:
         return curves_for(device)
     known = {row.kernel for row in curves_for(device).attention}
     return curves_for(device, attention=attention if attention in known else "flash2")
+
+
+def _beside_measured(device: Device, measured: Measured, generic: CurveFile) -> Curves:
+    """The curves of a device that was measured: no price of what was measured asks them."""
+    base = generic.gemm[0]
+    return Curves(
+        device=device.name,
+        attention_kernel="flash2",
+        gemm=tuple(replace(base, dtype=d) for d in ("bf16", "fp32", "fp64") if getattr(device.dense_peak, d)),
+        attention=generic.attention,
+        stream=generic.stream,
+        assumptions=(measured.note,),
+    )
 
 
 class _Row(Protocol):

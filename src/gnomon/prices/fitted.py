@@ -228,6 +228,8 @@ def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
 
 def rates_note(stack: Stack, device: Device) -> str:
     """What the rates rest on, to be shown beside a prediction."""
+    if device.measured is not None:
+        return device.measured.note
     found = fitted()
     record, every = found.record(stack.name), found.universal
     match known(stack, device):

@@ -21,7 +21,8 @@ from gnomon.graph.types import VIEWS
 from gnomon.hardware.types import Device
 from gnomon.prices.attention import attention_seconds
 from gnomon.prices.curves import Curves, Size, StreamKind, Time
-from gnomon.prices.gemm import gemm_seconds
+from gnomon.prices.gemm import gemm_seconds, peak_of
+from gnomon.prices.measured import RULES, attention_points, matmul_seconds, rule_seconds, table_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.sharding.homes import routed_tensors
 
@@ -130,6 +131,8 @@ def op_seconds(
     work = forward_work(op, block, setting)
     if op.kind in VIEWS or _is_no_cast(op, block, setting):
         return FREE
+    if (known := _measured(op, block, setting, device, backward=False)) is not None:
+        return known
     if op.contracts:
         price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load)
         return price + _cast(op.inputs[0], block, setting, device, curves) if _low(op, fp8) else price
@@ -168,6 +171,8 @@ def grad_seconds(
     op = block.op(grad.path)
     if op.kind in VIEWS or _is_no_cast(op, block, setting):
         return FREE
+    if (known := _measured(op, block, setting, device, backward=True)) is not None:
+        return known
     if op.contracts:
         return _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load)
     if op.kind == "attention":
@@ -188,6 +193,33 @@ def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, 
     """Casting the weight of a product to 8 bits, in both layouts: once a step, or once a microbatch where it is not
     kept. Zero for ops that `fp8` leaves alone."""
     return _cast(op.inputs[1], block, setting, device, curves) if _low(op, True) else FREE
+
+
+def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backward: bool) -> OpPrice | None:
+    """The price of an op that has a table of its own on this device, as the runtime runs it; None for others."""
+    if device.measured is None:
+        return None
+    if op.kind in ("cast", "softmax") and block_loss(op, block):
+        return FREE  # the loss was measured with all its steps
+    if op.kind not in RULES or (backward and op.kind == "add"):
+        return None
+    of = block.tensor(op.inputs[0] if op.kind in ("norm", "rotary", "cross_entropy") else op.outputs[0])
+    width = size_of(of.dims[-1], setting.sizes)
+    rows = numel(of.dims[:-1], setting.sizes)
+    dtype = setting.dtypes.resolve("compute")
+    found = rule_seconds(device.measured, op.kind, dtype, rows=rows, width=width, backward=backward)
+    if found is None:
+        return None
+    if op.kind == "embedding" and backward:  # the table's gradient begins as zeros
+        table = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
+        found = found + table_seconds(device.measured, "fill", dtype, elements=table)
+    return OpPrice(device_s=found, kernels=1)
+
+
+def block_loss(op: Op, block: Block) -> bool:
+    """Whether an op is a step of a cross-entropy that was lowered to several."""
+    origin, _, step = op.path.partition(":")
+    return bool(step) and any(o.path == origin and o.kind == "cross_entropy" for o in block.ops)
 
 
 def _low(op: Op, fp8: bool) -> bool:
@@ -293,6 +325,11 @@ def _products(
         "right": (shape.n, shape.k, shape.m),
     }[role]
     dtype = "fp8" if low else setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
+    if device.measured is not None:
+        way = {"forward": "forward", "left": "input_grad", "right": "weight_grad"}[role]
+        peak = peak_of(dtype, device)
+        own = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
+        return OpPrice(device_s=own, kernels=1)
     moved = None if low else work.read_bytes + work.write_bytes
     seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
     return OpPrice(device_s=seconds, kernels=1)
@@ -343,6 +380,13 @@ def _attention(
         whole = attention_pairs_x2(kv_len, kv_len, causal=True, window=window, convention="half") / 2
         pairs = whole * causal_share
     head_dim, head_dim_v = size_of(q.dims[-1], sizes), size_of(v.dims[-1], sizes)
+    if device.measured is not None and isinstance(head_dim, int):
+        heads = np.asarray(numel(q.dims[:-3], sizes), np.float64) * size_of(q.dims[-2], sizes)
+        # the table is of a causal mask: pairs that are worked on count as a square of twice as many
+        own = attention_points(
+            device.measured, heads, 2 * pairs, head_dim, dtype=setting.dtypes.resolve(q.dtype), backward=backward
+        )
+        return OpPrice(device_s=own, kernels=3 if backward else 1)
     if not isinstance(head_dim, int) or not isinstance(head_dim_v, int):
         raise UnpricedError(f"attention {op.path!r}: head sizes are given as arrays; price each head size by itself")
     seconds = attention_seconds(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import InputError, UnpricedError
-from gnomon.hardware import Cluster, Node
+from gnomon.hardware import Cluster, Measured, Node
 from gnomon.units import BytesPerS, Seconds
 
 Ranks = NDArray[np.int64]
@@ -24,7 +24,7 @@ SUMMING_ARCHS = frozenset({"hopper", "blackwell", "blackwell-ultra"})
 """Generations whose NVLink switches add up data in flight (NVLS, from the third NVSwitch on)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AxisLink:
     """One group of ranks as its collectives see it. Rates are peaks in one direction."""
 
@@ -58,6 +58,8 @@ class AxisLink:
     """Of an empty message between nodes."""
     sharers: int = 1
     """Groups of the axis that leave the same node, this one included."""
+    measured: Measured | None = None
+    """Seconds of collectives inside this very node, where they were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,7 @@ def _describe(
         across_bytes_per_s=float(across[out]) if nic else 0.0,
         across_latency_s=max(_latency(kinds[k]) for k in set(kind.tolist())) if nic else 0.0,
         sharers=int(sharers[out]) if nic else 1,
+        measured=within.device.measured if has_peers and not spans else None,
     )
 
 

@@ -13,11 +13,13 @@ import numpy as np
 
 from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS
+from gnomon.hardware.measured import Measured
 from gnomon.hardware.types import Device
 from gnomon.plans import Optimizer, Precision, Stack
-from gnomon.prices.curves import Curves, Size, as_time
+from gnomon.prices.curves import Curves, Size, Time, as_time
 from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.kernels import FREE, OpPrice
+from gnomon.prices.measured import has, table_seconds
 from gnomon.prices.stream import stream_seconds
 
 STATES: Mapping[str, float] = {
@@ -57,6 +59,8 @@ def optimizer_seconds(
     matrices: for Muon, (count, rows, columns). UnpricedError for Muon without them, or if the stack does not say how
     its optimizer step runs. Memory-bound: bytes of gradient, states, master copy and parameter, each once if fused.
     """
+    if device.measured is not None and (own := _measured_update(elements, optimizer, precision, device.measured)):
+        return own
     if stack.optimizer_step is None:
         raise UnpricedError(
             f"stack {stack.name!r} does not say how its optimizer runs; set `optimizer_step`, with a fact"
@@ -99,6 +103,34 @@ def accumulate_seconds(
     share = curves.stream_for("plain").efficiency
     moving = count * (2 * buffer - result) / (device.memory_bytes_per_s * share)
     return OpPrice(device_s=as_time(moving), kernels=0)
+
+
+def norm_seconds(elements: Size, precision: Precision, device: Device, curves: Curves) -> Time:
+    """Reading this rank's gradients for the sum of their squares."""
+    measured = device.measured
+    if measured is not None and has(measured, "squares", precision.param):
+        return table_seconds(measured, "squares", precision.param, elements=np.maximum(elements, 1))
+    size = np.asarray(elements, dtype=np.float64) * (DTYPE_BITS[precision.grad] // 8)
+    return stream_seconds(size, 0, device, curves, kind="reduce")
+
+
+def gradient_seconds(elements: Size, precision: Precision, device: Device, *, begins: float) -> OpPrice | None:
+    """Adding a microbatch's gradients to the flat buffer as Gnomon's runtime does, where that was measured; None
+    elsewhere. begins: share of the microbatches that find no buffer, and make one of zeros."""
+    measured = device.measured
+    if measured is None or not has(measured, "accumulate", precision.param):
+        return None
+    added = table_seconds(measured, "accumulate", precision.param, elements=elements)
+    zeros = table_seconds(measured, "fill", precision.param, elements=elements)
+    return OpPrice(device_s=added + begins * np.asarray(zeros), kernels=1)
+
+
+def _measured_update(elements: Size, optimizer: Optimizer, precision: Precision, measured: Measured) -> OpPrice | None:
+    """AdamW on one flat buffer, and the factor that clips with it; None for other rules, or where it was not
+    measured."""
+    if optimizer.kind != "adamw" or not has(measured, "adamw", precision.param):
+        return None
+    return OpPrice(device_s=table_seconds(measured, "adamw", precision.param, elements=elements), kernels=1)
 
 
 def _dtypes(precision: Precision) -> dict[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
+from gnomon.prices.measured import stream_points
 
 
 def cached_efficiency(total: Size, device: Device, memory: float, cache: float) -> Size:
@@ -32,10 +33,13 @@ def stream_seconds(
     """Seconds of `kernels` kernels that read and write these bytes in all; 0 for none.
 
     vector_flops: work of the vector units, in fp32; it limits where bytes do not. Never under bytes over peak bandwidth
-    or FLOPs over the fp32 peak. Source: curves, fitted to a bf16 -> fp8 cast and to norm, activation and loss kernels.
+    or FLOPs over the fp32 peak. A device that was measured has its own figures (`measured`). Source: curves, fitted to
+    a bf16 -> fp8 cast and to norm, activation and loss kernels.
     """
     if kernels == 0:
         return 0.0
+    if device.measured is not None:
+        return stream_points(device.measured, np.asarray(read_bytes) + np.asarray(write_bytes), kernels=kernels)
     row = curves.stream_for(kind)
     total = np.asarray(read_bytes, dtype=np.float64) + np.asarray(write_bytes, dtype=np.float64)
     share = cached_efficiency(total / kernels, device, row.efficiency, row.cache_efficiency)

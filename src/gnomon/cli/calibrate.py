@@ -1,0 +1,125 @@
+"""`gnomon calibrate`: measures this machine and writes a cluster file, which `--on local` then reads.
+
+`run(options)` prints what was found and returns 0, also for a noisy machine, which is called so. Leaves out how it is
+measured (`gnomon.runtime.calibrate`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from pkgutil import resolve_name
+from statistics import median
+from typing import Any
+
+from gnomon import schema
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.hardware import NOISY_SPREAD, Cluster, Measured, Table, local_file, measured_cluster
+
+SHOWN = (
+    ("matmul", "fp32", "forward"), ("matmul", "bf16", "forward"), ("matmul", "fp64", "forward"),
+    ("attention", "fp32", "forward"), ("attention", "fp32", "backward"), ("norm", "fp32", "forward"),
+    ("add", "fp32", "forward"), ("adamw", "fp32", ""), ("all_reduce", "", ""), ("all_gather", "", ""),
+    ("reduce_scatter", "", ""), ("send_recv", "", ""),
+)  # fmt: skip
+"""Tables that are printed, at their largest point."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, write, print."""
+    target = local_file() if options.output is None else Path(options.output)
+    _check_writable(target)
+    calibrate, budget, cores, memory = _runtime()
+    count = options.processes or cores()
+    measured: Measured = calibrate(count, budget(seconds=float(options.seconds), quiet=False))
+    cluster = measured_cluster(measured, memory())
+    write_atomically(target, schema.dump(cluster))
+    if options.json:
+        print_json({"file": str(target), "noisy": measured.noisy, **_mapping(cluster)})
+    else:
+        print_lines(report(cluster, target))
+    if measured.noisy:
+        print(f"gnomon: {_warning(measured)}", file=sys.stderr)
+    return 0
+
+
+def _runtime() -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], int], Callable[[], int]]:
+    """What measures, by name: the rest of Gnomon does without torch."""
+    try:
+        names = ("calibrate", "Budget", "physical_cores", "memory_bytes")
+        found = [resolve_name(f"gnomon.runtime.calibrate:{name}") for name in names]
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("gnomon calibrate runs torch, which is not installed; pip install gnomon[torch]") from None
+    return found[0], found[1], found[2], found[3]
+
+
+def _check_writable(target: Path) -> None:
+    """InputError before a minute of measuring, rather than after it."""
+    if target.suffix != ".toml":
+        raise InputError(f"{str(target)!r}: a cluster file ends with .toml")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
+            pass
+    except OSError as error:
+        raise InputError(f"Cannot write {str(target)!r}: {error.strerror}; choose another place with -o") from error
+    if target.is_dir():
+        raise InputError(f"Cannot write {str(target)!r}: it is a folder; choose another name with -o")
+
+
+def write_atomically(target: Path, text: str) -> None:
+    """The file as a whole or not at all."""
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def report(cluster: Cluster, target: Path) -> list[str]:
+    """Lines for a person: what was measured, at the largest sizes, and where it was written."""
+    device = cluster.groups[0].node.device
+    measured = device.measured
+    assert measured is not None
+    lines = [f"{measured.host}: {measured.processes} processes of {measured.threads} thread, {measured.software}", ""]
+    lines.append(f"{'operation':<26} {'largest size':<36} {'all busy':>10} {'alone':>10} {'spread':>7}")
+    by_key = {table.key: table for table in measured.tables}
+    lines += [_line(by_key[key]) for key in SHOWN if key in by_key]
+    peak = device.dense_peak
+    rates = {name: getattr(peak, name) for name in ("fp32", "bf16", "fp64")}
+    best = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items() if rate)
+    lines += ["", f"best: {best}; {device.memory_bytes_per_s / 1e9:.0f} GB/s in a process"]
+    lines.append(f"spread of repeats (interquartile range over median): {100 * measured.spread:.0f} % at the median")
+    lines.append(f"written to {target}" + ("; --on local reads it" if target == local_file() else ""))
+    return lines
+
+
+def _line(table: Table) -> str:
+    sizes = " ".join(f"{axis.name}={axis.sizes[-1]:,}" for axis in table.axes)
+    alone = f"{1e3 * table.alone_s[-1]:.3g} ms" if table.alone_s else ""
+    name = " ".join(part for part in table.key if part)
+    return (
+        f"{name:<26} {sizes:<36} {f'{1e3 * table.seconds[-1]:.3g} ms':>10} {alone:>10} "
+        f"{f'{100 * median(table.spread):.0f} %':>7}"
+    )
+
+
+def _warning(measured: Measured) -> str:
+    return (
+        f"this machine was noisy: repeats spread by {100 * measured.spread:.0f} %, over {100 * NOISY_SPREAD:.0f} %; "
+        "predictions for it are as uncertain. Calibrate again when it is idle."
+    )
+
+
+def _mapping(cluster: Cluster) -> dict[str, object]:
+    mapping = schema.to_mapping(cluster)
+    measured = cluster.groups[0].node.device.measured
+    return {"spread": measured.spread if measured else None, "cluster": mapping}

@@ -1,0 +1,138 @@
+"""This machine as a cluster: from the file that `gnomon calibrate` wrote, or a guess.
+
+`measured_cluster` makes a Cluster of a calibration, `with_processes` another number of its processes, and `local_file`
+says where a calibration is kept. Peaks of a measured device are the best that was seen: no price goes under them.
+Leaves out measuring.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from gnomon.errors import CatalogueError
+from gnomon.hardware import catalogue
+from gnomon.hardware.measured import Measured, Table
+from gnomon.hardware.types import Cluster, Device, Link, NodeGroup, PeakFlops
+
+MAX_PROCESSES = 256
+"""Most processes of one machine."""
+
+WIDTHS = {"fp32": 4, "bf16": 2, "fp64": 8}
+"""Bytes of an element of what is measured."""
+
+
+def local_file() -> Path:
+    """Where the calibration of this machine is kept: `local.toml` in $GNOMON_HOME, or in ~/.config/gnomon."""
+    home = os.environ.get("GNOMON_HOME")
+    return (Path(home) if home else Path.home() / ".config" / "gnomon") / "local.toml"
+
+
+def processes_of(spec: str) -> int | None:
+    """Processes that `local:N` asks for; None for `local`. CatalogueError for anything else after the colon."""
+    _, colon, count = spec.partition(":")
+    if not colon:
+        return None
+    if not count.isascii() or not count.isdigit() or not 1 <= int(count) <= MAX_PROCESSES:
+        raise CatalogueError(
+            f"cannot read {spec[:64]!r}; write `local`, or `local:N` for N processes of this machine, N from 1 to "
+            f"{MAX_PROCESSES}"
+        )
+    return int(count)
+
+
+def with_processes(cluster: Cluster, count: int | None) -> Cluster:
+    """A measured machine with so many processes, default as many as were measured at once.
+
+    One process has the machine to itself, so it gets the figures measured alone; more than were measured share the
+    memory, and are said to be a guess.
+    """
+    node = cluster.groups[0].node
+    device, found = node.device, node.device.measured
+    if count is None or found is None or count == node.count:
+        return cluster
+    said = list(cluster.assumptions)
+    if count > node.count:
+        said.append(f"{count} processes where {node.count} were measured: as fast as those, which they cannot be")
+    if count == 1:
+        found = found.alone
+    memory = device.memory_bytes * node.count // count
+    of = replace(device, measured=found, memory_bytes=memory, marketed_memory_bytes=memory)
+    group = NodeGroup(node=replace(node, device=of, count=count))
+    return replace(cluster, name=f"local:{count}", groups=(group,), assumptions=tuple(said))
+
+
+def measured_cluster(measured: Measured, memory_bytes: int) -> Cluster:
+    """The machine of a calibration: as many processes as worked at once, each with its share of the memory."""
+    count, note = measured.processes, f"gnomon calibrate, {measured.software}"
+    host = "-".join(part for part in measured.host.lower().replace(".", "-").split("-") if part) or "host"
+    share = memory_bytes // count
+    device = Device(
+        name=f"cpu-{host}",
+        kind="cpu",
+        arch="measured",
+        per="process",
+        dense_peak=PeakFlops(**{dtype: best_flops_per_s(measured, dtype) for dtype in WIDTHS}),
+        memory_bytes=share,
+        marketed_memory_bytes=share,
+        memory_bytes_per_s=best_bytes_per_s(measured),
+        num_sms=measured.threads,
+        form_factor=f"{measured.threads} thread",
+        source=note,
+        date=measured.date[:10],
+        note="Peaks are the fastest seen, data in caches included",
+        measured=measured,
+    )
+    node = replace(
+        catalogue.build_node(catalogue.node_row("local"), device, count),
+        intra=_loopback(measured, note),
+        source=note,
+        date=measured.date[:10],
+        confidence="checked",
+    )
+    return Cluster(name="local", groups=(NodeGroup(node=node),))
+
+
+def _loopback(measured: Measured, note: str) -> Link:
+    """What messages between processes reach; the catalogue's guess where there was but one process."""
+    guess = catalogue.link("loopback")
+    table = _find(measured.tables, "send_recv", "")
+    if table is None:
+        return guess
+    rates = [size / seconds for size, seconds in zip(table.axes[0].sizes, table.seconds, strict=True)]
+    return replace(
+        guess,
+        bytes_per_s=max(rates),
+        latency_s=min(table.seconds),
+        source=note,
+        date=measured.date[:10],
+        confidence="checked",
+    )
+
+
+def best_flops_per_s(measured: Measured, dtype: str) -> float | None:
+    """Fastest product seen in a dtype, alone or not; None if none was measured."""
+    rates = [
+        2.0 * point["m"] * point["n"] * point["k"] / seconds
+        for table in measured.tables
+        if (table.what, table.dtype) == ("matmul", dtype)
+        for point, seconds in table.figures()
+    ]
+    return max(rates, default=None)
+
+
+def best_bytes_per_s(measured: Measured) -> float:
+    """Fastest sum of two arrays seen, by the bytes that it reads and writes; the catalogue's guess without any."""
+    rates = [
+        3.0 * WIDTHS[table.dtype] * point["elements"] / seconds
+        for table in measured.tables
+        if table.what == "add" and table.dtype in WIDTHS
+        for point, seconds in table.figures()
+    ]
+    return max(rates, default=catalogue.device("cpu-process").memory_bytes_per_s)
+
+
+def _find(tables: Iterable[Table], what: str, dtype: str) -> Table | None:
+    return next((table for table in tables if (table.what, table.dtype) == (what, dtype)), None)

@@ -1,0 +1,302 @@
+"""Calibration: the seconds of this runtime's operations on this machine, by size, with their spread.
+
+`calibrate(processes)` starts that many processes of one thread, has all of them run each operation at the same moments
+(they share caches, memory and clock, as the ranks of a job do), then one of them alone, then messages and collectives
+between them, in several rounds so that a disturbance falls on few repeats of each. Returns a `Measured`. Leaves out
+what becomes of it: cluster files and prices are pure (`hardware.local`, `prices.measured`).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from gnomon.hardware import Axis, Measured, Table
+from gnomon.runtime.calibrate_cases import Timed, cases
+from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
+from gnomon.runtime.launch import launch
+
+ROUNDS = 3
+"""Times that every point is visited."""
+REPEATS = 2
+"""Fewest repeats of a point in a round, after one that is not counted."""
+MOST_REPEATS = 30
+"""Most repeats of a point in a round."""
+BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
+"""Sizes of messages and of the buffers of collectives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How long calibration may take."""
+
+    seconds: float
+    """Of measuring; starting processes comes on top. Repeats follow from it; REPEATS are made whatever it says."""
+    fine: bool = True
+    """Full grids, or a few points of each."""
+    rounds: int = ROUNDS
+    """Times that every point is visited."""
+    dtypes: tuple[str, ...] = ("fp32", "bf16", "fp64")
+    """Number formats that are measured."""
+    quiet: bool = True
+    """No progress line."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Times:
+    """Repeats of every point of one table, on one process."""
+
+    key: tuple[str, str, str]
+    """Operation, dtype, direction."""
+    axes: tuple[Axis, ...]
+    busy: list[list[float]]
+    """Seconds of the repeats, a list for each point."""
+    alone: list[list[float]]
+    """The same with other processes idle; empty lists where nobody measured."""
+
+    @staticmethod
+    def of(key: tuple[str, str, str], axes: tuple[Axis, ...]) -> Times:
+        """No repeats yet."""
+        count = math.prod(len(axis.sizes) for axis in axes)
+        return Times(key=key, axes=axes, busy=[[] for _ in range(count)], alone=[[] for _ in range(count)])
+
+
+def calibrate(processes: int, budget: Budget) -> Measured:
+    """What this machine does with so many processes of one thread each. Torch's errors where they cannot start."""
+    date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    found = launch(measure, processes, budget)
+    return assembled([found[rank] for rank in sorted(found)], processes=processes, date=date)
+
+
+def assembled(ranks: Sequence[Sequence[Times]], *, processes: int, date: str) -> Measured:
+    """One calibration from the repeats of all processes."""
+    tables = []
+    for same in zip(*ranks, strict=True):
+        busy = [list(chain(*points)) for points in zip(*(each.busy for each in same), strict=True)]
+        tables.append(
+            Table(
+                what=same[0].key[0],
+                dtype=same[0].key[1],
+                direction=same[0].key[2],
+                axes=same[0].axes,
+                seconds=tuple(_digits(np.median(point)) for point in busy),
+                alone_s=tuple(_digits(np.median(point)) for point in same[0].alone if point),
+                spread=tuple(_digits(relative_iqr(point)) for point in busy),
+            )
+        )
+    return Measured(
+        host=platform.node() or "this machine",
+        date=date,
+        software=f"torch {torch.__version__.partition('+')[0]}, gloo",
+        processes=processes,
+        threads=1,
+        tables=tuple(tables),
+    )
+
+
+def relative_iqr(repeats: Sequence[float]) -> float:
+    """Interquartile range over median."""
+    low, middle, high = np.quantile(np.asarray(repeats), [0.25, 0.5, 0.75])
+    return float((high - low) / middle)
+
+
+def _digits(value: float) -> float:
+    """Four digits are more than a clock gives, and few enough to read."""
+    return float(f"{value:.4g}")
+
+
+# --- in every process
+
+
+def measure(budget: Budget) -> list[Times]:
+    """This process's repeats. All processes of the job must call it."""
+    listed = cases(budget.dtypes, fine=budget.fine)
+    found = [Times.of((c.what, c.dtype, c.direction), c.axes) for c in listed]
+    points = [(t, c, at) for t, c in zip(found, listed, strict=True) for at in enumerate(c.points())]
+    share = 0.8 * budget.seconds / (len(points) * budget.rounds * (2 if dist.get_world_size() > 1 else 1))
+    talk = Talk(budget)
+    progress = _Progress(budget.rounds * len(points), shown=not budget.quiet and dist.get_rank() == 0)
+    gc.disable()
+    began = perf_counter()
+    for done in range(budget.rounds):
+        if done and _time_is_up((perf_counter() - began) * (done + 1) / done > 1.2 * budget.seconds):
+            break
+        for times, case, (number, point) in points:
+            _visit(times, number, case.make(point), share)
+            progress.step()
+        talk.round()
+    gc.enable()
+    progress.end()
+    return found + talk.found
+
+
+def _time_is_up(mine: bool) -> bool:
+    """Whether another round would take too long: on a slow or busy machine one must do. All processes agree."""
+    if dist.get_world_size() == 1:
+        return mine
+    flag = torch.tensor(int(mine))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+def _visit(times: Times, number: int, ready: Timed, share: float) -> None:
+    """One visit of a point: all processes at once, then the first alone; a process without others is alone."""
+    if dist.get_world_size() == 1:
+        times.busy[number] += repeated(ready, share)
+        return
+    dist.barrier()
+    times.busy[number] += repeated(ready, share)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        times.alone[number] += repeated(ready, share)
+
+
+def repeated(ready: Timed, share: float) -> list[float]:
+    """Seconds of each repeat of what is timed, for about `share` seconds in all."""
+    prepare, run = ready
+    run(prepare())
+    found: list[float] = []
+    end = perf_counter() + share
+    while len(found) < REPEATS or (perf_counter() < end and len(found) < MOST_REPEATS):
+        given = prepare()
+        begin = perf_counter()
+        run(given)
+        found.append(perf_counter() - begin)
+    return found
+
+
+class Talk:
+    """Messages and collectives between the processes: in groups of every size that divides them."""
+
+    def __init__(self, budget: Budget) -> None:
+        world, self.found = dist.get_world_size(), list[Times]()
+        self.share = 0.2 * budget.seconds / budget.rounds
+        sizes = BYTES if budget.fine else BYTES[:4:3]
+        self.bytes = Axis(name="bytes", sizes=sizes)
+        counts = tuple(n for n in range(2, world + 1) if world % n == 0)
+        self.groups = {n: _group(n) for n in counts}
+        if not counts:
+            return
+        for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+            self.found.append(Times.of((kind, "", ""), (Axis(name="ranks", sizes=counts), self.bytes)))
+        self.found.append(Times.of(("send_recv", "", ""), (self.bytes,)))
+
+    def round(self) -> None:
+        """One visit of every point."""
+        for times in self.found:
+            counts = times.axes[0].sizes if times.key[0] != "send_recv" else (2,)
+            for at, (ranks, size) in enumerate((r, s) for r in counts for s in self.bytes.sizes):
+                times.busy[at] += self._repeats(times.key[0], self.groups[ranks], size)
+
+    def _repeats(self, kind: str, group: ProcessGroup, size: int) -> list[float]:
+        """As many on every process: larger ones fewer."""
+        run = _talk(kind, group, size)
+        run()
+        found = []
+        for _ in range(REPEATS if size > 1 << 22 else 3 * REPEATS if size > 1 << 18 else 6 * REPEATS):
+            dist.barrier(group=group)
+            begin = perf_counter()
+            run()
+            found.append((perf_counter() - begin) / (2 if kind == "send_recv" else 1))
+        return found
+
+
+def _group(ranks: int) -> ProcessGroup:
+    """The group of neighbours that this process is in, all groups having so many."""
+    mine, world = dist.get_rank() // ranks, dist.get_world_size()
+    made = [dist.new_group(list(range(first, first + ranks))) for first in range(0, world, ranks)]
+    found = made[mine]
+    assert isinstance(found, ProcessGroup)
+    return found
+
+
+def _talk(kind: str, group: ProcessGroup, size: int) -> Callable[[], object]:
+    """One collective on a buffer of `size` bytes, or a message there and one back."""
+    ranks, me = dist.get_world_size(group), dist.get_rank(group)
+    whole = torch.full((max(ranks, size // 4),), 0.5)
+    part = torch.full((whole.numel() // ranks,), 0.5)
+    whole = whole[: part.numel() * ranks]
+    if kind == "all_reduce":
+        return lambda: all_reduce(whole, group)
+    if kind == "all_gather":
+        return lambda: all_gather(whole, part, group)
+    if kind == "reduce_scatter":
+        return lambda: reduce_scatter(part, whole, group)
+    if me > 1:
+        return lambda: None
+    other = dist.get_global_rank(group, 1 - me)
+
+    def there_and_back() -> None:
+        for sender in (0, 1):
+            if me == sender:
+                dist.send(whole, other, group=group)
+            else:
+                dist.recv(whole, other, group=group)
+
+    return there_and_back
+
+
+class _Progress:
+    """A line on standard error: on a terminal rewritten, elsewhere every ten seconds."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self.total, self.done, self.shown = total, 0, shown
+        self.terminal = sys.stderr.isatty()
+        self.began = self.said = perf_counter()
+
+    def step(self) -> None:
+        """One more point was visited."""
+        self.done += 1
+        now = perf_counter()
+        if not self.shown or now - self.said < (0.2 if self.terminal else 10.0):
+            return
+        self.said = now
+        left = (now - self.began) * (self.total / self.done - 1)
+        text = f"measuring {100 * self.done // self.total} %, {left:.0f} s left"
+        print(f"\r{text}  " if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Wipe the line."""
+        if self.shown and self.terminal:
+            print(f"\r{' ' * 40}\r", end="", file=sys.stderr, flush=True)
+
+
+def memory_bytes() -> int:
+    """Memory that this machine's processes may use together: what it has, or less where a control group says so."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            limit = file.read().strip()
+    except OSError:
+        return found
+    return min(found, int(limit)) if limit.isdigit() else found
+
+
+def physical_cores() -> int:
+    """Cores that this process may use, threads of one core counted once."""
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+    cores = set()
+    for number in allowed:
+        try:
+            path = f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
+            with open(path, encoding="ascii") as file:
+                cores.add(file.read().strip())
+        except OSError:
+            cores.add(str(number))
+    return max(1, len(cores))

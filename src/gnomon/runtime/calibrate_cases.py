@@ -1,0 +1,229 @@
+"""What calibration runs: the operations of this runtime, each on a grid of sizes, made of its own functions.
+
+`cases()` lists them; `Case.make(point)` returns what is prepared before the clock starts and what is timed. Sizes span
+what a processor trains: beyond them prices grow as the work does. Leaves out the clock and other processes
+(`calibrate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.hardware import Axis
+from gnomon.hardware.measured import grid_points
+from gnomon.runtime.apply import DTYPES
+from gnomon.runtime.layers import TensorAxis, cross_entropy, embedding, norm
+from gnomon.runtime.model import attention_core, rotary
+from gnomon.runtime.optim import AdamW, AdamWSettings, squares
+from gnomon.runtime.parameters import Dtypes, Parameters, Slot, Tape, Weight
+
+Point = Mapping[str, int]
+"""Axis -> size."""
+
+Timed = tuple[Callable[[], Any], Callable[[Any], object]]
+"""(what is prepared each time, what is timed, given that)."""
+
+LONE = TensorAxis(group=None)
+VOCAB = 256
+"""Rows of the table whose gradient `embedding` makes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One operation on a grid."""
+
+    what: str
+    dtype: str
+    direction: str
+    axes: tuple[Axis, ...]
+    build: Callable[[Point, torch.dtype, str], Timed]
+
+    def points(self) -> Iterator[Point]:
+        """Every point of the grid, in the order of its table."""
+        yield from grid_points(self.axes)
+
+    def make(self, point: Point) -> Timed:
+        """What is prepared and what is timed at a point."""
+        return self.build(point, DTYPES[self.dtype], self.direction)
+
+
+def cases(dtypes: Sequence[str], *, fine: bool = True) -> tuple[Case, ...]:
+    """All operations in these number formats. fine: fp32 on the full grids; else a few points of each, for tests."""
+    found: list[Case] = []
+    for dtype in dtypes:
+        full = fine and dtype == "fp32"
+        for what, directions, build, axes in _OPERATIONS:
+            grid = axes if full else {name: (sizes[0], sizes[max(1, len(sizes) - 2)]) for name, sizes in axes.items()}
+            made = tuple(Axis(name=name, sizes=sizes) for name, sizes in grid.items())
+            found += [Case(what=what, dtype=dtype, direction=way, axes=made, build=build) for way in directions]
+    return tuple(found)
+
+
+def _tensor(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Values that no operation is slow on, cheap to make."""
+    return torch.linspace(0.25, 0.75, shape[-1]).to(dtype).expand(*shape).contiguous()
+
+
+class _Lone(Weight):
+    """A parameter whose gradient is dropped: adding it up is measured by itself."""
+
+    def add(self, grad: Tensor) -> None:
+        """Nothing."""
+
+
+def _parameters(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Parameters:
+    slots, start = [], 0
+    for number, shape in enumerate(shapes):
+        slots.append(Slot(name=f"{number}.weight", shape=shape, start=start, holders=1, sums=""))
+        start = slots[-1].stop
+    wide = torch.promote_types(dtype, torch.float32)
+    made = Dtypes(param=dtype, grad=wide, master=None if wide == dtype else wide, states=wide)
+    held = Parameters(tuple(slots), made, zero=0, shard=0, num_shards=1)
+    held.fill(lambda slot: torch.full(slot.shape, 0.5, dtype=torch.float64))
+    return held
+
+
+def _matmul(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    """Sizes are those of this product itself: m×n from sums over k. Operands lie as a linear's do."""
+    m, n, k = point["m"], point["n"], point["k"]
+    if direction == "forward":
+        x, w = _tensor(dtype, m, k), _tensor(dtype, n, k)
+        return _nothing, lambda _: functional.linear(x, w)
+    if direction == "input_grad":
+        x, w = _tensor(dtype, m, k), _tensor(dtype, k, n)
+        return _nothing, lambda _: x @ w
+    x, w = _tensor(dtype, k, m), _tensor(dtype, k, n)
+    return _nothing, lambda _: x.T @ w
+
+
+def _nothing() -> None:
+    return None
+
+
+def _both_ways(direction: str, run: Callable[[], Tensor], *inputs: Tensor) -> Timed:
+    """A function, or the gradients of its inputs."""
+    if direction == "forward":
+        return _nothing, lambda _: run()
+    for each in inputs:
+        each.requires_grad_()
+
+    def backward(y: Tensor) -> object:
+        return torch.autograd.grad((y,), inputs, (ones,))
+
+    ones = torch.ones_like(run())
+    return run, backward
+
+
+def _attention(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    shape = (1, point["seq"], point["heads"], point["head_dim"])
+    q, k, v = (_tensor(dtype, *shape) for _ in range(3))
+    return _both_ways(direction, lambda: attention_core(q, k, v), q, k, v)
+
+
+def _norm(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    held = _parameters(dtype, (point["width"],))
+    weight = _Lone(held, "0.weight", Tape(), rows=0)
+    x = _tensor(dtype, 1, point["rows"], point["width"])
+    return _both_ways(direction, lambda: norm(x, weight, 1e-5), x)
+
+
+def _rotary(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    x = _tensor(dtype, 4, point["rows"] // 16, 4, point["width"])
+    return _both_ways(direction, lambda: rotary(x), x)
+
+
+def _embedding(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    held = _parameters(dtype, (VOCAB, point["width"]))
+    weight = _Lone(held, "0.weight", Tape(), rows=1)
+    ids = (torch.arange(point["rows"]) * 37 % VOCAB)[None]
+    anchor = torch.zeros((), requires_grad=True)
+    if direction == "forward":
+        return _nothing, lambda _: embedding(anchor, ids, weight, LONE)
+    ones = torch.ones(1, point["rows"], point["width"], dtype=dtype)
+    return lambda: embedding(anchor, ids, weight, LONE), lambda y: torch.autograd.backward((y,), (ones,))
+
+
+def _cross_entropy(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    logits = _tensor(dtype, 1, point["rows"], point["width"])
+    labels = (torch.arange(point["rows"]) * 37 % point["width"])[None]
+    return _both_ways(direction, lambda: cross_entropy(logits, labels, LONE), logits)
+
+
+def _activation(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    x = _tensor(dtype, point["elements"])
+    return _both_ways(direction, lambda: functional.silu(x), x)
+
+
+def _mul(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    x, y = _tensor(dtype, point["elements"]), _tensor(dtype, point["elements"])
+    return _both_ways(direction, lambda: x * y, x, y)
+
+
+def _add(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    x, y = _tensor(dtype, point["elements"]), _tensor(dtype, point["elements"])
+    return _nothing, lambda _: x + y
+
+
+def _fill(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    return _nothing, lambda _: torch.zeros(point["elements"], dtype=dtype)
+
+
+def _copy(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    x = _tensor(dtype, point["elements"])
+    return _nothing, lambda _: x.clone()
+
+
+def _accumulate(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    """A gradient in the compute dtype, added to its place in the flat one."""
+    held, grad = _parameters(dtype, (point["elements"],)), _tensor(dtype, point["elements"])
+    held.add_grad("0.weight", grad)
+    return _nothing, lambda _: held.add_grad("0.weight", grad)
+
+
+def _adamw(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    held = _parameters(dtype, (point["elements"] // 8, 8))
+    held.add_grad("0.weight", _tensor(dtype, point["elements"]))
+    adam = AdamW.of(held)
+    settings, scale = AdamWSettings(lr=0.0), torch.ones((), dtype=torch.float64)
+    return _nothing, lambda _: adam.update(held, settings, scale=scale)
+
+
+def _squares(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    held = _parameters(dtype, (point["elements"],))
+    held.add_grad("0.weight", _tensor(dtype, point["elements"]))
+    return _nothing, lambda _: squares(held, 1)
+
+
+_ELEMENTS = {"elements": (1 << 8, 1 << 14, 1 << 18, 1 << 22)}
+_BOTH, _ONE = ("forward", "backward"), ("",)
+_WIDE = {"rows": (32, 512, 4096), "width": (64, 512)}
+
+_OPERATIONS: tuple[
+    tuple[str, tuple[str, ...], Callable[[Point, torch.dtype, str], Timed], Mapping[str, tuple[int, ...]]], ...
+] = (
+    (
+        "matmul",
+        ("forward", "input_grad", "weight_grad"),
+        _matmul,
+        {"m": (32, 128, 512, 2048), "n": (32, 128, 512, 1024), "k": (32, 128, 512, 2048)},
+    ),
+    ("attention", _BOTH, _attention, {"heads": (2, 16), "seq": (32, 128, 512), "head_dim": (16, 32, 64, 128)}),
+    ("norm", _BOTH, _norm, _WIDE),
+    ("rotary", _BOTH, _rotary, {"rows": (512, 4096, 32768), "width": (16, 64)}),
+    ("embedding", _BOTH, _embedding, _WIDE),
+    ("cross_entropy", _BOTH, _cross_entropy, {"rows": (32, 512, 4096), "width": (64, 256, 1024)}),
+    ("activation", _BOTH, _activation, _ELEMENTS),
+    ("mul", _BOTH, _mul, _ELEMENTS),
+    ("add", ("forward",), _add, _ELEMENTS),
+    ("fill", _ONE, _fill, _ELEMENTS),
+    ("copy", _ONE, _copy, _ELEMENTS),
+    ("accumulate", _ONE, _accumulate, _ELEMENTS),
+    ("adamw", _ONE, _adamw, _ELEMENTS),
+    ("squares", _ONE, _squares, _ELEMENTS),
+)

@@ -1,0 +1,43 @@
+"""A calibration of this very machine, small, and a prediction with it."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from runtime import parity  # noqa: E402
+
+from gnomon.hardware import measured_cluster  # noqa: E402
+from gnomon.models.llama import llama  # noqa: E402
+from gnomon.plans import Mesh, Plan, Schedule  # noqa: E402
+from gnomon.plans.stacks import stack  # noqa: E402
+from gnomon.prediction import predict  # noqa: E402
+from gnomon.runtime.calibrate import Budget, calibrate, memory_bytes, physical_cores, relative_iqr  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+TINY = Budget(seconds=0.1, fine=False, rounds=1, dtypes=("fp32",))
+
+
+def test_two_processes_are_measured_and_predicted_with() -> None:
+    found = calibrate(2, TINY)
+    what = {table.key for table in found.tables}
+    assert {("matmul", "fp32", way) for way in ("forward", "input_grad", "weight_grad")} <= what
+    assert {("attention", "fp32", "backward"), ("adamw", "fp32", ""), ("all_reduce", "", "")} <= what
+    assert all(len(t.alone_s) == (0 if t.dtype == "" else len(t.seconds)) for t in found.tables)
+    plan = Plan(mesh=Mesh(dp_replicate=2), schedule=Schedule(num_microbatches=2), precision=parity.FP32)
+    cluster = measured_cluster(found, memory_bytes())
+    predicted = predict(llama(parity.CONFIG), cluster, plan, parity.WORKLOAD, stack("gnomon"))
+    assert 0 < predicted.step_s < 60
+    assert found.note in predicted.assumptions
+
+
+def test_the_machine_has_cores_and_memory() -> None:
+    assert physical_cores() >= 1
+    assert memory_bytes() > 1 << 28
+
+
+def test_spread_is_the_interquartile_range_over_the_median() -> None:
+    assert relative_iqr([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2 / 3)
+    assert relative_iqr([2.0, 2.0, 2.0]) == 0

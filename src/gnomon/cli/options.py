@@ -64,6 +64,15 @@ example:
   gnomon predict llama-tiny --on 1x4xh100-sxm --pp 4 --timeline step.timeline
   gnomon report step.timeline -o report.html"""
 
+_COMPARE = """\
+Both files are Timelines of one plan: the predicted one of gnomon predict
+--timeline, the measured one of gnomon run --timeline. Says by action where time
+and memory differ, and names the price that is most wrong. What is listed of a
+worker adds up to the difference of the steps.
+
+example:
+  gnomon compare predicted.timeline measured.timeline"""
+
 
 _CALIBRATE = """\
 Measures this machine with the operations that `gnomon run` executes: products,
@@ -83,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
     _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))
+    _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
@@ -190,4 +200,10 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="cluster file; default local.toml in $GNOMON_HOME")
     parser.add_argument("--processes", type=_count, metavar="N", help="at once; default the machine's physical cores")
     parser.add_argument("--seconds", type=_count, default=40, metavar="S", help="of measuring, about; default 40")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("predicted", metavar="PREDICTED", help="a Timeline")
+    parser.add_argument("measured", metavar="MEASURED", help="another of the same plan")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -1,0 +1,260 @@
+"""What `gnomon compare` says: where two Timelines of one Program differ, and which price is the most wrong.
+
+`compare(predicted, measured)` returns a `Comparison` whose rows of each worker add up to the difference of the steps
+to the bit; `comparison_text` prints it. A price is what one action was expected to take: the time that holds a stream,
+or that is waited for because of a communication. Bubbles and launches follow from others and are no prices. Left out:
+which single spans moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gnomon.errors import InputError
+from gnomon.report.prediction import WORDS
+from gnomon.report.tables import Column, number, table, wrapped
+from gnomon.timeline import ROLES, Change, Difference, MemoryChange, Timeline, difference, peaks
+
+ROWS = 12
+"""Rows shown of a worker; the smallest changes are added up in one more."""
+
+SAME = 0.01
+"""Share of a step below which two steps are the same: no price is then said to be wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """One kind of action on one worker, in both timelines."""
+
+    worker: str
+    """As in `class 0`."""
+    action: str
+    """Kind of action."""
+    waits: bool
+    """Another stream has it, and this is the waiting for it."""
+    count: int
+    """Times a step."""
+    predicted_s: float
+    """Seconds of all of them."""
+    measured_s: float
+    """Likewise."""
+
+    @property
+    def seconds(self) -> float:
+        """measured - predicted."""
+        return self.measured_s - self.predicted_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Where two timelines of one Program differ."""
+
+    names: tuple[str, str]
+    """What the two are called: predicted and measured, or their files."""
+    difference: Difference
+    """Change by change."""
+    peak_bytes: Mapping[str, tuple[float, float]]
+    """Worker -> peak in both; empty where one has no memory."""
+    prices: tuple[Price, ...]
+    """Most wrong first."""
+
+    @property
+    def largest(self) -> Price | None:
+        """The price that is most wrong; None when the steps agree to SAME."""
+        wrong = [price for price in self.prices if abs(price.seconds) > SAME * self.difference.after_s]
+        return wrong[0] if wrong else None
+
+    @property
+    def sentence(self) -> str:
+        """The largest wrong price, for a stranger."""
+        price = self.largest
+        if price is None:
+            return f"no price is wrong by more than {SAME:.0%} of the step"
+        count = max(1, price.count)
+        before, after = number(price.predicted_s / count * 1e3), number(price.measured_s / count * 1e3)
+        what = f"waiting for {price.action}" if price.waits else price.action
+        word = WORDS.get(price.action)
+        named = f"{what} ({word})" if word else what
+        gap = self.difference.seconds
+        if 0 < price.seconds / gap <= 1.5 if gap else False:
+            share = f"{price.seconds / gap:.0%} of the gap"
+        else:
+            share = f"{abs(price.seconds) / self.difference.after_s:.0%} of the step, which others make up for"
+        of_them = f"{count} of them" if count > 1 else "one of them"
+        return (
+            f"{named} on {price.worker}: {after} ms each {self.names[1]}, {before} {self.names[0]}; {of_them} a step: "
+            f"{share}"
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        d = self.difference
+        return {
+            "schema": "gnomon.comparison/1",
+            "names": list(self.names),
+            "step_s": [d.before_s, d.after_s],
+            "difference_s": d.seconds,
+            "largest": self.sentence,
+            "changes": [
+                {
+                    "worker": c.worker,
+                    "part": c.part,
+                    "busy": c.busy,
+                    "action": c.action,
+                    "op": c.path,
+                    "s": [c.before_s, c.after_s],
+                }
+                for c in d.changes
+            ],
+            "peak_bytes": {worker: list(pair) for worker, pair in self.peak_bytes.items()},
+            "memory": [
+                {"worker": m.worker, "class": m.buffer, "bytes": [m.before_bytes, m.after_bytes]} for m in d.memory
+            ],
+        }
+
+
+def compare(one: Timeline, two: Timeline, names: tuple[str, str] = ("first", "second")) -> Comparison:
+    """Compares two timelines of one Program; a prediction comes first, whichever is given first.
+
+    names: what to call them, if both are predicted or both measured. InputError if they are of different Programs:
+    other workers, other actions.
+    """
+    if one.clock != two.clock:
+        one, two = (one, two) if one.clock == "predicted" else (two, one)
+        names = ("predicted", "measured")
+    _check_same(one, two)
+    found = difference(one, two)
+    held: dict[str, tuple[float, float]] = {}
+    if one.memory is not None and two.memory is not None:
+        pairs = zip(peaks(one), peaks(two), strict=True)
+        held = {before.worker: (before.bytes, after.bytes) for before, after in pairs}
+    return Comparison(names=names, difference=found, peak_bytes=held, prices=_prices(one, found))
+
+
+def _actions(timeline: Timeline) -> dict[tuple[str, str], int]:
+    """(worker, kind) -> number of spans, of computing that takes time."""
+    s = timeline.spans
+    chosen = np.flatnonzero((s.role == ROLES.index("compute")) & (s.path < 0) & (s.duration_s > 0))
+    counts: dict[tuple[str, str], int] = {}
+    for worker, kind in zip(s.worker[chosen].tolist(), s.kind[chosen].tolist(), strict=True):
+        key = (timeline.workers[worker].name, timeline.kinds[kind])
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def _check_same(one: Timeline, two: Timeline) -> None:
+    before, after = ({w.name: w.count for w in t.workers} for t in (one, two))
+    if before != after:
+        a, b = (", ".join(f"{name} ({count})" for name, count in found.items()) for found in (before, after))
+        raise InputError(f"these are not of one plan: the first has workers {a}, the second {b} (ranks of each)")
+    first, second = _actions(one), _actions(two)
+    for worker, kind in sorted(first.keys() | second.keys()):
+        of_one, of_two = first.get((worker, kind), 0), second.get((worker, kind), 0)
+        if of_one != of_two:
+            raise InputError(
+                f"these are not of one plan: {worker} has {of_one} x {kind} in the first and {of_two} in the second; "
+                f"compare timelines of the same plan and batch"
+            )
+
+
+def _prices(one: Timeline, found: Difference) -> tuple[Price, ...]:
+    sums: dict[tuple[str, str, bool], list[float]] = {}
+    for change in found.changes:
+        if change.busy or change.part == "communication":
+            total = sums.setdefault((change.worker, change.action, not change.busy), [0.0, 0.0])
+            total[0] += change.before_s
+            total[1] += change.after_s
+    s = one.spans
+    prices = []
+    for (worker, action, waits), (before, after) in sums.items():
+        rank = [w.name for w in one.workers].index(worker)
+        kind = one.kinds.index(action) if action in one.kinds else -1
+        count = int(((s.worker == rank) & (s.kind == kind) & (s.path < 0)).sum())
+        prices.append(
+            Price(worker=worker, action=action, waits=waits, count=count, predicted_s=before, measured_s=after)
+        )
+    return tuple(sorted(prices, key=lambda price: -abs(price.seconds)))
+
+
+def comparison_text(found: Comparison) -> tuple[str, ...]:
+    """Lines: the steps, the largest wrong price, where time differs, where memory does."""
+    d = found.difference
+    one, two = found.names
+    lines = [f"step: {number(d.before_s)} s {one}, {number(d.after_s)} s {two}: {_percent(d.before_s, d.after_s)}", ""]
+    lines += wrapped(found.sentence, indent="", bullet="largest wrong price: ")
+    worker = found.largest.worker if found.largest else d.changes[0].worker if d.changes else ""
+    if worker:
+        lines += ["", *_time(found, worker)]
+    others = [name for name in dict.fromkeys(change.worker for change in d.changes) if name != worker]
+    for name in others[:ROWS]:
+        top = d.of(name)[0]
+        lines += wrapped(f"{name}: most in {_name(top)}, {_signed(top.seconds)} s", indent="")
+    if worker in found.peak_bytes:
+        lines += ["", *_memory(found, worker)]
+    elif not found.peak_bytes:
+        lines += ["", "one of the two has no memory: only times are compared"]
+    return tuple(lines)
+
+
+def _time(found: Comparison, worker: str) -> tuple[str, ...]:
+    d = found.difference
+    changes = d.of(worker)
+    rows = [(_name(c), number(c.before_s), number(c.after_s), _signed(c.seconds)) for c in changes[:ROWS]]
+    if rest := changes[ROWS:]:
+        before, after = sum(c.before_s for c in rest), sum(c.after_s for c in rest)
+        rows.append((f"{len(rest)} more", number(before), number(after), _signed(after - before)))
+    same = d.before_s - sum(c.before_s for c in changes)
+    if same > 0:
+        rows.append(("what did not change", number(same), number(same), "0"))
+    rows.append(("step", number(d.before_s), number(d.after_s), _signed(d.seconds)))
+    columns = (Column(name=f"{worker}, s", align="left"), *(Column(name=n) for n in (*found.names, "difference")))
+    return table(columns, rows)
+
+
+def _memory(found: Comparison, worker: str) -> tuple[str, ...]:
+    changes = [change for change in found.difference.memory if change.worker == worker]
+    before, after = found.peak_bytes[worker]
+    columns = (
+        Column(name=f"{worker}, MiB at the peak", align="left"),
+        *(Column(name=n) for n in (*found.names, "difference")),
+    )
+    rows = [_held(change.buffer, change.before_bytes, change.after_bytes) for change in changes[:ROWS]]
+    return table(columns, [*rows, *_unchanged(changes, before), _held("peak", before, after)])
+
+
+def _unchanged(changes: Sequence[MemoryChange], peak: float) -> tuple[tuple[str, ...], ...]:
+    same = peak - sum(change.before_bytes for change in changes)
+    return (_held("what did not change", same, same),) if same > 0 else ()
+
+
+def _held(name: str, before: float, after: float) -> tuple[str, ...]:
+    return (name, number(before / 2**20), number(after / 2**20), _signed((after - before) / 2**20))
+
+
+_IDLE = {
+    "bubble": "waiting for {} of another stage",
+    "communication": "waiting for {}",
+    "copy": "waiting for {}",
+    "host": "before {}: the host",
+    "ahead": "another rank sets the pace",
+    "compute": "waiting for {}",
+}
+
+
+def _name(change: Change) -> str:
+    action = f"{change.action} {change.path}".rstrip()
+    return action if change.busy else _IDLE[change.part].format(action)
+
+
+def _signed(value: float) -> str:
+    return number(value) if value <= 0 else f"+{number(value)}"
+
+
+def _percent(before: float, after: float) -> str:
+    if not after:
+        return "nothing was measured"
+    return f"the prediction is {abs(before / after - 1):.1%} too {'short' if before < after else 'long'}"

@@ -1,0 +1,138 @@
+"""What `compare` says of small timelines whose differences can be seen: sums, the largest wrong price, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from timeline.small import Row, timeline
+
+from gnomon.cli import main
+from gnomon.errors import InputError
+from gnomon.report.difference import compare, comparison_text
+from gnomon.timeline import Memory, Timeline, Worker, print_timeline
+
+
+def run(forward: float, backward: float, optimizer: float, *, message: float = 0.0, microbatches: int = 4) -> Timeline:
+    """One worker: so many forwards and backwards, then the update, after a message of `message` seconds."""
+    rows: list[Row] = []
+    now = 0.0
+    for kind, seconds in (("F", forward), ("B", backward)) * microbatches:
+        rows.append((0, "compute", kind, "compute", now, now + seconds, len(rows) - 1))
+        now += seconds
+    if message:
+        rows.append((0, "dp", "AR", "communication", now, now + message, len(rows) - 1))
+        now += message
+    rows.append((0, "compute", "OPT", "compute", now, now + optimizer, len(rows) - 1))
+    return timeline(rows, workers=(Worker(name="class 0", count=2),))
+
+
+PREDICTED = run(1.0, 2.0, 0.5)
+MEASURED = replace(run(1.25, 3.0, 0.5), clock="measured")
+
+
+def test_the_largest_wrong_price_is_named_with_its_count_and_share() -> None:
+    """4 backwards take 3 s for 2 s, 4 forwards 1.25 for 1: 4 s of the 5 s that are missing."""
+    found = compare(PREDICTED, MEASURED)
+    assert found.largest is not None
+    assert (found.largest.worker, found.largest.action, found.largest.count) == ("class 0", "B", 4)
+    assert (
+        found.sentence
+        == "B (backward) on class 0: 3,000 ms each measured, 2,000 predicted; 4 of them a step: 80% of the gap"
+    )
+
+
+def test_the_prediction_comes_first_whichever_is_given_first() -> None:
+    assert compare(MEASURED, PREDICTED, ("m", "p")) == compare(PREDICTED, MEASURED)
+    two = replace(MEASURED, clock="predicted")
+    assert compare(PREDICTED, two, ("a.timeline", "b.timeline")).names == ("a.timeline", "b.timeline")
+
+
+def test_a_communication_that_is_waited_for_is_a_price() -> None:
+    found = compare(run(1, 2, 0.5, message=0.25), replace(run(1, 2, 0.5, message=2.25), clock="measured"))
+    assert (
+        found.sentence
+        == "waiting for AR on class 0: 2,250 ms each measured, 250 predicted; one of them a step: 100% of the gap"
+    )
+
+
+def test_prices_that_make_up_for_each_other() -> None:
+    """Backwards 4 s longer in all: beside forwards 1 s shorter, a gap of 3; beside an update 3.5 shorter, of 0.5."""
+    assert compare(run(1, 2, 1), replace(run(0.75, 3, 1), clock="measured")).sentence.endswith("133% of the gap")
+    other = compare(run(1, 2, 8), replace(run(1, 3, 4.5), clock="measured"))
+    assert other.difference.seconds == 0.5
+    assert other.sentence.endswith("4 of them a step: 20% of the step, which others make up for")
+
+
+def test_steps_that_agree_blame_no_price() -> None:
+    found = compare(PREDICTED, replace(PREDICTED, clock="measured"))
+    assert found.largest is None
+    assert found.sentence == "no price is wrong by more than 1% of the step"
+    assert comparison_text(found)[0] == "step: 12.5 s predicted, 12.5 s measured: the prediction is 0.0% too long"
+
+
+_SECONDS = st.integers(1, 64).map(lambda eighths: eighths / 8)
+
+
+@given(st.tuples(*[_SECONDS] * 4), st.tuples(*[_SECONDS] * 4))
+def test_what_is_listed_adds_up_to_the_difference(
+    one: tuple[float, float, float, float], two: tuple[float, float, float, float]
+) -> None:
+    before, after = (run(f, b, o, message=m) for f, b, o, m in (one, two))
+    found = compare(before, replace(after, clock="measured"))
+    d = found.difference
+    assert sum(change.seconds for change in d.of("class 0")) == d.seconds == after.makespan_s - before.makespan_s
+    lines = comparison_text(found)
+    assert max(len(line) for line in lines) <= 80
+    assert any(line.startswith("step  ") for line in lines) == bool(d.changes)
+
+
+def test_timelines_of_different_plans_are_refused() -> None:
+    other = replace(MEASURED, workers=(Worker(name="class 0", count=4),))
+    with pytest.raises(
+        InputError, match=r"not of one plan: the first has workers class 0 \(2\), the second class 0 \(4\)"
+    ):
+        compare(PREDICTED, other)
+    with pytest.raises(InputError, match="class 0 has 4 x B in the first and 3 in the second"):
+        compare(PREDICTED, replace(run(1, 2, 0.5, microbatches=3), clock="measured"))
+    steady = replace(MEASURED, period_s=MEASURED.makespan_s, repeats=True)
+    with pytest.raises(InputError, match="one shows|shows a makespan"):
+        compare(PREDICTED, steady)
+
+
+def test_memory_is_compared_by_class() -> None:
+    def held(timeline: Timeline, activations: float) -> Timeline:
+        memory = Memory.of(
+            worker=[0, 0],
+            buffer=[1, 1],
+            span=[0, 1],
+            time_s=[0.0, 3.0],
+            change_bytes=[activations, -activations],
+            resident_bytes=[[1 << 20, 0]],
+        )
+        return replace(timeline, buffers=("parameters", "activations"), memory=memory)
+
+    found = compare(held(PREDICTED, 2 << 20), held(MEASURED, 3 << 20))
+    assert found.peak_bytes == {"class 0": (3 << 20, 4 << 20)}
+    text = "\n".join(comparison_text(found))
+    assert "activations" in text
+    assert "what did not change" in text
+    assert "one of the two has no memory" in "\n".join(comparison_text(compare(PREDICTED, MEASURED)))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / name for name in ("predicted.timeline", "measured.timeline")]
+    for path, value in zip(paths, (PREDICTED, MEASURED), strict=True):
+        path.write_text(print_timeline(value))
+    assert main(["compare", *map(str, paths)]) == 0
+    out = capsys.readouterr().out
+    assert "largest wrong price: B (backward) on class 0" in out
+    assert "the prediction is 28.6% too short" in out
+    assert main(["compare", str(paths[0]), str(tmp_path / "none.timeline")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    paths[1].write_text("something else\n")
+    assert main(["compare", *map(str, paths)]) == 2
+    assert "expected 'gnomon.timeline/1' in the first line" in capsys.readouterr().err

@@ -1,38 +1,19 @@
-"""Files that commands write on the side: pages, traces, timelines. Whole or not at all.
+"""Views of a prediction in files: what `--html`, `--trace` and `--timeline` of `gnomon predict` write.
 
-`write_text(path, text)` writes; `write_views(options, …)` writes those that `--html`, `--trace` and `--timeline` name.
-Leaves out what goes to the terminal.
+Leaves out what goes to the terminal, and measured steps (`gnomon run`, `gnomon report`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from gnomon.errors import InputError
 from gnomon.formats.perfetto import perfetto_trace
 from gnomon.prediction import Prediction
 from gnomon.report.page import page_data, page_html
-from gnomon.schema import dump
+from gnomon.schema import dump, save_text
 from gnomon.timeline import print_timeline
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Writes a file in UTF-8 by way of a temporary one beside it, so that a crash leaves what was there before.
-
-    InputError if it cannot be written.
-    """
-    target = Path(path)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
 def write_views(
@@ -43,11 +24,11 @@ def write_views(
         return
     timeline = prediction.timeline(steady=False)
     if options.timeline:
-        write_text(options.timeline, print_timeline(timeline))
+        save_text(print_timeline(timeline), options.timeline)
     if options.trace:
         title = f"{prediction.model} on {prediction.cluster}"
-        write_text(options.trace, json.dumps(perfetto_trace([timeline], title=title), allow_nan=False))
+        save_text(json.dumps(perfetto_trace([timeline], title=title), allow_nan=False), options.trace)
     if options.html:
         plan = dump(prediction.plan)
         data = page_data([timeline], prediction=prediction, plan=plan, assumed=assumed, notes=notes)
-        write_text(options.html, page_html(data))
+        save_text(page_html(data), options.html)

@@ -10,7 +10,6 @@ import argparse
 import json
 from pathlib import Path
 
-from gnomon.cli.files import write_text
 from gnomon.cli.options import parser
 from gnomon.cli.request import Request, read_request
 from gnomon.cli.terminal import print_lines
@@ -19,6 +18,7 @@ from gnomon.formats.perfetto import perfetto_trace
 from gnomon.plans import is_plan_file
 from gnomon.prediction import Prediction, predict
 from gnomon.report.page import page_data, page_html
+from gnomon.schema import save_text
 from gnomon.timeline import Timeline, parse_timeline
 
 DIFFERS = 0.001
@@ -38,10 +38,10 @@ def run(options: argparse.Namespace) -> int:
         notes=notes,
         title=options.title or "",
     )
-    write_text(options.output, page_html(data))
+    save_text(page_html(data), options.output)
     written = [options.output]
     if options.trace:
-        write_text(options.trace, json.dumps(perfetto_trace(timelines, title=data["title"]), allow_nan=False))
+        save_text(json.dumps(perfetto_trace(timelines, title=data["title"]), allow_nan=False), options.trace)
         written.append(options.trace)
     print_lines([data["sentence"], *(f"wrote {path}" for path in written)])
     return 0

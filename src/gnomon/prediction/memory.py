@@ -51,9 +51,10 @@ class RankMemory:
         """`fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`."""
         named = {n: size for n, size in self.by_class.items() if n not in ("parameters", "workspace", "overhead")}
         largest = max(named, key=lambda n: named[n])
-        part = f"{largest} {self.by_class[largest] / 2**30:.1f}"
+        unit, scale = ("GiB", 2**30) if self.peak_bytes >= 2**30 else ("MiB", 2**20)
+        part = f"{largest} {self.by_class[largest] / scale:.1f}"
         word = "fits" if self.fits else "does not fit"
-        size = f"{self.peak_bytes / 2**30:.1f} of {self.limit_bytes / 2**30:.4g} GiB"
+        size = f"{self.peak_bytes / scale:.1f} of {self.limit_bytes / scale:.4g} {unit}"
         return f"{word}: {size} (rank {self.ranks[0]}, {self.peak_at}, {part})"
 
     def to_mapping(self) -> dict[str, Any]:

@@ -88,26 +88,28 @@ def _breakdown(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _memory(prediction: Prediction) -> tuple[str, ...]:
+    # A model for a laptop would be all zeros in GiB.
+    unit, size = ("GiB", 2**30) if prediction.tightest.peak_bytes >= 2**30 else ("MiB", 2**20)
     columns = (
-        Column(name="GiB on ranks", align="left"),
+        Column(name=f"{unit} on ranks", align="left"),
         *(Column(name=n) for n in ("param", "grad", "optim", "activ", "logits", "temp", "other", "peak", "limit")),
     )
     ordered = sorted(prediction.memory, key=lambda rank: -rank.peak_bytes / rank.limit_bytes)
     shown = sorted(ordered[:ROWS], key=lambda rank: rank.rank_class)
-    lines = table(columns, [_memory_row(rank) for rank in shown])
+    lines = table(columns, [_memory_row(rank, size) for rank in shown])
     if len(ordered) > ROWS:
         lines += (f"… and {len(ordered) - ROWS} classes of ranks with more room; --json lists all",)
     return lines
 
 
-def _memory_row(rank: RankMemory) -> tuple[str, ...]:
+def _memory_row(rank: RankMemory, unit: int) -> tuple[str, ...]:
     held = dict(rank.by_class)
     named = [held.pop("parameters", 0), held.pop("gradients", 0)]
     named += [held.pop("master", 0) + held.pop("states", 0)]
     named += [held.pop(name, 0) for name in ("activations", "logits", "temporary")]
     # The allocator rounds up and what lies outside it is not a tensor: the row adds up to the peak.
     other = rank.peak_bytes - sum(named)
-    return (ranges(rank.ranks), *(gib(size) for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
+    return (ranges(rank.ranks), *(f"{size / unit:.1f}" for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
 
 
 def _verdict(prediction: Prediction, advice: Sequence[Advice] | None) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ from gnomon.prediction import Prediction
 from gnomon.prediction.breakdown import AXES
 from gnomon.report.page.spans import cut, span_columns
 from gnomon.report.prediction import WORDS, describe
-from gnomon.report.tables import gib, number, percent
+from gnomon.report.tables import number, percent
 from gnomon.timeline import NONE, ROLES, Difference, Share, Timeline, breakdown, difference, peaks
-from gnomon.units import show_seconds
+from gnomon.units import show_bytes, show_seconds
 
 MAX_SPANS = 40_000
 """Spans in a page, of both timelines together; longer ones are cut."""
@@ -91,8 +91,8 @@ def _sentence(timelines: Sequence[Timeline], prediction: Prediction | None) -> s
         rank = prediction.tightest
         text = (
             f"A step is predicted to take {show_seconds(prediction.step_s)}, of which {share} % is "
-            f"{WORDS.get(most, most.lower())}. {fits}: {gib(rank.peak_bytes)} of {gib(rank.limit_bytes)} GiB on the "
-            f"fullest rank."
+            f"{WORDS.get(most, most.lower())}. {fits}: {show_bytes(rank.peak_bytes)} of "
+            f"{show_bytes(rank.limit_bytes)} on the fullest rank."
         )
     if len(timelines) == 2:
         before = prediction.step_s if prediction else _step_s(timelines[0])
@@ -124,7 +124,7 @@ def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> lis
     for name, value, show in rates:
         out.append(_figure(name, value, show(value), None if speed is None else value * speed, show))
     rank = prediction.tightest
-    said = f"{gib(rank.peak_bytes)} of {gib(rank.limit_bytes)} GiB"
+    said = f"{show_bytes(rank.peak_bytes)} of {show_bytes(rank.limit_bytes)}"
     out.append(_figure("peak memory", rank.peak_bytes, said, None, str))
     out.append(_figure("devices", devices, f"{devices:,}", None, str))
     return out

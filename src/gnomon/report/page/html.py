@@ -12,7 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gnomon.report.tables import gib, number, percent
+from gnomon.report.tables import number, percent
+from gnomon.units import show_bytes
 
 _FOLDER = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -130,14 +131,14 @@ def _memory(data: Mapping[str, Any]) -> str:
             (
                 peak["worker"],
                 name,
-                gib(peak["bytes"]),
-                gib(limit["limit_bytes"]) if limit else "",
+                show_bytes(peak["bytes"]),
+                show_bytes(limit["limit_bytes"]) if limit else "",
                 f"{at} at {number(peak['moment_s'])} s" if peak["action"] else at,
-                f"{most[0]} {gib(most[1])}",
+                f"{most[0]} {show_bytes(float(most[1]))}",
             )
         )
     table = _table(
-        ("worker", "", "peak GiB", "limit GiB", "reached in", "most of it"),
+        ("worker", "", "peak", "limit", "reached in", "most of it"),
         rows,
         caption="Peak memory, in order of time",
     )
@@ -237,8 +238,11 @@ def _difference(data: Mapping[str, Any]) -> str:
         head = ("worker", "what", "op", *(f"{name} s" for name in names), "difference s")
         out += _table(head, rows, caption="Time, largest difference first") + _more(found["left"], "differences")
     if found["memory"]:
-        sized = [(m["worker"], m["buffer"], gib(m["before_bytes"]), gib(m["after_bytes"])) for m in found["memory"]]
-        out += _table(("worker", "class", *(f"{name} GiB" for name in names)), sized, caption="Memory at the peak")
+        sized = [
+            (m["worker"], m["buffer"], show_bytes(m["before_bytes"]), show_bytes(m["after_bytes"]))
+            for m in found["memory"]
+        ]
+        out += _table(("worker", "class", *names), sized, caption="Memory at the peak")
     if not out:
         out = "<p>The two timelines do not differ.</p>"
     title = " against ".join(names)

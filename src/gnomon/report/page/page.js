@@ -406,7 +406,7 @@
   function legend(list, colour, text) {
     const item = document.createElement("li"), swatch = document.createElement("i");
     swatch.style.background = colour;
-    item.append(swatch, text);
+    item.append(...(colour ? [swatch] : []), text);
     list.append(item);
   }
   function drawMemory() {
@@ -454,7 +454,10 @@
     g.fillText(text, x, y);
   }
   function threshold(g, y, value, top, text, dash) {
-    if (value > top) return;
+    if (value > top) {
+      plate(g, `${text}, above this`, gutter() + 6, 10);
+      return;
+    }
     g.strokeStyle = style("--text");
     g.lineWidth = 1.5;
     g.setLineDash(dash);
@@ -543,7 +546,7 @@
     });
   }
   const named = new Map([...seen.values()].map(([colour, role, kind]) => [role === "communication" && !COLOUR[kind] ? role : word(kind), colour]));
-  if (several) for (const t of timelines) named.set(`${t.mark} ${t.name}`, "transparent");
+  if (several) for (const t of timelines) named.set(`${t.mark} ${t.name}`, "");
   for (const [text, colour] of named) legend($("legend"), colour, text);
   for (const cell of document.querySelectorAll("[data-part]")) cell.style.background = partColour(cell.dataset.part);
 

@@ -135,11 +135,12 @@ def apply(config: LlamaConfig, graph: Graph, plan: Plan, groups: Groups, *, seed
     for index, layers in enumerate(stage_layers(plan, graph)):
         for part in [(layer,) for layer in layers] if zero == 3 else [layers]:
             if plan.pipeline_ranks[index] == here.pipeline_rank:
-                slots = tuple(_slots(part, sharded, mesh.tp, {n for n, s in shared.items() if s[0] != index}))
+                counted = {n for n, s in shared.items() if s[0] != index}
+                slots = tuple(_slots(part, sharded, mesh.tp, here.tp, counted))
                 held = Parameters(
                     slots, dtypes(plan), zero=zero, shard=here.shard, num_shards=mesh.dp_shard if zero else 1
                 )
-                held.fill(lambda slot: _part(graph, sharded, slot, mesh.tp, here.tp, seed))
+                held.fill(lambda slot: _part(slot, seed))
                 found[number] = _with_saving(Stage(config, part, held, axis), plan)
             number += 1
     return found
@@ -189,8 +190,11 @@ def _with_saving(stage: Stage, plan: Plan) -> Stage:
     return stage
 
 
-def _slots(layers: Sequence[Layer], sharded: Mapping[str, ShardedBlock], tp: int, counted: set[str]) -> Iterable[Slot]:
-    """The stage's parameters one after the other, each once. counted: tied ones that an earlier stage counts."""
+def _slots(
+    layers: Sequence[Layer], sharded: Mapping[str, ShardedBlock], tp: int, index: int, counted: set[str]
+) -> Iterable[Slot]:
+    """The stage's parameters one after the other, each once. index: this rank's along tp. counted: tied ones that an
+    earlier stage counts."""
     start, seen = 0, set[str]()
     for layer in layers:
         block = sharded[layer.call.block]
@@ -201,11 +205,15 @@ def _slots(layers: Sequence[Layer], sharded: Mapping[str, ShardedBlock], tp: int
             seen.add(name)
             copies = block.copies.get(tensor.name, 1)
             whole = not block.homes[tensor.name].shards
-            shape = tuple(_local(int(dim.size or 0), dim.name, block, tensor.name, tp)[0] for dim in tensor.atoms)
+            sizes = tuple(int(dim.size or 0) for dim in tensor.atoms)
+            local = [_local(int(dim.size or 0), dim.name, block, tensor.name, tp) for dim in tensor.atoms]
+            shape = tuple(length for length, _ in local)
             sums = "tp" if "tp" in block.partial_grads.get(tensor.name, ()) else "kv_copies" if copies > 1 else ""
             slot = Slot(
                 name=name,
                 shape=shape,
+                whole=sizes,
+                offset=tuple(index // same * length for length, same in local),
                 start=start,
                 holders=0 if name in counted else tp if whole else copies,
                 sums=sums,
@@ -225,14 +233,9 @@ def _local(size: int, dim: str, block: ShardedBlock, tensor: str, tp: int) -> tu
     raise PlanError(f"tp = {tp} does not divide {dim} = {size}, and the runtime does not pad; use a divisor")
 
 
-def _part(graph: Graph, sharded: Mapping[str, ShardedBlock], slot: Slot, tp: int, index: int, seed: int) -> Tensor:
+def _part(slot: Slot, seed: int) -> Tensor:
     """This rank's part of a parameter at step 0."""
-    tensor = graph.parameters()[slot.name]
-    block = next(b for b in sharded.values() if any(p is tensor or p == tensor for p in b.block.parameters))
-    sizes = tuple(int(dim.size or 0) for dim in tensor.atoms)
-    whole = initial(slot.name, sizes, seed, torch.float64)
-    for at, dim in enumerate(tensor.atoms):
-        if "tp" in block.homes[tensor.name].axes_of(dim.name):
-            length, copies = _local(sizes[at], dim.name, block, tensor.name, tp)
-            whole = whole.narrow(at, index // copies * length, length)
+    whole = initial(slot.name, slot.whole, seed, torch.float64)
+    for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
+        whole = whole.narrow(dim, first, length)
     return whole

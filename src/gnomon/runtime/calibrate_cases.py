@@ -80,7 +80,17 @@ class _Lone(Weight):
 def _parameters(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Parameters:
     slots, start = [], 0
     for number, shape in enumerate(shapes):
-        slots.append(Slot(name=f"{number}.weight", shape=shape, start=start, holders=1, sums=""))
+        slots.append(
+            Slot(
+                name=f"{number}.weight",
+                shape=shape,
+                whole=shape,
+                offset=(0,) * len(shape),
+                start=start,
+                holders=1,
+                sums="",
+            )
+        )
         start = slots[-1].stop
     wide = torch.promote_types(dtype, torch.float32)
     made = Dtypes(param=dtype, grad=wide, master=None if wide == dtype else wide, states=wide)

@@ -24,6 +24,10 @@ class Slot:
     """In full, as in the graph."""
     shape: tuple[int, ...]
     """Local, dim by dim as in the graph."""
+    whole: tuple[int, ...]
+    """The shape that all tensor-parallel ranks hold together."""
+    offset: tuple[int, ...]
+    """Where in it this rank's part begins."""
     start: int
     """First element in the flat buffer."""
     holders: int

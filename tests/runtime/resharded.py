@@ -1,0 +1,66 @@
+"""Checkpoints that are written under some plans and read under others."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from runtime import parity
+
+from gnomon.errors import InputError
+from gnomon.runtime import Executor
+from gnomon.runtime.checkpoint import load, save
+
+WRITERS = ("zero 3", "1f1b", "tp and sp", "zero bubble v")
+"""Of two processes."""
+READERS = {1: ("one device",), 2: ("dp", "zero 1", "interleaved", "tp", "zero 3")}
+"""By number of processes."""
+
+
+def executor(name: str) -> Executor:
+    plan = replace(parity.PLANS[name], precision=parity.FP64)
+    return Executor(parity.CONFIG, plan, parity.WORKLOAD, seed=7, settings=parity.SETTINGS)
+
+
+def write(folder: Path) -> dict[str, parity.Curve]:
+    """One step, then a checkpoint."""
+    found = {}
+    for name in WRITERS:
+        running = executor(name)
+        result = running.step(parity.batch(0))
+        found[name] = [(running.total_loss(result), float(result.grad_norm))]
+        save(folder / name, running, 1)
+    return found
+
+
+def read(folder: Path, world_size: int) -> dict[tuple[str, str], parity.Curve]:
+    """The steps after it."""
+    found = {}
+    for name in READERS[world_size]:
+        for writer in WRITERS:
+            running = executor(name)
+            done = load(folder / writer, running)
+            curve = []
+            for step in range(done, parity.STEPS):
+                result = running.step(parity.batch(step))
+                curve.append((running.total_loss(result), float(result.grad_norm)))
+            running.synchronise()
+            found[writer, name] = curve
+    return found
+
+
+def refused(folder: Path, copy: Path) -> list[str]:
+    """What is said of a checkpoint of another batch, and of one whose files were emptied."""
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    for file in copy.glob("step-*/*.distcp"):
+        file.write_bytes(b"")
+    found = []
+    for at, workload in ((folder, replace(parity.WORKLOAD, global_batch_size=4)), (copy, parity.WORKLOAD)):
+        plan = replace(parity.PLANS["one device"], precision=parity.FP64)
+        running = Executor(parity.CONFIG, plan, workload, seed=7, settings=parity.SETTINGS)
+        try:
+            load(at, running)
+        except InputError as error:
+            found.append(str(error))
+    return found

@@ -172,23 +172,25 @@ def test_narayanan_flops() -> None:
         "second_value": "44",
     }
     assert run(row).step_s == pytest.approx(1.02122e18 / 7.0656e16, rel=1e-5)
-    assert "no FLOP formula is known" in reason(row | {"family": "somebody"})
+    # A source whose formula is not known: FLOPs of the mathematics, without the recomputed forward.
+    other = run(row | {"family": "somebody", "recompute": "full"}).step_s
+    assert other == pytest.approx(1.02122e18 * 72 / 96 / 7.0656e16, rel=0.01)
+    mfu = run(row | {"family": "somebody", "metric": "mfu_pct", "value": str(100 * 138 / 312)})
+    assert mfu.step_s == pytest.approx(other, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"model": "llama2-7b LoRA"}, "LoRA freezes the base weights"),
-        ({"micro_batch": ""}, "micro_batch not given"),
+        ({"micro_batch": "", "pp": "1", "dp": "8", "vpp": "1"}, "micro_batch not given"),
         ({"global_batch": "16M tokens"}, "global_batch = '16M tokens' is not a whole number"),
         ({"dp": "2"}, "dp = 2, but 64 devices / (tp 8 x pp 8 x cp 1) = 1"),
         ({"num_devices": "60", "dp": ""}, "60 devices"),
         ({"device": "h1000-sxm"}, "unknown device or node 'h1000-sxm'"),
-        ({"device": "unstated (V100-class)"}, "device not stated"),
-        ({"framework": "MaxText"}, "lays the model out itself"),
-        ({"recompute": "custom"}, "recompute 'custom' cannot be said in a plan"),
-        ({"precision": "nvfp4"}, "precision 'nvfp4' cannot be said in a plan"),
-        ({"zero_or_fsdp": "ici_fsdp=64"}, "zero_or_fsdp = 'ici_fsdp=64'"),
+        ({"device": "unstated"}, "unknown device or node 'unstated'"),
+        ({"precision": "posit8"}, "precision 'posit8' cannot be said in a plan"),
+        ({"zero_or_fsdp": "slices"}, "zero_or_fsdp = 'slices'"),
         ({"value": "nan"}, "value = 'nan' is not above 0 and finite"),
         ({"value": "-1"}, "value = '-1' is not above 0 and finite"),
         ({"value": ""}, "value is empty"),
@@ -204,7 +206,7 @@ def test_refusals_name_the_reason(change: Mapping[str, str], why: str) -> None:
 
 def test_a_column_that_is_not_given_is_an_assumption_in_words() -> None:
     found = run(GPT3 | {"recompute": "", "precision": "fp16?", "device": "a100"})
-    assert "recompute not stated: taken as none" in found.notes
+    assert "recompute not stated" in found.notes and found.recompute_open
     assert "precision fp16 assumed by the table" in found.notes
     assert any("memory of the A100 not stated" in note for note in found.notes)
 

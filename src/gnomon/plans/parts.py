@@ -301,8 +301,9 @@ class Optimizer:
 class Fp8:
     """Eight-bit matrix products (the compute dtype stays for everything else)."""
 
-    recipe: Literal["tensorwise", "delayed", "rowwise", "blockwise", "mxfp8"]
-    """How scales are found: a scale per tensor now or from earlier steps, per row, per 128-block, per 32 values."""
+    recipe: Literal["tensorwise", "delayed", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+    """How scales are found: a scale per tensor now or from earlier steps, per row, per 128-block, per 32 values; nvfp4
+    has four bits and a scale per 16 values."""
     calls: tuple[str, ...] = ("*",)
     """Layers that use it."""
     except_ops: tuple[str, ...] = ()

@@ -16,7 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.graph import Block, Dtypes, Kernels, Setting, Tensor, backward, forward_work, grad_work, saved, storages
+from gnomon.graph import (
+    DTYPE_BITS,
+    Block,
+    Dtypes,
+    Kernels,
+    SavedTensor,
+    Setting,
+    Tensor,
+    backward,
+    forward_work,
+    grad_work,
+    saved,
+    storages,
+)
 from gnomon.graph.types import VIEWS
 from gnomon.hardware import Device
 from gnomon.plans import Layout, Mesh, Precision
@@ -25,6 +38,7 @@ from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import AttentionKernel, Curves, curves_with
 from gnomon.prices.kernels import (
     FREE,
+    Low,
     OpPrice,
     cast_weight_seconds,
     fused_dropout_seconds,
@@ -155,6 +169,10 @@ class LayerPrice:
     """The layer on the mesh: for its parameters."""
 
 
+_NARROW_BITS: Mapping[str, float] = {"fp8": 8 + 8 / 32, "fp4": 4 + 8 / 16}
+"""Bits of a kept element: the value, and a byte of scale for 32 or 16 of them (Open Compute Project, MX v1.0)."""
+
+
 @lru_cache(maxsize=4096)
 def layer_price(context: LocalContext) -> LayerPrice:
     """The price. UnpricedError names an op, link or number format without one."""
@@ -204,7 +222,7 @@ class _Pricing:
                 self._forward_flops(again),
                 self._collectives_again(again),
             ),
-            kept=self._kept([entry.tensor for entry in fates.kept]),
+            kept=self._kept(fates.kept),
             offloaded_bytes=sum(self._bytes(entry.tensor) for entry in fates.offloaded),
             remade_bytes=sum(self._bytes(entry.tensor) for entry in fates.recomputed),
             input_again=self.context.saving.input == "recompute",
@@ -245,11 +263,11 @@ class _Pricing:
             op.path for op in self.block.ops if op.kind == "dropout" and readers.get(op.outputs[0]) == ["add"]
         )
 
-    def _low(self, path: str) -> bool:
+    def _low(self, path: str) -> Low:
         fp8 = self.context.precision.fp8
-        if fp8 is None or path in self.wide:
-            return False
-        return not any(fnmatchcase(path, f"*{pattern}*") for pattern in fp8.except_ops)
+        if fp8 is None or path in self.wide or any(fnmatchcase(path, f"*{p}*") for p in fp8.except_ops):
+            return ""
+        return "fp4" if fp8.recipe == "nvfp4" else "fp8"
 
     def _weight_cast(self) -> OpPrice:
         total = FREE
@@ -382,19 +400,29 @@ class _Pricing:
         found: int = _whole(self.sharded.kept_bytes_of(tensor))
         return found
 
-    def _kept(self, tensors: Sequence[Tensor]) -> tuple[Kept, ...]:
+    def _kept(self, entries: Sequence[SavedTensor]) -> tuple[Kept, ...]:
         roots = storages(self.block, self.dtypes)
         inputs = {roots[name] for name in self.block.inputs}
         return tuple(
             Kept(
-                tensor=tensor.name,
-                is_input=roots[tensor.name] in inputs,
-                is_logits=_has_vocab(tensor),
-                bytes=self._bytes(tensor),
+                tensor=entry.tensor.name,
+                is_input=roots[entry.tensor.name] in inputs,
+                is_logits=_has_vocab(entry.tensor),
+                bytes=self._kept_bytes(entry, roots[entry.tensor.name] in inputs),
             )
-            for tensor in tensors
-            if tensor.kind != "parameter"
+            for entry in entries
+            if entry.tensor.kind != "parameter"
         )
+
+    def _kept_bytes(self, entry: SavedTensor, is_input: bool) -> int:
+        """Bytes of a kept tensor; what only narrow products read again is kept as they read it, with its scales."""
+        whole = self._bytes(entry.tensor)
+        narrow = {self._low(path) for path in entry.needed_by} or {""}
+        if is_input or len(narrow) > 1 or not (low := narrow.pop()):
+            return whole
+        size = DTYPE_BITS[self.dtypes.resolve(entry.tensor.dtype)]
+        found: int = _whole(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
+        return found
 
     def _transient(self) -> int:
         """Gradients of activations alive at once: each from the step that makes it to the last that reads it."""

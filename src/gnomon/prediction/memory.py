@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from gnomon.prediction.layer import LayerPrice
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import Pricing
-from gnomon.prices.allocator import device_overhead, reserved_estimate, workspace_bytes
+from gnomon.prices.allocator import (
+    device_overhead,
+    least_overhead,
+    reserved_estimate,
+    reserved_least,
+    workspace_bytes,
+)
 from gnomon.program import BufferMoves, Program, Structure, buffer_moves, moves
 
 
@@ -199,8 +205,15 @@ def _rank(
     allocated = sum(by_class.values())
     groups, peers = _communicators(pricing, here)
     outside = device_overhead(device, pricing.stack, groups, exchange_peers=peers)
+    # what must be there is less than what usually is: a job that needs the room gets it
+    needed = reserved_least(allocated)
+    if needed + outside > device.memory_bytes:
+        outside = max(least_overhead(device, pricing.stack, groups), device.memory_bytes - needed)
     room = device.memory_bytes - outside
-    reserved = int(reserved_estimate(allocated, max(temporary, 1), pricing.stack, limit_bytes=room))
+    if device.kind == "tpu":  # XLA lays memory out before it runs: no segments
+        reserved = allocated
+    else:
+        reserved = int(reserved_estimate(allocated, max(temporary, 1), pricing.stack, limit_bytes=room))
     by_class["overhead"] = reserved - allocated + outside
     return RankMemory(
         rank_class=cls,

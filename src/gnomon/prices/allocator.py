@@ -81,6 +81,13 @@ CONTEXT_BYTES = Figure(
     confidence="partly",
 )
 """CUDA context with the code of kernels."""
+LEAST_CONTEXT_BYTES = Figure(
+    value=274 * MIB,
+    source="after one kernel with lazy loading (pytorch/pytorch#86509)",
+    date="2022-11",
+    confidence="partly",
+)
+"""The same at the least."""
 PAIR_COMMUNICATOR_BYTES = Figure(
     value=544 * MIB,
     source="one all-reduce in a group of 2 of 4 A100 with NVLink: 544 MB (NVIDIA/nccl#964)",
@@ -177,6 +184,11 @@ def reserved_estimate(allocated: float, largest: float, stack: Stack, *, limit_b
     return max(min(usual, limit_bytes), _pages(allocated * (1 + min(share.value, RESERVED_SHARE_LOW.value))))
 
 
+def reserved_least(allocated: float) -> int:
+    """Bytes that the allocator needs at the least for that peak, in whole segments."""
+    return int(_pages(allocated * (1 + RESERVED_SHARE_LOW.value)))
+
+
 def reserved_band(allocated: float, stack: Stack) -> tuple[float, float]:
     """Bytes reserved in the lowest and the highest tenth of published jobs with that peak of allocated bytes.
 
@@ -228,6 +240,17 @@ def device_overhead(device: Device, stack: Stack, communicators: int, *, exchang
         return stack.device_overhead_bytes
     buffers = communicators * communicator_bytes(device) + exchange_peers * EXCHANGE_PEER_BYTES.value
     return round(CONTEXT_BYTES.value + buffers)
+
+
+def least_overhead(device: Device, stack: Stack, communicators: int) -> Bytes:
+    """The least of `device_overhead` that is plausible: a context, and buffers of one communicator.
+
+    Later releases of NCCL connect when first used and share buffers, so groups beyond the first may cost little. A
+    verdict of not fitting is given against this, since runs are tuned to the last GiB.
+    """
+    usual = device_overhead(device, stack, communicators)
+    one = communicator_bytes(device) if communicators else 0
+    return min(usual, round(LEAST_CONTEXT_BYTES.value) + one) if device.kind == "gpu" else usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.measured import RULES, attention_points, matmul_seconds, rule_seconds, table_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.sharding.homes import routed_tensors
+
+Low: TypeAlias = Literal["", "fp8", "fp4"]
+"""Dtype of narrow products; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +119,17 @@ def op_seconds(
     device: Device,
     curves: Curves,
     *,
-    fp8: bool = False,
+    fp8: bool | Low = False,
     load: float = 1.0,
     causal_share: float | None = None,
 ) -> OpPrice:
     """The price of running a lowered op once, forward.
 
-    fp8: products with weights run in 8 bits, with the cast of their input (the weight's own, once a step, is
-    `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for experts padded
-    to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask, the share that this
-    rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the keys.
-    UnpricedError for a kind without a rule, or a number format that the device cannot.
+    fp8: products with weights run in 8 bits (`fp4`: in 4), with the cast of their input (the weight's own, once a
+    step, is `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for
+    experts padded to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask,
+    the share that this rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the
+    keys. UnpricedError for a kind without a rule, or a number format that the device cannot.
     """
     work = forward_work(op, block, setting)
     if op.kind in VIEWS or _is_no_cast(op, block, setting):
@@ -152,7 +155,7 @@ def grad_seconds(
     device: Device,
     curves: Curves,
     *,
-    fp8: bool = False,
+    fp8: bool | Low = False,
     load: float = 1.0,
     causal_share: float | None = None,
 ) -> OpPrice:
@@ -222,8 +225,11 @@ def block_loss(op: Op, block: Block) -> bool:
     return bool(step) and any(o.path == origin and o.kind == "cross_entropy" for o in block.ops)
 
 
-def _low(op: Op, fp8: bool) -> bool:
-    return fp8 and op.kind in ("linear", "grouped_linear")
+def _low(op: Op, fp8: bool | Low) -> Low:
+    """The narrow dtype that an op's products run in; empty for none."""
+    if not fp8 or op.kind not in ("linear", "grouped_linear"):
+        return ""
+    return "fp8" if fp8 is True else fp8
 
 
 def _is_no_cast(op: Op, block: Block, setting: Setting) -> bool:
@@ -314,7 +320,7 @@ def _products(
     curves: Curves,
     role: str,
     work: Work,
-    low: bool,
+    low: Low,
     load: float,
 ) -> OpPrice:
     """One of the three products of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
@@ -330,6 +336,7 @@ def _products(
         peak = peak_of(dtype, device)
         own = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
         return OpPrice(device_s=own, kernels=1)
+    dtype = low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
     moved = None if low else work.read_bytes + work.write_bytes
     seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
     return OpPrice(device_s=seconds, kernels=1)
@@ -343,7 +350,7 @@ def _product_grad(
     device: Device,
     curves: Curves,
     work: Work,
-    low: bool,
+    low: Low,
     load: float,
 ) -> OpPrice:
     sides = [side for side, name in zip(("left", "right"), op.inputs, strict=False) if name in grad.grads_out]
@@ -356,7 +363,7 @@ def _product_grad(
     if len(op.inputs) > 2 and op.inputs[2] in grad.grads_out:  # a bias: the incoming gradient summed over rows
         incoming = nbytes(block.tensor(op.outputs[0]), setting.sizes, setting.dtypes)
         total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce"), kernels=1)
-    casts = low and grad.phase == "input_grad"
+    casts = low != "" and grad.phase == "input_grad"
     return total + _cast(op.outputs[0], block, setting, device, curves) if casts else total
 
 

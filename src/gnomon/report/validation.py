@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from gnomon.errors import GnomonError
 from gnomon.formats.published import Refused, Row, Run
-from gnomon.prediction import Prediction, predict
+from gnomon.formats.published.settle import settled
+from gnomon.prediction import Prediction
 from gnomon.report.tables import Column, percent, table
 
 UPDATE_KINDS = ("OPT", "NORM")
@@ -64,7 +65,7 @@ class Score:
 def score(run: Run) -> Score | Refused:
     """The prediction of a run beside its measurement; Refused with the reason if it cannot be predicted."""
     try:
-        found = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
+        run, found = settled(run)
     except GnomonError as error:
         return Refused(id=run.id, family=run.family, reason=str(error))
     predicted = found.step_s

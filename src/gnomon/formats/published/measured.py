@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gnomon.errors import InputError
 from gnomon.formats.published.row import Row
@@ -16,10 +17,21 @@ BEFORE_FIX = 1.03
 """BLOOM's TFLOP/s before 'TFLOPs calculation improved' read about 3% low (chronicles-prequel.md)."""
 
 
-def readings(row: Row, vocab: int) -> tuple[float, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """What FLOP/s and MFU are taken of where the source's own formula is not known."""
+
+    flops: float
+    """Model FLOPs of a step, without recomputation."""
+    flops_per_s: float
+    """Dense peak of all devices in the compute dtype."""
+
+
+def readings(row: Row, vocab: int, usual: Callable[[], Peak] | None = None) -> tuple[float, ...]:
     """Seconds per optimizer step; the first is the one to trust. InputError when none follows.
 
-    vocab: rows of the embedding, for sources whose FLOP formula counts the head.
+    vocab: rows of the embedding, for sources whose FLOP formula counts the head. usual: model FLOPs and peak, for
+    sources whose formula is not known.
     """
     found = [
         seconds
@@ -29,9 +41,19 @@ def readings(row: Row, vocab: int) -> tuple[float, ...]:
     if found:
         return tuple(sorted(found, key=lambda s: s != found[0]))
     formula = _FORMULAS.get(row.family)
+    if formula is None and usual is not None:
+        return (_by_model_flops(row, usual()),)
     if formula is None:
         raise InputError(f"{row.metric} = {row.value:g} is not a time, and no FLOP formula is known for {row.family!r}")
     return (formula(row, vocab),)
+
+
+def _by_model_flops(row: Row, usual: Peak) -> float:
+    """HFU counts a recomputed forward, a third more, where the whole of it runs again."""
+    if row.metric == "tflops_per_device":
+        return usual.flops / (row.value * 1e12 * _need(row, "num_devices"))
+    again = 4 / 3 if row.metric == "hfu_pct" and (row.recompute or "").startswith("full") else 1.0
+    return usual.flops * again / (row.value / 100 * usual.flops_per_s)
 
 
 def _timed(row: Row, metric: str, value: float) -> float | None:

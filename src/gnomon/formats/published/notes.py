@@ -17,6 +17,12 @@ MemoryMetric = Literal["allocated", "reserved", "device", "unstated"]
 
 _RELEASES = (r"release (v[\d.]+)", r"NeMo container ([\d.]+)", r"image (torch [\d.]+)", r"@(v[\d.]+)")
 
+_ORDERS = (
+    r"\b(zb-?h[12]|zb[12]p|zb-?v|zbv|v-?half|v-?min|1f1b-i|interleaved[- ]?1f1b|interleaved1f1b|gpipe|dualpipe-?v?)\b",
+    r"\b(1f1b)\b",
+)
+"""Pipeline schedules by their usual names, where a source does not say `schedule`."""
+
 _MEMORY: tuple[tuple[str, MemoryMetric], ...] = (
     (r"nvidia-smi", "device"),
     (r"max[-_ ](?:memory[-_ ])?allocated", "allocated"),
@@ -53,14 +59,14 @@ def read_notes(row: Row) -> NoteFacts:
     notes = row.notes
     lower = f"{notes} {row.section or ''}".lower()
     program = row.framework.lower()
-    schedule = re.search(r"schedule ([\w-]+)(?: method ([\w-]+))?", notes)
+    schedule = re.search(r"schedule[:= ]+([\w-]+)(?: method ([\w-]+))?", notes, re.IGNORECASE)
     rank = re.search(r"\(rank (\d+)\)", notes)
     contradiction = re.search(r"(WARNING published dp|INCONSISTENT)[^;]*", notes)
     return NoteFacts(
         compiled=_compiled(lower, program),
         async_tp=bool(re.search(r"async(?:hronous)?[ -]?tp|async tensor", lower)),
         release=_first(_RELEASES, f"{notes} {row.source or ''}"),
-        schedule=schedule[1].lower() if schedule else "",
+        schedule=schedule[1].lower() if schedule else _first(_ORDERS, f"{lower} {program}"),
         method=(schedule[2] or "").lower() if schedule else "",
         memory_metric=next((metric for pattern, metric in _MEMORY if re.search(pattern, lower)), "unstated"),
         memory_rank=_memory_rank(row, rank),

@@ -9,27 +9,23 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from math import gcd
 
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
+from gnomon.formats.published import settings
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
+from gnomon.formats.published.settings import XLA
 from gnomon.hardware import Cluster, NodeGroup, catalogue, parse_cluster
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import (
-    DType,
-    Fp8,
     Layout,
     Mesh,
-    Optimizer,
     Overlap,
     Plan,
-    Precision,
-    Saved,
-    SavedRule,
-    Schedule,
     Split,
     Stack,
     Workload,
@@ -56,6 +52,7 @@ SAME = r"nanotron|megatron-deepspeed|megatron-bridge|torchtitan|composer|^megatr
 """Frameworks that the stack's record is about; for others it is the nearest, and a note says so."""
 
 DEVICES = {
+    "unstated (V100-class by magnitude)": ("v100-sxm-32gb", "device not stated: a V100 32 GB by its speed"),
     "a100": ("a100-sxm-80gb", "memory of the A100 not stated: taken as 80 GB"),
     "a100-sxm-80gb?": ("a100-sxm-80gb", "device not in the source that was read: taken as A100 80 GB"),
     "a100-40gb": ("a100-sxm-40gb", "form of the A100 not stated: taken as SXM"),
@@ -63,6 +60,38 @@ DEVICES = {
     "tpu7x-ironwood(chip)": ("tpu-7x", ""),
 }
 """Names of the table -> (name in the catalogue, what was assumed)."""
+
+DEVICE_WORDS = (
+    (r"h100.*(96|hbm2e|500 ?w)", "h100-sxm-96gb"),
+    (r"h100.*nvl", "h100-nvl-94gb"),
+    (r"h100.*pcie", "h100-pcie-80gb"),
+    (r"h100", "h100-sxm-80gb"),
+    (r"gb300", "gb300-nvl72"),
+    (r"gb200", "gb200-nvl72"),
+    (r"h200", "h200-sxm-141gb"),
+    (r"b200", "b200-sxm-180gb"),
+    (r"b300", "b300-sxm-288gb"),
+    (r"a100.*pcie.*40", "a100-pcie-40gb"),
+    (r"a100.*pcie", "a100-pcie-80gb"),
+    (r"a100.*40", "a100-sxm-40gb"),
+    (r"a100|a800", "a100-sxm-80gb"),
+    (r"v100.*16", "v100-sxm-16gb"),
+    (r"v100", "v100-sxm-32gb"),
+    (r"mi355", "mi355x-288gb"),
+    (r"mi325", "mi325x-256gb"),
+    (r"mi300", "mi300x-192gb"),
+    (r"mi250x", "mi250x-gcd"),
+    (r"mi250", "mi250-gcd"),
+    (r"tpu.*(7x|v7|ironwood)", "tpu-7x"),
+    (r"tpu.*v6e|trillium", "tpu-v6e"),
+    (r"tpu.*v5p", "tpu-v5p"),
+    (r"tpu.*(v5e|v5 ?lite)", "tpu-v5e"),
+    (r"tpu.*v4", "tpu-v4"),
+)
+"""(pattern of a device that the catalogue does not list by that name, the device it is)."""
+
+TITAN_H100 = r"torchtitan"
+"""Its benchmarks' H100 have 96 GB of HBM2e at 2.4 TB/s and 500 W (torchtitan benchmarks/llama3_h100_202412)."""
 
 NETWORKS = (
     (r"AWS EFA", "aws-p5", None, 0),
@@ -76,14 +105,14 @@ NETWORKS = (
 )
 """(pattern of the interconnect column, node, port, ports a node). What matches none keeps the device's usual node."""
 
-FP8_RECIPES = {"fp8": "delayed", "fp8-amp": "delayed", "fp8-cs": "tensorwise", "mxfp8": "mxfp8"}
-"""Precision of the table -> recipe: plain `fp8` is Transformer Engine's default of these years, delayed scaling."""
-
 
 def mesh(row: Row) -> tuple[Mesh, Notes]:
     """Axes. InputError when an axis is not given, or the product is not the number of devices."""
     missing = [c for c in ("tp", "pp") if getattr(row, c) is None]
-    if missing:
+    notes: Notes = ()
+    if missing and re.search(XLA, row.framework.lower()):
+        notes = (f"{', '.join(missing)} not given: 1, as {row.framework} leaves axes that a recipe does not name",)
+    elif missing:
         raise InputError(f"{', '.join(missing)} not given")
     devices, tp, pp, cp, ep = (getattr(row, c) or 1 for c in ("num_devices", "tp", "pp", "cp", "ep"))
     if devices % (tp * pp * cp):
@@ -92,22 +121,24 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
     if row.dp is not None and row.dp != dp:
         raise InputError(f"dp = {row.dp}, but {devices} devices / (tp {tp} x pp {pp} x cp {cp}) = {dp}")
     shard = dp // optimizer_instances(row)
-    if found := re.search(r"shard=(\d+)", row.zero_or_fsdp or ""):
+    if found := re.search(r"(?:shard|fsdp)=?(\d\d+|(?<==)\d)", row.zero_or_fsdp or ""):
         shard = min(int(found[1]), dp)
-    elif row.zero_or_fsdp == "hsdp":
+    elif (row.zero_or_fsdp or "").lower().startswith("hsdp"):
         shard = min(row.devices_per_node or 8, dp)
     if dp % shard:
         raise InputError(f"{dp} data-parallel ranks are not a multiple of the {shard} that shard")
     etp = expert_slices(row, tp)
-    return Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp), ()
+    return Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp), notes
 
 
 def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
     """Every decision of the run."""
     axes, notes = mesh(row)
-    precision, more = _precision(row)
-    saved, again = _saved(row)
-    schedule = _schedule(row, facts, axes.pp)
+    precision, more = settings.precision(row)
+    saved, again, _ = settings.saved(row)
+    micro, guessed = _micro_batch(row, axes)
+    schedule = settings.schedule(row, facts, axes.pp, micro)
+    optimizer, divided = settings.optimizer(row)
     sequence, assumed = _sequence_parallel(row)
     splits = (Split(op="*", dim="seq", parts=axes.tp),) if facts.async_tp and axes.tp > 1 else ()
     made = Plan(
@@ -116,10 +147,23 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
         saved=saved,
         layout=Layout(sequence_parallel=sequence),
         overlap=Overlap(splits=splits),
-        optimizer=_optimizer(row),
+        optimizer=optimizer,
         precision=precision,
     )
-    return made, (*notes, *more, *again, *assumed)
+    return made, (*notes, *more, *again, *guessed, *divided, *assumed)
+
+
+def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
+    """Sequences of a microbatch. Not given: all that a rank gets where nothing is accumulated by custom (programs
+    compiled by XLA), one where sequences are divided or stages wait for them; otherwise a refusal."""
+    if row.micro_batch is not None:
+        return row.micro_batch, ()
+    if row.global_batch is not None and re.search(XLA, row.framework.lower()) and axes.pp == 1:
+        each = max(1, row.global_batch // axes.data_ranks)
+        return each, (f"micro_batch not given: all {each} sequences of a rank at once, as {row.framework} does",)
+    if axes.cp > 1 or axes.pp > 1:
+        return 1, ("micro_batch not given: taken as 1",)
+    raise InputError("micro_batch not given")
 
 
 def with_stages(made: Plan, row: Row, config: object) -> tuple[Plan, Notes]:
@@ -154,7 +198,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     attention = None
     if row.flash_attention:
         attention = "unfused" if row.flash_attention.startswith("no") else "flash"
-    launch = "compiled" if facts.compiled else None
+    launch = "compiled" if facts.compiled or re.search(XLA, program) else None
     found = _chosen(name, row.framework, row.family, attention, launch)
     return with_test_options(found, row), notes
 
@@ -167,18 +211,31 @@ def _chosen(name: str | None, framework: str, family: str, attention: str | None
 
 def cluster(row: Row) -> tuple[Cluster, Notes]:
     """The machines, with the network that the row names."""
-    device, note = DEVICES.get(row.device, (row.device, ""))
-    if row.device.startswith("unstated"):
-        raise InputError(f"device not stated ({row.device})")
+    device, note = _device(row)
     if row.num_devices is None:
         raise InputError("num_devices not given")
     devices = row.num_devices
     per_node = row.devices_per_node or 8
     if devices > per_node and devices % per_node:
-        raise InputError(f"{devices} devices do not fill nodes of {per_node}")
+        fitting = gcd(devices, per_node)
+        note = f"{note}; " * bool(note) + f"{devices} devices do not fill nodes of {per_node}: nodes of {fitting}"
+        per_node = fitting
     shape = (devices // per_node, per_node) if devices > per_node else (1, devices)
     found = next((rest for p, *rest in NETWORKS if re.search(p, row.interconnect or "")), (None, None, 0))
     return _cluster(device, shape, *found), (note,) if note else ()
+
+
+def _device(row: Row) -> tuple[str, str]:
+    """(name in the catalogue, what was assumed). A name of no device is returned as it is: the catalogue refuses it."""
+    name, text = row.device, row.device.lower()
+    if name in DEVICES:
+        return DEVICES[name]
+    if re.search(TITAN_H100, row.framework.lower()) and name in ("h100", "h100-sxm-80gb"):
+        return "h100-sxm-96gb", "torchtitan's H100: the 96 GB part of its benchmark pages"
+    if name in catalogue.device_names(aliases=True):
+        return name, ""
+    found = next((to for pattern, to in DEVICE_WORDS if re.search(rf"(?<![a-z])(?:{pattern})(?!\d)", text)), None)
+    return (name, "") if found is None else (found, f"device {name!r} taken as {found}")
 
 
 @lru_cache(maxsize=512)
@@ -196,98 +253,9 @@ def _cluster(device: str, shape: tuple[int, int], node: str | None, port: str | 
     return replace(made, groups=groups)
 
 
-def _precision(row: Row) -> tuple[Precision, Notes]:
-    name = (row.precision or "").rstrip("?")
-    notes: Notes = ()
-    if not name:
-        name, notes = "bf16", ("precision not stated: taken as bf16",)
-    elif row.precision != name:
-        notes = (f"precision {name} assumed by the table",)
-    whole = bool(re.search(r"fsdp", row.zero_or_fsdp or "")) and "megatron" not in (row.zero_or_fsdp or "")
-    if name == "fp32":
-        return Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none"), notes
-    if name == "fp16":
-        # Megatron-LM accumulates and reduces fp16 gradients in fp16 unless told otherwise.
-        return Precision(param="fp16", compute="fp16", grad="fp16", reduce="fp16"), notes
-    if name in FP8_RECIPES:
-        base = Precision(param="fp32", master="none") if whole else Precision()
-        return replace(base, fp8=Fp8(recipe=FP8_RECIPES[name])), notes  # type: ignore[arg-type]
-    if name in ("bf16", "bf16-amp", "bf16-pure"):
-        reduce: DType = "bf16" if name == "bf16-pure" else "fp32"
-        if whole:  # FSDP keeps fp32 shards and gathers them in bf16
-            return Precision(param="fp32", compute="bf16", grad="fp32", reduce=reduce, master="none"), notes
-        return Precision(reduce=reduce), notes
-    raise InputError(f"precision {row.precision!r} cannot be said in a plan")
-
-
-def _saved(row: Row) -> tuple[Saved, Notes]:
-    how = row.recompute or ""
-    notes: Notes = ()
-    if not how:
-        notes = ("recompute not stated: taken as none",)
-    if row.offload and (found := re.fullmatch(r"activation cpu offload num_layers=(\d+)", row.offload)):
-        if (row.pp or 1) > 1:
-            raise InputError(f"offload {row.offload!r} with pp = {row.pp}: which layers is not said")
-        rules = (SavedRule(calls=f"layers[0:{found[1]}]", action="offload"),)
-        return Saved(rules=rules), notes
-    if row.offload not in (None, "none"):
-        raise InputError(f"offload {row.offload!r} cannot be said in a plan")
-    if how in ("", "none"):
-        return Saved(), notes
-    if how == "full block num_layers=None":
-        # `block` recomputes the first num_layers of a stage; Megatron Core refuses it without a number
-        return Saved(), (*notes, f"recompute {how!r}: a recipe that switches it off names no layers; taken as none")
-    if how.startswith("full"):
-        return Saved(preset="full"), notes
-    if how == "selective":
-        if "every k-th block" in row.notes:
-            raise InputError("the share of blocks that are recomputed is not given")
-        return Saved(preset="selective"), notes
-    if how.startswith("selective ["):
-        return Saved(), (*notes, f"recompute {how} taken as none: memory is over-, time underestimated")
-    raise InputError(f"recompute {how!r} cannot be said in a plan")
-
-
-def _virtual_stages(row: Row, pp: int) -> int:
-    text = row.vpp or "1"
-    if found := re.fullmatch(r"layers/vstage=(\d+)", text):
-        stages, rest = divmod(row.layers or 0, pp * int(found[1]))
-        if rest or not stages:
-            raise InputError(f"{row.layers} layers do not divide into pp = {pp} with {found[1]} a virtual stage")
-        return stages
-    if not text.isdigit():
-        raise InputError(f"vpp = {text!r} is not a whole number")
-    return int(text)
-
-
-def _schedule(row: Row, facts: NoteFacts, pp: int) -> Schedule:
-    if row.micro_batch is None:
-        raise InputError("micro_batch not given")
-    if facts.method not in ("", "baseline"):
-        raise InputError(f"method {facts.method!r} of the vocabulary-parallel paper cannot be said in a plan")
-    if facts.schedule == "v-half":
-        return Schedule(name="v_half", virtual_stages=2, placement="v", micro_batch_size=row.micro_batch)
-    virtual = _virtual_stages(row, pp) if pp > 1 else 1
-    name = "interleaved_one_f_one_b" if virtual > 1 else "one_f_one_b"
-    return Schedule(name=name, virtual_stages=virtual, micro_batch_size=row.micro_batch)  # type: ignore[arg-type]
-
-
 def _sequence_parallel(row: Row) -> tuple[bool, Notes]:
     if row.sequence_parallel is not None:
         return row.sequence_parallel == "yes" and (row.tp or 1) > 1, ()
     if "REDUCE_SCATTER" in row.notes and (row.tp or 1) > 1:
         return True, ("sequence parallelism assumed: the benchmark script's last setting",)
     return False, ()
-
-
-def _optimizer(row: Row) -> Optimizer:
-    name = row.zero_or_fsdp or "none"
-    if name in ("none", "zero0", "ddp"):
-        return Optimizer(zero=0)
-    if name.startswith(("zero1", "zero2")):
-        return Optimizer(zero=1 if name.startswith("zero1") else 2)
-    if name == "fsdp-shard_grad_op":
-        return Optimizer(zero=3, reshard_after_forward=False)
-    if name in ("zero3", "hsdp") or re.fullmatch(r"fsdp(\d*|-full_shard|2 shard=\d+|\(megatron\) shard=\d+)", name):
-        return Optimizer(zero=3)
-    raise InputError(f"zero_or_fsdp = {name!r} cannot be said in a plan")

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
-from gnomon.formats.published.measured import readings
+from gnomon.formats.published.complete import completed
+from gnomon.formats.published.measured import Peak, readings
 from gnomon.formats.published.megatron_ci import with_test_facts
 from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
 from gnomon.formats.published.plan import cluster, plan, stack, with_stages, workload
 from gnomon.formats.published.row import Refused, Row, read_table
-from gnomon.graph import Graph
+from gnomon.formats.published.settings import saved as saved_of
+from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Stack, Workload
-
-PROGRAMS_WITHOUT_PLANS = ("maxtext", "paxml")
-"""Programs whose compiler lays the model out: their rows give no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +55,8 @@ class Run:
     """Of which rank; None for the highest, or not said."""
     facts: NoteFacts = field(repr=False)
     """From the notes."""
+    recompute_open: bool = False
+    """The source does not say what is recomputed: `settled` takes the least that fits."""
     notes: tuple[str, ...]
     """What the row leaves open, and how it was filled in."""
     row: Row = field(repr=False)
@@ -98,12 +99,11 @@ def _runs(rows: Iterable[Row], refused: list[Refused]) -> tuple[tuple[Run, ...],
 
 def to_run(row: Row) -> Run:
     """The run of a row. GnomonError says what is missing or cannot be expressed."""
+    row, implied = completed(row)
     row, from_test = with_test_facts(row)
     facts = read_notes(row)
     if facts.inconsistent:
         raise InputError(f"the source contradicts itself: {facts.inconsistent.strip()}")
-    if row.framework.lower() in PROGRAMS_WITHOUT_PLANS:
-        raise InputError(f"{row.framework} lays the model out itself; the row gives no plan")
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
     made, from_plan = plan(row, facts)
@@ -118,12 +118,22 @@ def to_run(row: Row) -> Run:
         workload=batch,
         stack=program,
         cluster=machines,
-        readings_s=readings(row, config.vocab_size),
+        readings_s=readings(row, config.vocab_size, lambda: _step_flops(row, config, machines, made)),
         covers="forward_backward" if facts.without_optimizer else "step",
+        recompute_open=saved_of(row)[2],
         memory_bytes=None if row.mem_gib is None else round(row.mem_gib * 2**30),
         memory_metric=facts.memory_metric,
         memory_rank=made.world_size - 1 if facts.memory_rank == -1 else facts.memory_rank,
         facts=facts,
-        notes=(*from_test, *from_model, *from_cluster, *from_plan, *from_stages, *from_stack),
+        notes=(*implied, *from_test, *from_model, *from_cluster, *from_plan, *from_stages, *from_stack),
         row=row,
     )
+
+
+def _step_flops(row: Row, config: Config, machines: Cluster, made: Plan) -> Peak:
+    """Model FLOPs of a step, attention counted whole, and the dense peak of all devices: for sources that publish
+    nothing but FLOP/s or MFU, and whose formula is not known."""
+    sizes = {"batch": row.global_batch or 0, "seq": row.seq_len or 0}
+    work = graph_work(build(config), FUSED, Setting(sizes=sizes, dtypes=BF16, causal_flops="full"))
+    peak = sum(device.flops_per_s(made.precision.compute) for device in machines.devices)
+    return Peak(flops=float(work.total.matmul_flops), flops_per_s=peak)

@@ -1,0 +1,194 @@
+"""Precision, recompute, schedule and sharding of a published run: the table's words as parts of a plan.
+
+Each function returns a part with notes on what was assumed. Sources write one thing in many ways, so words are read by
+what they contain; what is still not understood counts as not stated, with a note, where that is honest, and is refused
+with InputError where a guess would change what runs. Leaves out meshes and machines.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from gnomon.errors import InputError
+from gnomon.formats.published.notes import NoteFacts
+from gnomon.formats.published.row import Row
+from gnomon.plans import DType, Fp8, Optimizer, Precision, Saved, SavedRule, Schedule
+
+Notes = tuple[str, ...]
+
+XLA = r"maxtext|paxml|torch.?xla|jax|levanter"
+"""Programs that a compiler lays out: their recipes name a few mesh axes, and every other is 1."""
+
+RECIPES = (
+    (r"nvfp4|fp4", "nvfp4"),
+    (r"mx", "mxfp8"),
+    (r"row", "rowwise"),
+    (r"block|subchannel", "blockwise"),
+    (r"-cs|current|tensor|full", "tensorwise"),
+)
+"""(pattern of low precisions, recipe). What matches none is delayed scaling, Transformer Engine's default for years."""
+
+MODULES = (
+    (r"layernorm|norm", ("*norm*",)),
+    (r"moe_act|act\b", ("*.act",)),
+    (r"mla_up_proj", ("*kv_b_proj*", "*q_b_proj*")),
+    (r"core_attn", ("*core:*",)),
+    (r"\bmlp\b", ("mlp.*",)),
+    (r"\bmoe\b", ("*experts*", "*dispatch*")),
+)
+"""(pattern of Megatron Core's recompute modules, tensors of our blocks)."""
+
+SCHEDULES = (
+    (r"zb-?h1|zb1p|zerobubbleh1|zero-bubble-1", ("zero_bubble_h1", 1, "loop")),
+    (r"zb-?h2|zb2p|zb-inf|zero-bubble-2", ("zero_bubble_h2", 1, "loop")),
+    (r"interleaved-?zero|interleavedzerobubble|zb-?vpp", ("interleaved_zero_bubble", 2, "loop")),
+    (r"zb-?v|zbv", ("zero_bubble_v", 2, "v")),
+    (r"v-?half", ("v_half", 2, "v")),
+    (r"v-?min", ("v_min", 2, "v")),
+    (r"dual-?pipe-?v", ("dualpipe_v", 2, "v")),
+    (r"interleaved|1f1b-?i\b|vpp", ("interleaved_one_f_one_b", 2, "loop")),
+    (r"bfs", ("looped_bfs", 2, "loop")),
+    (r"gpipe|afab", ("gpipe", 1, "loop")),
+    (r"1f1b", ("one_f_one_b", 1, "loop")),
+)
+"""(pattern of schedules, (name, virtual stages at least, placement))."""
+
+OLDER_THAN_RECIPES = "a recipe that switches it off names no layers; taken as none"
+
+
+def precision(row: Row) -> tuple[Precision, Notes]:
+    """Dtypes of the run."""
+    name = (row.precision or "").rstrip("?").lower()
+    notes: Notes = ()
+    if not name:
+        name, notes = "bf16", ("precision not stated: taken as bf16",)
+    elif (row.precision or "").endswith("?"):
+        notes = (f"precision {name} assumed by the table",)
+    whole = bool(re.search(r"fsdp", (row.zero_or_fsdp or "").lower())) and "megatron" not in (row.zero_or_fsdp or "")
+    if re.search(r"fp8|float8|fp4|mxfp", name):
+        base = Precision(param="fp32", master="none") if whole else Precision()
+        recipe: Any = next((to for pattern, to in RECIPES if re.search(pattern, name)), "delayed")
+        return replace(base, fp8=Fp8(recipe=recipe)), notes
+    if re.fullmatch(r"(tf32|fp32|float32)(\+tf32)?", name):
+        compute: DType = "tf32" if "tf32" in name else "fp32"
+        return Precision(param="fp32", compute=compute, grad="fp32", reduce="fp32", master="none"), notes
+    if re.search(r"bf16|bfloat16", name):
+        reduce: DType = "bf16" if "pure" in name else "fp32"
+        if whole:  # FSDP keeps fp32 shards and gathers them in bf16
+            return Precision(param="fp32", compute="bf16", grad="fp32", reduce=reduce, master="none"), notes
+        return Precision(reduce=reduce), notes
+    if re.search(r"fp16|float16|half|^amp$", name):
+        # Megatron-LM accumulates and reduces fp16 gradients in fp16 unless told otherwise.
+        return Precision(param="fp16", compute="fp16", grad="fp16", reduce="fp16"), notes
+    raise InputError(f"precision {row.precision!r} cannot be said in a plan")
+
+
+def saved(row: Row) -> tuple[Saved, Notes, bool]:
+    """What is recomputed or offloaded, notes, and whether the source leaves recompute open."""
+    how, offload = (row.recompute or "").lower(), row.offload or "none"
+    if found := re.fullmatch(r"activation cpu offload num_layers=(\d+)", offload):
+        if (row.pp or 1) > 1:
+            raise InputError(f"offload {row.offload!r} with pp = {row.pp}: which layers is not said")
+        rules = (SavedRule(calls=f"layers[0:{found[1]}]", action="offload"),)
+        return Saved(rules=rules), () if how else (_OPEN,), not how
+    if offload != "none":
+        return Saved(), (f"offload {row.offload!r} of named tensors is left out: memory is over-estimated",), True
+    if "every k-th block" in row.notes or "k-th" in how:
+        return Saved(), ("the share of blocks that are recomputed is not given",), True
+    return _recompute(how, row)
+
+
+_OPEN = "recompute not stated"
+
+
+def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
+    if not how:
+        return Saved(), (_OPEN,), True
+    if how in ("none", "no", "off", "false", "0"):
+        return Saved(), (), False
+    if how == "full block num_layers=none":
+        return Saved(), (f"recompute {row.recompute!r}: {OLDER_THAN_RECIPES}",), False
+    if found := re.search(r"block\D*(\d+)", how):
+        return Saved(rules=(SavedRule(first_per_stage=int(found[1]), action="recompute"),)), (), False
+    if found := re.search(r"uniform\D*(\d+)", how):
+        return Saved(preset="full", every=int(found[1])), (), False
+    if how.startswith(("full", "yes", "ac full", "true", "all", "layer")):
+        return Saved(preset="full"), (), False
+    if found := re.search(r"(?:every|selective[ :=(]*)\D*(\d+)", how):  # torchtitan: every n-th layer is recomputed
+        count = row.layers or 0
+        again = tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in range(0, count, int(found[1])))
+        return Saved(rules=again), (), False
+    if found := re.search(r"\[(.*)\]", how):
+        rules = tuple(
+            SavedRule(tensors=tensors, action="recompute")
+            for pattern, tensors in MODULES
+            if re.search(pattern, found[1])
+        )
+        return Saved(rules=rules), (f"recompute {row.recompute}: what our blocks have of these modules",), False
+    if re.search(r"\bop\b|sac|per.?op", how):
+        note = "recompute of chosen ops: every product kept, what lies between them made again"
+        return Saved(rules=(SavedRule(tensors=("*norm*", "*act*", "*residual*"), action="recompute"),)), (note,), False
+    if how.startswith("selective"):
+        return Saved(preset="selective"), (), False
+    return Saved(), (f"recompute {row.recompute!r} is not understood: taken as not stated",), True
+
+
+def lighter_first(layers: int, stages: int) -> tuple[Saved, ...]:
+    """What a run whose source is silent may have recomputed, the least first: nothing; norms and activations; whole
+    layers, a quarter of each stage's at a time; all of them."""
+    between = SavedRule(tensors=("*norm*", "*act", "*.act"), action="recompute")
+    found = [Saved(), Saved(rules=(between,))]
+    each = -(-layers // max(stages, 1))
+    for quarter in (1, 2, 3):
+        if (count := each * quarter // 4) > 0:
+            found.append(Saved(rules=(between, SavedRule(first_per_stage=count, action="recompute"))))
+    return (*dict.fromkeys(found), Saved(preset="full"))
+
+
+def _virtual_stages(row: Row, pp: int) -> int:
+    text = row.vpp or "1"
+    if found := re.fullmatch(r"layers/vstage=(\d+)", text):
+        stages, rest = divmod(row.layers or 0, pp * int(found[1]))
+        if rest or not stages:
+            raise InputError(f"{row.layers} layers do not divide into pp = {pp} with {found[1]} a virtual stage")
+        return stages
+    if not text.isdigit():
+        raise InputError(f"vpp = {text!r} is not a whole number")
+    return int(text)
+
+
+def schedule(row: Row, facts: NoteFacts, pp: int, micro_batch: int) -> Schedule:
+    """The pipeline's order."""
+    if facts.method not in ("", "baseline"):
+        raise InputError(f"method {facts.method!r} of the vocabulary-parallel paper cannot be said in a plan")
+    virtual = _virtual_stages(row, pp) if pp > 1 else 1
+    name: Any = "interleaved_one_f_one_b" if virtual > 1 else "one_f_one_b"
+    placement: Any = "loop"
+    stated = next((to for pattern, to in SCHEDULES if re.search(pattern, facts.schedule)), None)
+    if stated is not None and pp > 1:
+        name, least, placement = stated
+        virtual = max(virtual, least) if least > 1 else 1
+        if name == "one_f_one_b" and _virtual_stages(row, pp) > 1:
+            name, virtual = "interleaved_one_f_one_b", _virtual_stages(row, pp)
+    return Schedule(name=name, virtual_stages=virtual, placement=placement, micro_batch_size=micro_batch)
+
+
+def optimizer(row: Row) -> tuple[Optimizer, Notes]:
+    """How ZeRO divides. A word that is not known is a refusal: it says what every rank holds."""
+    name = (row.zero_or_fsdp or "none").lower()
+    if row.zero_or_fsdp is None and re.search(XLA, row.framework.lower()):
+        return Optimizer(zero=3), (f"sharding not given: fsdp over all devices, {row.framework}'s default",)
+    if name in ("none", "ddp", "no"):
+        return Optimizer(zero=0), ()
+    if found := re.search(r"zero[-_ ]?([0-3])|^([0-3])$", name):
+        stage: Any = int(found[1] or found[2])
+        return Optimizer(zero=stage), ()
+    if re.search(r"grad_op|shard_grad|no.?reshard", name):
+        return Optimizer(zero=3, reshard_after_forward=False), ()
+    if re.search(r"fsdp|hsdp|gemini", name):
+        return Optimizer(zero=3), ()
+    if re.search(r"dist\w*[- _]opt", name):
+        return Optimizer(zero=1), ()
+    raise InputError(f"zero_or_fsdp = {row.zero_or_fsdp!r} cannot be said in a plan")

@@ -1,0 +1,160 @@
+"""Sources write one thing in many ways: devices, precisions, recompute, sharding, schedules; recompute left open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gnomon.formats.published import Row, to_run
+from gnomon.formats.published.settle import settled
+from gnomon.plans import Optimizer
+
+LLAMA = Row(
+    id="w-1",
+    family="nobody-2026",
+    model="Llama 3 8B",
+    device="H200",
+    framework="SomeTrainer",
+    metric="tokens_per_s_per_device",
+    value=10_000.0,
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads="8",
+    ffn="14336",
+    vocab=128_256,
+    seq_len=8192,
+    num_devices=8,
+    precision="bf16",
+    tp=1,
+    pp=1,
+    dp=8,
+    zero_or_fsdp="zero1",
+    micro_batch=1,
+    global_batch=64,
+    recompute="none",
+)
+"""A program, a family and a spelling of a device that nothing here has heard of."""
+
+
+def test_a_program_that_nobody_knows_is_read() -> None:
+    run = to_run(LLAMA)
+    assert run.step_s == pytest.approx(64 * 8192 / 8 / 10_000)
+    assert run.stack.name == "SomeTrainer" and "no record of what SomeTrainer does" in run.notes
+    assert settled(run)[1].step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [
+        ("H100 SXM5 80GB", "h100-sxm-80gb"),
+        ("H100 96GB HBM2e", "h100-sxm-96gb"),
+        ("NVIDIA B200", "b200-sxm-180gb"),
+        ("GB300", "gb300-nvl72"),
+        ("MI300X", "mi300x-192gb"),
+        ("AMD Instinct MI355X OAM", "mi355x-288gb"),
+        ("TPU v5p", "tpu-v5p"),
+        ("Trillium", "tpu-v6e"),
+        ("unstated (V100-class by magnitude)", "v100-sxm-32gb"),
+    ],
+)
+def test_devices(device: str, named: str) -> None:
+    run = to_run(replace(LLAMA, device=device, precision="fp16"))
+    assert {found.name for found in run.cluster.devices} == {named}
+
+
+def test_torchtitans_h100_is_the_96_gb_part() -> None:
+    run = to_run(replace(LLAMA, framework="torchtitan FSDP2", device="h100-sxm-80gb"))
+    assert run.cluster.devices[0].name == "h100-sxm-96gb" and any("96 GB part" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("precision", "recipe"),
+    [
+        ("float8 rowwise", "rowwise"),
+        ("bf16 + float8 tensorwise", "tensorwise"),
+        ("mxfp8", "mxfp8"),
+        ("nvfp4", "nvfp4"),
+        ("fp8-cs", "tensorwise"),
+        ("fp8", "delayed"),
+    ],
+)
+def test_narrow_precisions(precision: str, recipe: str) -> None:
+    fp8 = to_run(replace(LLAMA, device="b200", precision=precision)).plan.precision.fp8
+    assert fp8 is not None and fp8.recipe == recipe
+
+
+def test_four_bits_are_faster_than_eight_where_the_device_has_them() -> None:
+    big = replace(LLAMA, device="b200", hidden=16384, heads=128, ffn="53248", layers=2, micro_batch=2)
+    eight, four = (settled(to_run(replace(big, precision=name)))[1].step_s for name in ("mxfp8", "nvfp4"))
+    assert four < eight
+
+
+@pytest.mark.parametrize(
+    ("words", "zero"), [("ZeRO-2", 2), ("FSDP2", 3), ("fsdp128", 3), ("distributed optimizer", 1), ("ddp", 0)]
+)
+def test_sharding(words: str, zero: int) -> None:
+    assert to_run(replace(LLAMA, zero_or_fsdp=words)).plan.optimizer.zero == zero
+
+
+def test_hsdp_shards_in_a_node() -> None:
+    mesh = to_run(replace(LLAMA, num_devices=32, dp=32, zero_or_fsdp="hsdp")).plan.mesh
+    assert (mesh.dp_replicate, mesh.dp_shard) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("notes", "name"),
+    [
+        ("schedule zbv", "zero_bubble_v"),
+        ("schedule: ZB-H1", "zero_bubble_h1"),
+        ("schedule v-half", "v_half"),
+        ("Interleaved 1F1B", "interleaved_one_f_one_b"),
+        ("", "one_f_one_b"),
+    ],
+)
+def test_schedules(notes: str, name: str) -> None:
+    assert to_run(replace(LLAMA, pp=4, dp=2, notes=notes)).plan.schedule.name == name
+
+
+def test_recompute_in_words() -> None:
+    saved = {
+        words: to_run(replace(LLAMA, recompute=words)).plan.saved
+        for words in ("full", "full block num_layers=4", "uniform 2", "selective", 'selective ["layernorm", "moe_act"]')
+    }
+    assert saved["full"].preset == "full" and saved["uniform 2"].every == 2
+    assert saved["full block num_layers=4"].rules[0].first_per_stage == 4
+    assert saved["selective"].preset == "selective"
+    assert len(saved['selective ["layernorm", "moe_act"]'].rules) == 2
+
+
+def test_open_recompute_is_the_least_that_fits() -> None:
+    """Four and a half billion parameters with 16384 tokens a device: all activations do not fit 80 GB, some do."""
+    tight = replace(LLAMA, device="h100", recompute=None, layers=16, micro_batch=2)
+    run, found = settled(to_run(tight))
+    assert found.fits and run.plan.saved.rules
+    assert any("recompute not stated: the least that fits" in note for note in run.notes)
+    roomy, _ = settled(to_run(replace(tight, micro_batch=1, seq_len=1024)))
+    assert not roomy.plan.saved.rules
+    stated, without = settled(to_run(replace(tight, recompute="none")))
+    assert not without.fits and stated.plan == to_run(replace(tight, recompute="none")).plan
+
+
+def test_what_other_columns_imply() -> None:
+    tpu = replace(
+        LLAMA,
+        framework="MaxText",
+        device="tpu-v5p",
+        zero_or_fsdp=None,
+        global_batch=None,
+        seq_len=None,
+        tp=None,
+        pp=None,
+        dp=None,
+        micro_batch=3,
+        notes="tokens/step=196608",
+    )
+    run = to_run(tpu)
+    assert (run.workload.global_batch_size, run.workload.seq_len) == (24, 8192)
+    assert run.plan.optimizer == Optimizer(zero=3) and run.stack.launch == "compiled"
+    assert to_run(replace(LLAMA, num_devices=None)).plan.world_size == 8

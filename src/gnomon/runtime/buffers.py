@@ -79,6 +79,8 @@ class Buffers:
         if under_way is None:
             return
         self._end(under_way)
+        if under_way.span >= 0 and self.recorder is not None:
+            self.recorder.waited(under_way.span)
         for sent in self.proofs.get(name, ()):
             if sent in self.leaving:
                 self._end(self.leaving.pop(sent))
@@ -86,7 +88,7 @@ class Buffers:
     def end_finished(self) -> None:
         """Ends the collectives that are over, so that what they read is freed before anyone waits for them."""
         for name in [n for n, each in self.arriving.items() if each.holds and each.work and each.work.is_completed()]:
-            self.wait(name)
+            self._end(self.arriving.pop(name))
 
     def wait_all(self) -> None:
         """Until nothing arrives any more."""

@@ -19,13 +19,15 @@ from torch.distributed import ProcessGroup
 
 from gnomon.errors import PlanError
 from gnomon.program import Program
+from gnomon.runtime.causes import with_causes
 from gnomon.timeline import NONE, ROLES, Memory, Spans, Timeline, Worker
 from gnomon.units import TICK_S
 
 ASSUMPTIONS = (
     "times are those of the issuing thread: a communication beside compute ends when its first reader has it, or when "
     "the step ends",
-    "a receive begins when it is posted, so its span holds the wait for its sender",
+    "a receive begins with its sender's send, and the gradient norm when the last rank asks for it, where both are "
+    "shown; among the ranks of a class, a collective's span holds the wait for the slowest",
 )
 CLASSES = ("parameters", "gradients", "master", "states", "activations", "logits", "communication")
 """Classes of memory, as in `prediction.RankMemory.by_class`."""
@@ -48,6 +50,10 @@ class Recorder:
     end_s: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     """Bytes of the buffer that is communicated; NONE for compute."""
+    cause: list[int] = field(default_factory=list)
+    """The span of this rank that it waited for; NONE for none."""
+    inside: int = NONE
+    """The span of compute that is open."""
     memory: bool = False
     """Whether it wants what is held after each row."""
     held: list[tuple[int, Levels]] = field(default_factory=list)
@@ -61,6 +67,9 @@ class Recorder:
         """Starts a span and returns its number."""
         self.row.append(row)
         self.nbytes.append(nbytes)
+        self.cause.append(NONE)
+        if nbytes == NONE:
+            self.inside = len(self.row) - 1
         self.start_s.append(perf_counter())
         self.end_s.append(float("nan"))
         return len(self.row) - 1
@@ -73,6 +82,14 @@ class Recorder:
     def close(self, span: int) -> None:
         """Ends it."""
         self.end_s[span] = perf_counter()
+        if span == self.inside:
+            self.inside = NONE
+
+    def waited(self, span: int) -> None:
+        """A communication has arrived that the compute under way waited for: only now does that begin."""
+        if self.inside != NONE:
+            self.start_s[self.inside] = perf_counter()
+            self.cause[self.inside] = span
 
 
 def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> Timeline:
@@ -80,7 +97,8 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
 
     PlanError if a span was never closed.
     """
-    mine = (recorder.origin_s, recorder.row, recorder.start_s, recorder.end_s, recorder.nbytes, recorder.held)
+    r = recorder
+    mine = (r.origin_s, r.row, r.start_s, r.end_s, r.nbytes, r.held, r.cause)
     found = [mine]
     if group is not None:
         found = [mine] * dist.get_world_size(group)
@@ -90,6 +108,8 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
     row = np.concatenate([np.array(part[1], np.int64) for part in found])
     start = np.concatenate([np.array(part[2]) for part in found]) - origin
     end = np.concatenate([np.array(part[3]) for part in found]) - origin
+    first = np.cumsum([0, *(len(part[1]) for part in found)])
+    cause = np.concatenate([np.array(part[6], np.int64) for part in found])
     if np.isnan(end).any():
         raise PlanError(f"{program.where(int(row[np.isnan(end)][0]))} was begun but never ended; measure a whole step")
     talks = np.array([bool(program.comm_of(r)) for r in row.tolist()])
@@ -103,6 +123,7 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
         stage=program.stage[row],
         unit=program.unit[row],
         nbytes=np.concatenate([np.array(part[4], np.int64) for part in found]),
+        cause=np.where(cause == NONE, NONE, cause + first[worker]),
     )
     return Timeline(
         clock="measured",
@@ -151,9 +172,12 @@ def per_class(timeline: Timeline, first_ranks: Sequence[int], counts: Sequence[i
     chosen = np.isin(timeline.spans.worker, list(first_ranks))
     columns = {column.name: getattr(timeline.spans, column.name)[chosen] for column in fields(Spans)}
     columns["worker"] = np.array([of_rank[rank] for rank in columns["worker"].tolist()], np.int32)
+    cause, number = columns["cause"], np.cumsum(chosen) - 1  # of the same rank, so it stays if the span does
+    columns["cause"] = np.where(cause == NONE, NONE, number[cause]).astype(np.int32)
     workers = tuple(Worker(name=f"class {cls}", count=count) for cls, count in enumerate(counts))
     memory = None if timeline.memory is None else _memory_of(timeline.memory, chosen, first_ranks)
-    return replace(timeline, workers=workers, spans=Spans(**columns), memory=memory)
+    spans = with_causes(Spans(**columns), timeline.kinds)
+    return replace(timeline, workers=workers, spans=spans, memory=memory)
 
 
 def _memory_of(memory: Memory, chosen: NDArray[np.bool_], first_ranks: Sequence[int]) -> Memory:

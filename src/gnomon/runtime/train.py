@@ -224,7 +224,7 @@ class _Loop:
         began = perf_counter()
         batch = self.text.batch(step, seed=self.job.seed, **self.size)
         if step in self.measured:
-            result, timeline = self.executor.measured_step(batch)
+            result, timeline = self.executor.measured_step(batch, memory=True)
             said = f"step {step}, of median length among {len(self.measured)} measured ones"
             by_class = self.executor.per_class(timeline)
             self.timelines.append(replace(by_class, assumptions=(*by_class.assumptions, said)))

@@ -126,6 +126,8 @@ class Stack:
     """Fields of `Overlap` that it honours."""
     device_overhead_bytes: int | None = None
     """Device memory taken outside the allocator: context, libraries, communication buffers."""
+    reducer_buckets: bool | None = None
+    """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
     transformer_engine: bool | None = None
     """Linear layers are Transformer Engine's, which has a workspace of its own."""
     cublas_workspace_bytes: int | None = None

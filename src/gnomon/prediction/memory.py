@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.prediction.layer import LayerPrice
-from gnomon.prediction.stage import StagePrice
+from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prices.allocator import (
     device_overhead,
@@ -40,6 +40,8 @@ class RankMemory:
     bytes at the peak."""
     allocated_bytes: int
     """Peak of what tensors take."""
+    reserved_bytes: int
+    """What the allocator holds at the peak."""
     peak_bytes: int
     """Reserved by the allocator and outside it."""
     limit_bytes: int
@@ -71,6 +73,7 @@ class RankMemory:
             "device": self.device,
             "by_class_bytes": dict(self.by_class),
             "allocated_bytes": self.allocated_bytes,
+            "reserved_bytes": self.reserved_bytes,
             "peak_bytes": self.peak_bytes,
             "limit_bytes": self.limit_bytes,
             "fits": self.fits,
@@ -187,6 +190,8 @@ def _rank(
     def total(*names: str) -> int:
         return int(sum(size for (name, _), size in held.items() if name in names))
 
+    if pricing.stack.reducer_buckets and pricing.plan.optimizer.zero < 3:
+        by_class["gradients"] += sum(_reducer_bytes(stage) for stage in here)
     by_class["parameters"] += total("P")
     by_class["gradients"] += total("G")
     logits = int(
@@ -221,10 +226,18 @@ def _rank(
         device=device.name,
         by_class=by_class,
         allocated_bytes=allocated,
+        reserved_bytes=reserved,
         peak_bytes=sum(by_class.values()),
         limit_bytes=device.memory_bytes,
         peak_at=moment,
     )
+
+
+def _reducer_bytes(stage: StagePrice) -> int:
+    """Buckets of torch's DistributedDataParallel: a gradient of every parameter, in the parameters' dtype, beside the
+    accumulated ones."""
+    ranks = stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp
+    return sum(stage.elements) * width(stage.plan.precision.param) if ranks > 1 else 0
 
 
 def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, int]:

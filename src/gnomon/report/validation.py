@@ -90,6 +90,8 @@ def _memory(run: Run, found: Prediction) -> int:
     ranks = [rank for rank in found.memory if run.memory_rank is None or run.memory_rank in rank.ranks]
     if run.memory_metric == "allocated":
         return max(rank.allocated_bytes for rank in ranks or found.memory)
+    if run.memory_metric == "reserved":
+        return max(rank.reserved_bytes for rank in ranks or found.memory)
     return max(rank.peak_bytes for rank in ranks or found.memory)
 
 

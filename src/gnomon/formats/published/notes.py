@@ -27,6 +27,7 @@ _MEMORY: tuple[tuple[str, MemoryMetric], ...] = (
     (r"nvidia-smi", "device"),
     (r"max[-_ ](?:memory[-_ ])?allocated", "allocated"),
     (r"max[-_ ](?:memory[-_ ])?reserved", "reserved"),
+    (r"mem = peak gpu memory", "reserved"),  # nanotron's log: torch's own figure, without what lies outside
 )
 
 

@@ -21,7 +21,11 @@ from gnomon.sharding import parameter_collectives, shard_graph  # noqa: E402
 pytestmark = pytest.mark.torch
 
 GRAPH = llama(parity.CONFIG)
-BYTES = ["tp", "tp and sp", "dp", "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2"]
+BYTES = [
+    "tp", "tp and sp", "dp", "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2",
+    "tp, sp and zero 3",
+]  # fmt: skip
+MESSAGES = ["1f1b", "interleaved", "zero bubble v", "pp and dp", "pp and tp", "pp, tp and sp, v"]
 
 
 @pytest.mark.parametrize("name", traced.ORDERS)
@@ -43,9 +47,22 @@ def test_as_many_activations_are_held_as_the_program_says(name: str) -> None:
 def test_collectives_have_the_bytes_that_sharding_says(name: str) -> None:
     plan = parity.PLANS[name]
     want = activation_collectives(plan) + gradient_collectives(plan)
-    want["all_reduce", plan.world_size, 8] += 1  # the global norm, a float64
+    want["all_reduce", "all", plan.world_size, 8] += 1  # the global norm, a float64
     for results in jobs.results(plan.world_size).values():
         assert Counter(results.traced[name][2]) == +want
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_have_the_bytes_of_a_microbatch(name: str) -> None:
+    """(sequences of a rank, seq, hidden) in float32, or this rank's tokens of them under sequence parallelism."""
+    plan = parity.PLANS[name]
+    rows = parity.WORKLOAD.global_batch_size // (plan.schedule.num_microbatches or 1) // plan.mesh.data_ranks
+    tokens = parity.WORKLOAD.seq_len // (plan.mesh.tp if plan.layout.sequence_parallel else 1)
+    want = rows * tokens * parity.CONFIG.hidden_size * 4
+    for results in jobs.results(plan.world_size).values():
+        sent = [call for call in results.traced[name][2] if call[0] in ("isend", "irecv")]
+        assert len(sent) == sum(action.startswith(("SEND", "RECV")) for action in results.traced[name][1])
+        assert {call[1:] for call in sent} == {("pp", 2, want)}
 
 
 def sharded(plan: Plan) -> dict:  # type: ignore[type-arg]
@@ -63,7 +80,8 @@ def activation_collectives(plan: Plan) -> Counter[traced.Call]:
     blocks = sharded(plan)
     for layer in GRAPH.layers():
         for collective in blocks[layer.call.block].collectives:
-            found[collective.kind, collective.ranks, collective.bytes] += plan.schedule.num_microbatches or 1
+            axes = traced.named(collective.axes, plan.mesh)
+            found[collective.kind, axes, collective.ranks, collective.bytes] += plan.schedule.num_microbatches or 1
     return found
 
 
@@ -79,13 +97,13 @@ def gradient_collectives(plan: Plan) -> Counter[traced.Call]:
         for layer in part:
             for c in parameter_collectives(blocks[layer.call.block], plan.mesh, plan.optimizer, parity.FP32):
                 sums[c.kind, c.ranks, c.when, c.axes] += int(c.bytes)
-        for (kind, ranks, when, _), size in sums.items():
+        for (kind, ranks, when, axes), size in sums.items():
             often = units if when.startswith("before_f") or when.startswith("before_b") else 1
             if kind == "reduce_scatter" and plan.optimizer.zero >= 2:
                 often = units
             if when == "before_backward" and part[-1].call.block == "head":
                 often = 0  # the block that backward needs first stays gathered
-            found[kind, ranks, size] += often
+            found[kind, traced.named(axes, plan.mesh), ranks, size] += often
     if by_layer:  # a block that is used again next in the same direction stays: the embedding, between two units
         embed = sharded_bytes(plan)
         found[embed] -= units - 1
@@ -96,4 +114,4 @@ def sharded_bytes(plan: Plan) -> traced.Call:
     """The gather of the embedding."""
     block = sharded(plan)["embed"]
     (gather, *_) = parameter_collectives(block, plan.mesh, plan.optimizer, parity.FP32)
-    return gather.kind, gather.ranks, int(gather.bytes)
+    return gather.kind, traced.named(gather.axes, plan.mesh), gather.ranks, int(gather.bytes)

@@ -5,7 +5,7 @@ Functions of torch are replaced by ones that note their call, so nothing here is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,12 +17,16 @@ from runtime.parity import CONFIG, FP32, PLANS, SETTINGS, WORKLOAD
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gnomon.plans import Mesh
 from gnomon.program import issue_order_peak, validate
 from gnomon.runtime import AdamW, Executor, Parameters
 from gnomon.runtime.collectives import GATHER, SCATTER
+from gnomon.runtime.mesh import AXES as MESH_AXES
 
-Call = tuple[str, int, int]
-"""(collective, ranks, bytes of the whole buffer)."""
+Call = tuple[str, str, int, int]
+"""(collective, mesh axes, ranks, bytes of the whole buffer)."""
+AXES = MESH_AXES | {"kv_copies": ("tp",), "norm": ("all",), "messages": ("pp",), "embedding": ("pp",)}
+"""Communicator -> mesh axes."""
 
 
 ORDERS = [name for name, plan in PLANS.items() if plan.saved.preset == "none"]
@@ -48,6 +52,16 @@ def ids_of_step() -> Tensor:
     ids = torch.arange(WORKLOAD.seq_len + 1).repeat(WORKLOAD.global_batch_size, 1) % CONFIG.vocab_size
     ids[:, 0] = torch.arange(WORKLOAD.global_batch_size)
     return ids
+
+
+def axes_of(executor: Executor, group: Any) -> str:
+    """Mesh axes of more than one rank that a group goes over, `dp_replicate+dp_shard`."""
+    comms = [comm for comm, made in executor.groups.by_comm.items() if made is group]
+    return named(AXES[comms[0]], executor.groups.mesh)
+
+
+def named(axes: Iterable[str], mesh: Mesh) -> str:
+    return "+".join(axis for axis in axes if getattr(mesh, axis, 2) > 1 or axis == "pp")
 
 
 @contextmanager
@@ -89,7 +103,8 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
         function = getattr(dist, name)
 
         def wrapper(*tensors: Any, **named: Any) -> Any:
-            trace.calls.append((kind, dist.get_world_size(named["group"]), tensors[whole].nbytes))
+            group = named["group"]
+            trace.calls.append((kind, axes_of(executor, group), dist.get_world_size(group), tensors[whole].nbytes))
             if named["async_op"] or tensors[whole].numel() == 1:
                 trace.note(kind)
             return function(*tensors, **named)
@@ -100,7 +115,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
         function = getattr(dist, name)
 
         def wrapper(tensor: Tensor, peer: int, **named: Any) -> Any:
-            trace.calls.append((name, 2, tensor.nbytes))
+            trace.calls.append((name, axes_of(executor, named["group"]), 2, tensor.nbytes))
             trace.note(f"{kind}>{peer} tag {named['tag']}")
             return function(tensor, peer, **named)
 

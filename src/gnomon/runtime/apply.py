@@ -22,7 +22,7 @@ from gnomon.plans import Plan, shared_parameters, stage_layers
 from gnomon.runtime.layers import TensorAxis, columns, cross_entropy, embedding, norm, row
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.model import NORM_EPS, attention_core, check_config, initial, rotary
-from gnomon.runtime.parameters import Dtypes, Parameters, Slot, Tape, Weight
+from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot, Tape, Weight
 from gnomon.schedules.optimizer import effective_zero
 from gnomon.sharding import ShardedBlock, shard_graph
 
@@ -117,7 +117,9 @@ def _again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     return out
 
 
-def apply(config: LlamaConfig, graph: Graph, plan: Plan, groups: Groups, *, seed: int = 0) -> dict[int, Stage]:
+def apply(
+    config: LlamaConfig, graph: Graph, plan: Plan, groups: Groups, *, seed: int = 0, device: torch.device = CPU
+) -> dict[int, Stage]:
     """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0."""
     check_config(config)
     check_plan(plan)
@@ -138,7 +140,12 @@ def apply(config: LlamaConfig, graph: Graph, plan: Plan, groups: Groups, *, seed
                 counted = {n for n, s in shared.items() if s[0] != index}
                 slots = tuple(_slots(part, sharded, mesh.tp, here.tp, counted))
                 held = Parameters(
-                    slots, dtypes(plan), zero=zero, shard=here.shard, num_shards=mesh.dp_shard if zero else 1
+                    slots,
+                    dtypes(plan),
+                    zero=zero,
+                    shard=here.shard,
+                    num_shards=mesh.dp_shard if zero else 1,
+                    device=device,
                 )
                 held.fill(lambda slot: _part(slot, seed))
                 found[number] = _with_saving(Stage(config, part, held, axis), plan)

@@ -16,7 +16,8 @@ from gnomon.runtime.execute import Executor, StepResult
 def evaluate(executor: Executor, batch: Tensor) -> float:
     """Mean loss over all tokens. batch: (global_batch_size, seq_len + 1) ids, the same on all ranks; all must ask."""
     executor.synchronise()
-    total = torch.zeros((), dtype=torch.float64)
+    batch = batch.to(executor.device)
+    total = torch.zeros((), dtype=torch.float64, device=executor.device)
     executor.buffers.blocks = False
     with torch.no_grad():
         for unit in range(executor.num_units):
@@ -37,7 +38,7 @@ def evaluate(executor: Executor, batch: Tensor) -> float:
 
 def _forward(executor: Executor, number: int, unit: int, ids: Tensor, labels: Tensor) -> Tensor:
     stage, name = executor.stages[number], ("X", number, unit)
-    x = torch.zeros(())
+    x = torch.zeros((), device=executor.device)
     if not stage.first:
         if number - 1 not in executor.stages:
             executor.buffers.tensors[name], work = executor.receive(name, number - 1)
@@ -47,7 +48,7 @@ def _forward(executor: Executor, number: int, unit: int, ids: Tensor, labels: Te
     held = stage.parameters_
     gathers = held.flat is None
     if gathers:
-        held.flat = torch.empty(held.size, dtype=held.dtypes.param)
+        held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=executor.device)
         group = executor.groups.by_comm["dp_shard"]
         assert group is not None
         all_gather(held.flat, held.shard, group)

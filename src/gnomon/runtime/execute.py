@@ -29,11 +29,11 @@ from gnomon.runtime.arrivals import proofs
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.held import NOTHING, Kept, kept, levels
-from gnomon.runtime.measure import Recorder, gather, per_class
+from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, stage_sets
 from gnomon.runtime.model import rotary_tables
 from gnomon.runtime.optim import AdamWSettings
-from gnomon.runtime.parameters import Aside
+from gnomon.runtime.parameters import CPU, Aside
 from gnomon.runtime.state import State
 from gnomon.schedules import lower
 from gnomon.timeline import Timeline
@@ -87,10 +87,12 @@ class Executor:
         seed: int = 0,
         settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
         program: Program | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        """program: what to run in place of `lower`'s, for the same plan. `torch.distributed` must be initialised.
+        """program: what to run in place of `lower`'s, for the same plan. device: this rank's, where all that it holds
+        lies; `launch` gives every process its own. `torch.distributed` must be initialised.
         PlanError for what the runtime does not run."""
-        self.config, self.plan, self.workload = config, plan, workload
+        self.config, self.plan, self.workload, self.device = config, plan, workload, device
         self.graph: Graph = llama(config)
         self.program = lower(self.graph, plan, None, workload) if program is None else program
         tied = next(iter(shared_parameters(plan, self.graph).values()), ())
@@ -102,7 +104,7 @@ class Executor:
         if self.program.num_stages > plan.num_stages:  # a stage of the Program is a layer
             blocks = [len(layers) for layers in stage_layers(plan, self.graph)]
         self.plan_stage = [stage for stage, count in enumerate(blocks) for _ in range(count)]
-        self.stages = apply(config, self.graph, plan, self.groups, seed=seed)
+        self.stages = apply(config, self.graph, plan, self.groups, seed=seed, device=device)
         count, size = batch_of(plan, workload)
         mesh = self.groups.mesh
         self.num_units, self.rows_of_unit, self.local_rows = count, size, size // mesh.data_ranks
@@ -119,14 +121,14 @@ class Executor:
         self.loss_dtype = torch.promote_types(dtypes(plan).param, torch.float32)  # that of `cross_entropy`
         self.buffers = Buffers()
         self.state = State(
-            self.stages, self.groups, self.buffers, settings, frozenset(shared_parameters(plan, self.graph))
+            self.stages, self.groups, self.buffers, settings, frozenset(shared_parameters(plan, self.graph)), device
         )
         self.saved: dict[tuple[int, int], Saved] = {}
         self.aside: dict[tuple[int, int], list[Aside]] = {}
         self.kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
         self.put_aside: dict[int, Kept] = {}  # from I to W
-        self.rotary = rotary_tables(workload.seq_len, config.head_dim // 2, dtypes(plan).param, torch.device("cpu"))
-        self.batch = self.loss = torch.zeros(())
+        self.rotary = rotary_tables(workload.seq_len, config.head_dim // 2, dtypes(plan).param, device)
+        self.batch = self.loss = torch.zeros((), device=device)
         self.buffers.proofs = proofs(self.program, self.groups.here.pipeline_rank)
         self.rows = self._compiled()
 
@@ -171,9 +173,9 @@ class Executor:
                 f"a step takes ids of shape {(self.workload.global_batch_size, self.workload.seq_len + 1)}, "
                 f"not {tuple(batch.shape)}"
             )
-        self.batch, self.buffers.recorder = batch, recorder
+        self.batch, self.buffers.recorder = batch.to(self.device), recorder
         self.state.new_step()
-        self.loss = torch.zeros((), dtype=torch.float64)
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if recorder is None:
             for row in self.rows:
                 self._do(row)
@@ -212,7 +214,7 @@ class Executor:
 
         memory: what each rank holds over time too, by the classes of a prediction, `temporary` and after it apart.
         """
-        recorder = Recorder(memory=memory)
+        recorder = Recorder(memory=memory, clock=clock_of(self.device))
         group = self.groups.by_comm["norm"]
         if group is not None:
             dist.barrier(group=group)
@@ -261,7 +263,7 @@ class Executor:
 
     def _input(self, stage: int, unit: int, *, keep: bool = False) -> Tensor:
         if self.stages[stage].first:
-            return torch.zeros(())
+            return torch.zeros((), device=self.device)
         name = ("X", stage, unit)
         self.buffers.wait(name)
         return self.buffers.tensors[name] if keep else self.buffers.take(name)
@@ -296,7 +298,7 @@ class Executor:
             self.state.reduced()  # or the stage would have two whole gradients
         saved = self.saved.pop((stage, unit))
         if self.stages[stage].last:
-            grad = torch.full((), 1.0 / self.tokens, dtype=self.loss_dtype)
+            grad = torch.full((), 1.0 / self.tokens, dtype=self.loss_dtype, device=self.device)
         else:
             grad = self.buffers.take(("DY", stage, unit))
         torch.autograd.backward((saved.made,), (grad,))
@@ -337,7 +339,7 @@ class Executor:
 
     def receive(self, name: Name, source: int) -> tuple[Tensor, Work | None]:
         """Starts receiving a buffer from the rank that has stage `source`."""
-        tensor = torch.empty(self.shape, dtype=self.stages[name[1]].parameters_.dtypes.param)
+        tensor = torch.empty(self.shape, dtype=self.stages[name[1]].parameters_.dtypes.param, device=self.device)
         group = self.groups.by_comm["messages"]
         return tensor, dist.irecv(tensor, self._peer(source), group=group, tag=self._tag(name))
 

@@ -55,9 +55,20 @@ def launch(
     return results
 
 
+CUDA_BACKEND = "cpu:gloo,cuda:nccl"
+"""What a job on GPUs gives as `backend`: what lies on the host (flags, checkpoints' plans) still goes over gloo."""
+
+
+def own_device(backend: str) -> torch.device:
+    """This process's device: its place on the machine is the number of its GPU."""
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if "nccl" in backend else torch.device("cpu")
+
+
 def member(function: Callable[..., Result], backend: str, threads: int, *args: Any) -> Result:
     """One process of the job, from joining it to leaving it."""
     torch.set_num_threads(threads)
+    if "nccl" in backend:
+        torch.cuda.set_device(own_device(backend))
     dist.init_process_group(backend)
     try:
         return function(*args)

@@ -7,12 +7,15 @@ monotonic one, which processes of one machine share. Left out: time and memory i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from time import perf_counter
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
@@ -38,6 +41,62 @@ MEMORY_ASSUMPTIONS = (
 )
 
 
+class Clock(Protocol):
+    """Marks that are cheap to take, and what they are in seconds once the step is over."""
+
+    def begin(self) -> float:
+        """Starts a step; returns the machine's monotonic clock."""
+
+    def mark(self) -> Any:
+        """This moment."""
+
+    def seconds(self, marks: Sequence[Any]) -> list[float]:
+        """On the machine's monotonic clock; NaN for None."""
+
+
+class HostClock:
+    """For devices that compute as they are told to."""
+
+    def begin(self) -> float:
+        """Now."""
+        return perf_counter()
+
+    def mark(self) -> float:
+        """Now."""
+        return perf_counter()
+
+    def seconds(self, marks: Sequence[float | None]) -> list[float]:
+        """As they are."""
+        return [math.nan if mark is None else mark for mark in marks]
+
+
+class EventClock:
+    """For CUDA, where the host runs ahead: events on the stream that computes. A communication's end is marked once
+    that stream waits for it."""
+
+    def begin(self) -> float:
+        """Now, with nothing left to do."""
+        torch.cuda.synchronize()
+        self.origin_s, self.origin = perf_counter(), self.mark()
+        return self.origin_s
+
+    def mark(self) -> Any:
+        """An event."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, marks: Sequence[Any]) -> list[float]:
+        """From the events' distance to the first."""
+        torch.cuda.synchronize()
+        return [math.nan if m is None else self.origin_s + self.origin.elapsed_time(m) / 1e3 for m in marks]
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock that tells when `device` is done."""
+    return EventClock() if device.type == "cuda" else HostClock()
+
+
 @dataclass(slots=True)
 class Recorder:
     """Spans of one rank, one step."""
@@ -46,8 +105,12 @@ class Recorder:
     """The clock when the step began."""
     row: list[int] = field(default_factory=list)
     """Row of the Program."""
-    start_s: list[float] = field(default_factory=list)
-    end_s: list[float] = field(default_factory=list)
+    start: list[Any] = field(default_factory=list)
+    """Marks of the clock."""
+    end: list[Any] = field(default_factory=list)
+    """None while a span is open."""
+    clock: Clock = field(default_factory=lambda: HostClock())
+    """What takes the times."""
     nbytes: list[int] = field(default_factory=list)
     """Bytes of the buffer that is communicated; NONE for compute."""
     cause: list[int] = field(default_factory=list)
@@ -61,7 +124,7 @@ class Recorder:
 
     def begin(self) -> None:
         """Starts the step's clock."""
-        self.origin_s = perf_counter()
+        self.origin_s = self.clock.begin()
 
     def open(self, row: int, nbytes: int = NONE) -> int:
         """Starts a span and returns its number."""
@@ -70,9 +133,13 @@ class Recorder:
         self.cause.append(NONE)
         if nbytes == NONE:
             self.inside = len(self.row) - 1
-        self.start_s.append(perf_counter())
-        self.end_s.append(float("nan"))
+        self.start.append(self.clock.mark())
+        self.end.append(None)
         return len(self.row) - 1
+
+    def seconds(self) -> tuple[list[float], list[float]]:
+        """(starts, ends) on the machine's monotonic clock; NaN for what never ended."""
+        return self.clock.seconds(self.start), self.clock.seconds(self.end)
 
     def hold(self, row: int, levels: Levels) -> None:
         """Takes what is held after a row."""
@@ -81,14 +148,14 @@ class Recorder:
 
     def close(self, span: int) -> None:
         """Ends it."""
-        self.end_s[span] = perf_counter()
+        self.end[span] = self.clock.mark()
         if span == self.inside:
             self.inside = NONE
 
     def waited(self, span: int) -> None:
         """A communication has arrived that the compute under way waited for: only now does that begin."""
         if self.inside != NONE:
-            self.start_s[self.inside] = perf_counter()
+            self.start[self.inside] = self.clock.mark()
             self.cause[self.inside] = span
 
 
@@ -98,7 +165,7 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
     PlanError if a span was never closed.
     """
     r = recorder
-    mine = (r.origin_s, r.row, r.start_s, r.end_s, r.nbytes, r.held, r.cause)
+    mine = (r.origin_s, r.row, *r.seconds(), r.nbytes, r.held, r.cause)
     found = [mine]
     if group is not None:
         found = [mine] * dist.get_world_size(group)

@@ -50,8 +50,9 @@ class AdamW:
     @staticmethod
     def of(parameters: Parameters) -> AdamW:
         """Moments at 0."""
-        size, dtype = parameters.mine[1] - parameters.mine[0], parameters.dtypes.states
-        return AdamW(first=torch.zeros(size, dtype=dtype), second=torch.zeros(size, dtype=dtype))
+        size, dtype, device = parameters.mine[1] - parameters.mine[0], parameters.dtypes.states, parameters.device
+        first, second = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        return AdamW(first=first, second=second)
 
     def update(self, parameters: Parameters, settings: AdamWSettings, *, scale: Tensor | float) -> None:
         """One step on this rank's part. scale: what gradients are multiplied by (clipping)."""
@@ -87,7 +88,7 @@ def squares(parameters: Parameters, replicas: int) -> Tensor:
     count in part on each.
     """
     grad = parameters.my_grad()
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=parameters.device)
     for slot, (low, high) in parameters.pieces():
         if slot.holders:
             squared = sum(float_squares(grad[low:high][part]) for part in chunks(high - low))

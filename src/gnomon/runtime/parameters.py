@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 Range = tuple[int, int]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +85,23 @@ class Tape:
 class Parameters:
     """The flat buffer and what belongs to it. `zero` is the ZeRO stage, `shard` this rank's of `num_shards`."""
 
-    def __init__(self, slots: Sequence[Slot], dtypes: Dtypes, *, zero: int, shard: int, num_shards: int) -> None:
-        self.slots, self.dtypes, self.zero = tuple(slots), dtypes, zero
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        dtypes: Dtypes,
+        *,
+        zero: int,
+        shard: int,
+        num_shards: int,
+        device: torch.device = CPU,
+    ) -> None:
+        self.slots, self.dtypes, self.zero, self.device = tuple(slots), dtypes, zero, device
         self.by_name = {slot.name: slot for slot in slots}
         used = max((slot.stop for slot in slots), default=0)
         self.size = -(-used // num_shards) * num_shards if zero else used
         part = self.size // num_shards if zero else self.size
         self.mine: Range = (shard * part, (shard + 1) * part) if zero else (0, self.size)
-        self.flat: Tensor | None = torch.zeros(self.size, dtype=dtypes.param)
+        self.flat: Tensor | None = torch.zeros(self.size, dtype=dtypes.param, device=device)
         self.resident: Tensor | None = None  # PS under ZeRO 3; a view of flat otherwise
         self.master: Tensor | None = None
         self.grad: Tensor | None = None
@@ -104,8 +114,8 @@ class Parameters:
             flat[slot.start : slot.stop] = value(slot).flatten()
         begin, end = self.mine
         if self.dtypes.master is not None:
-            self.master = flat[begin:end].to(self.dtypes.master)
-        self.flat = flat.to(self.dtypes.param)
+            self.master = flat[begin:end].to(self.device, self.dtypes.master)
+        self.flat = flat.to(self.device, self.dtypes.param)
         if self.zero == 3:
             self.resident, self.flat = self.flat[begin:end].clone(), None
 
@@ -126,7 +136,7 @@ class Parameters:
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Adds to the gradient; the first one allocates it."""
         if self.grad is None:
-            self.grad = torch.zeros(self.size, dtype=self.dtypes.grad)
+            self.grad = torch.zeros(self.size, dtype=self.dtypes.grad, device=self.device)
         slot = self.by_name[name]
         self.grad[slot.start : slot.stop] += grad.reshape(-1)
 

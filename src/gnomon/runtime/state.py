@@ -32,9 +32,11 @@ class State:
         buffers: Buffers,
         settings: AdamWSettings,
         tied: frozenset[str],
+        device: torch.device,
     ) -> None:
         """tied: parameters that several stages hold, whose gradients the communicator `embedding` adds up."""
         self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
+        self.device = device
         self.adam = {number: AdamW.of(stage.parameters_) for number, stage in stages.items()}
         self.new_step()
 
@@ -45,7 +47,7 @@ class State:
 
     def new_step(self) -> None:
         """Forgets the norm of the step before."""
-        self.norm = torch.full((), float("nan"), dtype=torch.float64)
+        self.norm = torch.full((), float("nan"), dtype=torch.float64, device=self.device)
         self.scale: Tensor | float = 1.0
 
     def gathered(self, stage: int) -> Parameters:
@@ -92,7 +94,7 @@ class State:
             if held.zero < 3:
                 shard = shard.clone()  # it lies inside what the gather writes
             else:
-                held.flat = torch.empty(held.size, dtype=held.dtypes.param)
+                held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=self.device)
             assert held.flat is not None
             work = all_gather(held.flat, shard, self._shards(), wait=False)
             self.buffers.start(("P", each, NO_UNIT), work, held.flat.nbytes, holds=() if held.zero == 3 else (shard,))
@@ -117,7 +119,7 @@ class State:
             self.buffers.wait(name)
             whole = held.grad
             assert whole is not None, "a gradient is reduced before it was computed"
-            out = torch.empty(held.mine[1] - held.mine[0], dtype=whole.dtype)
+            out = torch.empty(held.mine[1] - held.mine[0], dtype=whole.dtype, device=self.device)
 
             def finish(held: Parameters = held, whole: Tensor = whole, out: Tensor = out) -> None:
                 if held.zero == 1:
@@ -140,7 +142,7 @@ class State:
     def measure_norm(self, stages: Iterable[int]) -> None:
         """NORM: the global gradient norm, and the factor that clips to it."""
         mesh = self.groups.mesh
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for each in stages:
             self.buffers.wait(self._grad_name(each))
             held = self.stages[each].parameters_

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from prediction.jobs import gpt_model, plan, scaled, small
 
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Schedule, Workload
+from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
+from gnomon.program import Key
 
 SPEC = "2x4xh100-sxm"
 
@@ -108,6 +110,22 @@ def test_without_overlap_reductions_take_their_whole_time() -> None:
     beside, apart = small(job, SPEC), small(replace(job, overlap=overlap), SPEC)
     assert apart.breakdown["REDUCE_GRAD"] > beside.breakdown["dp communication"]
     assert apart.step_s > beside.step_s
+
+
+def test_partitioned_messages_between_stages_are_parts_and_a_gather() -> None:
+    """Without sequence parallelism each of 4 tp ranks holds the whole activation; DeepSpeed sends a quarter each over
+    the network and gathers it inside the node, which is quicker."""
+    job = plan(pp=2, tp=4, micro=4)
+    record = stack("megatron-deepspeed")
+    work, model = Workload(global_batch_size=16, seq_len=1024), gpt_model(8, 1024, 16, dropout=0.0)
+    facts = tuple(fact for fact in record.facts if fact.field != "p2p_partitioned")
+    whole = predict(model, "2x4xa100-sxm-80gb", job, work, replace(record, p2p_partitioned=None, facts=facts)).pricing
+    parts = predict(model, "2x4xa100-sxm-80gb", job, work, record).pricing
+    assert parts.message_bytes((0, 1)) == whole.message_bytes((0, 1)) == 4 * 1024 * 1024 * 2
+    send = Key(rank_class=0, kind="SEND_F", stage=0, shape="", name="")
+    assert whole.seconds(send) / 4 < parts.seconds(send) < whole.seconds(send)
+    assert parts.stages_apart
+    assert not predict(model, "1x8xa100-sxm-80gb", job, work, record).pricing.stages_apart
 
 
 def test_a_slow_host_shows() -> None:

@@ -116,6 +116,8 @@ class Stack:
     """Dtype in which gradients of keys and values travel around a context-parallel ring."""
     p2p: Literal["batched", "separate", "synchronous"] | None = None
     """Pipeline sends and receives: one group call, calls on streams of their own, or calls that the host waits for."""
+    p2p_partitioned: bool | None = None
+    """Ranks of a tp group that hold the same activation each send their part of it, and the receivers gather it."""
     moe_dispatch: Literal["all_to_all", "all_gather", "fused"] | None = None
     """How tokens get to their experts when ep > 1."""
     moe_capacity_factor: float | None = None

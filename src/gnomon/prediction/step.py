@@ -105,6 +105,7 @@ class Pricing:
         self._extras: dict[tuple[str, int], OpPrice] = {}
         self._wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = {}
         self._memo: dict[tuple[str, int, str], float] = {}
+        self._apart: bool | None = None
         self._use(numbers or fitted())
         first: dict[tuple[int, int], int] = {}
         self.alike = [
@@ -120,6 +121,14 @@ class Pricing:
         self.launch_s = [host_cost(stack, stage.device, numbers).per_kernel_s for stage in stages]
         free = {at: s for at, s in self._memo.items() if at[0] == "NORM" or at[2] == TIED}
         self._memo = free
+
+    @property
+    def stages_apart(self) -> bool:
+        """Whether any message between stages crosses nodes."""
+        if self._apart is None:
+            wires = (self._between(*pair) for pair in self.sent)
+            self._apart = any(link is not None and link.nodes > 1 for link in wires)
+        return self._apart
 
     def with_numbers(self, numbers: Fitted) -> Pricing:
         """The same plan under other fitted numbers; what does not depend on them is not computed again."""
@@ -250,7 +259,7 @@ class Pricing:
         total = self.launch_s[stage] * (sum(phase.kernels for phase in phases) + kernels) + own.host_unit_s
         for phase in phases:
             for axis, count in phase.collectives.items():
-                peers = own.host_peer_s * links[axis].ranks if self.plan.num_stages > 1 else 0.0
+                peers = own.host_peer_s * links[axis].ranks if self.stages_apart else 0.0
                 total += count * (own.host_collective_s + peers)
         return total
 
@@ -323,13 +332,21 @@ class Pricing:
 
     def _wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
         """(price of a message, what it runs over); nothing where no two ranks are on different devices."""
+        link = self._between(source, target)
+        if link is None:
+            return 0.0, None
+        size, tp = self.message_bytes((source, target)), self.plan.stage_mesh(source).tp
+        if not self.stack.p2p_partitioned or tp == 1 or self.plan.layout.sequence_parallel:
+            return float(p2p_seconds(size, link)), link
+        gathered = float(collective_seconds("all_gather", size, self.stages[target].links["tp"]))
+        return float(p2p_seconds(size / tp, link)) + gathered, link
+
+    def _between(self, source: int, target: int) -> AxisLink | None:
+        """What messages between two stages run over; None where no two ranks are on different devices."""
         devices = self.plan.device_of
         ranks = zip(self.stages[source].ranks, self.stages[target].ranks, strict=False)
         ends = np.array([(devices[a], devices[b]) for a, b in ranks if devices[a] != devices[b]]).reshape(-1, 2)
-        if not len(ends):
-            return 0.0, None
-        link = axis_link(self.cluster, ends)
-        return float(p2p_seconds(self.message_bytes((source, target)), link)), link
+        return axis_link(self.cluster, ends) if len(ends) else None
 
     def _skip(self, stage: int, *, forward: bool) -> float:
         """The longest message of a stage to (or its gradient from) one that is not its neighbour."""

@@ -58,7 +58,8 @@ class Rates:
     host_collective_s: Seconds = 0.0
     """Host time of a collective inside a layer, beyond its launch."""
     host_peer_s: Seconds = 0.0
-    """Host time of a collective inside a layer for each rank of its group, in plans with pipeline stages."""
+    """Host time of a collective inside a layer for each rank of its group, in plans with pipeline stages on different
+    nodes."""
     host_unit_s: Seconds = 0.0
     """Host time of a forward or backward of a stage, beyond its kernels: gathers, hooks, the loop around it."""
     compute: float = 1.0

@@ -107,6 +107,14 @@ BACKWARD: Mapping[str, Steps] = {
 """Backward of the same kinds, and of sums of gradients."""
 
 
+GROUPED_SHARE = 0.82
+"""Speed of grouped products in 16 bits over that of one batched product of the same shapes: rows of each expert are not
+known when the kernel is launched. Median of 281 shapes of moe_grouped_gemm_aiconfigurator.csv (H100, CUTLASS, balanced,
+2048 tokens and more; 10th to 90th percentile 0.30 to 1.02), 2026-11-21, activation and permutation priced apart."""
+
+GROUPED_LOW_SHARE = 0.70
+"""The same in 8 bits, with the scales of each expert: 254 shapes (0.28 to 1.06)."""
+
 CAUSAL_SOFTMAX_READS = 0.5
 """Share of scores (backward: of probabilities and their gradients) that a softmax fused with a causal mask reads.
 Source: NVIDIA/Megatron-LM scaled_upper_triang_masked_softmax.h walks a row up to the diagonal and writes all of it."""
@@ -339,6 +347,8 @@ def _products(
     dtype = low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
     moved = None if low else work.read_bytes + work.write_bytes
     seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
+    if op.kind == "grouped_linear":
+        seconds = seconds / (GROUPED_LOW_SHARE if low else GROUPED_SHARE)
     return OpPrice(device_s=seconds, kernels=1)
 
 

@@ -146,7 +146,7 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
         schedule=schedule,
         saved=saved,
         layout=Layout(sequence_parallel=sequence),
-        overlap=Overlap(splits=splits),
+        overlap=replace(_overlap(row), splits=splits),
         optimizer=optimizer,
         precision=precision,
     )
@@ -253,6 +253,8 @@ def _cluster(device: str, shape: tuple[int, int], node: str | None, port: str | 
     return replace(made, groups=groups)
 
 
+        overlap=replace(_overlap(row), splits=splits),
+        optimizer=optimizer,
 def _sequence_parallel(row: Row) -> tuple[bool, Notes]:
     if row.sequence_parallel is not None:
         return row.sequence_parallel == "yes" and (row.tp or 1) > 1, ()

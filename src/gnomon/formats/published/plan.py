@@ -253,8 +253,17 @@ def _cluster(device: str, shape: tuple[int, int], node: str | None, port: str | 
     return replace(made, groups=groups)
 
 
-        overlap=replace(_overlap(row), splits=splits),
-        optimizer=optimizer,
+def _overlap(row: Row) -> Overlap:
+    """What the program overlaps unless told otherwise: the pipeline engines reduce and gather at the end of a step, and
+    Megatron-LM does without --overlap-grad-reduce and --overlap-param-gather, which its papers' runs precede."""
+    program = row.framework.lower()
+    if re.search(r"nanotron", program):  # DDP's buckets of 25 MiB in bf16, reduced in fp32; gathers after the update
+        return Overlap(bucket_bytes=50 * 2**20, param_gather=False, pipeline_sends=False)
+    if re.search(r"megatron-deepspeed|megatron\+deepspeed|megatron-lm", program):
+        return Overlap(grad_reduce=False, param_gather=False)
+    return Overlap()
+
+
 def _sequence_parallel(row: Row) -> tuple[bool, Notes]:
     if row.sequence_parallel is not None:
         return row.sequence_parallel == "yes" and (row.tp or 1) > 1, ()

@@ -69,11 +69,26 @@ def read_notes(row: Row) -> NoteFacts:
         release=_first(_RELEASES, f"{notes} {row.source or ''}"),
         schedule=schedule[1].lower() if schedule else _first(_ORDERS, f"{lower} {program}"),
         method=(schedule[2] or "").lower() if schedule else "",
-        memory_metric=next((metric for pattern, metric in _MEMORY if re.search(pattern, lower)), "unstated"),
+        memory_metric=_memory_metric(lower, program),
         memory_rank=_memory_rank(row, rank),
         without_optimizer="no optimizer step" in lower,
         inconsistent=contradiction[0] if contradiction else "",
     )
+
+
+_PROGRAMS: tuple[tuple[str, MemoryMetric], ...] = (
+    (r"torchtitan", "reserved"),  # its log's memory is torch's max reserved (torchtitan components/metrics.py)
+    (r"megatron-lm (?:fork|zero-bubble)", "allocated"),  # by magnitude: published peaks have no fixed part
+)
+"""(pattern of programs, what their log calls memory) where notes do not say."""
+
+
+def _memory_metric(notes: str, program: str) -> MemoryMetric:
+    for patterns, text in ((_MEMORY, notes), (_PROGRAMS, program)):
+        for pattern, metric in patterns:
+            if re.search(pattern, text):
+                return metric
+    return "unstated"
 
 
 def _memory_rank(row: Row, stated: re.Match[str] | None) -> int | None:

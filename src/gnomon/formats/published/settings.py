@@ -79,6 +79,8 @@ def precision(row: Row) -> tuple[Precision, Notes]:
         if whole:  # FSDP keeps fp32 shards and gathers them in bf16
             return Precision(param="fp32", compute="bf16", grad="fp32", reduce=reduce, master="none"), notes
         return Precision(reduce=reduce), notes
+    if re.search(r"fp16|float16|half|^amp$", name) and whole:
+        return Precision(param="fp32", compute="fp16", grad="fp32", reduce="fp16", master="none"), notes
     if re.search(r"fp16|float16|half|^amp$", name):
         # Megatron-LM accumulates and reduces fp16 gradients in fp16 unless told otherwise.
         return Precision(param="fp16", compute="fp16", grad="fp16", reduce="fp16"), notes

@@ -151,7 +151,8 @@ def test_measured_stands_beside_predicted() -> None:
     changes = [change["after_s"] - change["before_s"] for change in data["difference"]["changes"]]
     assert all(abs(a) >= abs(b) for a, b in pairwise(changes))
     names = {change["what"] for change in data["difference"]["changes"]}
-    assert "backward" in names and not any("host" in name for name in names)
+    assert "B (backward)" in names and "waiting" in names and not any("host" in name for name in names)
+    assert data["difference"]["said"].startswith("Largest wrong price: B (backward) on class")
     page = page_html(data)
     assert "Predicted against measured" in page and "waiting (for what was not recorded)" in page
 

@@ -192,7 +192,7 @@ def comparison_text(found: Comparison) -> tuple[str, ...]:
     others = [name for name in dict.fromkeys(change.worker for change in d.changes) if name != worker]
     for name in others[:ROWS]:
         top = d.of(name)[0]
-        lines += wrapped(f"{name}: most in {_name(top)}, {_signed(top.seconds)} s", indent="")
+        lines += wrapped(f"{name}: most in {change_name(top)}, {_signed(top.seconds)} s", indent="")
     if worker in found.peak_bytes:
         lines += ["", *_memory(found, worker)]
     elif not found.peak_bytes:
@@ -203,7 +203,7 @@ def comparison_text(found: Comparison) -> tuple[str, ...]:
 def _time(found: Comparison, worker: str) -> tuple[str, ...]:
     d = found.difference
     changes = d.of(worker)
-    rows = [(_name(c), number(c.before_s), number(c.after_s), _signed(c.seconds)) for c in changes[:ROWS]]
+    rows = [(change_name(c), number(c.before_s), number(c.after_s), _signed(c.seconds)) for c in changes[:ROWS]]
     if rest := changes[ROWS:]:
         before, after = sum(c.before_s for c in rest), sum(c.after_s for c in rest)
         rows.append((f"{len(rest)} more", number(before), number(after), _signed(after - before)))
@@ -245,7 +245,8 @@ _IDLE = {
 }
 
 
-def _name(change: Change) -> str:
+def change_name(change: Change) -> str:
+    """What people call a change: its action, or what is waited for."""
     action = f"{change.action} {change.path}".rstrip()
     return action if change.busy else _IDLE[change.part].format(action)
 

@@ -13,10 +13,11 @@ from typing import Any
 from gnomon.errors import InputError
 from gnomon.prediction import Prediction
 from gnomon.prediction.breakdown import AXES
+from gnomon.report.difference import change_name, compare
 from gnomon.report.page.spans import cut, span_columns
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.tables import number, percent
-from gnomon.timeline import NONE, ROLES, Difference, Share, Timeline, breakdown, difference, peaks
+from gnomon.timeline import NONE, ROLES, Difference, Share, Timeline, breakdown, peaks
 from gnomon.units import show_bytes, show_seconds
 
 MAX_SPANS = 40_000
@@ -66,7 +67,7 @@ def page_data(
         "timelines": _timelines(timelines, names),
         "limits": _limits(timelines[0], prediction),
         "breakdown": _breakdown(timelines, names, prediction),
-        "difference": _difference(timelines),
+        "difference": _difference(timelines, names),
         "assumptions": list(dict.fromkeys(taken)),
         "notes": list(dict.fromkeys((*notes, *(prediction.notes if prediction else ())))),
         "plan": plan,
@@ -234,22 +235,23 @@ def _part(share: Share, timeline: Timeline) -> tuple[str, str]:
     )
 
 
-def _difference(timelines: Sequence[Timeline]) -> Mapping | None:
-    """Where two timelines differ, largest first; None for one. `said` holds why they cannot be compared."""
+def _difference(timelines: Sequence[Timeline], names: Sequence[str]) -> Mapping | None:
+    """Where two timelines differ, as `gnomon compare` says it, largest first; None for one timeline. `said` holds what
+    is most wrong, or why they cannot be compared."""
     if len(timelines) < 2:
         return None
     try:
-        found = difference(timelines[0], timelines[1])
+        compared = compare(timelines[0], timelines[1], (names[0], names[1]))
     except InputError as error:
         return {"said": str(error), "changes": [], "memory": [], "before_s": None, "after_s": None, "left": 0}
+    found = compared.difference
     changes = _changes(timelines, found)
     memory = [
         {"worker": m.worker, "buffer": m.buffer, "before_bytes": m.before_bytes, "after_bytes": m.after_bytes}
         for m in found.memory[:MAX_CHANGES]
     ]
-    alone = [*found.only_before, *found.only_after]
     return {
-        "said": f"only in one of the two: {', '.join(alone)}" if alone else "",
+        "said": f"Largest wrong price: {compared.sentence}.",
         "changes": changes[:MAX_CHANGES],
         "memory": memory,
         "before_s": found.before_s,
@@ -262,17 +264,16 @@ def _changes(timelines: Sequence[Timeline], found: Difference) -> list[Mapping]:
     """Changes by worker and action, largest first. Where one side does not know what it waited for, all waiting of a
     worker is one change."""
     unknown = any((t.spans.cause == NONE).all() for t in timelines)
-    rows: dict[tuple[str, str, str], list[float]] = {}
+    rows: dict[tuple[str, str], list[float]] = {}
     for change in found.changes:
-        what = WORDS.get(change.action, change.action.lower())
-        if not change.busy:
-            what = "waiting" if unknown else f"{change.part}: {what}"
-        path = "" if unknown and not change.busy else change.path
-        both = rows.setdefault((change.worker, what, path), [0.0, 0.0])
+        what = "waiting" if unknown and not change.busy else change_name(change)
+        if change.busy and change.action in WORDS:
+            what += f" ({WORDS[change.action]})"
+        both = rows.setdefault((change.worker, what), [0.0, 0.0])
         both[0] += change.before_s
         both[1] += change.after_s
     ordered = sorted(rows.items(), key=lambda row: -abs(row[1][1] - row[1][0]))
     return [
-        {"worker": worker, "what": what, "path": path, "before_s": before, "after_s": after}
-        for (worker, what, path), (before, after) in ordered
+        {"worker": worker, "what": what, "before_s": before, "after_s": after}
+        for (worker, what), (before, after) in ordered
     ]

@@ -234,8 +234,8 @@ def _difference(data: Mapping[str, Any]) -> str:
     names = [t["name"] for t in data["timelines"]]
     out = f"<p>{escape(found['said'])}</p>" if found["said"] else ""
     if found["changes"]:
-        rows = [(c["worker"], c["what"], c["path"], *_cells([c["before_s"], c["after_s"]])) for c in found["changes"]]
-        head = ("worker", "what", "op", *(f"{name} s" for name in names), "difference s")
+        rows = [(c["worker"], c["what"], *_cells([c["before_s"], c["after_s"]])) for c in found["changes"]]
+        head = ("worker", "what", *(f"{name} s" for name in names), "difference s")
         out += _table(head, rows, caption="Time, largest difference first") + _more(found["left"], "differences")
     if found["memory"]:
         sized = [

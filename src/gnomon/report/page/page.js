@@ -455,7 +455,8 @@
   }
   function threshold(g, y, value, top, text, dash) {
     if (value > top) {
-      plate(g, `${text}, above this`, gutter() + 6, 10);
+      const said = `${text}, above this`;
+      plate(g, said, gutter() + wide() - g.measureText(said).width - 6, 10);
       return;
     }
     g.strokeStyle = style("--text");

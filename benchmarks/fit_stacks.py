@@ -1,59 +1,50 @@
-"""Numbers of stacks and links, fitted to published runs: rebuilds `src/gnomon/prices/fitted.toml`.
+"""Numbers of stacks and links, fitted to published runs: rebuilds `fitted.toml` and `folds.toml` of `gnomon.prices`.
 
-    python benchmarks/fit_stacks.py published_runs.csv [--write] [--stack NAME]
+    python benchmarks/fit_stacks.py published_runs.csv [--write] [--no-folds]
 
-Each stack's numbers minimise the Huber loss of log(predicted / measured) over a sample of its families' runs, by damped
-Gauss-Newton steps within the limits of `prices.fitted.LIMITS`. Prices of layers and the Program do not depend on the
-numbers and are made once. Prints errors with neutral rates, fitted, and with each fold of models left out of the fit
-and predicted by the rest. The families in NEVER are not fitted on. Leaves out: rows that `gnomon validate` refuses.
+First the numbers of all stacks, every family with the same weight; then each stack's own, shrunk towards them. Prints
+errors with neutral rates, with the numbers of all stacks, fitted, with models left out and with the source left out:
+in a fold everything is fitted again without it. The families in NEVER are not fitted on. Leaves out: rows that `gnomon
+validate` refuses, mixtures of experts, and nanotron's runs under HEALTHY_MFU.
 """
 
 from __future__ import annotations
 
 import argparse
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
+from stack_fit import Array, Case, Number, Problem, cases, spread_evenly
 
 import gnomon.prices
 from gnomon import schema
-from gnomon.errors import GnomonError
 from gnomon.formats.published import Run, read_runs
-from gnomon.prediction import Prediction, predict
 from gnomon.prices.curves import Provenance
-from gnomon.prices.fitted import LIMITS, Fitted, LinkNumber, Name, StackNumber, StackRecord
-from gnomon.simulate import period
+from gnomon.prices.fitted import ANY, MODEL_FOLDS, Fitted, Fold, Folds, fold_of
 
 DATE = "2026-11-21"
 NEVER = ("korthikanti-2022", "narayanan-sc21")
-SAMPLE = 56
-"""Runs of a family that are fitted on, spread evenly over models and layouts."""
-FOLDS = 4
-"""Models are left out a fold at a time; host times start high, where they show: a slope of zero finds nothing."""
-HUBER = 0.08
-"""Log errors beyond this count linearly: one-off slow runs must not lead."""
-SPREAD = 3.0
-"""A number may be this many times its start or its inverse at the price of one row's loss: what data do not show stays
-where it was."""
+LEFT = ("megatron-ci",)
+"""Times of tiny models of which the source does not say what they cover."""
+EACH = 10
+"""Runs of a family for the numbers of all stacks."""
 HEALTHY_MFU = 5.0
 """Per cent; slower nanotron runs met trouble of the network (published beside them) that no number of a stack says."""
 
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Number:
-    """One number to find."""
-
-    name: str
-    """Of `Rates`, or `link:` and a link."""
-    start: float
-    arch: str = ""
+UNIVERSAL = (
+    Number("host_kernel_s", 25e-6),
+    Number("host_collective_s", 2e-5),
+    Number("compute", 0.9, "volta"),
+    Number("compute", 0.9, "ampere"),
+    Number("compute", 0.88, "hopper"),
+    Number("compute", 0.88, "blackwell"),
+    Number("attention", 0.9),
+    Number("exposed", 0.9),
+)
+"""Of all stacks, with where they start and stay without data."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +53,12 @@ class Job:
 
     stack: str
     families: tuple[str, ...]
-    numbers: tuple[Number, ...]
-    skip: str = ""
-    """Which rows are left out, as `chosen` reads it: `moe`, `slow`."""
-    sample: int = SAMPLE
+    numbers: tuple[tuple[str, str], ...]
+    """(name, generation of devices); `link:` and a link."""
+    sample: int = 22
     """Runs of a family."""
+    starts: tuple[tuple[str, float], ...] = ()
+    """Centres of numbers that no other stack has."""
 
 
 JOBS = (
@@ -74,232 +66,249 @@ JOBS = (
         "megatron-deepspeed",
         ("vtrain-micro24", "bloom-prequel"),
         (
-            Number("host_kernel_s", 50e-6),
-            Number("host_collective_s", 3e-5),
-            Number("compute", 0.95),
-            Number("attention", 1.0),
-            Number("exposed", 0.8),
-            Number("link:omnipath-100", 1.0),
+            ("host_kernel_s", ""),
+            ("host_collective_s", ""),
+            ("compute", ""),
+            ("attention", ""),
+            ("exposed", ""),
+            ("link:omnipath-100", ""),
         ),
+        starts=(("attention", 1.0),),  # op by op
     ),
     Job(
         "nanotron",
         ("nanotron-ultrascale",),
         (
-            Number("host_kernel_s", 45e-6),
-            Number("host_collective_s", 1.4e-4),
-            Number("host_peer_s", 2.5e-4),
-            Number("compute", 0.86),
-            Number("exposed", 0.85),
-            Number("host_unit_s", 5e-4),
-            Number("link:efa-100", 2.5),
+            ("host_kernel_s", ""),
+            ("host_collective_s", ""),
+            ("host_peer_s", ""),
+            ("compute", ""),
+            ("exposed", ""),
+            ("host_unit_s", ""),
+            ("link:efa-100", ""),
         ),
-        "slow",
-        sample=168,  # a tenth of its runs met trouble: fewer follow them
+        sample=60,  # a tenth of its runs met trouble: fewer follow them
+        starts=(("host_peer_s", 2e-4), ("host_unit_s", 3e-4), ("link:efa-100", 2.5)),
     ),
     Job(
         "llm-foundry",
         ("mosaic-llmfoundry",),
         (
-            Number("host_kernel_s", 30e-6),
-            Number("compute", 0.92, "ampere"),
-            Number("compute", 0.8, "hopper"),
-            Number("attention", 0.6, "ampere"),
-            Number("attention", 0.45, "hopper"),
+            ("host_kernel_s", ""),
+            ("compute", "ampere"),
+            ("compute", "hopper"),
+            ("attention", "ampere"),
+            ("attention", "hopper"),
         ),
     ),
     Job(
         "megatron-bridge",
         ("dgxc-benchmarking", "nemo-24.07", "megatron-bridge"),
-        (
-            Number("host_kernel_s", 15e-6),
-            Number("compute", 0.97, "hopper"),
-            Number("compute", 0.85, "blackwell"),
-            Number("exposed", 0.8),
-        ),
-        "moe",
+        (("host_kernel_s", ""), ("compute", "hopper"), ("compute", "blackwell"), ("attention", ""), ("exposed", "")),
     ),
+    Job("megatron-lm", ("vocab-parallel-mlsys25",), (("host_kernel_s", ""), ("compute", ""), ("exposed", ""))),
 )
 
 
-class Case:
-    """One run with all of its prediction that no fitted number changes."""
-
-    def __init__(self, run: Run, made: Prediction) -> None:
-        self.run, self.made = run, made
-
-    def log_error(self, numbers: Fitted) -> float:
-        """log(predicted / measured) under these numbers."""
-        pricing = self.made.pricing.with_numbers(numbers)
-        seconds = period(self.made.structure, pricing.durations(self.made.structure.program)).seconds
-        return float(np.log(seconds / self.run.step_s))
+def usable(run: Run) -> bool:
+    """Whether a run may be fitted on."""
+    if run.family in (*NEVER, *LEFT) or run.row.experts:
+        return False
+    return run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
 
 
-def chosen(runs: Sequence[Run], family: str, skip: str, sample: int) -> list[Run]:
-    """A family's runs of the sample, in an order that neighbours in model and layout share."""
-    mine = [run for run in runs if run.family == family and run.covers == "step"]
-    if skip == "moe":
-        mine = [run for run in mine if not run.row.experts]
-    if skip == "slow":
-        mine = [run for run in mine if run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU]
-    mine.sort(key=lambda run: (run.row.model, run.row.num_devices, run.row.tp, run.row.pp, run.row.micro_batch, run.id))
-    picks = np.unique(np.linspace(0, len(mine) - 1, min(sample, len(mine))).round().astype(int))
-    return [mine[i] for i in picks]
+class Fits:
+    """All cases, and the fits over any part of them."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        good = [run for run in runs if usable(run)]
+        sizes = {family: job.sample for job in JOBS for family in job.families}
+        self.families = sorted({run.family for run in good})
+        self.all: dict[str, list[Case]] = {}
+        self.few: dict[str, list[Case]] = {}
+        for family in self.families:
+            mine = [run for run in good if run.family == family]
+            self.all[family] = cases(spread_evenly(mine, sizes.get(family, EACH)))
+            chosen = {run.id for run in spread_evenly([case.run for case in self.all[family]], EACH)}
+            self.few[family] = [case for case in self.all[family] if case.run.id in chosen]
+        self.families = [family for family in self.families if self.all[family]]
+        self.never = {family: cases(run for run in runs if run.family == family) for family in NEVER}
+        self.best: dict[str, Array] = {}
+
+    def universal(self, keep: Callable[[Case], bool], base: Fitted) -> Fitted:
+        """`base` with the numbers of all stacks, from the cases that are kept."""
+        given = [case for family in self.families for case in self.few[family] if keep(case)]
+        bare = replace(base, stacks=(), universal=None)
+        problem = Problem(ANY, UNIVERSAL, bare, weight=EACH)
+        x = problem.solve(given, self.best.get(ANY), steps=6 if ANY not in self.best else 2)
+        self.best.setdefault(ANY, x)
+        return replace(problem.fitted(x, provenance(given, "")), stacks=base.stacks)
+
+    def job(self, job: Job, keep: Callable[[Case], bool], base: Fitted) -> Fitted:
+        """`base` with a stack's numbers; without them if nothing is kept."""
+        given = [case for family in job.families for case in self.all.get(family, ()) if keep(case)]
+        links = {name[5:] for name, _ in job.numbers if name.startswith("link:")}
+        rest = replace(
+            base,
+            stacks=tuple(r for r in base.stacks if r.stack != job.stack),
+            links=tuple(n for n in base.links if n.link not in links),
+        )
+        if not given:
+            return rest
+        archs = {device.arch for case in given for device in case.run.cluster.devices[:1]}
+        numbers = tuple(
+            Number(name, centre(name, arch or min(archs), rest, job), arch)
+            for name, arch in job.numbers
+            if not arch or any(a.startswith(arch) for a in archs)
+        )
+        problem = Problem(job.stack, numbers, rest, weight=24.0)
+        start = self.best.get(job.stack)
+        if start is not None and len(start) != len(numbers):
+            start = None
+        x = problem.solve(given, start, steps=6 if start is None else 2)
+        if len(numbers) == len(job.numbers):
+            self.best.setdefault(job.stack, x)
+        return problem.fitted(x, provenance(given, ""))
+
+    def everything(self, keep: Callable[[Case], bool]) -> Fitted:
+        """All numbers from the cases that are kept. Factors of networks come with a stack, and the numbers of all
+        stacks need them: those stacks are fitted first."""
+        found = self.universal(keep, Fitted())
+        for job in JOBS:
+            if any(name.startswith("link:") for name, _ in job.numbers):
+                found = self.job(job, keep, found)
+        found = self.universal(keep, found)
+        for job in JOBS:
+            found = self.job(job, keep, found)
+        return found
 
 
-def cases(runs: Sequence[Run], job: Job) -> list[Case]:
-    found = []
-    for family in job.families:
-        assert family not in NEVER
-        for run in chosen(runs, family, job.skip, job.sample):
-            try:
-                found.append(Case(run, predict(run.graph, run.cluster, run.plan, run.workload, run.stack)))
-            except GnomonError:
-                continue
-    return found
+def centre(name: str, arch: str, base: Fitted, job: Job) -> float:
+    """What a number is for all stacks."""
+    given = dict(job.starts)
+    if name in given:
+        return given[name]
+    if name.startswith("link:"):
+        return 1.0
+    every = base.universal
+    found = [n.value for n in (every.numbers if every else ()) if n.name == name and arch.startswith(n.arch)]
+    return found[-1] if found else next(n.centre for n in UNIVERSAL if n.name == name)
 
 
-def numbers_of(job: Job, values: Sequence[float], provenance: Provenance) -> Fitted:
-    """The numbers as the prices room reads them."""
-    own: list[StackNumber] = []
-    links: list[LinkNumber] = []
-    for number, value in zip(job.numbers, values, strict=True):
-        value = float(f"{value:.3g}")
-        if number.name.startswith("link:"):
-            links.append(LinkNumber(link=number.name[5:], factor=value, provenance=provenance))
-        else:
-            name: Name = number.name  # type: ignore[assignment]
-            own.append(StackNumber(stack=job.stack, name=name, value=value, arch=number.arch))
-    return Fitted(stacks=(StackRecord(numbers=tuple(own), provenance=provenance),), links=tuple(links))
-
-
-def bounds(job: Job) -> tuple[Array, Array]:
-    pairs = [(0.2, 10.0) if n.name.startswith("link:") else LIMITS[n.name] for n in job.numbers]
-    return np.log([max(low, 1e-7) for low, _ in pairs]), np.log([high for _, high in pairs])
-
-
-def fit(job: Job, given: Sequence[Case], start: Array, steps: int) -> Array:
-    """Logs of the numbers, from `start`: damped Gauss-Newton with Huber weights, within bounds."""
-    blank = Provenance(data="being fitted", date=DATE, error="unknown", range="unknown")
-    low, high = bounds(job)
-    first = np.log([number.start for number in job.numbers])
-
-    def errors(x: Array) -> Array:
-        numbers = numbers_of(job, np.exp(x).tolist(), blank)
-        return np.array([case.log_error(numbers) for case in given])
-
-    def loss(e: Array, x: Array) -> float:
-        size = np.abs(e)
-        huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2)).sum()
-        return float(huber + HUBER**2 * ((x - first) ** 2).sum() / np.log(SPREAD) ** 2 / 2)
-
-    x, damping = start.copy(), 1e-2
-    now = errors(x)
-    for _ in range(steps):
-        slopes = []
-        for i in range(len(x)):
-            moved = x.copy()
-            moved[i] += 0.04 if x[i] + 0.04 <= high[i] else -0.04
-            slopes.append((errors(moved) - now) / (moved[i] - x[i]))
-        jacobian = np.stack(slopes, axis=1)
-        weights = np.minimum(1.0, HUBER / np.maximum(np.abs(now), 1e-12))
-        prior = HUBER**2 / np.log(SPREAD) ** 2
-        hessian = jacobian.T @ (weights[:, None] * jacobian) + prior * np.eye(len(x))
-        slope = jacobian.T @ (weights * now) + prior * (x - first)
-        better = False
-        for _ in range(4):
-            step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -slope)
-            tried = np.clip(x + np.clip(step, -1.0, 1.0), low, high)
-            then = errors(tried)
-            if loss(then, tried) < loss(now, x):
-                better = loss(now, x) - loss(then, tried) > 1e-3 * loss(now, x)
-                x, now, damping = tried, then, damping / 4
-                break
-            damping = damping * 10 + 1e-2
-        if not better:
-            break
-    return x
-
-
-def shares(errors: Array) -> str:
-    """Median / mean / 90th percentile of the absolute error, and bias, in per cent."""
-    off = np.exp(errors) - 1
-    size = np.abs(off)
-    return f"{np.median(size):.1%} / {size.mean():.1%} / {np.percentile(size, 90):.1%}, bias {np.median(off):+.1%}"
-
-
-def left_out(job: Job, given: Sequence[Case], best: Array, steps: int) -> Array:
-    """Log errors of each fold of models under numbers fitted to the others."""
-    out = np.zeros(len(given))
-    names = sorted({case.run.row.model for case in given}, key=lambda name: zlib.crc32(name.encode()))
-    fold_of = {name: i % FOLDS for i, name in enumerate(names)}
-    folds = np.array([fold_of[case.run.row.model] for case in given])
-    blank = Provenance(data="being fitted", date=DATE, error="unknown", range="unknown")
-    first = np.log([number.start for number in job.numbers])
-    for fold in sorted(set(folds.tolist())):
-        rest = [case for case, f in zip(given, folds, strict=True) if f != fold]
-        x = fit(job, rest, (best + first) / 2, steps)
-        numbers = numbers_of(job, np.exp(x).tolist(), blank)
-        for i in np.flatnonzero(folds == fold):
-            out[i] = given[i].log_error(numbers)
-    return out
-
-
-def fit_job(job: Job, runs: Sequence[Run], steps: int, *, folds: bool) -> Fitted:
-    begun = perf_counter()
-    given = cases(runs, job)
-    low, high = bounds(job)
-    neutral = np.array([case.log_error(Fitted()) for case in given])
-    x = fit(job, given, np.clip(np.log([n.start for n in job.numbers]), low, high), steps)
-    blank = Provenance(data="being fitted", date=DATE, error="unknown", range="unknown")
-    numbers = numbers_of(job, np.exp(x).tolist(), blank)
-    errors = np.array([case.log_error(numbers) for case in given])
-    out = left_out(job, given, x, max(3, steps // 2)) if folds else errors
-    told = [f"{n.name} {n.arch}".strip() + f" {v:.3g}" for n, v in zip(job.numbers, np.exp(x), strict=True)]
-    print(f"\n{job.stack}: {', '.join(told)}")
-    lines = []
-    for family in job.families:
-        mine = np.array([case.run.family == family for case in given])
-        if not mine.any():
-            continue
-        lines.append(f"{family} {shares(out[mine])}")
-        print(f"| {family} | {mine.sum()} | {shares(neutral[mine])} | {shares(errors[mine])} | {shares(out[mine])} |")
-    print(f"{perf_counter() - begun:.0f} s", flush=True)
+def provenance(given: Sequence[Case], error: str) -> Provenance:
+    """Of numbers fitted to these cases."""
+    families = sorted({case.run.family for case in given})
     archs = sorted({device.arch for case in given for device in case.run.cluster.devices[:1]})
     most = max(case.run.row.num_devices or 0 for case in given)
-    left = {"moe": "; dense models only", "slow": f"; MFU of {HEALTHY_MFU:g}% and more"}.get(job.skip, "")
-    provenance = Provenance(
-        data=f"published_runs.csv: {len(given)} runs of {', '.join(job.families)}",
+    return Provenance(
+        data=f"published_runs.csv: {len(given)} runs of {', '.join(families)}",
         date=DATE,
-        error="models left out, median / mean / p90: " + "; ".join(lines),
-        range=f"{', '.join(archs)}; up to {most} devices{left}",
+        error=error or "not computed",
+        range=f"{', '.join(archs)}; up to {most} devices; dense models",
     )
-    return numbers_of(job, np.exp(x).tolist(), provenance)
+
+
+def shares(errors: Sequence[float]) -> str:
+    """Median / mean / 90th percentile of the absolute error, and bias, in per cent."""
+    off = np.expm1(np.asarray(errors))
+    size = np.abs(off)
+    return f"{np.median(size):.1%} / {size.mean():.1%} / {np.percentile(size, 90):.1%}, {np.median(off):+.1%}"
+
+
+def with_errors(found: Fitted, fits: Fits, models: dict[str, list[float]], sources: dict[str, list[float]]) -> Fitted:
+    """The numbers with the errors of what was left out in their provenance."""
+
+    def told(record_families: Sequence[str], where: dict[str, list[float]], what: str) -> str:
+        parts = [f"{family} {shares(where[family])}" for family in record_families if family in where]
+        return f"{what} left out, median / mean / p90, bias: " + "; ".join(parts)
+
+    job_of = {job.stack: job for job in JOBS}
+    stacks = tuple(
+        replace(r, provenance=replace(r.provenance, error=told(job_of[r.stack].families, models, "models")))
+        for r in found.stacks
+    )
+    by_link = {name[5:]: job for job in JOBS for name, _ in job.numbers if name.startswith("link:")}
+    links = tuple(
+        replace(n, provenance=replace(n.provenance, error=told(by_link[n.link].families, models, "models")))
+        for n in found.links
+    )
+    assert found.universal is not None
+    said = replace(found.universal.provenance, error=told(fits.families, sources, "sources"))
+    return replace(found, stacks=stacks, links=links, universal=replace(found.universal, provenance=said))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--write", action="store_true", help="replace the numbers on record")
-    parser.add_argument("--stack", help="only this one; the others stay as they are")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--no-folds", action="store_true", help="skip the models left out")
+    parser.add_argument("--no-folds", action="store_true", help="skip what is left out")
     options = parser.parse_args()
+    begun = perf_counter()
     runs, _ = read_runs(options.table)
-    jobs = [job for job in JOBS if options.stack in (None, job.stack)]
-    print("| family | runs | neutral: median / mean / p90 | fitted | models left out |\n|---|---:|---|---|---|")
-    found = [fit_job(job, runs, options.steps, folds=not options.no_folds) for job in jobs]
-    path = Path(gnomon.prices.__file__).parent / "fitted.toml"
-    new = {record.stack for each in found for record in each.stacks}
-    links = {number.link for each in found for number in each.links}
-    old = schema.load_file(Fitted, path)
-    everything = Fitted(
-        stacks=(*(r for r in old.stacks if r.stack not in new), *(r for each in found for r in each.stacks)),
-        links=(*(n for n in old.links if n.link not in links), *(n for each in found for n in each.links)),
-    )
-    print(f"\n{everything.count} numbers in all")
-    if options.write:
-        path.write_text(schema.dump(everything), encoding="utf-8")
+    fits = Fits(runs)
+    print(f"{sum(map(len, fits.all.values()))} cases, {perf_counter() - begun:.0f} s", flush=True)
+    found = fits.everything(lambda case: True)
+    print_numbers(found)
+    print(f"{perf_counter() - begun:.0f} s", flush=True)
+    models: dict[str, list[float]] = {}
+    sources: dict[str, list[float]] = {}
+    by_model, by_source = [], []
+    if not options.no_folds:
+        for fold in range(MODEL_FOLDS):
+            part = fits.everything(lambda case, f=fold: fold_of(case.run.row.model) != f)  # type: ignore[misc]
+            by_model.append(Fold(left_out=str(fold), numbers=part))
+            for family in fits.families:
+                held = [c.log_error(part) for c in fits.all[family] if fold_of(c.run.row.model) == fold]
+                models.setdefault(family, []).extend(held)
+        print(f"models left out, {perf_counter() - begun:.0f} s", flush=True)
+        for family in fits.families:
+            part = without(fits, family, found)
+            by_source.append(Fold(left_out=family, numbers=part))
+            sources[family] = [case.log_error(part) for case in fits.all[family]]
+        print(f"sources left out, {perf_counter() - begun:.0f} s", flush=True)
+    print_errors(fits, found, models, sources)
+    if options.write and not options.no_folds:
+        folder = Path(gnomon.prices.__file__).parent
+        found = with_errors(found, fits, models, sources)
+        (folder / "fitted.toml").write_text(schema.dump(found), encoding="utf-8")
+        folds = Folds(models=tuple(by_model), sources=tuple(by_source))
+        (folder / "folds.toml").write_text(schema.dump(folds), encoding="utf-8")
+
+
+def without(fits: Fits, family: str, found: Fitted) -> Fitted:
+    """The numbers as they would be without a source: of all stacks, of its own stack, of its network."""
+
+    def keep(case: Case) -> bool:
+        return case.run.family != family
+
+    mine = [job for job in JOBS if family in job.families]
+    part = found
+    for job in mine:
+        part = fits.job(job, keep, part)
+    part = fits.universal(keep, part)
+    for job in mine:
+        part = fits.job(job, keep, part)
+    return part
+
+
+def print_numbers(found: Fitted) -> None:
+    """Every number, and how many there are."""
+    for record in (found.universal, *found.stacks):
+        if record is not None:
+            print(record.stack, ", ".join(f"{n.name} {n.arch}".strip() + f" {n.value:.3g}" for n in record.numbers))
+    print("links", ", ".join(f"{n.link} {n.factor:.3g}" for n in found.links))
+    print(f"{found.count} numbers in all, {found.shared} of all stacks and links", flush=True)
+
+
+def print_errors(fits: Fits, found: Fitted, models: dict[str, list[float]], sources: dict[str, list[float]]) -> None:
+    """One line a family."""
+    print("\n| family | runs | neutral | of all stacks | fitted | models left out | source left out |")
+    print("|---|---:|---|---|---|---|---|")
+    alone = replace(found, stacks=())
+    for family, given in (*((family, fits.all[family]) for family in fits.families), *fits.never.items()):
+        columns = [shares([case.log_error(numbers) for case in given]) for numbers in (Fitted(), alone, found)]
+        columns += [shares(where[family]) if where.get(family) else "" for where in (models, sources)]
+        print(f"| {family} | {len(given)} | " + " | ".join(columns) + " |", flush=True)
 
 
 if __name__ == "__main__":

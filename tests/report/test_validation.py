@@ -9,9 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.formats.published import Refused, Row, read_runs
-from gnomon.prediction import predict
-from gnomon.report.validation import Score, errors, noise, rank_correlation, score, spearman, summarise, summary_text
+from gnomon.formats.published import Refused, Run, read_runs
+from gnomon.prediction import Prediction, predict
+from gnomon.prediction.band import Ratios
+from gnomon.prices import Provenance
+from gnomon.prices.fitted import ANY, MODEL_FOLDS, Fitted, Fold, Folds, StackNumber, StackRecord
+from gnomon.report import validation as module
+from gnomon.report.validation import (
+    Score,
+    errors,
+    predicted_s,
+    rank_correlation,
+    score,
+    spearman,
+    summarise,
+    summary_text,
+)
 
 TABLE = """\
 id,family,model,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,device,num_devices,devices_per_node,precision,framework,\
@@ -33,6 +46,9 @@ def scored(predicted: float, measured: float, *, group: str = "m", family: str =
         predicted_bytes=1,
         fits=fits,
         notes=(),
+        without_model=predicted / measured - 1 + 0.01,
+        without_source=predicted / measured - 1 + 0.02,
+        band=Ratios(low=0.9, high=1.2),
     )
 
 
@@ -76,19 +92,6 @@ def test_rank_correlation_within_groups() -> None:
     assert rank_correlation(small) == (None, 0)
 
 
-def row(value: float, **changes: object) -> Row:
-    made = Row(id=str(value), family="f", model="m", device="d", framework="x", metric="s_per_step", value=value)
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def test_noise_by_hand() -> None:
-    """Repeats at 0.9 and 1.1 lie 10% from their mean; a row with another micro batch is no repeat, nor another
-    metric."""
-    rows = [row(0.9), row(1.1, notes="release 2"), row(5.0, micro_batch=2), row(7.0, metric="samples_per_s")]
-    assert noise(rows) == (pytest.approx(0.1), 2)
-    assert noise(rows[2:]) == (None, 0)
-
-
 def test_summary_counts_everything() -> None:
     scores = [scored(1.1, 1.0), scored(0.8, 1.0, fits=False), scored(2, 1, family="g")]
     refused = [Refused(id="a", family="f", reason="why"), Refused(id="b", family="h", reason="why")]
@@ -98,6 +101,10 @@ def test_summary_counts_everything() -> None:
     assert (first.rows, first.predicted, first.false_out_of_memory) == (3, 2, 1)
     assert first.refused == (("why", 1),)
     assert first.time is not None and first.time.worst == pytest.approx(0.2)
+    assert first.without_source is not None and first.without_source.median == pytest.approx(0.15)
+    assert first.without_model is not None and first.without_model.worst == pytest.approx(0.19)
+    # Measured over predicted without the source: 1 / 1.12 is under 0.9, 1 / 0.82 over 1.2.
+    assert first.in_band == 0.0 and first.band_width == pytest.approx(0.3)
     assert (third.rows, third.predicted, third.time) == (1, 0, None)
     assert (every.rows, every.predicted, every.refused) == (5, 3, (("why", 2),))
     lines = summary_text(families)
@@ -114,6 +121,7 @@ def test_a_run_is_scored_by_predict() -> None:
     prediction = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
     assert found.predicted_s == prediction.step_s
     assert found.error == pytest.approx(prediction.step_s / 0.1 - 1)
+    assert found.without_model == found.without_source == found.error  # nothing was fitted to this source
     assert found.measured_bytes == 10 * 2**30
     assert found.predicted_bytes == max(rank.peak_bytes for rank in prediction.memory)
     # Without the update the time is shorter by exactly the update and the norm before it.
@@ -121,6 +129,31 @@ def test_a_run_is_scored_by_predict() -> None:
     whole = score(replace(others[0], covers="step"))
     assert isinstance(without, Score) and isinstance(whole, Score)
     assert 0 < without.predicted_s < whole.predicted_s
+
+
+def test_columns_of_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its model all kernels are half as fast, without its source a quarter: the errors say so, and a source
+    that is left out of nothing keeps its error."""
+    (run, *_), _ = read_runs(TABLE)
+
+    def slow(share: float) -> Fitted:
+        number = StackNumber(stack=ANY, name="compute", value=share)
+        said = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
+        return Fitted(universal=StackRecord(numbers=(number,), provenance=said))
+
+    models = tuple(Fold(left_out=str(i), numbers=slow(0.8)) for i in range(MODEL_FOLDS))
+    made = Folds(models=models, sources=(Fold(left_out="f", numbers=slow(0.4)),))
+    monkeypatch.setattr(module, "folds", lambda: made)
+    here, other = score(run), score(replace(run, family="g"))
+    assert isinstance(here, Score) and isinstance(other, Score)
+    assert here.without_source > here.without_model
+    assert 1 + here.without_model == pytest.approx(predicted_s(run, predict_run(run), slow(0.8)) / 0.1)
+    assert 1 + here.without_source == pytest.approx(predicted_s(run, predict_run(run), slow(0.4)) / 0.1)
+    assert other.without_model == other.without_source == other.error
+
+
+def predict_run(run: Run) -> Prediction:
+    return predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
 
 
 def test_the_worst_reading_counts() -> None:

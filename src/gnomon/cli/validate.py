@@ -81,16 +81,20 @@ def _scored(runs: Sequence[Run], workers: int) -> Iterable[Score | Refused]:
 
 def write_rows(path: str, scores: Iterable[Score], refused: Iterable[Refused]) -> None:
     """A CSV of every row: id, family, measured and predicted seconds and bytes, errors, verdict, or the reason."""
-    header = "id family measured_s predicted_s error measured_bytes predicted_bytes memory_error fits reason notes"
+    header = (
+        "id family measured_s predicted_s error without_model without_source in_band measured_bytes predicted_bytes "
+        "memory_error fits reason notes"
+    )
     lines: list[Sequence[object]] = [
         (
             *(s.id, s.family, f"{s.measured_s:.6g}", f"{s.predicted_s:.6g}", f"{s.error:.4f}"),
+            *(f"{s.without_model:.4f}", f"{s.without_source:.4f}", s.in_band),
             *("" if s.measured_bytes is None else s.measured_bytes, s.predicted_bytes),
             *("" if s.memory_error is None else f"{s.memory_error:.4f}", s.fits, "", "; ".join(s.notes)),
         )
         for s in scores
     ]
-    lines += [(r.id, r.family, *[""] * 7, r.reason, "") for r in refused]
+    lines += [(r.id, r.family, *[""] * 10, r.reason, "") for r in refused]
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -108,9 +112,12 @@ def _text(summaries: Sequence[Summary]) -> Sequence[str]:
         *summary_text(summaries),
         "",
         *wrapped(
-            "rows and predicted rows; errors of the step time in %; bias: median signed error, above 0 too long; "
-            "rho: rank correlation among runs of one model on as many devices; mem: median error of peak memory in %; "
-            "noise: how far repeats of one measurement lie from their mean, in %.",
+            "Rows, and those predicted; rho: rank correlation among runs of one model on as many devices; memory: "
+            "error of the peak, median and p90; no fit: runs that ran, said not to fit. Distances from a mean, which "
+            "no prediction can be better than: repeats say the same in every column and note; twins in every column; "
+            "releases of a program otherwise run alike. Then errors of the step time; bias: median signed error, above "
+            "0 too long. model: median with numbers fitted without the row's model; source: without its source; band: "
+            "rows in the band of 80% of that prediction, and its width. All in %.",
             indent="",
         ),
         f"verdict 'does not fit' on runs that ran: {last.false_out_of_memory} of {last.predicted}",

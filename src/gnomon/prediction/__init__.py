@@ -7,6 +7,7 @@ parts that a search reuses. Leaves out measuring and searching.
 
 from gnomon.prediction.advice import Advice as Advice
 from gnomon.prediction.advice import advice as advice
+from gnomon.prediction.band import Band as Band
 from gnomon.prediction.batch import layer_prices as layer_prices
 from gnomon.prediction.layer import LayerPrice as LayerPrice
 from gnomon.prediction.layer import LocalContext as LocalContext

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -17,7 +17,9 @@ from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
 from gnomon.plans import Fact, Plan, Precision, Saved, Stack, Workload, batch, check, stage_layers
+from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
+from gnomon.prediction.evidence import evidence
 from gnomon.prediction.held import filled
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.stage import StagePrice, stage_prices
@@ -88,6 +90,18 @@ class Prediction:
         """Part of the busiest rank's step -> seconds; they add up to the step to the bit. See `step_parts`."""
         return step_parts(self.structure, self.step, self.pricing)
 
+    @cached_property
+    def band(self) -> Band:
+        """Between which the step and the peak memory lie in eight cases of ten."""
+        time, memory = band_of(evidence(self.pricing, self.step_s)), memory_ratios()
+        peak = self.tightest.peak_bytes
+        return Band(
+            low_s=self.step_s * time.low,
+            high_s=self.step_s * time.high,
+            low_bytes=int(peak * memory.low),
+            high_bytes=int(peak * memory.high),
+        )
+
     @property
     def fits(self) -> bool:
         """Whether every rank's peak is within its device's memory."""
@@ -122,6 +136,7 @@ class Prediction:
             "workload": to_mapping(self.workload),
             "microbatches": self.pricing.count,
             "step_s": self.step_s,
+            "band": asdict(self.band),
             "makespan_s": self.makespan_s,
             "tokens_per_s_per_device": self.tokens_per_s_per_device,
             "mfu": self.mfu,

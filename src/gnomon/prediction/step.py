@@ -130,10 +130,12 @@ class Pricing:
             self._apart = any(link is not None and link.nodes > 1 for link in wires)
         return self._apart
 
-    def with_numbers(self, numbers: Fitted) -> Pricing:
-        """The same plan under other fitted numbers; what does not depend on them is not computed again."""
+    def with_numbers(self, numbers: Fitted | None = None, stack: Stack | None = None) -> Pricing:
+        """The same plan under other fitted numbers, or with a stack that differs in its own numbers alone; what does
+        not depend on them is not computed again."""
         other = copy(self)
-        other._use(numbers)
+        other.stack = stack or self.stack
+        other._use(numbers or self.numbers)
         return other
 
     def durations(self, program: Program) -> Durations:

@@ -303,6 +303,11 @@ def _beside_measured(device: Device, measured: Measured, generic: CurveFile) -> 
     )
 
 
+def is_measured(device: Device) -> bool:
+    """Whether there are kernel measurements of the device itself or of its generation."""
+    return device.measured is not None or device.arch in _FILES and bool(_file(device.arch).measured)
+
+
 class _Row(Protocol):
     @property
     def device(self) -> str: ...

@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import ClassVar, Literal
+from zlib import crc32
 
 from gnomon import schema
 from gnomon.errors import InputError, nearest
@@ -162,9 +163,10 @@ class Fitted:
         """A stack's rates on a generation of devices: the user's own numbers before the stack's before those of all
         stacks, and in each its numbers for that generation before its numbers for all."""
         record = self.record(stack.name)
+        unfused = stack.attention == "unfused"  # what fused kernels of other stacks reach says nothing of it
         chosen: dict[str, float] = {}
         layers: tuple[Sequence[StackNumber | OwnNumber], ...] = (
-            self.universal.numbers if self.universal else (),
+            [n for n in self.universal.numbers if not (unfused and n.name == "attention")] if self.universal else (),
             record.numbers if record else (),
             stack.own.numbers if stack.own else (),
         )
@@ -203,9 +205,56 @@ def fitted() -> Fitted:
 
 
 def rates(stack: Stack, device: Device, numbers: Fitted | None = None) -> Rates:
-    """A stack's rates on a device; those of all stacks where nothing was fitted (`rates_note` says so), and neutral
-    where a device has no launches to pay for. numbers: in place of those on record."""
-    return (numbers or fitted()).rates(stack, device.arch) if device.kind == "gpu" else Rates()
+    """A stack's rates on a device; those of all stacks where nothing was fitted (`rates_note` says so), and neutral but
+    for the user's own numbers where a device has no launches to pay for. numbers: in place of those on record."""
+    known = (numbers or fitted()) if device.kind == "gpu" else Fitted()
+    return known.rates(stack, device.arch)
+
+
+MODEL_FOLDS = 4
+"""Parts into which models are divided; each is left out in turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """The numbers as they are without some of the runs."""
+
+    left_out: str
+    """A source; or the part of the models."""
+    numbers: Fitted
+    """Fitted to the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folds:
+    """Everything fitted again without parts of the runs, to judge predictions of what was never seen."""
+
+    SCHEMA: ClassVar[str] = "gnomon.folds/1"
+
+    models: tuple[Fold, ...] = ()
+    """Without one part of the models each: `fold_of` says which."""
+    sources: tuple[Fold, ...] = ()
+    """Without one source each."""
+
+    def without_model(self, model: str) -> Fitted | None:
+        """The numbers to which no run of a model was fitted; None if there are none."""
+        return next((fold.numbers for fold in self.models if fold.left_out == str(fold_of(model))), None)
+
+    def without_source(self, source: str) -> Fitted | None:
+        """The numbers to which no run of a source was fitted; None where none of its runs were used."""
+        return next((fold.numbers for fold in self.sources if fold.left_out == source), None)
+
+
+def fold_of(model: str) -> int:
+    """The part that a model is in: the same in every source."""
+    return crc32(model.encode()) % MODEL_FOLDS
+
+
+@cache
+def folds() -> Folds:
+    """The folds on record, beside the numbers."""
+    path = files("gnomon.prices").joinpath("folds.toml")
+    return schema.load(Folds, path.read_text(encoding="utf-8"), source="folds.toml")
 
 
 Known = Literal["own", "stack", "stack elsewhere", "device", "nothing"]

@@ -70,13 +70,24 @@ def _heading(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _speed(prediction: Prediction) -> tuple[str, ...]:
+    band = prediction.band
+    share = f"{percent(band.coverage, 0)} %"
+    peak = prediction.tightest.peak_bytes
     pairs = (
-        ("step", show_seconds(prediction.step_s)),
-        ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4)),
-        ("MFU", f"{percent(prediction.mfu)} %"),
-        ("HFU", f"{percent(prediction.hfu)} %"),
+        ("step", show_seconds(prediction.step_s), f"  ({_between(band.low_s, band.high_s)}, {share})"),
+        ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4), ""),
+        ("MFU", f"{percent(prediction.mfu)} %", ""),
+        ("HFU", f"{percent(prediction.hfu)} %", ""),
+        ("peak memory", f"{gib(peak)} GiB", f"  ({gib(band.low_bytes)} to {gib(band.high_bytes)}, {share})"),
     )
-    return tuple(f"{name:<16}{value:>12}" for name, value in pairs)
+    return tuple(f"{name:<16}{value:>12}{more}" for name, value, more in pairs)
+
+
+def _between(low: float, high: float) -> str:
+    """Two durations, the unit once where it is one."""
+    first, second = show_seconds(low), show_seconds(high)
+    alike = first.split()[-1] == second.split()[-1]
+    return f"{first.split()[0] if alike else first} to {second}"
 
 
 def _breakdown(prediction: Prediction) -> tuple[str, ...]:

@@ -1,15 +1,17 @@
-"""Predictions against published runs: an error for each run, and a summary for each family.
+"""Predictions against published runs: errors of each run, and a summary for each family.
 
-`score(run)` predicts one run; `summarise` gives, per family, rows, predicted, refused by reason, the errors of time and
-memory, the rank correlation within groups a user would choose among, and the noise that repeats of one measurement
-show. Everything is pure: the same table gives the same numbers. Leaves out fitting, and running on several cores.
+`score(run)` predicts one run three times: with the numbers on record, with those fitted without the run's model, and
+with those fitted without its source. `summarise` gives, per family, rows, predicted, refused by reason, the errors of
+time and memory, how many measurements fall in their bands, and the rank correlation within groups a user would choose
+among. Everything is pure: the same table gives the same numbers. Leaves out fitting, the spread of the measurements
+themselves (`noise`), and running on several cores.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,17 @@ from numpy.typing import NDArray
 from gnomon.errors import GnomonError
 from gnomon.formats.published import Refused, Row, Run
 from gnomon.formats.published.settle import settled
+from gnomon.plans import Stack
 from gnomon.prediction import Prediction
+from gnomon.prediction.band import Ratios, band_of
+from gnomon.prediction.evidence import evidence
+from gnomon.prediction.step import Pricing
+from gnomon.prices.fitted import Fitted, folds
+from gnomon.program import Structure
+from gnomon.report.noise import Noise, noise
 from gnomon.report.tables import Column, percent, table
+from gnomon.simulate import period
+from gnomon.units import Seconds
 
 UPDATE_KINDS = ("OPT", "NORM")
 """Kinds of action that a time without the update does not cover."""
@@ -50,11 +61,22 @@ class Score:
     """The prediction's verdict. The run ran, so False is wrong."""
     notes: tuple[str, ...]
     """What the row leaves open."""
+    without_model: float
+    """The error with numbers to which no run of its model was fitted."""
+    without_source: float
+    """The error with numbers to which no run of its source was fitted."""
+    band: Ratios
+    """Between which measured over predicted was to lie, with those numbers."""
 
     @property
     def error(self) -> float:
         """Predicted over measured, minus 1."""
         return self.predicted_s / self.measured_s - 1
+
+    @property
+    def in_band(self) -> bool:
+        """Whether the measurement lies in the band of the prediction that never saw its source."""
+        return self.band.low <= 1 / (1 + self.without_source) <= self.band.high
 
     @property
     def memory_error(self) -> float | None:
@@ -68,24 +90,64 @@ def score(run: Run) -> Score | Refused:
         run, found = settled(run)
     except GnomonError as error:
         return Refused(id=run.id, family=run.family, reason=str(error))
-    predicted = found.step_s
-    if run.covers == "forward_backward":
-        predicted -= sum(found.breakdown.get(kind, 0.0) for kind in UPDATE_KINDS)
-    worst = max(run.readings_s, key=lambda seconds: abs(predicted / seconds - 1))
+    predicted = predicted_s(run, found)
+    without_source = folds().without_source(run.family)
+    # a source that nothing was fitted to is new to the numbers on record
+    without_model = folds().without_model(run.row.model) if without_source is not None else None
     return Score(
         id=run.id,
         family=run.family,
         group=run.group,
-        measured_s=worst,
+        measured_s=_worst(run, predicted),
         predicted_s=predicted,
         measured_bytes=run.memory_bytes,
-        predicted_bytes=_memory(run, found),
+        predicted_bytes=predicted_bytes(run, found),
         fits=found.fits,
         notes=run.notes,
+        without_model=_error(run, found, without_model, predicted),
+        without_source=_error(run, found, without_source, predicted),
+        band=_band(found, without_source),
     )
 
 
-def _memory(run: Run, found: Prediction) -> int:
+def _band(found: Prediction, numbers: Fitted | None) -> Ratios:
+    """The band of a prediction under other numbers."""
+    pricing = found.pricing if numbers is None else found.pricing.with_numbers(numbers)
+    return band_of(evidence(pricing, found.step_s))
+
+
+def _worst(run: Run, predicted: float) -> float:
+    """Of several readings, the one furthest from the prediction."""
+    return max(run.readings_s, key=lambda seconds: abs(predicted / seconds - 1))
+
+
+def _error(run: Run, found: Prediction, numbers: Fitted | None, predicted: float) -> float:
+    """The error under other numbers, if there are any."""
+    again = predicted if numbers is None else predicted_s(run, found, numbers)
+    return again / _worst(run, again) - 1
+
+
+def predicted_s(run: Run, found: Prediction, numbers: Fitted | None = None, *, stack: Stack | None = None) -> Seconds:
+    """Seconds of what the run's time is of; under other fitted numbers than those on record, or with a stack that
+    differs in its own numbers, if given."""
+    if numbers is None and stack is None:
+        pricing, seconds = found.pricing, found.step_s
+    else:
+        pricing = found.pricing.with_numbers(
+            numbers, None if stack is None else replace(found.pricing.stack, own=stack.own)
+        )
+        seconds = period(found.structure, pricing.durations(found.structure.program)).seconds
+    return seconds - outside(run, found.structure, pricing)
+
+
+def outside(run: Run, structure: Structure, pricing: Pricing) -> Seconds:
+    """Seconds of a predicted step that the run's time does not cover."""
+    if run.covers != "forward_backward":
+        return 0.0
+    return sum(pricing.seconds(k) for k in structure.program.keys if k.kind in UPDATE_KINDS and k.stage == 0)
+
+
+def predicted_bytes(run: Run, found: Prediction) -> int:
     """Peak of the kind that the source measured, of its rank or the highest."""
     ranks = [rank for rank in found.memory if run.memory_rank is None or run.memory_rank in rank.ranks]
     if run.memory_metric == "allocated":
@@ -123,18 +185,24 @@ class Summary:
     """(reason, rows), most frequent first."""
     time: Errors | None
     """Errors of the step time; None without predictions."""
+    without_model: Errors | None
+    """The same with each model left out of every fit."""
+    without_source: Errors | None
+    """The same with the source left out of every fit."""
     memory: Errors | None
     """Errors of the peak memory; None where none is published."""
+    in_band: float | None
+    """Share of rows in the band of the prediction that never saw their source."""
+    band_width: float | None
+    """Median width of those bands, over the prediction."""
     spearman: float | None
     """Rank correlation of times within groups of one model and number of devices, mean over groups by size."""
     spearman_runs: int
     """Runs in those groups."""
     false_out_of_memory: int
     """Runs that ran although the verdict is that they do not fit."""
-    noise: float | None
-    """Median distance of repeats from their mean, as a share: no prediction can be better."""
-    repeats: int
-    """Rows that repeat another in every column but the measurement."""
+    noise: Noise
+    """How far measurements of one setting lie apart: no prediction can be better."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -168,19 +236,21 @@ def summarise(scores: Iterable[Score], refused: Iterable[Refused], rows: Iterabl
 def _summary(family: str, scores: Sequence[Score], refused: Sequence[Refused], rows: Sequence[Row]) -> Summary:
     memory = [score.memory_error for score in scores if score.memory_error is not None]
     correlation, members = rank_correlation(scores)
-    spread, repeats = noise(rows)
     return Summary(
         family=family,
         rows=len(scores) + len(refused),
         predicted=len(scores),
         refused=tuple(Counter(r.reason for r in refused).most_common()),
         time=errors([score.error for score in scores]),
+        without_model=errors([score.without_model for score in scores]),
+        without_source=errors([score.without_source for score in scores]),
         memory=errors(memory),
+        in_band=float(np.mean([score.in_band for score in scores])) if scores else None,
+        band_width=float(np.median([s.band.high - s.band.low for s in scores])) if scores else None,
         spearman=correlation,
         spearman_runs=members,
         false_out_of_memory=sum(not score.fits for score in scores),
-        noise=spread,
-        repeats=repeats,
+        noise=noise(rows),
     )
 
 
@@ -229,44 +299,36 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     return mean[inverse]
 
 
-_MEASURED = {"id", "line", "metric", "value", "second_metric", "second_value", "mem_gib", "notes", "section", "source"}
-_SETTING = tuple(f.name for f in fields(Row) if f.name not in _MEASURED)
-
-
-def noise(rows: Iterable[Row]) -> tuple[float | None, int]:
-    """(median distance of repeats from their group's mean, rows in such groups): rows equal in every column but what
-    was measured, in the same metric. What only notes tell apart counts as noise."""
-    groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for row in rows:
-        groups[(row.metric, *(getattr(row, name) for name in _SETTING))].append(row.value)
-    found: list[float] = []
-    for values in groups.values():
-        if len(values) > 1:
-            mean = sum(values) / len(values)
-            found += [abs(value / mean - 1) for value in values]
-    return (float(np.median(found)) if found else None), len(found)
-
-
 def summary_text(summaries: Sequence[Summary]) -> tuple[str, ...]:
-    """One line a family: rows, predicted, errors in per cent, correlation, memory, noise."""
-    columns = (
-        Column(name="family", align="left"),
-        *(Column(name=n) for n in ("rows", "pred", "median", "mean", "p90", "worst", "bias", "rho", "mem", "noise")),
-    )
-    return table(columns, [_summary_row(summary) for summary in summaries], gap=1)
+    """Two tables, one line a family in each: what there is, with memory and noise; and errors of the step time."""
+    words = Column(name="family", align="left")
+    names = ("rows", "pred", "rho", "memory", "p90", "no fit", "repeats", "twins", "releases")
+    first = table((words, *(Column(name=n) for n in names)), [_first_row(s) for s in summaries], gap=1)
+    groups = ("median", "mean", "p90", "worst", "bias"), ("model", "p90"), ("source", "p90", "band", "width")
+    columns = (words, *(Column(name=n) for group in groups for n in group))
+    return (*first, "", *table(columns, [_second_row(s) for s in summaries], gap=1))
 
 
-def _summary_row(summary: Summary) -> tuple[str, ...]:
-    time, memory = summary.time, summary.memory
-    shown: Mapping[str, float | None] = {
-        name: getattr(time, name) if time else None for name in ("median", "mean", "p90", "worst", "bias")
-    }
+def _first_row(summary: Summary) -> tuple[str, ...]:
+    memory, spread = summary.memory, summary.noise
     return (
         summary.family,
         str(summary.rows),
         str(summary.predicted),
-        *(percent(value) for value in shown.values()),
         "-" if summary.spearman is None else f"{summary.spearman:.2f}",
-        percent(memory.median) if memory else "-",
-        percent(summary.noise),
+        percent(memory.median if memory else None),
+        percent(memory.p90 if memory else None),
+        str(summary.false_out_of_memory),
+        *(percent(value) for value in (spread.repeats, spread.twins, spread.releases)),
     )
+
+
+def _second_row(summary: Summary) -> tuple[str, ...]:
+    shown = (
+        (summary.time, ("median", "mean", "p90", "worst", "bias")),
+        (summary.without_model, ("median", "p90")),
+        (summary.without_source, ("median", "p90")),
+        (summary, ("in_band", "band_width")),
+    )
+    cells = (percent(getattr(e, name) if e else None, 0 if e is summary else 1) for e, names in shown for name in names)
+    return (summary.family, *cells)

@@ -1,0 +1,77 @@
+"""`gnomon calibrate --from RUNS.csv`: a stack file from a few measured runs of the user's own.
+
+`run(options)` reads `options.runs`, a table as `gnomon validate` reads it, fits the stack's numbers, writes
+`options.output` and prints what changed; 0 when it is written. Leaves out measuring this machine (`cli.calibrate`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from gnomon import schema
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.formats.published import read_runs
+from gnomon.report.own_runs import FEW, OwnFit, fit_own
+from gnomon.report.tables import Column, percent, table, wrapped
+
+SHOWN = 20
+"""Runs and refusals shown."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read, fit, write, print."""
+    source = Path(options.runs)
+    runs, refused = read_runs(source)
+    if not runs:
+        why = f": {refused[0].id}: {refused[0].reason}" if refused else ""
+        raise InputError(f"no row of {str(source)!r} can be read as a run{why}")
+    found = fit_own(runs, source=source.name, date=date.today().isoformat())
+    target = Path(options.output or f"{found.stack.name}-own.toml")
+    schema.save_file(found.stack, target)
+    left = (*refused, *found.refused)
+    if options.json:
+        rows = [
+            {"id": r.id, "before": b, "after": a} for r, b, a in zip(found.runs, found.before, found.after, strict=True)
+        ]
+        print_json(
+            {
+                "schema": "gnomon.own_runs/1",
+                "file": str(target),
+                "stack": found.stack.name,
+                "factors": dict(found.factors),
+                "runs": rows,
+                "left_out": list(found.left_out),
+                "refused": [{"id": r.id, "reason": r.reason} for r in left],
+            }
+        )
+    else:
+        print_lines(_text(found, [f"{r.id}: {r.reason}" for r in left], target))
+    return 0
+
+
+def _text(found: OwnFit, refused: Sequence[str], target: Path) -> Sequence[str]:
+    columns = (Column(name="run", align="left"), *(Column(name=n) for n in ("measured s", "before %", "after %")))
+    rows = [
+        (run.id, f"{run.step_s:.4g}", percent(before), percent(after))
+        for run, before, after in zip(found.runs, found.before, found.after, strict=True)
+    ]
+    lines = [*table(columns, rows[:SHOWN])]
+    if len(rows) > SHOWN:
+        lines.append(f"… and {len(rows) - SHOWN} more")
+    lines += ["", *wrapped(found.stack.own.error if found.stack.own else "", indent="")]
+    told = ", ".join(f"{what} {factor:.3g}" for what, factor in found.factors)
+    lines += wrapped(f"time of {told} of what is on record for {found.stack.name!r}", indent="")
+    if len(found.runs) < FEW:
+        lines += wrapped(f"{len(found.runs)} runs say little: the numbers stay near those on record", indent="")
+    if refused:
+        lines += [
+            "",
+            f"not used: {len(refused)} rows",
+            *(li for r in refused[:SHOWN] for li in wrapped(r, bullet="- ")),
+        ]
+    lines += ["", f"wrote {target}; use it as --stack {target}"]
+    return lines

@@ -1,0 +1,132 @@
+"""The band of 80% around a prediction, from how far predictions of sources that were left out were off.
+
+`band_of(evidence)` returns a `Ratios`: measured over predicted lies between `low` and `high` in eight cases of ten. Its
+width follows from what is known: the stack, the device, and where the time goes. The numbers are in `band.toml`, fitted
+by `benchmarks/fit_band.py`. Leaves out errors of the request itself: a band is of the job that was described.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import exp, sqrt
+from typing import ClassVar
+
+from gnomon import schema
+from gnomon.errors import InputError
+from gnomon.prediction.evidence import Evidence
+from gnomon.prices.curves import Provenance
+from gnomon.units import Bytes, Seconds
+
+COVERAGE = 0.8
+"""Share of runs that lie in a band."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """Between which measured over predicted lies."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= 1 <= self.high:
+            raise InputError(f"a band must hold the prediction itself, got {self.low!r} to {self.high!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Between which a step and its memory lie in eight cases of ten."""
+
+    low_s: Seconds
+    high_s: Seconds
+    low_bytes: Bytes
+    """Peak of the rank with the least room."""
+    high_bytes: Bytes
+    coverage: float = COVERAGE
+    """Share of cases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandNumbers:
+    """Widths as logs: a base for what is known, to which everything else adds."""
+
+    SCHEMA: ClassVar[str] = "gnomon.band/1"
+
+    own: float
+    """Fitted to the user's own runs, many of them."""
+    own_few: float
+    """More, over the square root of their number."""
+    stack: float
+    """Runs of the stack on such devices are on record."""
+    stack_elsewhere: float
+    """Runs of the stack on other devices."""
+    device: float
+    """Runs of other stacks on such devices."""
+    nothing: float
+    """Neither."""
+    launch: float
+    """More, when kernels wait for the host all the time."""
+    communication: float
+    """More, when kernels wait for collectives all the time."""
+    waiting: float
+    """More, when the step is all bubble, messages and update."""
+    crossing: float
+    """More, over several nodes."""
+    routed: float
+    """More, with mixtures of experts."""
+    eight_bit: float
+    """More, with products in eight bits."""
+    unmeasured: float
+    """More, on devices without kernel measurements."""
+    below: float
+    """Of the width, how far the band reaches down."""
+    above: float
+    """Of the width, how far it reaches up: what goes wrong takes longer."""
+    memory_below: float
+    """Log of how far the band of memory reaches down."""
+    memory_above: float
+    """Log of how far it reaches up."""
+    provenance: Provenance
+
+
+@cache
+def band_numbers() -> BandNumbers:
+    """The numbers on record."""
+    path = files("gnomon.prediction").joinpath("band.toml")
+    return schema.load(BandNumbers, path.read_text(encoding="utf-8"), source="band.toml")
+
+
+def log_width(found: Evidence, numbers: BandNumbers) -> float:
+    """Log of the width of a band."""
+    base = {
+        "own": numbers.own + numbers.own_few / sqrt(max(found.own_runs, 1)),
+        "stack": numbers.stack,
+        "stack elsewhere": numbers.stack_elsewhere,
+        "device": numbers.device,
+        "nothing": numbers.nothing,
+    }[found.known]
+    return (
+        base
+        + numbers.launch * found.launch
+        + numbers.communication * found.communication
+        + numbers.waiting * found.waiting
+        + numbers.crossing * found.crossing
+        + numbers.routed * found.routed
+        + numbers.eight_bit * found.eight_bit
+        + numbers.unmeasured * (not found.measured)
+    )
+
+
+def band_of(found: Evidence, numbers: BandNumbers | None = None) -> Ratios:
+    """Between which measured over predicted lies. numbers: in place of those on record."""
+    own = numbers or band_numbers()
+    width = exp(log_width(found, own))
+    return Ratios(low=exp(-own.below * width), high=exp(own.above * width))
+
+
+def memory_ratios(numbers: BandNumbers | None = None) -> Ratios:
+    """Between which measured over predicted peak memory lies."""
+    own = numbers or band_numbers()
+    return Ratios(low=exp(-own.memory_below), high=exp(own.memory_above))

@@ -1,0 +1,188 @@
+"""Numbers of a stack from a few measured runs of the user's own, held to what is known without them.
+
+`fit_own(runs)` returns an `OwnFit`: the stack with its `own` numbers, and every run's error before and after. Three
+factors are found apart, on the speed of kernels, on the time of the host and on the time that kernels wait for
+collectives; each is held to 1 by how far stacks differ in it. Leaves out reading and writing files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gnomon.errors import GnomonError, InputError
+from gnomon.formats.published import Refused, Run
+from gnomon.formats.published.settle import settled
+from gnomon.plans import OwnNumber, OwnRuns, Stack
+from gnomon.prediction import Prediction
+from gnomon.prices.fitted import LIMITS, Fitted, fitted, rates
+from gnomon.prices.host import host_cost
+from gnomon.prices.shrink import Array, shrunk_fit
+from gnomon.report.validation import predicted_s
+
+SPREADS: Mapping[str, float] = {"kernels": 0.12, "host": 0.5, "collectives": 0.4}
+"""How far stacks differ from each other, as a log: of the numbers in `fitted.toml`."""
+
+SCALE = 0.06
+"""What runs of one setting and what prices leave open differ by, as a log: an error of this size is noise."""
+
+FEW, MANY = 3, 10
+"""Runs from which numbers mean something; above MANY the rest adds little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFit:
+    """What own runs say."""
+
+    stack: Stack
+    """With the numbers."""
+    factors: tuple[tuple[str, float], ...]
+    """(what, how much slower than on record): kernels, host, collectives."""
+    runs: tuple[Run, ...]
+    """Those fitted to."""
+    before: tuple[float, ...]
+    """Predicted over measured, minus 1, of each with the numbers on record."""
+    after: tuple[float, ...]
+    """With its own."""
+    left_out: tuple[float, ...]
+    """With those fitted to the other runs; empty for one run, or if nobody asked."""
+    refused: tuple[Refused, ...]
+    """Runs that cannot be predicted."""
+
+
+def fit_own(
+    runs: Sequence[Run], *, source: str, date: str, numbers: Fitted | None = None, check: bool = True
+) -> OwnFit:
+    """The stack of these runs with numbers fitted to them.
+
+    source: name of their table, for the provenance. date: YYYY-MM-DD. numbers: known before, in place of those on
+    record. check: also fit without each run in turn, to judge the fit. InputError when no run can be predicted, or when
+    the runs are of several stacks.
+    """
+    made: list[Prediction] = []
+    used: list[Run] = []
+    refused: list[Refused] = []
+    for run in runs:
+        try:
+            read, found = settled(run)
+            used.append(read)
+            made.append(found)
+        except GnomonError as error:
+            refused.append(Refused(id=run.id, family=run.family, reason=str(error)))
+    if not used:
+        why = f": {refused[0].reason}" if refused else ""
+        raise InputError(f"no run of {source} can be predicted{why}")
+    names = sorted({run.stack.name for run in used})
+    if len(names) > 1:
+        raise InputError(
+            f"{source} has runs of {len(names)} stacks, {', '.join(names)}; give the runs of one at a time"
+        )
+    errors = _Errors(used, made, numbers or fitted())
+    everyone = np.ones(len(used), bool)
+    x = errors.fit(everyone)
+    left_out = []
+    if check and len(used) > 1:
+        for i in range(len(used)):
+            others = everyone.copy()
+            others[i] = False
+            left_out.append(float(np.expm1(errors(errors.fit(others))[i])))
+    before, after = np.expm1(errors(np.zeros(len(SPREADS)))), np.expm1(errors(x))
+    said = f"median of the absolute errors {np.median(abs(before)):.1%} before, {np.median(abs(after)):.1%} after"
+    if left_out:
+        said += f", {np.median(np.abs(left_out)):.1%} on each run left out"
+    devices, most = sorted({run.row.device for run in used}), max(run.row.num_devices or 0 for run in used)
+    own = OwnRuns(
+        numbers=errors.numbers(x),
+        runs=len(used),
+        data=f"{source}: {', '.join(run.id for run in used[:MANY])}{' …' if len(used) > MANY else ''}",
+        date=date,
+        error=said,
+        range=f"{', '.join(devices)}; up to {most} devices",
+    )
+    return OwnFit(
+        stack=replace(used[0].stack, own=own),
+        factors=tuple(zip(SPREADS, np.exp(x).tolist(), strict=True)),
+        runs=tuple(used),
+        before=tuple(before.tolist()),
+        after=tuple(after.tolist()),
+        left_out=tuple(left_out),
+        refused=tuple(refused),
+    )
+
+
+def _predicted(runs: Sequence[Run], source: str) -> tuple[list[Run], list[Prediction], list[Refused]]:
+    """The runs that can be predicted, their predictions, and the rest."""
+    used: list[Run] = []
+    made: list[Prediction] = []
+    refused: list[Refused] = []
+    for run in runs:
+        try:
+            read, found = settled(run)
+            used.append(read)
+            made.append(found)
+        except GnomonError as error:
+            refused.append(Refused(id=run.id, family=run.family, reason=str(error)))
+    if not used:
+        why = f": {refused[0].reason}" if refused else ""
+        raise InputError(f"no run of {source} can be predicted{why}")
+    names = sorted({run.stack.name for run in used})
+    if len(names) > 1:
+        told = ", ".join(names)
+        raise InputError(f"{source} has runs of {len(names)} stacks, {told}; give the runs of one at a time")
+    return used, made, refused
+
+
+class _Errors:
+    """log(predicted / measured) of every run as a function of the logs of the factors."""
+
+    def __init__(self, runs: Sequence[Run], made: Sequence[Prediction], base: Fitted) -> None:
+        self.runs, self.made, self.base = runs, made, base
+        self.stack = replace(runs[0].stack, own=None)
+        self.devices = {stage.device.arch: stage.device for found in made for stage in found.pricing.stages}
+        self.memo: dict[tuple[float, ...], Array] = {}
+
+    def numbers(self, x: Array) -> tuple[OwnNumber, ...]:
+        """The stack's numbers with these factors, of each generation of devices."""
+        kernels, host, collectives = np.exp(x).tolist()
+        out = []
+        for arch, device in sorted(self.devices.items()):
+            known = rates(self.stack, device, self.base)
+            eager = host_cost(replace(self.stack, launch=None), device, self.base).per_kernel_s
+            slower = {
+                "compute": known.compute / kernels,
+                "host_kernel_s": eager * host,
+                "host_collective_s": known.host_collective_s * host,
+                "host_peer_s": known.host_peer_s * host,
+                "host_unit_s": known.host_unit_s * host,
+                "exposed": known.exposed * collectives,
+            }
+            for name, value in slower.items():
+                low, high = LIMITS[name]
+                if value > 0:
+                    out.append(OwnNumber(name=name, value=float(f"{min(max(value, low), high):.4g}"), arch=arch))
+        return tuple(out)
+
+    def __call__(self, x: Array) -> Array:
+        key = tuple(np.round(x, 9).tolist())
+        if key not in self.memo:
+            own = OwnRuns(numbers=self.numbers(x), runs=1, data="-", date="-", error="-", range="-")
+            found = [
+                predicted_s(run, each, self.base, stack=replace(run.stack, own=own)) / run.step_s
+                for run, each in zip(self.runs, self.made, strict=True)
+            ]
+            self.memo[key] = np.log(found)
+        return self.memo[key]
+
+    def fit(self, used: Array) -> Array:
+        """The factors from the runs that are used."""
+        count = len(SPREADS)
+        return shrunk_fit(
+            lambda points: np.array([self(x)[used] for x in points]),
+            np.zeros(count),
+            np.array(list(SPREADS.values())),
+            limits=(np.full(count, -2.0), np.full(count, 2.0)),
+            weights=np.ones(int(used.sum())),
+            scale=SCALE,
+        )

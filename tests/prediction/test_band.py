@@ -1,0 +1,121 @@
+"""Bands: they hold the prediction, say what they rest on, and are wider where less is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import InputError
+from gnomon.plans import Fp8, Layout, Mesh, Optimizer, OwnNumber, OwnRuns, Plan, Precision, Schedule, Stack, Workload
+from gnomon.plans.stacks import stack
+from gnomon.prediction import Prediction, predict
+from gnomon.prediction.band import COVERAGE, Ratios, band_numbers, band_of, memory_ratios
+from gnomon.prediction.evidence import LEAST, Evidence, evidence
+
+PLAIN = Evidence(
+    known="stack",
+    own_runs=0,
+    launch=0.0,
+    communication=0.0,
+    waiting=0.0,
+    crossing=False,
+    routed=False,
+    eight_bit=False,
+    measured=True,
+)
+SHARE = st.floats(0, 1)
+
+
+def width(found: Evidence) -> float:
+    ratios = band_of(found)
+    return ratios.high / ratios.low
+
+
+def job(on: str = "1x8xh100-sxm", program: Stack | None = None, **changes: object) -> Prediction:
+    plan = Plan(mesh=Mesh(dp_shard=4, tp=2), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=1))
+    work = Workload(global_batch_size=8, seq_len=2048)
+    return predict("gpt2", on, replace(plan, **changes), work, program or stack("nanotron"))  # type: ignore[arg-type]
+
+
+@given(
+    st.builds(
+        Evidence,
+        known=st.sampled_from(LEAST),
+        own_runs=st.integers(0, 20),
+        launch=SHARE,
+        communication=SHARE,
+        waiting=SHARE,
+        crossing=st.booleans(),
+        routed=st.booleans(),
+        eight_bit=st.booleans(),
+        measured=st.booleans(),
+    )
+)
+def test_a_band_holds_the_prediction_and_hardness_never_narrows_it(found: Evidence) -> None:
+    ratios = band_of(found)
+    assert 0 < ratios.low < 1 < ratios.high
+    harder = replace(found, launch=1.0, communication=1.0, waiting=1.0, crossing=True, routed=True, measured=False)
+    assert width(harder) >= width(found)
+
+
+def test_the_less_is_known_the_wider() -> None:
+    levels = [replace(PLAIN, known=known) for known in LEAST if known != "own"]  # from nothing to the stack's own runs
+    widths = [width(level) for level in levels]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > 1.3 * widths[-1]
+
+
+def test_more_own_runs_never_widen_it() -> None:
+    widths = [width(replace(PLAIN, known="own", own_runs=runs)) for runs in (1, 3, 10, 100)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[1] < width(replace(PLAIN, known="device"))
+
+
+def test_a_prediction_has_its_band() -> None:
+    found = job()
+    band = found.band
+    assert band.low_s < found.step_s < band.high_s and band.coverage == COVERAGE
+    assert band.low_bytes < found.tightest.peak_bytes < band.high_bytes
+    shown = found.to_mapping()["band"]
+    assert shown["low_s"] == band.low_s and shown["coverage"] == COVERAGE
+
+
+def test_evidence_of_a_prediction() -> None:
+    found = evidence(job().pricing, job().step_s)
+    assert (found.known, found.crossing, found.routed, found.eight_bit, found.measured) == (
+        "stack",
+        False,
+        False,
+        False,
+        True,
+    )
+    assert found.launch > 0 and found.communication >= 0
+    shares = found.launch + found.communication
+    assert shares <= 1
+    far = job("2x8xh100-sxm", Stack(name="unheard-of", version="0"), mesh=Mesh(dp_shard=8, tp=2), layout=Layout())
+    assert evidence(far.pricing, far.step_s).known == "device"
+    assert evidence(far.pricing, far.step_s).crossing
+    eight = job(precision=Precision(fp8=Fp8(recipe="tensorwise")))
+    assert evidence(eight.pricing, eight.step_s).eight_bit
+    assert width(evidence(far.pricing, far.step_s)) > width(found)
+
+
+def test_own_runs_narrow_a_band() -> None:
+    own = OwnRuns(
+        numbers=(OwnNumber(name="compute", value=0.8),), runs=5, data="mine", date="-", error="-", range="hopper"
+    )
+    unknown = Stack(name="unheard-of", version="0")
+    before, after = job(program=unknown), job(program=replace(unknown, own=own))
+    assert evidence(after.pricing, after.step_s).own_runs == 5
+    assert after.band.high_s / after.band.low_s < before.band.high_s / before.band.low_s
+
+
+def test_the_numbers_say_where_they_are_from() -> None:
+    said = band_numbers().provenance
+    assert "left out" in said.data and "in their band" in said.error and said.date.startswith("2026-")
+    assert memory_ratios().low < 1 < memory_ratios().high
+    with pytest.raises(InputError, match="hold the prediction"):
+        Ratios(low=1.1, high=1.2)

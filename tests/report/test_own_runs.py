@@ -1,0 +1,107 @@
+"""Numbers from own runs: what was slowed down is found again, and nothing moves without data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from gnomon import schema
+from gnomon.errors import InputError
+from gnomon.formats.published import Run, read_runs
+from gnomon.plans import OwnNumber, OwnRuns, Stack
+from gnomon.prediction import predict
+from gnomon.prices.fitted import rates
+from gnomon.report.own_runs import SPREADS, fit_own
+
+HEADER = (
+    "id,family,model,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,device,num_devices,devices_per_node,precision,"
+    "framework,tp,pp,dp,micro_batch,global_batch,recompute,metric,value\n"
+)
+ROWS = "".join(
+    f"r{i},mine,gpt,{layers},{hidden},16,16,{4 * hidden},50304,2048,a100-sxm-80gb,8,8,bf16,Somebody's,{tp},1,{8 // tp},"
+    f"{micro},64,none,s_per_step,1.0\n"
+    for i, (layers, hidden, tp, micro) in enumerate(
+        [(24, 1024, 1, 4), (24, 2048, 2, 2), (16, 4096, 4, 4), (24, 512, 1, 1), (32, 2048, 8, 2), (12, 1024, 2, 1)]
+    )
+)
+
+
+@cache
+def runs() -> tuple[Run, ...]:
+    found, refused = read_runs(HEADER + ROWS)
+    assert not refused
+    return found
+
+
+def predicted(run: Run, stack: Stack) -> float:
+    return predict(run.graph, run.cluster, run.plan, run.workload, stack).step_s
+
+
+def measured(kernels: float, host: float) -> list[Run]:
+    """The runs as a stack would run whose kernels and host take so many times as long."""
+    known = rates(runs()[0].stack, runs()[0].cluster.devices[0])
+    assert known.host_kernel_s is not None
+    own = OwnRuns(
+        numbers=(
+            OwnNumber(name="compute", value=known.compute / kernels),
+            OwnNumber(name="host_kernel_s", value=known.host_kernel_s * host),
+            OwnNumber(name="host_collective_s", value=known.host_collective_s * host),
+        ),
+        runs=1,
+        data="a test",
+        date="2026-11-21",
+        error="none",
+        range="this test",
+    )
+    return [replace(run, readings_s=(predicted(run, replace(run.stack, own=own)),)) for run in runs()]
+
+
+def test_runs_as_predicted_move_nothing() -> None:
+    found = fit_own(measured(1.0, 1.0), source="mine.csv", date="2026-11-21")
+    assert [factor for _, factor in found.factors] == pytest.approx([1.0] * len(SPREADS), abs=1e-3)
+    assert max(map(abs, found.before)) < 1e-6 and max(map(abs, found.after)) < 1e-3
+
+
+def test_slow_kernels_and_a_slow_host_are_told_apart() -> None:
+    slow = fit_own(measured(1.2, 1.0), source="mine.csv", date="2026-11-21")
+    late = fit_own(measured(1.0, 1.6), source="mine.csv", date="2026-11-21")
+    kernels, host = dict(slow.factors)["kernels"], dict(late.factors)["host"]
+    assert 1.08 < kernels <= 1.2 and 1.3 < host <= 1.6
+    assert dict(slow.factors)["host"] < host and dict(late.factors)["kernels"] < kernels
+    for found in (slow, late):
+        assert np.median(np.abs(found.after)) < np.median(np.abs(found.before)) / 2
+        assert np.median(np.abs(found.left_out)) < np.median(np.abs(found.before))
+
+
+def test_one_run_moves_less_than_many() -> None:
+    """Shrinkage: with less data the factors stay nearer to 1."""
+    every = measured(1.2, 1.0)
+    few, many = (dict(fit_own(part, source="m", date="d").factors)["kernels"] for part in (every[2:3], every[:3]))
+    assert 1.0 < few <= many + 1e-6 < 1.2
+
+
+def test_the_stack_file_is_the_stack_and_predicts_as_fitted() -> None:
+    found = fit_own(measured(1.2, 1.0), source="mine.csv", date="2026-11-21")
+    again = schema.load(Stack, schema.dump(found.stack))
+    assert again == found.stack
+    assert again.own is not None and again.own.runs == len(runs()) and "before" in again.own.error
+    run, after = found.runs[0], found.after[0]
+    assert predicted(run, again) / run.step_s - 1 == pytest.approx(after, abs=1e-6)
+
+
+def test_runs_of_several_stacks_are_refused() -> None:
+    first, second, *_ = measured(1.0, 1.0)
+    with pytest.raises(InputError, match="2 stacks, .*one at a time"):
+        fit_own([first, replace(second, stack=Stack(name="other", version=""))], source="mine.csv", date="2026-11-21")
+
+
+def test_a_run_that_cannot_be_predicted_is_named() -> None:
+    rows = ROWS.replace("r1,mine,gpt,24,", "r1,mine,gpt,1,").replace(",2,1,4,2,64", ",2,4,1,2,64")
+    found, _ = read_runs(HEADER + rows)
+    fit = fit_own(found, source="mine.csv", date="2026-11-21")
+    assert [gone.id for gone in fit.refused] == ["r1"] and len(fit.runs) == len(found) - 1
+    with pytest.raises(InputError, match="no run of mine.csv can be predicted"):
+        fit_own([found[1]], source="mine.csv", date="2026-11-21")

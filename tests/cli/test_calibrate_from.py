@@ -43,11 +43,17 @@ def test_it_writes_a_stack_that_predict_takes(tmp_path: Path, capsys: pytest.Cap
     assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
 
 
+def test_the_command_leads_here(tmp_path: Path) -> None:
+    options = asked(tmp_path)
+    assert main(["calibrate", "--from", options.runs, "-o", options.output, "--json"]) == 0
+    assert Path(options.output).is_file()
+
+
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(asked(tmp_path, as_json=True)) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["id"] for row in found["runs"]] == ["a", "b", "c"]
-    assert set(found["factors"]) == {"kernels", "host", "collectives"} and len(found["left_out"]) == 3
+    assert set(found["factors"]) == {"kernels", "attention", "host", "collectives"} and len(found["left_out"]) == 3
 
 
 def test_nothing_to_fit(tmp_path: Path) -> None:

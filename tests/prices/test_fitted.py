@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gnomon import schema
 from gnomon.errors import InputError
 from gnomon.hardware import catalogue
-from gnomon.plans import Mesh, OwnNumber, OwnRuns, Plan, Schedule, Stack, Workload
+from gnomon.plans import Fact, Mesh, OwnNumber, OwnRuns, Plan, Schedule, Stack, Workload
 from gnomon.plans.stacks import stacks
 from gnomon.prediction import Prediction, predict
 from gnomon.prices import Provenance, host_cost, sustained
@@ -33,6 +33,7 @@ from gnomon.simulate import period
 
 H100 = catalogue.device("h100-sxm-80gb")
 TEST = Stack(name="test", version="0")
+FACT = Fact(field="attention", source="a test", date="2026-11-21")
 SOURCE = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
 
 
@@ -58,7 +59,9 @@ def step_s(found: Fitted) -> float:
 def test_every_number_says_where_it_is_from_and_for_what_it_holds() -> None:
     found = fitted()
     assert found.stacks and found.count <= 6 * len(found.stacks) + 20
-    for provenance in (*(r.provenance for r in found.stacks), *(n.provenance for n in found.links)):
+    assert found.universal is not None and found.shared <= 20
+    records = (found.universal, *found.stacks)
+    for provenance in (*(r.provenance for r in records), *(n.provenance for n in found.links)):
         assert "runs of" in provenance.data and provenance.date.startswith("2026-")
         assert "left out" in provenance.error and "devices" in provenance.range
 
@@ -102,12 +105,23 @@ def test_a_generation_comes_before_all_devices() -> None:
     assert schema.load(Fitted, schema.dump(found)) == found
 
 
-def test_a_stack_without_runs_is_neutral_and_says_so() -> None:
+def test_a_stack_without_runs_has_the_rates_of_all_stacks_and_says_so() -> None:
     unknown = Stack(name="unheard-of", version="0")
     assert rates(unknown, H100, Fitted()) == Rates()
-    assert sustained(unknown, H100).factor == 1.0
+    every = fitted().universal
+    assert every is not None
+    compute = next(n.value for n in every.numbers if (n.name, n.arch) == ("compute", "hopper"))
+    assert sustained(unknown, H100).factor == compute
     assert "no runs fitted for 'unheard-of'" in sustained(unknown, H100).note
     assert host_cost(unknown, H100).confidence == "unchecked"
+    assert rates(unknown, catalogue.device("tpu-v5p")) == Rates()
+
+
+def test_op_by_op_attention_is_not_slowed_by_what_fused_kernels_reach() -> None:
+    every = (StackNumber(stack=ANY, name="attention", value=0.6),)
+    found = Fitted(universal=StackRecord(numbers=every, provenance=SOURCE))
+    assert rates(TEST, H100, found).attention == 0.6
+    assert rates(replace(TEST, attention="unfused", facts=(FACT,)), H100, found).attention == 1.0
 
 
 def test_own_numbers_go_before_those_on_record() -> None:

@@ -31,7 +31,10 @@ SHOWN = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, write, print."""
+    """Measure, write, print; with `--from`, leave it to `calibrate_from`."""
+    if options.runs is not None:
+        command: Callable[[argparse.Namespace], int] = resolve_name("gnomon.cli.calibrate_from:run")
+        return command(options)
     target = local_file() if options.output is None else Path(options.output)
     _check_writable(target)
     calibrate, budget, cores, memory = _runtime()

@@ -197,7 +197,13 @@ def _run(parser: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", help="cluster file; default local.toml in $GNOMON_HOME")
+    parser.add_argument(
+        "--from",
+        dest="runs",
+        metavar="RUNS.csv",
+        help="instead: a stack file, for --stack, from 3 to 10 measured runs of one program (columns as validate's)",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="file to write; default local.toml in $GNOMON_HOME")
     parser.add_argument("--processes", type=_count, metavar="N", help="at once; default the machine's physical cores")
     parser.add_argument("--seconds", type=_count, default=40, metavar="S", help="of measuring, about; default 40")
     parser.add_argument("--json", action="store_true", help="for programs")

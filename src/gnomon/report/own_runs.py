@@ -1,8 +1,8 @@
 """Numbers of a stack from a few measured runs of the user's own, held to what is known without them.
 
-`fit_own(runs)` returns an `OwnFit`: the stack with its `own` numbers, and every run's error before and after. Three
-factors are found apart, on the speed of kernels, on the time of the host and on the time that kernels wait for
-collectives; each is held to 1 by how far stacks differ in it. Leaves out reading and writing files.
+`fit_own(runs)` returns an `OwnFit`: the stack with its `own` numbers, and every run's error before and after. Four
+factors are found apart, on the time of kernels, of attention beyond that, of the host, and of waiting for collectives;
+each is held to 1 by how far stacks differ in it. Leaves out reading and writing files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gnomon.prices.host import host_cost
 from gnomon.prices.shrink import Array, shrunk_fit
 from gnomon.report.validation import predicted_s
 
-SPREADS: Mapping[str, float] = {"kernels": 0.12, "host": 0.5, "collectives": 0.4}
+SPREADS: Mapping[str, float] = {"kernels": 0.12, "attention": 0.3, "host": 0.5, "collectives": 0.4}
 """How far stacks differ from each other, as a log: of the numbers in `fitted.toml`."""
 
 SCALE = 0.06
@@ -39,7 +39,7 @@ class OwnFit:
     stack: Stack
     """With the numbers."""
     factors: tuple[tuple[str, float], ...]
-    """(what, how much slower than on record): kernels, host, collectives."""
+    """(what, how much slower than on record): kernels, attention, host, collectives."""
     runs: tuple[Run, ...]
     """Those fitted to."""
     before: tuple[float, ...]
@@ -145,13 +145,14 @@ class _Errors:
 
     def numbers(self, x: Array) -> tuple[OwnNumber, ...]:
         """The stack's numbers with these factors, of each generation of devices."""
-        kernels, host, collectives = np.exp(x).tolist()
+        kernels, attention, host, collectives = np.exp(x).tolist()
         out = []
         for arch, device in sorted(self.devices.items()):
             known = rates(self.stack, device, self.base)
             eager = host_cost(replace(self.stack, launch=None), device, self.base).per_kernel_s
             slower = {
                 "compute": known.compute / kernels,
+                "attention": known.attention / attention,
                 "host_kernel_s": eager * host,
                 "host_collective_s": known.host_collective_s * host,
                 "host_peer_s": known.host_peer_s * host,

@@ -36,7 +36,7 @@ def width(found: Evidence) -> float:
 
 def job(on: str = "1x8xh100-sxm", program: Stack | None = None, **changes: object) -> Prediction:
     plan = Plan(mesh=Mesh(dp_shard=4, tp=2), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=1))
-    work = Workload(global_batch_size=8, seq_len=2048)
+    work = Workload(global_batch_size=8, seq_len=1024)
     return predict("gpt2", on, replace(plan, **changes), work, program or stack("nanotron"))  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
 # make test       everything CI checks: format, lint, types, tests. Makes $(VENV) first; needs Python >= 3.11 and PyPI
-# make test-torch   the runtime's tests too, which need torch (its pinned version is installed into $(VENV))
-# make lint       the same without the tests
+# make demo       predicts, measures this machine, trains a small Llama on it, compares (scripts/demo.sh); files in demo/
+# make lint       make test without the tests
 # make format     rewrite the files as the formatter wants them
 # make clean      remove what the above made
 # The environment is the Makefile's own: it is emptied and filled again whenever pyproject.toml or constraints.txt change.
@@ -11,16 +11,17 @@ VENV := .venv
 PYTHON := python3.13 python3.12 python3.11 python3.14 python3 python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# torch is by far the largest part of the environment. `make test EXTRAS=dev` does without: its tests are then skipped.
+EXTRAS := dev,torch
 PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: test test-torch lint format install clean
+.PHONY: test demo lint format install clean
 
 test: lint
 	$(BIN)/python -m pytest -q
 
-test-torch: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[dev,torch]'
-	$(BIN)/python -m pytest -q tests/runtime
+demo: $(STAMP)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -44,9 +45,9 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	echo "Making $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -29,6 +30,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from gnomon.errors import InputError
 from gnomon.runtime.execute import Executor
@@ -114,7 +117,7 @@ def _of_buffer(kind: str, buffer: Tensor, part: Range, slots: Iterable[Slot]) ->
             at += count
 
 
-class _Save(dcp.DefaultSavePlanner):
+class _Save(DefaultSavePlanner):
     """Writes pieces; of those that several ranks have, one does."""
 
     def __init__(self, mine: Sequence[Piece]) -> None:
@@ -141,7 +144,7 @@ class _Save(dcp.DefaultSavePlanner):
         return self.mine[write_item.index].value.detach()
 
 
-class _Load(dcp.DefaultLoadPlanner):
+class _Load(DefaultLoadPlanner):
     """Reads what overlaps with pieces, into them."""
 
     def __init__(self, mine: Sequence[Piece]) -> None:
@@ -178,7 +181,7 @@ def save(folder: Path, executor: Executor, step: int) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    dcp.save({}, checkpoint_id=partial, planner=_Save(tuple(pieces(executor, writes=True))))
+    save_state({}, checkpoint_id=partial, planner=_Save(tuple(pieces(executor, writes=True))))
     if first:
         updates = max((adam.steps for adam in executor.state.adam.values()), default=0)
         record = {"fingerprint": fingerprint(executor), "step": step, "updates": updates}
@@ -222,8 +225,8 @@ def load(folder: Path, executor: Executor) -> int:
         )
     executor.synchronise()
     try:
-        dcp.load({}, checkpoint_id=found, planner=_Load(tuple(pieces(executor, writes=False))))
-    except dcp.api.CheckpointException as error:
+        load_state({}, checkpoint_id=found, planner=_Load(tuple(pieces(executor, writes=False))))
+    except CheckpointException as error:
         why = next(iter(error.failures.values()), ("",))[0]
         raise InputError(f"{found} cannot be read ({why}); remove it to go on from the one before") from error
     for adam in executor.state.adam.values():

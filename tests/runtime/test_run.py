@@ -104,8 +104,10 @@ def members(launcher: int) -> list[int]:
 
 
 def test_it_trains_and_writes_what_it_says(folder: Folder) -> None:
-    status, out, err = folder.run(*TRAIN, "--steps", "30", "--lr", "1e-2", "--timeline", "measured.timeline")
+    more = ("--steps", "30", "--lr", "1e-2", "--timeline", "measured.timeline", "--resume")
+    status, out, err = folder.run(*TRAIN, *more)
     assert status == 0, err
+    assert "\n  - no checkpoint in plan.checkpoints to go on from: starting at the beginning\n" in out
     assert out.startswith("llama-mini on 2xcpu-process: pp=2;")
     assert "\npredicted: " in out
     assert "the first 3 are warm-up" in out

@@ -53,11 +53,13 @@ def run(options: argparse.Namespace) -> int:
     _check_machines(file, machines)
     found = predict(llama(config), machines, file.plan, file.workload, stack(STACK))
     notes += _check_memory(found)
+    folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
+    notes += _check_checkpoints(folder, resume=options.resume)
     shown = _is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, found, notes, options))
         sys.stdout.flush()
-    outcome = resolve_name("gnomon.runtime.train:run")(_job(options, file, config, found))
+    outcome = resolve_name("gnomon.runtime.train:run")(_job(options, file, config, found, folder))
     if _is_rank_0():
         _after(options, Told(file=file, found=found, outcome=outcome))
     return 128 + outcome.stopped if outcome.stopped else 0
@@ -118,10 +120,16 @@ def _is_rank_0() -> bool:
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def _job(options: argparse.Namespace, file: PlanFile, config: LlamaConfig, found: Prediction) -> Any:
-    folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
-    if not options.resume:
+def _check_checkpoints(folder: Path, *, resume: bool) -> tuple[str, ...]:
+    """A note when there is nothing to resume from; InputError when what is there would be mixed up with this run."""
+    if not resume:
         resolve_name("gnomon.runtime.train:check_unused")(folder)
+    elif resolve_name("gnomon.runtime.checkpoint:newest")(folder) is None:
+        return (f"no checkpoint in {folder} to go on from: starting at the beginning",)
+    return ()
+
+
+def _job(options: argparse.Namespace, file: PlanFile, config: LlamaConfig, found: Prediction, folder: Path) -> Any:
     settings = resolve_name("gnomon.runtime.optim:AdamWSettings")(lr=options.lr)
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
     return resolve_name("gnomon.runtime.train:Job")(

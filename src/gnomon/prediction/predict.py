@@ -171,7 +171,7 @@ def predict(
             f"placement puts {plan.world_size} ranks on {len(set(plan.device_of))} devices: ranks that share a device "
             f"have no price yet; give each its own"
         )
-    kernels, assumed, stack = _settle(stack)
+    kernels, assumed, stack = settle(stack)
     count, size = batch(plan, workload)
     workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels, stack) for s in range(plan.num_stages))
     structure, blocks = _structure(replace(plan, saved=Saved(), precision=Precision(), placement=()), graph, count)
@@ -247,7 +247,7 @@ def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[t
     return validate(program), blocks
 
 
-def _settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
+def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
     """Kernels of a stack; what had to be assumed; the stack with the assumptions filled in where prices need them."""
     missing = [name for name in _ASSUMED if getattr(stack, name) is None]
     chosen: dict[str, Any] = {

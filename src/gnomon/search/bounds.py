@@ -1,0 +1,394 @@
+"""Bounds: what a plan takes at least, in time and memory, before it is lowered and played.
+
+Each bound has its proof in its docstring and a property test; none decides. `Job` holds what all points of a space
+share; `Family` the points of one arrangement of axes, layout and recompute, which differ in how they are pipelined,
+sharded and cut into microbatches. Leaves out what only the simulator knows: waiting for messages beyond the chains
+named here, and what a collective hides of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload, transfers
+from gnomon.plans.check import V_SCHEDULES
+from gnomon.plans.mesh import DENSE_AXES
+from gnomon.plans.plan import pipeline_rank
+from gnomon.prediction.predict import settle
+from gnomon.prediction.stage import stage_links
+from gnomon.prediction.step import SPLIT_BACKWARD
+from gnomon.prices.collectives import p2p_seconds
+from gnomon.prices.fitted import fitted
+from gnomon.prices.links import AxisLink, axis_link
+from gnomon.search.space import Space
+from gnomon.search.tables import Kinds, KindTable, Split, kind_table, split
+
+Doubles = NDArray[np.float64]
+
+GRID_S = 2.0**-36
+"""Durations are rounded to this grid: each is at most half of it under its price."""
+
+TOKEN_AXES = ("cp", "tp", "ep", "etp")
+"""Axes that collectives inside layers run over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A model cut into stages on pipeline ranks."""
+
+    split: Split
+    rank_of: NDArray[np.int64]
+    """[stages]"""
+    linked: NDArray[np.bool_]
+    """[stages - 1] whether a stage reads from the one before it."""
+    sent: tuple[tuple[tuple[int, str], ...], ...]
+    """[stages - 1] (kind, tensor) that a stage sends to the next."""
+
+    @cached_property
+    def on_rank(self) -> Doubles:
+        """[ranks, stages] 1 where a rank has a stage."""
+        return (np.arange(self.rank_of.max() + 1)[:, None] == self.rank_of).astype(float)
+
+    @cached_property
+    def lowest(self) -> NDArray[np.int64]:
+        """[ranks] the first stage of each."""
+        return np.argmax(self.on_rank, axis=1)
+
+    @cached_property
+    def root(self) -> NDArray[np.int64]:
+        """[stages] the first stage of the linked run that a stage is in."""
+        starts = np.append(True, ~self.linked)
+        return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
+
+    @cached_property
+    def last(self) -> NDArray[np.int64]:
+        """[stages] the last stage of that run."""
+        ends = np.append(~self.linked, True)
+        stages = np.arange(len(ends))
+        return np.minimum.accumulate(np.where(ends, stages, len(ends))[::-1])[::-1]
+
+
+class Job:
+    """A model, machines and a batch: what all points of a space have in common."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, space: Space) -> None:
+        self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
+        self.kernels, _, self.stack = settle(stack)
+        self.kinds = Kinds(graph, space.base, self.kernels)
+        self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))
+        self.uniform = len(cluster.groups) == 1
+        self.numbers = fitted()
+        self.sizes = {"seq": workload.sequence_lengths()[0], **dict(workload.sizes)}
+        self.experts = max((d.size or 0 for b in graph.blocks for d in b.dims if _is(d.name, "experts")), default=0)
+        self._pipelines: dict[tuple[int, int, bool], Pipeline | None] = {}
+        self._tables: dict[object, KindTable] = {}
+        self._links: dict[object, dict[str, AxisLink]] = {}
+
+    def pipeline(self, pp: int, virtual: int, v_placed: bool) -> Pipeline:
+        """The stages of so many pipeline ranks."""
+        key = pp, virtual, v_placed
+        if key not in self._pipelines:
+            placement = "v" if v_placed else "loop"
+            schedule = Schedule(virtual_stages=virtual, placement=placement)  # type: ignore[arg-type]
+            plan = Plan(mesh=Mesh(pp=pp), schedule=schedule)
+            self._pipelines[key] = self._cut(plan, split(self.kinds, plan), placement)
+        found = self._pipelines[key]
+        assert found is not None
+        return found
+
+    def _cut(self, plan: Plan, parts: Split, placement: str) -> Pipeline:
+        stages = plan.num_stages
+        sent: list[tuple[tuple[int, str], ...]] = [()] * (stages - 1)
+        for move in transfers(plan, self.graph) if stages > 1 else ():
+            if move.target == move.source + 1:
+                sent[move.source] = tuple((self.kinds.kind_of[label], tensor) for label, tensor in move.tensors)
+        return Pipeline(
+            split=parts,
+            rank_of=np.array([pipeline_rank(s, plan.mesh.pp, placement) for s in range(stages)], np.int64),
+            linked=np.array([bool(each) for each in sent], bool),
+            sent=tuple(sent),
+        )
+
+    def load(self, ep: int) -> float:
+        """Busiest over mean rows of the experts of a rank."""
+        if not self.experts or self.workload.router.kind == "balanced":
+            return 1.0
+        fractions = self.workload.router.rank_fractions(self.experts, ep)
+        return float(max(fractions) * len(fractions))
+
+    def links(self, mesh: Mesh) -> dict[str, AxisLink]:
+        """What the groups of axes of the first stage run over."""
+        if mesh not in self._links:
+            plan = Plan(mesh=mesh)
+            ranks = range(mesh.world_size // mesh.pp)
+            self._links[mesh] = stage_links(plan, self.cluster, replace(mesh, pp=1), ranks, experts=bool(self.experts))
+        return self._links[mesh]
+
+    @cached_property
+    def node_size(self) -> int:
+        """Devices of a node."""
+        return self.cluster.groups[0].node.count
+
+    def placed(self, ranks: int) -> bool:
+        """Whether stages of so many ranks all lie alike on nodes, so that the first one's links are every one's."""
+        whole = ranks % self.node_size == 0 or self.node_size % ranks == 0
+        return self.uniform and whole and self.space.base.mesh.order == DENSE_AXES
+
+    def slower(self, link: AxisLink) -> float:
+        """Seconds over price on a link."""
+        return self.numbers.link_factor(link.across_name or link.inside_name)
+
+
+def _is(name: str, what: str) -> bool:
+    return name.rpartition(".")[2] == what
+
+
+@dataclass(frozen=True)
+class Family:
+    """Points that share axes inside a stage, layout and recompute: their layers cost the same."""
+
+    job: Job
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    dp: int
+    layout: Layout
+    recompute: str
+    micro: tuple[int, ...]
+    """Microbatch sizes, all that the space has: the columns of arrays."""
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Its mesh with all data-parallel ranks in dp_shard."""
+        base = self.job.space.base.mesh
+        return replace(base, tp=self.tp, cp=self.cp, ep=self.ep, pp=self.pp, dp_replicate=1, dp_shard=self.dp)
+
+    @cached_property
+    def table(self) -> KindTable:
+        """Prices of layers; shared with families that differ in what layers do not see."""
+        job = self.job
+        links = job.links(self.mesh)
+        inside = {axis: links[axis] for axis in TOKEN_AXES if axis in links}
+        key = (self.tp, self.cp, self.ep, self.layout, self.recompute, tuple(inside.items()))
+        if key not in job._tables:
+            job._tables[key] = self._priced(inside)
+        return job._tables[key]
+
+    def _priced(self, inside: Mapping[str, AxisLink]) -> KindTable:
+        job, base = self.job, self.job.space.base
+        mesh = replace(self.mesh, pp=1)
+        saved = replace(base.saved, preset=self.recompute)  # type: ignore[arg-type]
+        plan = replace(base, mesh=mesh, layout=self.layout, saved=saved)
+        found = [
+            kind_table(
+                job.kinds, plan, job.cluster, job.stack, job.kernels, job.sizes, self.micro, job.load(self.ep), device,
+                inside, job.numbers,
+            )
+            for device in job.devices
+        ]  # fmt: skip
+        return found[0] if job.placed(mesh.world_size) else _least(found)
+
+
+def _least(tables: list[KindTable]) -> KindTable:
+    """The least of several devices' numbers."""
+    first = tables[0]
+
+    def least(name: str) -> Doubles:
+        found: Doubles = np.minimum.reduce([getattr(table, name) for table in tables])
+        return found
+
+    host = tuple(np.minimum.reduce([table.host_s[i] for table in tables]) for i in range(3))
+    names = ("forward_s", "input_s", "weight_s")
+    return replace(first, host_s=host, **{name: least(name) for name in names})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actions:
+    """Seconds of the actions of every stage, [stages] or [stages, microbatch sizes]."""
+
+    forward: Doubles
+    whole: Doubles
+    """A backward in one."""
+    input: Doubles
+    """Its first half."""
+    weight: Doubles
+    """Its second half."""
+
+
+def actions(table: KindTable, counts: Doubles, adding: Doubles, unsharding: Doubles, *, by_layer: bool) -> Actions:
+    """At least how long each stage's actions last.
+
+    adding: [kinds] seconds that weight gradients take to be added up; unsharding: [kinds] seconds of copying gathered
+    parameters. An action lasts as long as its kernels and collectives, or as its launches, whichever is longer; under
+    ZeRO 3 (`by_layer`) that holds for each layer by itself. What is left out (copies of offloaded activations, launches
+    of what is added up) only makes it longer.
+    """
+    unit = table.rates.host_unit_s
+
+    def longest(device: Doubles, host: Doubles) -> Doubles:
+        if by_layer:
+            return counts @ np.maximum(np.maximum(device, host + unit) - GRID_S, 0.0)
+        found: Doubles = np.maximum(np.maximum(counts @ device, counts @ host + unit) - GRID_S, 0.0)
+        return found
+
+    f, i, w = table.host_s
+    extra, copied = adding[:, None] / table.rates.compute, unsharding[:, None] / table.rates.compute
+    input_s, weight_s = table.input_s, table.weight_s + extra
+    return Actions(
+        forward=longest(table.forward_s + copied, f),
+        whole=longest(input_s + weight_s + copied, i + w),
+        input=longest(input_s, i),
+        weight=longest(weight_s, w),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """What begins and ends a step, [stages] each: seconds from the norm to the first forward and back."""
+
+    update: Doubles
+    """The optimizer's. Arrays are [stages, 1 or columns]."""
+    gather: Doubles
+    """Parameters after the update."""
+    reduce: Doubles
+    """Gradients after the last backward."""
+    each: Doubles
+    """Gradients of every microbatch, between one backward and the next (ZeRO 2)."""
+    norm: float
+
+
+def no_ends(stages: int) -> Ends:
+    """Nothing before and after: a bound without them holds too."""
+    zero = np.zeros((stages, 1))
+    return Ends(update=zero, gather=zero, reduce=zero, each=zero, norm=0.0)
+
+
+def time_bound(
+    pipeline: Pipeline,
+    act: Actions,
+    sends: Doubles,
+    count: Doubles | int,
+    ends: Ends,
+    *,
+    split_backward: bool,
+    clip: bool,
+    most: NDArray[np.int64] | None = None,
+) -> Doubles:
+    """Seconds that a step takes at least, for each column. Arrays are [stages, columns], `count` one for each column.
+
+    sends: [stages - 1, columns] of a message to the next stage.
+
+    Without a common norm (`clip` False) a step takes at least the work of its busiest rank: actions of one stream do
+    not overlap. With it, all ranks meet once a step, so the period is at least the longest chain from one meeting to
+    the next. Chains, for a pipeline rank r whose lowest stage is s (the first forward on r is that of s, because every
+    higher stage's forward follows one of s; likewise the last input gradient on r is one of s):
+    - meeting, update (and gather) of stage 0, forwards of stages 0 … s-1 with their messages, all forwards and
+      backwards of r one after another, input gradients of stages s-1 … 0 with their messages, the weight gradient and
+      the reduction of stage 0, meeting. Where backwards are split, the weight gradients of r may come after the way
+      back, so it is either without them, or without the way back.
+    - With at most k = `most` units between the start of their forward on stage s and the end of their input gradient
+      there: a unit needs L, all forwards from s to the last stage and back, so the m units need m·L of such time, of
+      which at most k pass at once: m·L/k between the way to s and the way back (Little's law).
+    - ZeRO 2 reduces the gradients of each unit before the next one's backward adds to them: a stage needs m times a
+      backward and a reduction.
+    A stage that does not read from the one before it begins a chain of its own, with an update and a reduction of its
+    own. What hides under a computing is less the longer that computing lasts, but never by as much, and every chain
+    with the one has the other: computing times that are themselves bounds keep the sum a bound.
+    """
+    back = act.input if split_backward else act.whole
+    busy = act.forward + (act.input + act.weight if split_backward else act.whole)
+    load = pipeline.on_rank @ busy * count
+    found: Doubles = (load + pipeline.on_rank @ ends.update).max(axis=0)
+    if not clip:
+        return found
+    before, behind, length = _ways(pipeline, act.forward, back, sends)
+    low, root = pipeline.lowest, pipeline.root
+    head = (ends.update + ends.gather)[root]
+    tail = (ends.reduce + (act.weight if split_backward else 0.0))[root]
+    if split_backward:
+        there_and_back = pipeline.on_rank @ (act.forward + act.input) * count + behind[low] + tail[low]
+        least = np.array([ends.reduce[pipeline.rank_of == r].min(axis=0) for r in range(len(load))])
+        through = np.maximum(there_and_back, load + least)
+    else:
+        through = load + behind[low] + tail[low]
+    found = np.maximum(found, (head[low] + before[low] + through).max(axis=0))
+    if most is not None:
+        passing = head + before + count * length / np.maximum(most, 1) + behind + tail
+        found = np.maximum(found, passing.max(axis=0))
+    if ends.each.any():
+        own = act.weight if split_backward else act.whole
+        found = np.maximum(found, (count * (own + ends.each)).max(axis=0))
+    whole: Doubles = found + ends.norm
+    return whole
+
+
+def _ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+    """(seconds from the step's start to the first forward of each stage, from its last input gradient to its root's,
+    from the start of a unit's forward there to the end of its input gradient). The sum over a run of linked stages is
+    a difference of sums over all."""
+    if len(forward) == 1:
+        return np.zeros_like(forward), np.zeros_like(back), forward + back
+    root, last = pipeline.root, pipeline.last
+    zero = np.zeros_like(forward[:1])
+    down = np.concatenate([zero, np.cumsum(forward[:-1] + sends, axis=0)])
+    up = np.concatenate([zero, np.cumsum(back[:-1] + sends, axis=0)])
+    round_trip = np.concatenate([zero, np.cumsum(forward[:-1] + back[:-1] + 2 * sends, axis=0)])
+    length = round_trip[last] - round_trip + (forward + back)[last]
+    return down - down[root], up - up[root], length
+
+
+class Sends:
+    """Seconds of messages between neighbouring stages."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._hops: dict[tuple[int, int, int], AxisLink | None] = {}
+
+    def of(self, family: Family, pipeline: Pipeline) -> Doubles:
+        """[stages - 1, microbatch sizes]; 0 where it is not known which link is taken."""
+        job = self.job
+        ranks = job.space.devices // family.pp
+        out = np.zeros((len(pipeline.sent), len(family.micro)))
+        if not job.placed(ranks):
+            return out
+        done: dict[object, Doubles] = {}
+        for s, tensors in enumerate(pipeline.sent):
+            a, b = int(pipeline.rank_of[s]), int(pipeline.rank_of[s + 1])
+            link = self._hop(ranks, a, b) if a != b and tensors else None
+            if link is None:
+                continue
+            key = tensors, link
+            if key not in done:
+                size = sum(
+                    np.asarray(family.table.prices[kind].sharded.local_bytes[tensor], float) for kind, tensor in tensors
+                )
+                seconds = np.asarray(p2p_seconds(size, link), float) * job.slower(link) - GRID_S
+                done[key] = np.broadcast_to(np.maximum(seconds, 0.0), out.shape[1:])
+            out[s] = done[key]
+        return out
+
+    def _hop(self, ranks: int, a: int, b: int) -> AxisLink | None:
+        key = ranks, a, b
+        if key not in self._hops:
+            own = np.arange(ranks, dtype=np.int64)
+            self._hops[key] = axis_link(self.job.cluster, np.stack([own + a * ranks, own + b * ranks], axis=1))
+        return self._hops[key]
+
+
+@lru_cache(maxsize=4096)
+def is_split(schedule: str) -> bool:
+    """Whether weight gradients are actions of their own."""
+    return schedule in SPLIT_BACKWARD
+
+
+def v_placed(schedule: str) -> bool:
+    """Whether stages turn at the last rank."""
+    return schedule in V_SCHEDULES

@@ -1,0 +1,82 @@
+"""What the order of a schedule fixes before anything has a price: units under way, and stages held at once.
+
+`flight(schedule, pp, virtual, microbatches)` looks at the rows of the schedule itself, so it holds for every schedule
+that has rows. Leaves out messages, sharding and prices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.plans import Mesh, Plan, Schedule
+from gnomon.plans.check import V_SCHEDULES
+from gnomon.plans.parts import ScheduleName
+from gnomon.schedules.lower import compute_rows
+
+Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Activations of stages on one pipeline rank during one row."""
+
+    stages: Longs
+    """Stages of the rank."""
+    counts: Longs
+    """[rows chosen, stages] units whose activations of the stage are held."""
+    inside: Longs
+    """[rows chosen] index into `stages` of the stage that computes."""
+    backward: NDArray[np.bool_]
+    """[rows chosen] whether it computes a backward that needs room of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """Counts that follow from the order of rows."""
+
+    rank_of: Longs
+    """[stages] pipeline rank."""
+    most: Longs
+    """[stages] most units between the start of their forward and the end of their input gradient."""
+    held: tuple[Held, ...]
+    """By pipeline rank: rows at which memory may be at its peak; memory is at least what it is at each of these."""
+
+
+@lru_cache(maxsize=1024)
+def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Flight:
+    """The counts of a schedule. PlanError if it has no rows for these numbers."""
+    placement = "v" if schedule in V_SCHEDULES else "loop"
+    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
+    rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+    forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")
+    ranks, most = np.zeros(rows.num_stages, np.int64), np.zeros(rows.num_stages, np.int64)
+    held = []
+    for rank in range(rows.num_classes):
+        mine = slice(int(rows.class_ptr[rank]), int(rows.class_ptr[rank + 1]))
+        stage = rows.stage[mine].astype(np.int64)
+        stages = np.unique(stage)
+        ranks[stages] = rank
+        at = np.searchsorted(stages, stage)
+        here = at[:, None] == np.arange(len(stages))
+        f, e, w = forward[mine], ends[mine], frees[mine]
+        most[stages] = np.cumsum(here * (f.astype(np.int64) - e)[:, None], axis=0).max(axis=0)
+        after = np.cumsum(here * (f.astype(np.int64) - w)[:, None], axis=0)
+        during = after + here * w[:, None]
+        chosen = _peaks(during, f, e)
+        held.append(Held(stages=stages, counts=during[chosen], inside=at[chosen], backward=e[chosen]))
+    return Flight(rank_of=ranks, most=most, held=tuple(held))
+
+
+def _peaks(during: Longs, forward: NDArray[np.bool_], ends: NDArray[np.bool_]) -> Longs:
+    """Rows where most is held in all, or of one stage, among forwards and among backwards."""
+    total = during.sum(axis=1)
+    found = []
+    for kind in (forward, ends):
+        rows = np.flatnonzero(kind)
+        found.append(rows[np.argmax(total[rows])])
+        found += rows[np.argmax(during[rows], axis=0)].tolist()
+    return np.unique(np.array(found, np.int64))

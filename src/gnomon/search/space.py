@@ -1,0 +1,347 @@
+"""The space of plans that a search covers: choices for every field, and the points that they span.
+
+`Space` lists the choices; `make_space` fills in what is left open for a model, a cluster and a batch. A `Point` is one
+combination, `Space.plan` its Plan. `canonical` maps points that mean the same run to one of them, and says so with a
+proof. Leaves out what a plan costs, and fields of the plan that the space does not vary: they are those of `base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from gnomon.errors import PlanError, nearest
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Plan, Schedule, Stack, Workload
+from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES
+from gnomon.plans.parts import ScheduleName
+
+Recompute = Literal["none", "selective", "full"]
+Context = Literal["ring", "all_gather", "ulysses"]
+
+FLAT_SCHEDULES = ("one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
+"""Schedules of one stage on each rank."""
+
+SCHEDULES: tuple[ScheduleName, ...] = (
+    "one_f_one_b", "interleaved_one_f_one_b", "zero_bubble_h1", "zero_bubble_h2", "interleaved_zero_bubble",
+    "zero_bubble_v", "v_half", "v_min", "dualpipe_v", "gpipe", "looped_bfs",
+)  # fmt: skip
+"""Every schedule of training, the usual ones first: of two equally fast plans the search returns the earlier one."""
+
+CHUNK_TOKENS = 2048
+"""Pieces of a sequence are not cut smaller over cp unless asked to."""
+
+
+class Point(NamedTuple):
+    """One plan of a space."""
+
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    dp_replicate: int
+    dp_shard: int
+    schedule: ScheduleName
+    virtual_stages: int
+    micro_batch_size: int
+    sequence_parallel: bool
+    keep_gathered: bool
+    context: Context
+    recompute: Recompute
+    zero: int
+    overlap: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A condition that a point must not meet, as `pp>1`."""
+
+    field: str
+    """A field of Point."""
+    op: str
+    """`>`, `<`, `>=`, `<=`, `=` or `!=`."""
+    value: int | str
+    """What it is compared with."""
+
+    def forbids(self, value: object) -> bool:
+        """Whether a value of the field meets the condition."""
+        if self.op in ("=", "!="):
+            return (str(value).lower() == str(self.value).lower()) == (self.op == "=")
+        assert isinstance(value, int) and isinstance(self.value, int)
+        return {
+            ">": value > self.value, "<": value < self.value, ">=": value >= self.value, "<=": value <= self.value,
+        }[self.op]  # fmt: skip
+
+
+_WORDS = ("schedule", "recompute", "context")
+_FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
+
+
+def parse_limit(text: str) -> Limit:
+    """A limit from text such as `pp>1`, `zero=3` or `schedule=gpipe`; PlanError with the nearest field otherwise."""
+    op = next((op for op in (">=", "<=", "!=", ">", "<", "=") if op in text), None)
+    if op is None:
+        raise PlanError(f"limit {text[:40]!r} has no comparison; write FIELD>N, FIELD<N, FIELD=VALUE, as in 'pp>1'")
+    name, _, value = (part.strip() for part in text.partition(op))
+    name = {"vpp": "virtual_stages", "dp-shard": "dp_shard", "dp-replicate": "dp_replicate"}.get(name, name)
+    name = name.replace("-", "_")
+    if name not in Point._fields:
+        raise PlanError(f"limit on {name[:40]!r}, which no plan has{nearest(name, Point._fields)}; fields are "
+                        f"{', '.join(Point._fields)}")  # fmt: skip
+    if name in _WORDS + _FLAGS:
+        if op not in ("=", "!="):
+            raise PlanError(f"limit {text[:40]!r}: {name} has no order; use = or !=")
+        return Limit(field=name, op=op, value=value)
+    if not value.isdigit():
+        raise PlanError(f"limit {text[:40]!r}: {name} is a whole number, not {value[:20]!r}")
+    return Limit(field=name, op=op, value=int(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Choices for each field; all their combinations that make `devices` ranks are points."""
+
+    base: Plan
+    """What does not vary: precision, optimizer, order of axes …"""
+    devices: int
+    """Ranks of every point."""
+    global_batch: int
+    """Sequences of a step."""
+    num_layers: int
+    """Most stages."""
+    experts: bool
+    """Whether the model has routed experts."""
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    ep: tuple[int, ...]
+    pp: tuple[int, ...]
+    dp_replicate: tuple[int, ...]
+    dp_shard: tuple[int, ...]
+    schedule: tuple[ScheduleName, ...]
+    virtual_stages: tuple[int, ...]
+    """For schedules that take several numbers of them."""
+    micro_batch_size: tuple[int, ...]
+    sequence_parallel: tuple[bool, ...]
+    keep_gathered: tuple[bool, ...]
+    context: tuple[Context, ...]
+    recompute: tuple[Recompute, ...]
+    zero: tuple[int, ...]
+    overlap: tuple[bool, ...]
+    """Gradients and parameters travel beside computing, or not."""
+
+    def plan(self, point: Point) -> Plan:
+        """The point's Plan."""
+        base = self.base
+        schedule = Schedule(
+            name=point.schedule,
+            micro_batch_size=point.micro_batch_size,
+            virtual_stages=point.virtual_stages,
+            placement="v" if point.schedule in V_SCHEDULES else "loop",
+            passes=base.schedule.passes,
+        )
+        names = ("tp", "cp", "ep", "pp", "dp_replicate", "dp_shard")
+        return replace(
+            base,
+            mesh=replace(base.mesh, **{name: getattr(point, name) for name in names}),
+            schedule=schedule,
+            layout=replace(
+                base.layout,
+                sequence_parallel=point.sequence_parallel,
+                keep_gathered=point.keep_gathered,
+                context=point.context,
+            ),
+            saved=replace(base.saved, preset=point.recompute),
+            optimizer=replace(base.optimizer, zero=point.zero),
+            overlap=replace(base.overlap, grad_reduce=point.overlap, param_gather=point.overlap),
+        )
+
+    def axes(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(tp, cp, ep, pp, dp) with tp x cp x pp x dp = devices."""
+        for tp in self.tp:
+            for cp in self.cp:
+                for pp in self.pp:
+                    if self.devices % (tp * cp * pp) == 0:
+                        for ep in self.ep:
+                            yield tp, cp, ep, pp, self.devices // (tp * cp * pp)
+
+    def shardings(self, dp: int) -> tuple[tuple[int, int], ...]:
+        """(dp_replicate, dp_shard) of so many data-parallel ranks, the fewest replicas first."""
+        found = [(r, dp // r) for r in self.dp_replicate if dp % r == 0 and dp // r in self._shards]
+        return tuple(found)
+
+    @cached_property
+    def _shards(self) -> frozenset[int]:
+        return frozenset(self.dp_shard)
+
+    def pipelines(self, pp: int) -> tuple[tuple[ScheduleName, int], ...]:
+        """(schedule, virtual stages) on so many pipeline ranks. One rank has nothing to schedule: microbatches follow
+        each other, under the first name that there is."""
+        found: list[tuple[ScheduleName, int]] = []
+        if pp == 1:
+            return tuple((name, 1) for name in self.schedule if name in FLAT_SCHEDULES)[:1]
+        for name in self.schedule:
+            if name in V_SCHEDULES:
+                found += [(name, 2)] if 2 * pp <= self.num_layers else []
+            elif name in LOOPED_SCHEDULES:
+                found += [(name, v) for v in self.virtual_stages if v > 1 and pp * v <= self.num_layers]
+            else:
+                found.append((name, 1))
+        return tuple(found)
+
+    def layouts(self, cp: int) -> tuple[tuple[bool, bool, Context], ...]:
+        """(sequence parallel, keep gathered, context) with so many context-parallel ranks."""
+        contexts = self.context if cp > 1 else self.context[:1]
+        return tuple((s, k, c) for s in self.sequence_parallel for k in self.keep_gathered for c in contexts)
+
+    @cached_property
+    def leaves(self) -> int:
+        """Points of one sharding of one pipeline, layout and microbatch size: ZeRO x overlap."""
+        return len(self.zero) * len(self.overlap)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of points."""
+        total = 0
+        for _, cp, _, pp, dp in self.axes():
+            each = len(self.shardings(dp)) * len(self.pipelines(pp)) * len(self.layouts(cp))
+            total += each * len(self.micro_batch_size) * len(self.recompute) * self.leaves
+        return total
+
+    def points(self) -> Iterator[Point]:
+        """All of them, legal or not, in the order in which ties are decided."""
+        for tp, cp, ep, pp, dp in self.axes():
+            for schedule, virtual in self.pipelines(pp):
+                for micro in self.micro_batch_size:
+                    for sequence, keep, context in self.layouts(cp):
+                        for recompute in self.recompute:
+                            for replicas, shards in self.shardings(dp):
+                                for zero in self.zero:
+                                    for overlap in self.overlap:
+                                        yield Point(
+                                            tp, cp, ep, pp, replicas, shards, schedule, virtual, micro, sequence, keep,
+                                            context, recompute, zero, overlap,
+                                        )  # fmt: skip
+
+    def canonical(self, point: Point) -> Point:
+        """The point of the same space that stands for it; itself, if none does.
+
+        Points with one representative are the same run: at tp = 1 there is no region to divide a sequence in, and
+        nothing gathered to keep; at cp = 1 no context to exchange; ZeRO over groups of one rank divides nothing; at
+        ZeRO 0 all data-parallel ranks hold replicas, whatever they are called; without a reduction nothing overlaps.
+        Only what has a representative among the choices is replaced by it.
+        """
+        changes: dict[str, object] = {}
+        sequence = point.sequence_parallel
+        if point.tp == 1 and sequence and False in self.sequence_parallel:
+            changes["sequence_parallel"] = sequence = False
+        if point.keep_gathered and not (sequence and point.tp > 1) and point.cp == 1 and False in self.keep_gathered:
+            changes["keep_gathered"] = False
+        zero = point.zero
+        if zero and point.dp_shard * point.cp == 1 and not self.experts and 0 in self.zero:
+            changes["zero"] = zero = 0
+        whole = self.shardings(point.dp_replicate * point.dp_shard)[0]
+        if zero == 0 and (point.dp_replicate, point.dp_shard) != whole and self._folds(point, whole[1]):
+            changes |= {"dp_replicate": whole[0], "dp_shard": whole[1]}
+        alone = point.dp_replicate * point.dp_shard * point.cp == 1 and not self.experts
+        if alone and not point.overlap and True in self.overlap:
+            changes["overlap"] = True
+        return point._replace(**changes) if changes else point  # type: ignore[arg-type]
+
+    def _folds(self, point: Point, shards: int) -> bool:
+        """Whether experts fit into so many shards as they do into the point's."""
+        return shards * point.cp * point.tp % (point.ep * self.base.mesh.etp) == 0
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """In rising order."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def make_space(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    base: Plan | None = None,
+    fixed: Mapping[str, object] | None = None,
+    limits: Iterable[Limit] = (),
+    stack: Stack | None = None,
+    devices: int | None = None,
+) -> Space:
+    """All choices that make sense for a model on a cluster, less what is fixed, forbidden or beyond the stack.
+
+    base: what does not vary. fixed: field of Point -> its one value. devices: ranks, in place of all devices of the
+    cluster. PlanError when a field is left without a choice.
+    """
+    base = base or Plan()
+    count = cluster.num_devices if devices is None else devices
+    layers = graph.layers()
+    num_layers = sum(1 for layer in layers if layer.call.first is not None) or len(layers)
+    experts = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
+    ranks = divisors(count)
+    longest = max(workload.sequence_lengths(), default=1)
+    attends = any(op.kind == "attention" for block in graph.blocks for op in block.ops)
+    choices: dict[str, tuple[object, ...]] = {
+        "tp": ranks,
+        "cp": tuple(c for c in ranks if c == 1 or (attends and longest >= c * CHUNK_TOKENS)),
+        "ep": tuple(e for e in ranks if e == 1 or any(n % e == 0 for n in experts)),
+        "pp": tuple(p for p in ranks if p <= num_layers),
+        "dp_replicate": ranks,
+        "dp_shard": ranks,
+        "schedule": SCHEDULES,
+        "virtual_stages": tuple(range(1, max(num_layers // 2, 1) + 1)),
+        "micro_batch_size": divisors(workload.batch_size),
+        "sequence_parallel": (False, True),
+        "keep_gathered": (False, True),
+        "context": ("ring", "all_gather", "ulysses"),
+        "recompute": ("none", "selective", "full"),
+        "zero": (0, 1, 2, 3),
+        "overlap": (True, False),
+    }
+    for name, value in (fixed or {}).items():
+        choices[name] = (value,)
+        if name == "virtual_stages" and value == 1:
+            known = choices["schedule"]
+            choices["schedule"] = tuple(s for s in known if s not in LOOPED_SCHEDULES and s not in V_SCHEDULES) or known
+    every = [*limits, *(stack_limits(stack) if stack is not None else ())]
+    for limit in every:
+        choices[limit.field] = tuple(value for value in choices[limit.field] if not limit.forbids(value))
+    for name, left in choices.items():
+        if not left:
+            asked = [f"{limit.field}{limit.op}{limit.value}" for limit in every if limit.field == name]
+            raise PlanError(f"no choice of {name} is left: forbidden are {', '.join(asked)}; drop one of them")
+    found = Space(
+        base=base,
+        devices=count,
+        global_batch=workload.batch_size,
+        num_layers=num_layers,
+        experts=bool(experts),
+        **choices,  # type: ignore[arg-type]
+    )
+    if not found.size:
+        raise PlanError(_no_axes(choices, count))
+    return found
+
+
+def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
+    named = [f"{n} = {choices[n][0]}" for n in ("tp", "cp", "pp", "dp_replicate", "dp_shard") if len(choices[n]) == 1]
+    asked = " and ".join(named) or "these limits"
+    near = max((d for d in divisors(devices)), key=lambda d: d)
+    return (
+        f"no plan has {devices} ranks with {asked}: their product must divide {devices} and the other axes take the "
+        f"rest; use divisors of {devices} ({', '.join(map(str, divisors(near)[:8]))} …), or leave one open"
+    )
+
+
+def stack_limits(stack: Stack) -> tuple[Limit, ...]:
+    """What a program does not run, as limits. Gnomon's own runtime refuses context and expert parallelism (docs/
+    runtime.md); other stacks are limited by the schedules that their records name."""
+    found = []
+    if stack.name == "gnomon":
+        found += [Limit(field=axis, op=">", value=1) for axis in ("cp", "ep")]
+    if stack.schedules:
+        found += [Limit(field="schedule", op="=", value=name) for name in SCHEDULES if name not in stack.schedules]
+    return tuple(found)

@@ -1,0 +1,265 @@
+"""What layers cost under a context, for all microbatch sizes at once: the numbers that bounds are made of.
+
+`Kinds` says which layers of a graph are alike and how many of each a stage has; `KindTable` holds seconds and bytes of
+each kind on one rank, as arrays over microbatch sizes, from the same prices as predictions (`price_layer`). Leaves out
+pipelines, data-parallel communication and the update (`bounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.graph import Block, Graph, Kernels, Layer
+from gnomon.hardware import Cluster, Device
+from gnomon.plans import LayerSaving, Plan, Precision, Stack, savings, select, stage_layers
+from gnomon.prediction.layer import LayerPrice, LocalContext, Phase, price_layer
+from gnomon.prediction.stage import StagePrice
+from gnomon.prices.fitted import Fitted, Rates, rates
+from gnomon.prices.host import host_cost
+from gnomon.prices.links import AxisLink
+from gnomon.sharding.parameters import local_elements
+
+Doubles = NDArray[np.float64]
+PRESETS = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Layers that cost the same wherever they stand."""
+
+    block: Block
+    no_grad: tuple[str, ...]
+    savings: Mapping[str, LayerSaving]
+    """Recompute preset -> what is kept."""
+    narrow: bool
+    """Eight-bit products."""
+    layers: tuple[Layer, ...]
+
+
+class Kinds:
+    """The kinds of a graph's layers, and how stages are made of them."""
+
+    def __init__(self, graph: Graph, plan: Plan, kernels: Kernels) -> None:
+        """plan: precision and rules of saving."""
+        self.graph = graph
+        self.layers = graph.layers()
+        by_preset = {
+            preset: savings(replace(plan, saved=replace(plan.saved, preset=preset)), graph, kernels)  # type: ignore[arg-type]
+            for preset in (PRESETS if not plan.saved.rules and plan.saved.every == 1 else (plan.saved.preset,))
+        }
+        fp8 = plan.precision.fp8
+        narrow = {layer.label for layer in select(fp8.calls, graph)} if fp8 else set()
+        groups: dict[object, list[Layer]] = {}
+        for layer in self.layers:
+            no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
+            kept = tuple(found[layer.label] for found in by_preset.values())
+            groups.setdefault((layer.call.block, no_grad, kept, layer.label in narrow), []).append(layer)
+        self.kinds = tuple(
+            Kind(
+                block=graph.block(layers[0].call.block),
+                no_grad=tuple(own for own, source in layers[0].call.inputs if "." not in source),
+                savings={name: found[layers[0].label] for name, found in by_preset.items()},
+                narrow=layers[0].label in narrow,
+                layers=tuple(layers),
+            )
+            for layers in groups.values()
+        )
+        self.kind_of = {layer.label: i for i, kind in enumerate(self.kinds) for layer in kind.layers}
+        self.numbers = {layer.label: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """Full names of parameters that several layers hold."""
+        seen: set[str] = set()
+        twice: set[str] = set()
+        for layer in self.layers:
+            for tensor in self.graph.block(layer.call.block).parameters:
+                name = layer.call.parameter_name(tensor.name, layer.index)
+                (twice if name in seen else seen).add(name)
+        return frozenset(twice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which kinds of layers each stage of a pipeline has."""
+
+    order: tuple[NDArray[np.int64], ...]
+    """Kind of each layer of each stage, in order."""
+    counts: Doubles
+    """[stages, kinds]."""
+    repeated: tuple[tuple[int, int, str], ...]
+    """(stage, kind, tensor) of parameters that a layer before in the same stage holds too."""
+
+
+def split(kinds: Kinds, plan: Plan) -> Split:
+    """The stages of a plan. PlanError if the layers cannot be divided so."""
+    order, repeated = [], []
+    for stage, layers in enumerate(stage_layers(plan, kinds.graph)):
+        order.append(np.array([kinds.kind_of[layer.label] for layer in layers], np.int64))
+        seen: set[str] = set()
+        for layer in layers if kinds.shared else ():
+            for tensor in kinds.graph.block(layer.call.block).parameters:
+                name = layer.call.parameter_name(tensor.name, layer.index)
+                if name in kinds.shared and name in seen:
+                    repeated.append((stage, kinds.kind_of[layer.label], tensor.name))
+                seen.add(name)
+    counts = np.array([np.bincount(each, minlength=len(kinds.kinds)) for each in order], float)
+    return Split(order=tuple(order), counts=counts, repeated=tuple(repeated))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindTable:
+    """Numbers of each kind on one rank: arrays [kinds, microbatch sizes]. Seconds are as the stack runs them."""
+
+    forward_s: Doubles
+    """Kernels and collectives of a forward."""
+    input_s: Doubles
+    """Of recomputation and input gradients."""
+    weight_s: Doubles
+    """Of weight gradients; what adds them up is not in it."""
+    host_s: tuple[Doubles, Doubles, Doubles]
+    """Launches of the three."""
+    kept_bytes: Doubles
+    """At least what a layer keeps for its backward."""
+    inside_bytes: Doubles
+    """What its backward needs beside that."""
+    inside_forward_bytes: Doubles
+    output_bytes: Doubles
+    input_bytes: Doubles
+    prices: tuple[LayerPrice, ...]
+    """The price of each kind, with arrays inside: for its parameters."""
+    elements: Doubles
+    """[kinds, 2] parameter elements on one rank: dense, routed."""
+    tensors: Doubles
+    """[kinds] parameters."""
+    device: Device
+    rates: Rates
+    launch_s: float
+
+
+def kind_table(
+    kinds: Kinds,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    kernels: Kernels,
+    sizes: Mapping[str, int],
+    micro: Sequence[int],
+    load: float,
+    device: Device,
+    links: Mapping[str, AxisLink],
+    numbers: Fitted,
+) -> KindTable:
+    """Numbers of all kinds under the axes, layout and recompute preset of `plan`, whose pp is 1.
+
+    sizes: of the workload, without `batch`. micro: sequences of a microbatch on one data-parallel rank. links: what the
+    axes run over.
+    """
+    mesh = plan.stage_mesh(0)
+    batch: object = np.array(micro, np.int64) if len(micro) > 1 else int(micro[0])
+    prices = []
+    for kind in kinds.kinds:
+        context = LocalContext(
+            block=kind.block,
+            no_grad=kind.no_grad,
+            sizes=tuple(sorted({**sizes, "batch": int(micro[0])}.items())),
+            mesh=mesh,
+            layout=plan.layout,
+            links=tuple(sorted(links.items(), key=lambda item: item[0])),
+            saving=kind.savings[plan.saved.preset],
+            whole_recompute=plan.saved.preset == "full" and bool(kind.savings[plan.saved.preset].policy),
+            precision=_precision(plan.precision, kind.narrow),
+            kernels=kernels,
+            device=device,
+            split_paths=tuple((s.op, s.parts) for s in plan.overlap.splits),
+            load=load,
+        )
+        prices.append(price_layer(context, {**sizes, "batch": batch}))  # type: ignore[dict-item]
+    return _table(kinds, plan, stack, tuple(prices), len(micro), device, links, numbers)
+
+
+def _table(
+    kinds: Kinds,
+    plan: Plan,
+    stack: Stack,
+    prices: tuple[LayerPrice, ...],
+    width: int,
+    device: Device,
+    links: Mapping[str, AxisLink],
+    numbers: Fitted,
+) -> KindTable:
+    own, launch_s = rates(stack, device, numbers), host_cost(stack, device, numbers).per_kernel_s
+
+    def rows(values: Sequence[object]) -> Doubles:
+        return np.array([np.broadcast_to(np.asarray(value, float), (width,)) for value in values])
+
+    def seconds(phase: Phase) -> object:
+        spent = (phase.compute_s - phase.attention_s + phase.attention_s / own.attention) / own.compute
+        for axis, waited in phase.comm_s.items():
+            link = links[axis]
+            spent = spent + waited * own.exposed * numbers.link_factor(link.across_name or link.inside_name)
+        return spent
+
+    def host(phase: Phase) -> object:
+        return launch_s * phase.kernels + own.host_collective_s * sum(phase.collectives.values())
+
+    return KindTable(
+        forward_s=rows([seconds(p.forward) for p in prices]),
+        input_s=rows([seconds(p.recompute) + seconds(p.input_grad) for p in prices]),  # type: ignore[operator]
+        weight_s=rows([seconds(p.weight_grad) for p in prices]),
+        host_s=(
+            rows([host(p.forward) for p in prices]),
+            rows([host(p.recompute) + host(p.input_grad) for p in prices]),  # type: ignore[operator]
+            rows([host(p.weight_grad) for p in prices]),
+        ),
+        kept_bytes=rows(_least_kept(kinds, plan, prices, device, links)),
+        inside_bytes=rows([p.transient_bytes + 2 * p.offloaded_bytes + p.remade_bytes for p in prices]),
+        inside_forward_bytes=rows([p.output_bytes + 2 * p.offloaded_bytes for p in prices]),
+        output_bytes=rows([p.output_bytes for p in prices]),
+        input_bytes=rows([p.input_bytes for p in prices]),
+        prices=prices,
+        elements=np.array([[local_elements(p.sharded, experts=e) for e in (False, True)] for p in prices], float),
+        tensors=np.array([len(p.sharded.block.parameters) for p in prices], float),
+        device=device,
+        rates=own,
+        launch_s=launch_s,
+    )
+
+
+def _precision(precision: Precision, narrow: bool) -> Precision:
+    return precision if narrow or precision.fp8 is None else replace(precision, fp8=None)
+
+
+def _least_kept(
+    kinds: Kinds,
+    plan: Plan,
+    prices: Sequence[LayerPrice],
+    device: Device,
+    links: Mapping[str, AxisLink],
+) -> list[object]:
+    """For each kind the least that one of its layers keeps, with all layers in one stage.
+
+    What several layers read counts once in a stage. A shorter stage has fewer layers that another one's tensor saves
+    it from counting, so a layer keeps no less there than it does here.
+    """
+    whole = StagePrice(
+        stage=0,
+        mesh=plan.stage_mesh(0),
+        ranks=(0,),
+        device=device,
+        members=(0,),
+        links=links,
+        layers=tuple((price, kind.layers) for price, kind in zip(prices, kinds.kinds, strict=True)),
+        plan=plan,
+        numbers=kinds.numbers,
+    )
+    least: dict[int, object] = {}
+    for layer, size in zip(whole.in_order, whole.kept_bytes, strict=True):
+        kind = kinds.kind_of[layer.label]
+        least[kind] = np.minimum(least[kind], size) if kind in least else size  # type: ignore[call-overload]
+    return [least[i] for i in range(len(kinds.kinds))]

@@ -223,8 +223,16 @@ class Actions:
     """Its second half."""
 
 
-def actions(table: KindTable, counts: Doubles, adding: Doubles, unsharding: Doubles, *, by_layer: bool) -> Actions:
-    """At least how long each stage's actions last.
+def actions(
+    table: KindTable,
+    counts: Doubles,
+    adding: Doubles,
+    unsharding: Doubles,
+    *,
+    by_layer: bool,
+    column: int | None = None,
+) -> Actions:
+    """At least how long each stage's actions last, [stages, microbatch sizes], or of one size only.
 
     adding: [kinds] seconds that weight gradients take to be added up; unsharding: [kinds] seconds of copying gathered
     parameters. An action lasts as long as its kernels and collectives, or as its launches, whichever is longer; under
@@ -239,15 +247,24 @@ def actions(table: KindTable, counts: Doubles, adding: Doubles, unsharding: Doub
         found: Doubles = np.maximum(np.maximum(counts @ device, counts @ host + unit) - GRID_S, 0.0)
         return found
 
-    f, i, w = table.host_s
+    chosen = slice(None) if column is None else slice(column, column + 1)
+    f, i, w = (host[:, chosen] for host in table.host_s)
     extra, copied = adding[:, None] / table.rates.compute, unsharding[:, None] / table.rates.compute
-    input_s, weight_s = table.input_s, table.weight_s + extra
+    input_s, weight_s = table.input_s[:, chosen], table.weight_s[:, chosen] + extra
     return Actions(
-        forward=longest(table.forward_s + copied, f),
+        forward=longest(table.forward_s[:, chosen] + copied, f),
         whole=longest(input_s + weight_s + copied, i + w),
         input=longest(input_s, i),
         weight=longest(weight_s, w),
     )
+
+
+def layer_seconds(table: KindTable, adding: Doubles, unsharding: Doubles, column: int) -> dict[str, list[float]]:
+    """Kind of row -> seconds of each kind of layer by itself, as ZeRO 3 has them: see `actions`."""
+    one = np.eye(len(table.tensors))
+    act = actions(table, one, adding, unsharding, by_layer=True, column=column)
+    found = {"F": act.forward, "C": act.forward, "B": act.whole, "I": act.input, "W": act.weight}
+    return {kind: seconds[:, 0].tolist() for kind, seconds in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +326,7 @@ def time_bound(
     found: Doubles = (load + pipeline.on_rank @ ends.update).max(axis=0)
     if not clip:
         return found
-    before, behind, length = _ways(pipeline, act.forward, back, sends)
+    before, behind, length = ways(pipeline, act.forward, back, sends)
     low, root = pipeline.lowest, pipeline.root
     head = (ends.update + ends.gather)[root]
     tail = (ends.reduce + (act.weight if split_backward else 0.0))[root]
@@ -330,7 +347,7 @@ def time_bound(
     return whole
 
 
-def _ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     """(seconds from the step's start to the first forward of each stage, from its last input gradient to its root's,
     from the start of a unit's forward there to the end of its input gradient). The sum over a run of linked stages is
     a difference of sums over all."""

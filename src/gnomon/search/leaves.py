@@ -8,7 +8,7 @@ rank holds between steps. `memory_bound` is at least one moment of every step. L
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Mesh
 from gnomon.plans.parts import Optimizer
-from gnomon.prices.allocator import device_overhead, reserved_estimate, workspace_bytes
+from gnomon.prices.allocator import device_overhead, reserved_estimate
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.links import AxisLink
 from gnomon.prices.optimizer import accumulate_seconds, optimizer_seconds
 from gnomon.prices.stream import stream_seconds
-from gnomon.search.bounds import GRID_S, Actions, Ends, Family, Job, Pipeline, no_ends
+from gnomon.search.bounds import GRID_S, Actions, Family, Job, Pipeline, ways
 from gnomon.search.flight import Flight
 from gnomon.search.tables import KindTable, Split
 from gnomon.sharding import ParameterCollective
@@ -46,6 +46,7 @@ class Sharding:
         """The stage that has an effect on rows."""
         self.pp = family.pp
         self.known = self.job.placed(self.mesh.world_size)
+        self._traffic: dict[tuple[int, bool], Traffic] = {}
 
     @cached_property
     def links(self) -> Mapping[str, AxisLink]:
@@ -113,27 +114,37 @@ class Sharding:
                 out[i] = float(stream_seconds(size, size, device, curves_for(device)))
         return out
 
-    def ends(self, parts: Split, act: Actions, *, overlap: bool, split_backward: bool) -> Ends:
-        """What begins and ends a step, stage by stage, [stages, 1]. Under ZeRO 3, where each layer has rows of its
-        own, nothing is counted here: see `streams`."""
-        counts = parts.counts
-        if self.zero == 3:
-            return no_ends(len(counts))
-        layers = np.maximum(counts.sum(axis=1), 1.0)
-        buckets = self._buckets(counts, layers) if overlap else np.ones(len(counts))
-        forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
-        reduce = self._left("reduce_scatter", "after_backward", counts, buckets, back if overlap else None)
-        if self.zero:
-            back = np.maximum(back - self.seconds("reduce_scatter", "after_backward", counts, buckets), 0.0)
-        both = self._left("all_reduce", "after_backward", counts, buckets, back if overlap else None)
-        ahead = self._buckets(counts, layers, "all_gather", "after_step") if overlap else buckets
-        gather = self._left("all_gather", "after_step", counts, ahead, forward if overlap else None)
-        each = reduce if self.zero == 2 and overlap else np.zeros(len(counts))
-        if not self.zero:
-            gather = reduce = np.zeros(len(counts))
-        found = (self._update(parts), gather, reduce + both, each)
-        update, gather, reduce, each = (np.asarray(value)[:, None] for value in found)
-        return Ends(update=update, gather=gather, reduce=reduce, each=each, norm=0.0)
+    def traffic(self, pipeline: Pipeline, *, overlap: bool) -> Traffic:
+        """What each stage sends before and after the update, with nothing beside it; once a pipeline."""
+        key = id(pipeline), overlap
+        if key not in self._traffic:
+            counts = pipeline.split.counts
+            layers = np.maximum(counts.sum(axis=1), 1.0)
+            one = np.ones(len(counts))
+            last = self._buckets(counts, layers) if overlap else one
+            ahead = self._buckets(counts, layers, "all_gather", "after_step") if overlap else one
+            nothing = np.zeros(len(counts))
+            self._traffic[key] = Traffic(
+                update=self._update(pipeline.split),
+                buckets=last,
+                reduce=self.seconds("reduce_scatter", "after_backward", counts, last) if self.zero else nothing,
+                both=self.seconds("all_reduce", "after_backward", counts, last),
+                ahead=ahead,
+                gather=self.seconds("all_gather", "after_step", counts, ahead) if self.zero else nothing,
+            )
+        return self._traffic[key]
+
+    def ends(self, pipeline: Pipeline, forward: Doubles, back: Doubles, *, overlap: bool) -> tuple[Doubles, ...]:
+        """(update, gather, reduction, reduction of every microbatch) of each stage, [stages]: what begins and ends a
+        step. back: what reductions run beside, backwards or their weight gradients. For ZeRO 3 see `late`."""
+        found = self.traffic(pipeline, overlap=overlap)
+        if not overlap:
+            forward = back = np.zeros(len(back))
+        reduce = _left(found.reduce, found.buckets, back)
+        both = _left(found.both, found.buckets, np.maximum(back - found.reduce, 0.0))
+        gather = _left(found.gather, found.ahead, forward)
+        each = reduce if self.zero == 2 and overlap else np.zeros(len(back))
+        return found.update, gather, reduce + both, each
 
     def _buckets(
         self, counts: Doubles, layers: Doubles, kind: str = "", when: str = "after_backward"
@@ -144,13 +155,6 @@ class Sharding:
         kind = kind or ("reduce_scatter" if self.zero else "all_reduce")
         total = sum((counts @ sizes for sizes in self.sizes(kind, when).values()), np.zeros(len(counts)))
         return np.maximum(1.0, np.ceil(total / size))
-
-    def _left(self, kind: str, when: str, counts: Doubles, buckets: Doubles, beside: Doubles | None) -> Doubles:
-        whole = self.seconds(kind, when, counts, buckets)
-        if beside is None:
-            return np.maximum(whole - GRID_S, 0.0)
-        left = np.maximum(whole / buckets, whole - beside * (buckets - 1) / buckets)
-        return np.maximum(left - GRID_S, 0.0)
 
     def elements(self, parts: Split) -> Doubles:
         """[stages, 2] dense and routed parameter elements of a rank, shared ones once."""
@@ -163,7 +167,7 @@ class Sharding:
         return shard_ranks(self.mesh, experts=False), shard_ranks(self.mesh, experts=True)
 
     def static_bytes(self, parts: Split) -> Doubles:
-        """[stages] bytes that stay on a rank between steps."""
+        """[stages] bytes that stay on a rank between steps, for each of its stages."""
         precision, optimizer = self.precision, self.optimizer
         states = STATE_TENSORS[optimizer.kind] * (DTYPE_BITS[precision.states] // 8)
         master = 0 if precision.master == "none" else DTYPE_BITS[precision.master] // 8
@@ -202,27 +206,88 @@ class Sharding:
                 done[pair] = max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S
         return np.array([done[pair] for pair in zip(np.asarray(owned).tolist(), tensors.tolist(), strict=True)])
 
-    def streams(self, parts: Split, rank_of: NDArray[np.int64], count: int) -> float:
-        """Seconds of the busiest communication stream under ZeRO 3.
+    @cached_property
+    def gathered_s(self) -> Doubles:
+        """[kinds] seconds of gathering a layer's parameters (ZeRO 3), on the grid or under it."""
+        return self._each("all_gather", "before_forward")
 
-        Rows of a stream run one after another, so a step takes at least their sum. A pass of a microbatch over a stage
-        reads its layers one by one; a gather serves neighbouring reads of one layer, so of two passes that follow each
-        other at most one layer is shared: each pass gathers all layers but one. Gradients are reduced once a
-        microbatch and layer.
-        """
-        if self.zero != 3 or not self.known:
-            return 0.0
+    @cached_property
+    def reduced_s(self) -> Doubles:
+        """[kinds] seconds of reducing a layer's gradients (ZeRO 3)."""
+        return self._each("reduce_scatter", "after_backward")
+
+    def _each(self, kind: str, when: str) -> Doubles:
         one = np.eye(len(self.collectives))
-        alone = np.ones(len(one))
-        reduced = self.seconds("reduce_scatter", "after_backward", one, alone)
-        gathered = self.seconds("all_gather", "before_forward", one, alone)
-        total = parts.counts @ np.maximum(reduced - GRID_S, 0.0) * count
-        found = float(np.bincount(rank_of, total).max())
+        return np.maximum(self.seconds(kind, when, one, np.ones(len(one))) - GRID_S, 0.0)
+
+    def streams(self, pipeline: Pipeline, act: Actions, sends: Doubles, count: int) -> float:
+        """Seconds of a step under ZeRO 3 by its communication streams.
+
+        Gradients are reduced once a microbatch and layer, one after another on one stream, and not before the first
+        forward of one of the rank's stages has ended. A pass of a microbatch over a stage reads its layers one by one;
+        a gather serves neighbouring reads of one layer, so of two passes that follow each other at most one layer is
+        shared: each pass gathers all layers but one, on one stream.
+        """
+        if self.zero != 3:
+            return 0.0
+        counts = pipeline.split.counts
+        before, _, _ = ways(pipeline, act.forward, act.forward, sends)
+        first = (before + act.forward)[:, 0]
+        start = np.array([first[pipeline.rank_of == r].min() for r in range(len(pipeline.on_rank))])
+        found = float((start + pipeline.on_rank @ (counts @ self.reduced_s) * count).max())
         if self.optimizer.reshard_after_forward:
-            present = np.where(parts.counts > 0, gathered, 0.0).max(axis=1)
-            passes = 2 * count * (parts.counts @ np.maximum(gathered - GRID_S, 0.0) - present)
-            found = max(found, float(np.bincount(rank_of, np.maximum(passes, 0.0)).max()))
+            present = np.where(counts > 0, self.gathered_s, 0.0).max(axis=1)
+            passes = 2 * count * np.maximum(counts @ self.gathered_s - present, 0.0)
+            found = max(found, float((pipeline.on_rank @ passes).max()))
         return found
+
+    def waits(self, pipeline: Pipeline, act: Actions) -> Actions:
+        """Actions under ZeRO 3 with what they wait for gathers.
+
+        At most prefetch + 1 layers are held gathered, so the gather of a layer waits until the one that many before it
+        is let go, which in the same pass is after the pass has begun: a pass takes at least the gathers of all its
+        layers but the first prefetch + 1. The weight gradients read no parameters.
+        """
+        if self.zero != 3 or not self.optimizer.reshard_after_forward:
+            return act
+        held = self.job.space.base.overlap.prefetch + 1
+        least = np.zeros((len(act.forward), 1))
+        for stage, order in enumerate(pipeline.split.order):
+            times = self.gathered_s[order]
+            least[stage] = max(times[held:].sum(), 0.0) if len(times) > held else 0.0
+            least[stage] = min(least[stage, 0], max(times[: len(times) - held].sum(), 0.0))
+        return replace(
+            act,
+            forward=np.maximum(act.forward, least),
+            whole=np.maximum(act.whole, least),
+            input=np.maximum(act.input, least),
+        )
+
+    def late(self, pipeline: Pipeline, back: Doubles) -> Doubles:
+        """[stages] what ends a step under ZeRO 3: the reductions of a stage's layers begin with its last backward (or
+        weight gradients, `back`), so what is longer than it comes after it."""
+        return np.maximum(pipeline.split.counts @ self.reduced_s - back, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Seconds of each stage, [stages]."""
+
+    update: Doubles
+    buckets: Doubles
+    """Of gradients."""
+    reduce: Doubles
+    both: Doubles
+    """All-reduces, after the reductions."""
+    ahead: Doubles
+    """Buckets of the gather."""
+    gather: Doubles
+
+
+def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
+    """What computing leaves of a collective in buckets."""
+    left = np.maximum(whole / buckets, whole - beside * (buckets - 1) / buckets)
+    return np.maximum(left - GRID_S, 0.0)
 
 
 def room(job: Job, cap_bytes: float, groups: int) -> float:
@@ -251,45 +316,44 @@ def _room(job: Job, index: int, cap_bytes: float, groups: int) -> float:
     return high
 
 
-def memory_bound(
-    table: KindTable,
-    column: int,
-    pipeline: Pipeline,
-    static: Doubles,
-    sharding: Sharding,
-    found: Flight | None,
-) -> float:
-    """Bytes of tensors on the fullest rank, at least.
+def least_held(table: KindTable, pipeline: Pipeline) -> Doubles:
+    """[ranks, microbatch sizes] bytes of activations during the last backward of a stage that holds one unit: less
+    than any moment of a step that `held_bytes` looks at."""
+    kept = pipeline.split.counts @ table.kept_bytes
+    last = np.array([order[-1] for order in pipeline.split.order])
+    inside = kept + table.inside_bytes[last]
+    return np.array([inside[pipeline.rank_of == r].max(axis=0) for r in range(len(pipeline.on_rank))])
 
-    During a backward of stage s a rank holds what stays between steps, the activations of every unit that is under way
-    on each of its stages (counted from the order of rows; without `found` at least the unit's own), and what the
-    backward itself needs: for the last layer of the stage all of that layer's, for an earlier one what it needs beyond
-    what later layers have let go. During a forward the same without the backward. Any such moment is a bound; the
-    greatest is returned. Messages and prefetched parameters only add to it.
+
+def held_bytes(
+    table: KindTable, column: int, pipeline: Pipeline, found: Flight, extra: Doubles, *, by_layer: bool
+) -> Doubles:
+    """[ranks] bytes of activations and of what comes and goes with a backward, at least, on the fullest moment.
+
+    During a backward of stage s a rank holds the activations of every unit that is under way on each of its stages
+    (counted from the order of rows) and what the backward itself needs: for the last layer of the stage all of that
+    layer's, for an earlier one what it needs beyond what later layers have let go. During a forward the same without
+    the backward. Any such moment is a bound; the greatest is returned. Messages and prefetched parameters only add to
+    it. extra: [kinds] whole gradients (and parameters) of a layer, where ZeRO divides them.
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
-    inside = _inside(table, column, pipeline.split, sharding)
-    static = static + workspace_bytes(table.device)
-    if found is None:
-        by_rank = np.bincount(pipeline.rank_of, static)
-        return float((by_rank + [(kept + inside)[pipeline.rank_of == r].max() for r in range(len(by_rank))]).max())
-    most = 0.0
-    for held in found.held:
-        during = held.counts @ kept[held.stages] + np.where(held.backward, inside[held.stages][held.inside], 0.0)
-        most = max(most, float(static[held.stages].sum() - workspace_bytes(table.device) * (len(held.stages) - 1)
-                               + during.max()))  # fmt: skip
-    return most
+    inside = _inside(table, column, pipeline.split, extra, by_layer=by_layer)
+    return np.array(
+        [
+            (held.counts @ kept[held.stages] + np.where(held.backward, inside[held.stages][held.inside], 0.0)).max()
+            for held in found.held
+        ]
+    )
 
 
-def _inside(table: KindTable, column: int, parts: Split, sharding: Sharding) -> Doubles:
+def _inside(table: KindTable, column: int, parts: Split, extra: Doubles, *, by_layer: bool) -> Doubles:
     """[stages] what a backward needs beside activations."""
     done: dict[bytes, float] = {}
     out = np.zeros(len(parts.order))
-    extra = _unsharded(sharding)
     for stage, order in enumerate(parts.order):
         key = order.tobytes()
         if key not in done:
-            done[key] = _worst(order[::-1], table, column, extra, by_layer=sharding.zero == 3)
+            done[key] = _worst(order[::-1], table, column, extra, by_layer=by_layer)
         out[stage] = done[key]
     return out
 
@@ -304,7 +368,7 @@ def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubl
     return float((inside[kinds] - freed).max() + 2 * extra[kinds].max())
 
 
-def _unsharded(sharding: Sharding) -> Doubles:
+def unsharded(sharding: Sharding) -> Doubles:
     """[kinds] whole parameters and gradients that come and go: of the layer itself under ZeRO 3, of buckets under 2."""
     out = np.zeros(len(sharding.collectives))
     if sharding.zero < 2:

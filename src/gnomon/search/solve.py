@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count as counter
 from typing import cast
 
@@ -25,9 +25,25 @@ from gnomon.plans.check import problems
 from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.bounds import Actions, Family, Job, Pipeline, Sends, actions, is_split, no_ends, time_bound, v_placed
+from gnomon.search.alone import alone, passes
+from gnomon.search.bounds import (
+    Actions,
+    Ends,
+    Family,
+    Job,
+    Pipeline,
+    Sends,
+    actions,
+    is_split,
+    layer_seconds,
+    no_ends,
+    time_bound,
+    v_placed,
+    ways,
+)
 from gnomon.search.flight import flight
-from gnomon.search.leaves import Sharding, groups_of, memory_bound, room
+from gnomon.prices.allocator import workspace_bytes
+from gnomon.search.leaves import Sharding, groups_of, held_bytes, least_held, room, unsharded
 from gnomon.search.space import Point, Recompute, Space
 
 SLACK = 1e-9
@@ -126,7 +142,7 @@ def solve(
 
 
 _Sharded = tuple[int, int, int, bool]
-_Acts = tuple[Pipeline, Actions, NDArray[np.float64]]
+_Acts = tuple[Pipeline, Actions, NDArray[np.float64], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,21 @@ class _Block:
     schedule: str
     virtual: int
     column: int
+
+
+@dataclass(frozen=True)
+class _Loose:
+    """A point whose bound can still be made better."""
+
+    point: Point
+    family: Family
+    pipeline: Pipeline
+    column: int
+    count: int
+    sharding: Sharding
+
+
+_Item = _Block | _Loose | Point
 
 
 class _Search:
@@ -158,13 +189,15 @@ class _Search:
         self.sends = Sends(self.job)
         self.counts = Counts(space=space.size)
         self.limit = memory_limit(cluster, goal)
+        self.workspace = min(workspace_bytes(device, self.job.stack) for device in self.job.devices)
         self.best: list[Found] = []
         self.near: list[Found] = []
         self.why: dict[str, int] = {}
-        self.heap: list[tuple[float, int, _Block | Point]] = []
+        self.heap: list[tuple[float, int, _Item]] = []
         self._serial = counter()
         self._rooms: dict[int, float] = {}
         self._shardings: dict[object, Sharding] = {}
+        self._statics: dict[object, NDArray[np.float64]] = {}
         self._legal: dict[object, str] = {}
         self._choices: dict[object, tuple[tuple[_Sharded, ...], int]] = {}
 
@@ -179,6 +212,8 @@ class _Search:
                 self.heap.clear()
             elif isinstance(item, _Block):
                 self._open(item)
+            elif isinstance(item, _Loose):
+                self._tighten(item, bound)
             else:
                 self._price(item)
             if self.told is not None:
@@ -204,9 +239,9 @@ class _Search:
             why_illegal=dict(sorted(self.why.items(), key=lambda item: -item[1])),
         )
 
-    def _points(self, item: _Block | Point) -> int:
+    def _points(self, item: _Item) -> int:
         """Points that stand for themselves and may run: illegal ones and duplicates were counted with the block."""
-        return 1 if isinstance(item, Point) else len(self._sharded(item.family)[0])
+        return len(self._sharded(item.family)[0]) if isinstance(item, _Block) else 1
 
     def _members(self, block: _Block) -> Iterator[Point]:
         family, name = block.family, cast(ScheduleName, block.schedule)
@@ -219,7 +254,8 @@ class _Search:
 
     def _sharded(self, family: Family) -> tuple[tuple[_Sharded, ...], int]:
         """((dp_replicate, dp_shard, ZeRO stage, overlap) of points that stand for themselves and may run, number of
-        those that experts do not fit into): the same in every block of a family."""
+        those that cannot: experts that do not divide, ZeRO 3 that waits with its reductions). The same in every block
+        of a family."""
         layout = family.layout
         key = family.tp, family.cp, family.ep, family.dp, layout.sequence_parallel, layout.keep_gathered
         if key not in self._choices:
@@ -234,7 +270,9 @@ class _Search:
                             family.tp, family.cp, family.ep, family.pp, replicas, shards, "one_f_one_b", 1, 1,
                             layout.sequence_parallel, layout.keep_gathered, layout.context, "none", zero, overlap,
                         )  # fmt: skip
-                        if self.space.canonical(point) == point:
+                        if zero == 3 and not overlap and shards * family.cp > 1:
+                            illegal += 1  # full sharding reduces layer by layer
+                        elif self.space.canonical(point) == point:
                             kept.append((replicas, shards, zero, overlap))
             self._choices[key] = tuple(kept), illegal
         return self._choices[key]
@@ -272,7 +310,7 @@ class _Search:
                 if why:
                     self._reject(why, each)
                     continue
-                self._reject("experts_not_divisible", unfolded)
+                self._reject("sharding", unfolded)
                 self.counts.duplicates += each - unfolded - len(kept)
                 if kept:
                     columns.append(_Block(family, schedule, virtual, column))
@@ -299,8 +337,14 @@ class _Search:
                 pipeline,
                 actions(family.table, pipeline.split.counts, none, none, by_layer=False),
                 self.sends.of(family, pipeline),
+                self._may_fit(family, pipeline),
             )
-        pipeline, act, sends = acts[key]
+        pipeline, act, sends, fits = acts[key]
+        small = [i for i, block in enumerate(blocks) if fits[block.column]]
+        self.counts.too_large += (len(blocks) - len(small)) * len(self._sharded(family)[0])
+        if not small:
+            return
+        blocks, counts = [blocks[i] for i in small], [counts[i] for i in small]
         columns = [block.column for block in blocks]
         bounds = time_bound(
             pipeline,
@@ -313,6 +357,16 @@ class _Search:
         )
         for bound, block in zip(bounds.tolist(), blocks, strict=True):
             yield bound * (1 - SLACK), block
+
+    def _may_fit(self, family: Family, pipeline: Pipeline) -> NDArray[np.bool_]:
+        """[microbatch sizes] whether some sharding may fit, going by one unit under way."""
+        held = least_held(family.table, pipeline) + self.workspace
+        out = np.zeros(held.shape[1], bool)
+        for replicas, shards, zero in dict.fromkeys(each[:3] for each in self._sharded(family)[0]):
+            sharding = self._sharding(family, replicas, shards, zero)
+            static = pipeline.on_rank @ self._static(sharding, pipeline)
+            out |= (static[:, None] + held).max(axis=0) <= self._room(sharding)
+        return out
 
     def _open(self, block: _Block) -> None:
         """Bounds of a block's points; those that may be better go on the heap."""
@@ -331,33 +385,102 @@ class _Search:
             return
         sends = self.sends.of(family, pipeline)[:, [column]]
         split_backward = is_split(block.schedule)
+        held: dict[int, NDArray[np.float64]] = {}
+        groups: dict[int, list[tuple[Point, Sharding]]] = {}
         for point in members:
-            sharding = self._sharding(family, point)
-            static = sharding.static_bytes(pipeline.split)
-            bytes_ = memory_bound(family.table, column, pipeline, static, sharding, rows)
-            if bytes_ > self._room(sharding):
+            sharding = self._sharding(family, point.dp_replicate, point.dp_shard, point.zero)
+            static = pipeline.on_rank @ self._static(sharding, pipeline) + self.workspace
+            if (kind := max(sharding.zero, 1)) not in held:
+                held[kind] = held_bytes(
+                    family.table, column, pipeline, rows, unsharded(sharding), by_layer=sharding.zero == 3
+                )
+            if (static + held[kind]).max() > self._room(sharding):
                 self.counts.too_large += 1
-                continue
-            act = actions(
-                family.table,
-                pipeline.split.counts,
-                sharding.adding * _share(count, self.space.base.precision.grad != self.space.base.precision.compute),
-                sharding.copying,
-                by_layer=sharding.zero == 3,
-            )
-            act = _columns(act, [column])
-            ends = sharding.ends(pipeline.split, act, overlap=point.overlap, split_backward=split_backward)
-            bound = time_bound(
-                pipeline, act, sends, np.array([float(count)]), ends, split_backward=split_backward,
-                clip=self.space.base.optimizer.clip, most=rows.most[:, None],
-            )  # fmt: skip
-            least = max(float(bound[0]), sharding.streams(pipeline.split, pipeline.rank_of, count))
-            heapq.heappush(self.heap, (least * (1 - SLACK), next(self._serial), point))
+            else:
+                groups.setdefault(kind, []).append((point, sharding))
+        for kind, group in groups.items():
+            bounds = self._leaf_bounds(group, pipeline, column, count, sends, rows.most)
+            for (point, sharding), bound in zip(group, bounds.tolist(), strict=True):
+                item = _Loose(point, family, pipeline, column, count, sharding) if kind == 3 else point
+                heapq.heappush(self.heap, (bound * (1 - SLACK), next(self._serial), item))
 
-    def _sharding(self, family: Family, point: Point) -> Sharding:
-        key = (id(family.table), family.pp, point.dp_replicate, point.dp_shard, point.zero)
+    def _adding(self, sharding: Sharding, count: int) -> NDArray[np.float64]:
+        precision = self.space.base.precision
+        adding = sharding.adding * (1.0 if precision.grad != precision.compute else (count - 1) / count)
+        return adding
+
+    def _actions(self, sharding: Sharding, pipeline: Pipeline, column: int, count: int) -> Actions:
+        adding, by_layer = self._adding(sharding, count), sharding.zero == 3
+        return actions(
+            sharding.table, pipeline.split.counts, adding, sharding.copying, by_layer=by_layer, column=column
+        )
+
+    def _leaf_bounds(
+        self,
+        group: list[tuple[Point, Sharding]],
+        pipeline: Pipeline,
+        column: int,
+        count: int,
+        sends: NDArray[np.float64],
+        most: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Bounds of points of one block whose actions last equally long: one column each."""
+        point, sharding = group[0]
+        split_backward, clip = is_split(point.schedule), self.space.base.optimizer.clip
+        act = self._actions(sharding, pipeline, column, count)
+        if sharding.zero == 3:
+            bounds = []
+            for _, each in group:
+                waiting = each.waits(pipeline, act)
+                late = each.late(pipeline, (act.weight if split_backward else act.whole)[:, 0])
+                ends = replace(no_ends(len(late)), reduce=late[:, None])
+                bound = time_bound(
+                    pipeline, waiting, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]
+                )
+                bounds.append(max(float(bound[0]), each.streams(pipeline, act, sends, count) if clip else 0.0))
+            return np.array(bounds)
+        forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
+        parts = [each.ends(pipeline, forward, back, overlap=point.overlap) for point, each in group]
+        update, gather, reduce, each = (np.stack([part[i] for part in parts], axis=1) for i in range(4))
+        ends = Ends(update=update, gather=gather, reduce=reduce, each=each, norm=0.0)
+        found: NDArray[np.float64] = time_bound(
+            pipeline, act, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]
+        )
+        return np.broadcast_to(found, (len(group),))
+
+    def _tighten(self, loose: _Loose, bound: float) -> None:
+        """A better bound for a point under ZeRO 3, of single ranks played by themselves."""
+        point, pipeline, sharding = loose.point, loose.pipeline, loose.sharding
+        if sharding.optimizer.reshard_after_forward and self.space.base.optimizer.clip:
+            act = self._actions(sharding, pipeline, loose.column, loose.count)
+            back = act.input if is_split(point.schedule) else act.whole
+            sends = self.sends.of(loose.family, pipeline)[:, [loose.column]]
+            before, behind, _ = ways(pipeline, act.forward, back, sends)
+            seconds = layer_seconds(
+                sharding.table, self._adding(sharding, loose.count), sharding.copying, loose.column
+            )
+            layers = [order.tolist() for order in pipeline.split.order]
+            rows = passes(point.schedule, point.pp, point.virtual_stages, loose.count)
+            for rank in {0, point.pp // 2, point.pp - 1}:
+                low = pipeline.lowest[rank]
+                found = alone(
+                    rows[rank], layers, seconds, sharding.gathered_s.tolist(), sharding.reduced_s.tolist(),
+                    prefetch=self.space.base.overlap.prefetch, start=float(before[low, 0]),
+                    behind=float(behind[low, 0]),
+                )  # fmt: skip
+                bound = max(bound, found * (1 - SLACK))
+        heapq.heappush(self.heap, (bound, next(self._serial), point))
+
+    def _static(self, sharding: Sharding, pipeline: Pipeline) -> NDArray[np.float64]:
+        key = sharding, id(pipeline)
+        if key not in self._statics:
+            self._statics[key] = sharding.static_bytes(pipeline.split)
+        return self._statics[key]
+
+    def _sharding(self, family: Family, replicas: int, shards: int, zero: int) -> Sharding:
+        key = (id(family.table), family.pp, replicas, shards, zero)
         if key not in self._shardings:
-            self._shardings[key] = Sharding(family, point.dp_replicate, point.dp_shard, point.zero)
+            self._shardings[key] = Sharding(family, replicas, shards, zero)
         return self._shardings[key]
 
     def _room(self, sharding: Sharding) -> float:
@@ -400,11 +523,6 @@ class _Search:
             wrong = [p.name for p in found if p.severity == "error" and p.name != "batch"]
             self._legal[key] = wrong[0] if wrong else ""
         return self._legal[key]
-
-
-def _share(count: int, wide: bool) -> float:
-    """Share of backwards that add to a gradient that is there."""
-    return 1.0 if wide else (count - 1) / count
 
 
 def _columns(act: Actions, columns: list[int]) -> Actions:

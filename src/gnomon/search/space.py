@@ -31,6 +31,9 @@ SCHEDULES: tuple[ScheduleName, ...] = (
 )  # fmt: skip
 """Every schedule of training, the usual ones first: of two equally fast plans the search returns the earlier one."""
 
+FEW_STAGES = 8
+"""Numbers of virtual stages up to this one are all tried; beyond it, those that divide the layers."""
+
 CHUNK_TOKENS = 2048
 """Pieces of a sequence are not cut smaller over cp unless asked to."""
 
@@ -292,7 +295,7 @@ def make_space(
         "dp_replicate": ranks,
         "dp_shard": ranks,
         "schedule": SCHEDULES,
-        "virtual_stages": tuple(range(1, max(num_layers // 2, 1) + 1)),
+        "virtual_stages": tuple(sorted({*range(1, FEW_STAGES + 1), *divisors(num_layers)})),
         "micro_batch_size": divisors(workload.batch_size),
         "sequence_parallel": (False, True),
         "keep_gathered": (False, True),

@@ -178,6 +178,8 @@ def kind_table(
             device=device,
             split_paths=tuple((s.op, s.parts) for s in plan.overlap.splits),
             load=load,
+            attention_kernel=stack.attention_kernel,
+            dropout_add_fused=stack.dropout_add == "fused",
         )
         prices.append(price_layer(context, {**sizes, "batch": batch}))  # type: ignore[dict-item]
     return _table(kinds, plan, stack, tuple(prices), len(micro), device, links, numbers)

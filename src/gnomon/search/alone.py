@@ -1,0 +1,85 @@
+"""One rank by itself under ZeRO 3: its gathers, layers and reductions in order, without waiting for other ranks.
+
+`alone` plays the rows of one pipeline rank as the simulator would if messages took no time, so that what gathers and
+reductions leave exposed is in the bound. A bound, because other ranks only make it wait longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from gnomon.plans import Mesh, Plan, Schedule
+from gnomon.plans.check import V_SCHEDULES
+from gnomon.plans.parts import ScheduleName
+from gnomon.schedules.lower import compute_rows
+
+Pass = tuple[str, int]
+"""(kind, stage) of a row."""
+
+FORWARD, BACKWARD = ("F", "C"), ("B", "I")
+"""Kinds of rows that read parameters: layers in order, and in the opposite order."""
+
+
+@lru_cache(maxsize=64)
+def passes(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> tuple[tuple[Pass, ...], ...]:
+    """Rows of each pipeline rank in order of issue."""
+    placement = "v" if schedule in V_SCHEDULES else "loop"
+    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
+    rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+    names = [kind.name for kind in rows.kinds]
+    flat = list(zip([names[k] for k in rows.kind.tolist()], rows.stage.tolist(), strict=True))
+    edges = rows.class_ptr.tolist()
+    return tuple(tuple(flat[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+
+
+def alone(
+    rows: Sequence[Pass],
+    layers: Sequence[Sequence[int]],
+    seconds: dict[str, Sequence[float]],
+    gathered: Sequence[float],
+    reduced: Sequence[float],
+    *,
+    prefetch: int,
+    start: float,
+    behind: float,
+) -> float:
+    """Seconds from the beginning of a step to its end, of one rank, at least.
+
+    layers: kind of each layer, by stage. seconds: kind of row -> seconds of each kind of layer. gathered, reduced: of
+    each kind of layer. start: before it nothing computes. behind: what other ranks do after its last input gradient.
+
+    A layer waits for the one before it, for its gather, and (where it adds to a gradient) for that layer's last
+    reduction. Gathers follow each other, each waits until at most `prefetch` others are held; reductions follow each
+    other and their backwards. A gather serves neighbouring reads of one layer. All of these are dependencies of the
+    plan's Program, so no step is shorter; waiting for messages and other ranks is left out.
+    """
+    now, gathers, reductions, last_input = start, 0.0, 0.0, start
+    freed: list[float] = []
+    held: tuple[int, int] | None = None
+    done: dict[tuple[int, int], float] = {}
+    for kind, stage in rows:
+        order = layers[stage]
+        times = seconds[kind]
+        reads, adds = kind in FORWARD or kind in BACKWARD, kind in ("B", "W")
+        indices = range(len(order)) if kind in FORWARD else range(len(order) - 1, -1, -1)
+        for i in indices:
+            layer = order[i]
+            at = stage, i
+            if reads and at != held:
+                if held is not None:
+                    freed.append(now)
+                if len(freed) > prefetch:
+                    gathers = max(gathers, freed[-1 - prefetch])
+                gathers += gathered[layer]
+                now = max(now, gathers)
+                held = at
+            if adds:
+                now = max(now, done.get(at, 0.0))
+            now += times[layer]
+            if adds:
+                reductions = max(reductions, now) + reduced[layer]
+                done[at] = reductions
+        if kind in BACKWARD:
+            last_input = now
+    return max(now, reductions, last_input + behind)

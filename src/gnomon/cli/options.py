@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pkgutil import resolve_name
 
+from gnomon.cli.options_plan import PLAN_TEXT, add_run_options, count, plan_options
+
 _EPILOG = """\
 examples, all of which run on a laptop:
   gnomon predict llama-3.1-8b --on 4x8xh100-sxm --zero 3 --global-batch 128
@@ -91,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"gnomon {resolve_name('gnomon:__version__')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
+    plan_options(_command(commands, "plan", "the fastest plan that fits, for a model on machines", PLAN_TEXT))
     _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
@@ -116,17 +119,6 @@ def _command(commands: argparse._SubParsersAction, name: str, text: str, epilog:
     return made
 
 
-def _count(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
-    if not 1 <= value <= 10**9:
-        raise argparse.ArgumentTypeError(f"{value} is not between 1 and 1000000000")
-    return value
-
-
 def _predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder")
     parser.add_argument("--on", metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
@@ -144,23 +136,7 @@ def _predict(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--html", metavar="FILE", help="a page with everything, for a browser")
     files.add_argument("--trace", metavar="FILE", help="a trace for ui.perfetto.dev")
     files.add_argument("--timeline", metavar="FILE", help="the timeline, for gnomon report and gnomon compare")
-    work = parser.add_argument_group("batch")
-    for name, text in (
-        ("--global-batch", "sequences in an optimizer step"),
-        ("--micro-batch-size", "sequences of a microbatch on one data-parallel rank"),
-        ("--seq-len", "tokens of a sequence"),
-    ):
-        work.add_argument(name, type=_count, metavar="N", help=text)
-    axes = parser.add_argument_group("axes (ranks; dp-shard is what remains unless given)")
-    for name in ("tp", "pp", "cp", "ep", "dp-shard", "dp-replicate"):
-        axes.add_argument(f"--{name}", type=_count, metavar="N")
-    axes.add_argument("--vpp", type=_count, metavar="N", help="virtual stages on each pipeline rank")
-    how = parser.add_argument_group("how it is run")
-    how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), metavar="STAGE", help="ZeRO stage; 3 is FSDP")
-    how.add_argument("--recompute", choices=("none", "selective", "full"), metavar="HOW", help="none, selective, full")
-    how.add_argument("--schedule", metavar="NAME", help="as in one_f_one_b, zero_bubble_h1, v_half")
-    how.add_argument("--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16 …")
-    how.add_argument("--sequence-parallel", action="store_true", default=None, help="with tp")
+    add_run_options(parser)
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
@@ -177,21 +153,19 @@ def _validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", metavar="NAME", help="only rows of this family")
     parser.add_argument("--explain", metavar="ID", help="one run in full: prediction, measurement, what was assumed")
     parser.add_argument("--rows", metavar="OUT.csv", help="write every row's prediction, or why there is none")
-    parser.add_argument("--workers", type=_count, metavar="N", help="processes; default the machine's cores, at most 8")
+    parser.add_argument("--workers", type=count, metavar="N", help="processes; default the machine's cores, at most 8")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
     parser.add_argument("--data", metavar="FOLDER", help="text to train on; default Python's standard library")
-    parser.add_argument(
-        "--steps", type=_count, default=200, metavar="N", help="in all, with those before a resume; 200"
-    )
+    parser.add_argument("--steps", type=count, default=200, metavar="N", help="in all, with those before a resume; 200")
     parser.add_argument("--lr", type=float, default=1e-3, metavar="RATE", help="of AdamW; 0.001")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of parameters and order of data; 0")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("--checkpoints", metavar="DIR", help="also at the end; default PLAN.checkpoints, when stopped")
-    parser.add_argument("--checkpoint-every", type=_count, metavar="N", help="steps; 100 with --checkpoints")
+    parser.add_argument("--checkpoint-every", type=count, metavar="N", help="steps; 100 with --checkpoints")
     parser.add_argument("--timeline", metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--json", action="store_true", help="for programs")
 
@@ -204,8 +178,8 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
         help="instead: a stack file, for --stack, from 3 to 10 measured runs of one program (columns as validate's)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write; default local.toml in $GNOMON_HOME")
-    parser.add_argument("--processes", type=_count, metavar="N", help="at once; default the machine's physical cores")
-    parser.add_argument("--seconds", type=_count, default=40, metavar="S", help="of measuring, about; default 40")
+    parser.add_argument("--processes", type=count, metavar="N", help="at once; default the machine's physical cores")
+    parser.add_argument("--seconds", type=count, default=40, metavar="S", help="of measuring, about; default 40")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

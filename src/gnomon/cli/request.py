@@ -47,7 +47,7 @@ V_SCHEDULES = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
 SEQ_LEN = 4096
 """Tokens of a sequence when nobody says."""
 
-_PRECISIONS = {
+PRECISIONS = {
     "bf16": Precision(),
     "fp16": Precision(param="fp16", compute="fp16"),
     "fp32": Precision(param="fp32", compute="fp32", master="none"),
@@ -194,7 +194,7 @@ def _changed(plan: Plan, options: argparse.Namespace, machines: Cluster, *, keep
     if options.recompute is not None:
         changes["saved"] = Saved(preset=options.recompute)
     if options.precision is not None:
-        changes["precision"] = _PRECISIONS[options.precision]
+        changes["precision"] = PRECISIONS[options.precision]
     if options.sequence_parallel:
         changes["layout"] = replace(plan.layout, sequence_parallel=True)
     return replace(plan, schedule=_schedule(plan.schedule, options), **changes)
@@ -244,7 +244,7 @@ def _with_batch(plan: Plan, options: argparse.Namespace, job: Job | None, assume
     return replace(plan, schedule=replace(plan.schedule, micro_batch_size=1))
 
 
-def _has_sequences(graph: Graph) -> bool:
+def has_sequences(graph: Graph) -> bool:
     """Whether some input has a dim `seq` whose size the batch gives."""
     return any(dim.size is None and dim.name == "seq" for block in graph.blocks for dim in block.dims)
 
@@ -256,7 +256,7 @@ def _workload(
         changes = {"global_batch_size": options.global_batch, "seq_len": options.seq_len}
         return replace(given, **{name: value for name, value in changes.items() if value is not None})
     seq_len = options.seq_len
-    if seq_len is None and not _has_sequences(graph):
+    if seq_len is None and not has_sequences(graph):
         seq_len = 1
         assumed.append("the model takes no sequence of tokens: tokens/s counts samples")
     elif seq_len is None:

@@ -1,8 +1,13 @@
 """Search: the best plan of a space, exactly, with what it was compared with.
 
-`make_space` says what is searched, `solve` searches it. Bounds order and prune; the simulator decides.
+`plan` is the whole search; `make_space` says what is searched, `solve` searches it. Bounds order and prune; the
+simulator decides.
 """
 
+from gnomon.search.planning import Loss as Loss
+from gnomon.search.planning import default_precision as default_precision
+from gnomon.search.planning import loss as loss
+from gnomon.search.planning import plan as plan
 from gnomon.search.solve import Counts as Counts
 from gnomon.search.solve import Found as Found
 from gnomon.search.solve import Result as Result

@@ -6,7 +6,7 @@ reductions leave exposed is in the bound. A bound, because other ranks only make
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from gnomon.plans import Mesh, Plan, Schedule
@@ -36,7 +36,7 @@ def passes(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
 def alone(
     rows: Sequence[Pass],
     layers: Sequence[Sequence[int]],
-    seconds: dict[str, Sequence[float]],
+    seconds: Mapping[str, Sequence[float]],
     gathered: Sequence[float],
     reduced: Sequence[float],
     *,
@@ -54,7 +54,7 @@ def alone(
     other and their backwards. A gather serves neighbouring reads of one layer. All of these are dependencies of the
     plan's Program, so no step is shorter; waiting for messages and other ranks is left out.
     """
-    now, gathers, reductions, last_input = start, 0.0, 0.0, start
+    now, gathers, reductions, last_input, last_read = start, 0.0, 0.0, start, start
     freed: list[float] = []
     held: tuple[int, int] | None = None
     done: dict[tuple[int, int], float] = {}
@@ -68,7 +68,7 @@ def alone(
             at = stage, i
             if reads and at != held:
                 if held is not None:
-                    freed.append(now)
+                    freed.append(last_read)
                 if len(freed) > prefetch:
                     gathers = max(gathers, freed[-1 - prefetch])
                 gathers += gathered[layer]
@@ -77,6 +77,8 @@ def alone(
             if adds:
                 now = max(now, done.get(at, 0.0))
             now += times[layer]
+            if reads:
+                last_read = now
             if adds:
                 reductions = max(reductions, now) + reduced[layer]
                 done[at] = reductions

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload, transfers
+from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload, shared_parameters, transfers
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
@@ -50,16 +50,21 @@ class Pipeline:
     """[stages - 1] whether a stage reads from the one before it."""
     sent: tuple[tuple[tuple[int, str], ...], ...]
     """[stages - 1] (kind, tensor) that a stage sends to the next."""
+    own: Doubles
+    """[stages] 0 where a stage shares parameters with another one on its rank, which may update them for it; else 1."""
 
     @cached_property
     def on_rank(self) -> Doubles:
         """[ranks, stages] 1 where a rank has a stage."""
-        return (np.arange(self.rank_of.max() + 1)[:, None] == self.rank_of).astype(float)
+        ranks = np.arange(int(self.rank_of.max()) + 1)
+        found: Doubles = (ranks[:, None] == self.rank_of).astype(float)
+        return found
 
     @cached_property
     def lowest(self) -> NDArray[np.int64]:
         """[ranks] the first stage of each."""
-        return np.argmax(self.on_rank, axis=1)
+        found: NDArray[np.int64] = np.argmax(self.on_rank, axis=1)
+        return found
 
     @cached_property
     def root(self) -> NDArray[np.int64]:
@@ -109,9 +114,16 @@ class Job:
         for move in transfers(plan, self.graph) if stages > 1 else ():
             if move.target == move.source + 1:
                 sent[move.source] = tuple((self.kinds.kind_of[label], tensor) for label, tensor in move.tensors)
+        ranks = np.array([pipeline_rank(s, plan.mesh.pp, placement) for s in range(stages)], np.int64)
+        own = np.ones(stages)
+        for holders in shared_parameters(plan, self.graph).values() if self.kinds.shared else ():
+            for stage in holders:
+                if (ranks[list(holders)] == ranks[stage]).sum() > 1:
+                    own[stage] = 0.0
         return Pipeline(
             split=parts,
-            rank_of=np.array([pipeline_rank(s, plan.mesh.pp, placement) for s in range(stages)], np.int64),
+            own=own,
+            rank_of=ranks,
             linked=np.array([bool(each) for each in sent], bool),
             sent=tuple(sent),
         )
@@ -259,6 +271,15 @@ def actions(
     )
 
 
+MIXED = frozenset({"dualpipe_v"})
+"""Schedules with backwards in one beside divided ones."""
+
+
+def halves(act: Actions) -> Actions:
+    """The same with weight gradients that are no longer than what a backward in one takes beyond input gradients."""
+    return replace(act, weight=np.minimum(act.weight, np.maximum(act.whole - act.input, 0.0)))
+
+
 def layer_seconds(table: KindTable, adding: Doubles, unsharding: Doubles, column: int) -> dict[str, list[float]]:
     """Kind of row -> seconds of each kind of layer by itself, as ZeRO 3 has them: see `actions`."""
     one = np.eye(len(table.tensors))
@@ -279,13 +300,14 @@ class Ends:
     """Gradients after the last backward."""
     each: Doubles
     """Gradients of every microbatch, between one backward and the next (ZeRO 2)."""
-    norm: float
+    blocked: Doubles
+    """Of these, reductions that hold the compute stream, one stage after another, because they may not overlap."""
 
 
 def no_ends(stages: int) -> Ends:
     """Nothing before and after: a bound without them holds too."""
     zero = np.zeros((stages, 1))
-    return Ends(update=zero, gather=zero, reduce=zero, each=zero, norm=0.0)
+    return Ends(update=zero, gather=zero, reduce=zero, each=zero, blocked=zero)
 
 
 def time_bound(
@@ -315,7 +337,8 @@ def time_bound(
       there: a unit needs L, all forwards from s to the last stage and back, so the m units need m·L of such time, of
       which at most k pass at once: m·L/k between the way to s and the way back (Little's law).
     - ZeRO 2 reduces the gradients of each unit before the next one's backward adds to them: a stage needs m times a
-      backward and a reduction.
+      backward and a reduction; and a rank's reductions follow each other on one stream.
+    - Reductions that may not overlap follow all backwards of the rank, one after another.
     A stage that does not read from the one before it begins a chain of its own, with an update and a reduction of its
     own. What hides under a computing is less the longer that computing lasts, but never by as much, and every chain
     with the one has the other: computing times that are themselves bounds keep the sum a bound.
@@ -336,6 +359,7 @@ def time_bound(
         through = np.maximum(there_and_back, load + least)
     else:
         through = load + behind[low] + tail[low]
+    through = np.maximum(through, load + pipeline.on_rank @ ends.blocked)
     found = np.maximum(found, (head[low] + before[low] + through).max(axis=0))
     if most is not None:
         passing = head + before + count * length / np.maximum(most, 1) + behind + tail
@@ -343,8 +367,8 @@ def time_bound(
     if ends.each.any():
         own = act.weight if split_backward else act.whole
         found = np.maximum(found, (count * (own + ends.each)).max(axis=0))
-    whole: Doubles = found + ends.norm
-    return whole
+        found = np.maximum(found, (pipeline.on_rank @ ends.each * count).max(axis=0))
+    return found
 
 
 def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:

@@ -82,7 +82,7 @@ class Sharding:
 
     @cached_property
     def adding(self) -> Doubles:
-        """[kinds] seconds of adding a layer's weight gradients to their buffer; 0 for one microbatch, which need not."""
+        """[kinds] seconds of adding a layer's weight gradients to their buffer."""
         device, precision = self.table.device, self.precision
         elements = self.table.elements.sum(axis=1)
         result = DTYPE_BITS[precision.compute] // 8
@@ -96,9 +96,7 @@ class Sharding:
             elif precision.grad != precision.compute:
                 fused = bool(self.job.stack.grad_accumulation_fused)
                 tensors = int(self.table.tensors[i])
-                price = accumulate_seconds(
-                    count, precision, device, curves_for(device), fused=fused, tensors=tensors
-                )
+                price = accumulate_seconds(count, precision, device, curves_for(device), fused=fused, tensors=tensors)
                 out[i] = float(price.device_s)
         return out
 
@@ -121,39 +119,46 @@ class Sharding:
             counts = pipeline.split.counts
             layers = np.maximum(counts.sum(axis=1), 1.0)
             one = np.ones(len(counts))
-            last = self._buckets(counts, layers) if overlap else one
-            ahead = self._buckets(counts, layers, "all_gather", "after_step") if overlap else one
+            last = self._buckets(counts, layers, "reduce_scatter") if overlap else one
+            after = self._buckets(counts, layers, "all_reduce") if overlap else one
+            ahead = self._buckets(counts, layers, "all_gather") if overlap else one
             nothing = np.zeros(len(counts))
             self._traffic[key] = Traffic(
-                update=self._update(pipeline.split),
+                update=self._update(pipeline.split) * pipeline.own,
                 buckets=last,
-                reduce=self.seconds("reduce_scatter", "after_backward", counts, last) if self.zero else nothing,
-                both=self.seconds("all_reduce", "after_backward", counts, last),
+                reduce=self.seconds("reduce_scatter", "after_backward", counts, last) * pipeline.own
+                if self.zero
+                else nothing,
+                after=after,
+                first=self.seconds("reduce_scatter", "after_backward", counts, after) if self.zero else nothing,
+                both=self.seconds("all_reduce", "after_backward", counts, after) * pipeline.own,
                 ahead=ahead,
-                gather=self.seconds("all_gather", "after_step", counts, ahead) if self.zero else nothing,
+                gather=self.seconds("all_gather", "after_step", counts, ahead) * pipeline.own if self.zero else nothing,
             )
         return self._traffic[key]
 
     def ends(self, pipeline: Pipeline, forward: Doubles, back: Doubles, *, overlap: bool) -> tuple[Doubles, ...]:
-        """(update, gather, reduction, reduction of every microbatch) of each stage, [stages]: what begins and ends a
+        """(update, gather, reduction, reduction of every microbatch, reductions that hold the compute
+        stream) of each stage, [stages]: what begins and ends a
         step. back: what reductions run beside, backwards or their weight gradients. For ZeRO 3 see `late`."""
         found = self.traffic(pipeline, overlap=overlap)
         if not overlap:
             forward = back = np.zeros(len(back))
         reduce = _left(found.reduce, found.buckets, back)
-        both = _left(found.both, found.buckets, np.maximum(back - found.reduce, 0.0))
+        both = _left(found.both, found.after, np.maximum(back - found.first, 0.0))
         gather = _left(found.gather, found.ahead, forward)
         each = reduce if self.zero == 2 and overlap else np.zeros(len(back))
-        return found.update, gather, reduce + both, each
+        blocked = reduce if self.zero and not overlap else np.zeros(len(back))
+        return found.update, gather, reduce + both, each, blocked
 
-    def _buckets(
-        self, counts: Doubles, layers: Doubles, kind: str = "", when: str = "after_backward"
-    ) -> Doubles:
+    def _buckets(self, counts: Doubles, layers: Doubles, kind: str) -> Doubles:
+        """[stages] pieces in which a collective goes: one a layer, or by the plan's size."""
         size = self.job.space.base.overlap.bucket_bytes
         if size is None:
             return layers
-        kind = kind or ("reduce_scatter" if self.zero else "all_reduce")
-        total = sum((counts @ sizes for sizes in self.sizes(kind, when).values()), np.zeros(len(counts)))
+        total = np.zeros(len(counts))
+        for i, each in enumerate(self.collectives):  # as prices count them: by kind, whenever they run
+            total += counts[:, i] * sum(c.bytes for c in each if c.kind == kind)
         return np.maximum(1.0, np.ceil(total / size))
 
     def elements(self, parts: Split) -> Doubles:
@@ -178,21 +183,21 @@ class Sharding:
             (stays * (master + states), 1),
         )
         total = np.zeros(len(parts.counts))
-        for column, ways in enumerate(self._ways()):
+        for column, ranks in enumerate(self._ways()):
             elements = self.elements(parts)[:, column]
             for size, first in kinds:
-                total += (np.ceil(elements / ways) if optimizer.zero >= first else elements) * size
+                total += (np.ceil(elements / ranks) if optimizer.zero >= first else elements) * size
         return total
 
     def _update(self, parts: Split) -> Doubles:
         sharded = self.optimizer.zero >= 1
         elements = self.elements(parts)
         owned = sum(
-            np.ceil(elements[:, column] / (ways if sharded else 1)) for column, ways in enumerate(self._ways())
+            np.ceil(elements[:, column] / (ranks if sharded else 1)) for column, ranks in enumerate(self._ways())
         )
         tensors = parts.counts @ self.table.tensors
         done: dict[tuple[float, float], float] = {}
-        for pair in zip(np.asarray(owned).tolist(), tensors.tolist(), strict=True):
+        for pair in zip(owned.tolist(), tensors.tolist(), strict=True):
             if pair not in done:
                 price = optimizer_seconds(
                     max(int(pair[0]), 1),
@@ -204,7 +209,7 @@ class Sharding:
                     tensors=max(1, round(pair[1])),
                 )
                 done[pair] = max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S
-        return np.array([done[pair] for pair in zip(np.asarray(owned).tolist(), tensors.tolist(), strict=True)])
+        return np.array([done[pair] for pair in zip(owned.tolist(), tensors.tolist(), strict=True)])
 
     @cached_property
     def gathered_s(self) -> Doubles:
@@ -266,7 +271,7 @@ class Sharding:
     def late(self, pipeline: Pipeline, back: Doubles) -> Doubles:
         """[stages] what ends a step under ZeRO 3: the reductions of a stage's layers begin with its last backward (or
         weight gradients, `back`), so what is longer than it comes after it."""
-        return np.maximum(pipeline.split.counts @ self.reduced_s - back, 0.0)
+        return np.maximum(pipeline.split.counts @ self.reduced_s - back, 0.0) * pipeline.own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +282,10 @@ class Traffic:
     buckets: Doubles
     """Of gradients."""
     reduce: Doubles
+    after: Doubles
+    """Buckets of all-reduces."""
+    first: Doubles
+    """Reductions in as many buckets, which hide before them."""
     both: Doubles
     """All-reduces, after the reductions."""
     ahead: Doubles
@@ -286,7 +295,8 @@ class Traffic:
 
 def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
     """What computing leaves of a collective in buckets."""
-    left = np.maximum(whole / buckets, whole - beside * (buckets - 1) / buckets)
+    hidden = np.where(buckets > 1, beside * (buckets - 1) / buckets, 0.0) if np.isfinite(beside).all() else whole
+    left = np.maximum(whole / buckets, whole - hidden)
     return np.maximum(left - GRID_S, 0.0)
 
 
@@ -305,7 +315,9 @@ def _room(job: Job, index: int, cap_bytes: float, groups: int) -> float:
     limit = device.memory_bytes - outside
 
     def fits(allocated: float) -> bool:
-        return reserved_estimate(allocated, 1, job.stack, limit_bytes=limit) + outside <= min(cap_bytes, device.memory_bytes)
+        return reserved_estimate(allocated, 1, job.stack, limit_bytes=limit) + outside <= min(
+            cap_bytes, device.memory_bytes
+        )
 
     low, high = 0.0, float(device.memory_bytes)
     if not fits(low):
@@ -368,17 +380,17 @@ def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubl
     return float((inside[kinds] - freed).max() + 2 * extra[kinds].max())
 
 
-def unsharded(sharding: Sharding) -> Doubles:
-    """[kinds] whole parameters and gradients that come and go: of the layer itself under ZeRO 3, of buckets under 2."""
+def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
+    """[kinds] whole parameters and gradients that come and go with a backward: of the layer itself under ZeRO 3, of a
+    bucket under ZeRO 2. A first half of a backward has no gradients of parameters yet."""
     out = np.zeros(len(sharding.collectives))
     if sharding.zero < 2:
         return out
     bucket = sharding.job.space.base.overlap.bucket_bytes
     for i, each in enumerate(sharding.collectives):
-        if bucket is not None and sharding.zero == 2:
-            out[i] = bucket
-            continue
-        out[i] = sum(c.bytes for c in each if c.kind == "reduce_scatter")
+        if not split_backward:
+            reduced = sum(c.bytes for c in each if c.kind == "reduce_scatter")
+            out[i] = bucket if bucket is not None and sharding.zero == 2 else reduced
         if sharding.zero == 3:
             out[i] += sum(c.bytes for c in each if c.when == "before_forward")
     return out

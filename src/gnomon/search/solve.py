@@ -25,8 +25,10 @@ from gnomon.plans.check import problems
 from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.prices.allocator import workspace_bytes
 from gnomon.search.alone import alone, passes
 from gnomon.search.bounds import (
+    MIXED,
     Actions,
     Ends,
     Family,
@@ -34,6 +36,7 @@ from gnomon.search.bounds import (
     Pipeline,
     Sends,
     actions,
+    halves,
     is_split,
     layer_seconds,
     no_ends,
@@ -42,7 +45,6 @@ from gnomon.search.bounds import (
     ways,
 )
 from gnomon.search.flight import flight
-from gnomon.prices.allocator import workspace_bytes
 from gnomon.search.leaves import Sharding, groups_of, held_bytes, least_held, room, unsharded
 from gnomon.search.space import Point, Recompute, Space
 
@@ -136,7 +138,7 @@ def solve(
     points covered so far. PlanError if no plan fits.
     """
     goal = goal or Goal()
-    search = _Search(graph, cluster, workload, space, stack, goal, top, prune, told)
+    search = Search(graph, cluster, workload, space, stack, goal, top=top, prune=prune, told=told)
     search.run()
     return search.result()
 
@@ -170,7 +172,9 @@ class _Loose:
 _Item = _Block | _Loose | Point
 
 
-class _Search:
+class Search:
+    """One search under way: see `solve`."""
+
     def __init__(
         self,
         graph: Graph,
@@ -179,9 +183,10 @@ class _Search:
         space: Space,
         stack: Stack,
         goal: Goal,
-        top: int,
-        prune: bool,
-        told: Callable[[int], None] | None,
+        *,
+        top: int = 1,
+        prune: bool = True,
+        told: Callable[[int], None] | None = None,
     ) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
         self.stack, self.goal, self.top, self.prune, self.told = stack, goal, top, prune, told
@@ -252,12 +257,15 @@ class _Search:
                 layout.sequence_parallel, layout.keep_gathered, layout.context, preset, zero, overlap,
             )  # fmt: skip
 
+    def _key(self, family: Family) -> tuple[object, ...]:
+        layout = family.layout
+        return family.tp, family.cp, family.ep, family.dp, layout.sequence_parallel, layout.keep_gathered
+
     def _sharded(self, family: Family) -> tuple[tuple[_Sharded, ...], int]:
         """((dp_replicate, dp_shard, ZeRO stage, overlap) of points that stand for themselves and may run, number of
         those that cannot: experts that do not divide, ZeRO 3 that waits with its reductions). The same in every block
         of a family."""
-        layout = family.layout
-        key = family.tp, family.cp, family.ep, family.dp, layout.sequence_parallel, layout.keep_gathered
+        key, layout = self._key(family), family.layout
         if key not in self._choices:
             kept, illegal = [], 0
             for replicas, shards in self.space.shardings(family.dp):
@@ -287,8 +295,7 @@ class _Search:
                 continue
             pipelines = space.pipelines(pp)
             for sequence, keep, context in space.layouts(cp):
-                layout = Layout(**{**_fields(space.base.layout), "sequence_parallel": sequence,
-                                   "keep_gathered": keep, "context": context})  # fmt: skip
+                layout = replace(space.base.layout, sequence_parallel=sequence, keep_gathered=keep, context=context)
                 why = self._illegal(tp, cp, ep, layout)
                 whole = each * len(pipelines) * len(space.micro_batch_size)
                 for recompute in space.recompute:
@@ -348,7 +355,7 @@ class _Search:
         columns = [block.column for block in blocks]
         bounds = time_bound(
             pipeline,
-            _columns(act, columns),
+            halves(_columns(act, columns)) if first.schedule in MIXED else _columns(act, columns),
             sends[:, columns],
             np.array(counts, float),
             no_ends(len(act.forward)),
@@ -379,21 +386,19 @@ class _Search:
         count = self.space.global_batch // (family.micro[column] * family.dp)
         pipeline = self.job.pipeline(family.pp, block.virtual, v_placed(block.schedule))
         try:
-            rows = flight(block.schedule, family.pp, block.virtual, count)  # type: ignore[arg-type]
+            rows = flight(block.schedule, family.pp, block.virtual, count)
         except PlanError:
             self._reject("schedule", len(members))
             return
         sends = self.sends.of(family, pipeline)[:, [column]]
-        split_backward = is_split(block.schedule)
         held: dict[int, NDArray[np.float64]] = {}
         groups: dict[int, list[tuple[Point, Sharding]]] = {}
         for point in members:
             sharding = self._sharding(family, point.dp_replicate, point.dp_shard, point.zero)
             static = pipeline.on_rank @ self._static(sharding, pipeline) + self.workspace
             if (kind := max(sharding.zero, 1)) not in held:
-                held[kind] = held_bytes(
-                    family.table, column, pipeline, rows, unsharded(sharding), by_layer=sharding.zero == 3
-                )
+                extra = unsharded(sharding, split_backward=is_split(block.schedule))
+                held[kind] = held_bytes(family.table, column, pipeline, rows, extra, by_layer=sharding.zero == 3)
             if (static + held[kind]).max() > self._room(sharding):
                 self.counts.too_large += 1
             else:
@@ -428,21 +433,23 @@ class _Search:
         point, sharding = group[0]
         split_backward, clip = is_split(point.schedule), self.space.base.optimizer.clip
         act = self._actions(sharding, pipeline, column, count)
+        forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
+        if point.schedule in MIXED:  # how long a reduction has beside it is not known
+            act, back = halves(act), np.full(len(back), np.inf)
         if sharding.zero == 3:
             bounds = []
             for _, each in group:
                 waiting = each.waits(pipeline, act)
-                late = each.late(pipeline, (act.weight if split_backward else act.whole)[:, 0])
+                late = each.late(pipeline, back)
                 ends = replace(no_ends(len(late)), reduce=late[:, None])
                 bound = time_bound(
                     pipeline, waiting, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]
                 )
                 bounds.append(max(float(bound[0]), each.streams(pipeline, act, sends, count) if clip else 0.0))
             return np.array(bounds)
-        forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
         parts = [each.ends(pipeline, forward, back, overlap=point.overlap) for point, each in group]
-        update, gather, reduce, each = (np.stack([part[i] for part in parts], axis=1) for i in range(4))
-        ends = Ends(update=update, gather=gather, reduce=reduce, each=each, norm=0.0)
+        stacked = [np.stack([part[i] for part in parts], axis=1) for i in range(5)]
+        ends = Ends(update=stacked[0], gather=stacked[1], reduce=stacked[2], each=stacked[3], blocked=stacked[4])
         found: NDArray[np.float64] = time_bound(
             pipeline, act, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]
         )
@@ -456,9 +463,7 @@ class _Search:
             back = act.input if is_split(point.schedule) else act.whole
             sends = self.sends.of(loose.family, pipeline)[:, [loose.column]]
             before, behind, _ = ways(pipeline, act.forward, back, sends)
-            seconds = layer_seconds(
-                sharding.table, self._adding(sharding, loose.count), sharding.copying, loose.column
-            )
+            seconds = layer_seconds(sharding.table, self._adding(sharding, loose.count), sharding.copying, loose.column)
             layers = [order.tolist() for order in pipeline.split.order]
             rows = passes(point.schedule, point.pp, point.virtual_stages, loose.count)
             for rank in {0, point.pp // 2, point.pp - 1}:
@@ -470,6 +475,35 @@ class _Search:
                 )  # fmt: skip
                 bound = max(bound, found * (1 - SLACK))
         heapq.heappush(self.heap, (bound, next(self._serial), point))
+
+    def bounds(self, point: Point) -> tuple[list[float], bool]:
+        """(every bound on a point's time, the first the loosest; whether a bound on memory allows it). For tests."""
+        layout = replace(
+            self.space.base.layout,
+            sequence_parallel=point.sequence_parallel,
+            keep_gathered=point.keep_gathered,
+            context=point.context,
+        )
+        dp = point.dp_replicate * point.dp_shard
+        family = Family(
+            self.job, point.tp, point.cp, point.ep, point.pp, dp, layout, point.recompute, self.space.micro_batch_size
+        )
+        column = family.micro.index(point.micro_batch_size)
+        count = self.space.global_batch // (point.micro_batch_size * dp)
+        block = _Block(family, point.schedule, point.virtual_stages, column)
+        found = [bound for bound, _ in self._bounded([block], [count], {})]
+        allowed = bool(found)
+        self._choices[self._key(family)] = ((point.dp_replicate, point.dp_shard, point.zero, point.overlap),), 0
+        self.heap.clear()
+        self._open(block)
+        allowed = allowed and bool(self.heap)
+        while self.heap:
+            bound, _, item = self.heap.pop()
+            found.append(bound)
+            if isinstance(item, _Loose):
+                self._tighten(item, bound)
+        del self._choices[self._key(family)]
+        return found, allowed
 
     def _static(self, sharding: Sharding, pipeline: Pipeline) -> NDArray[np.float64]:
         key = sharding, id(pipeline)
@@ -539,7 +573,3 @@ def _unscheduled(schedule: str, count: int, pp: int) -> str:
     if schedule in ("interleaved_one_f_one_b", "interleaved_zero_bubble") and count % pp:
         return "microbatches"
     return "microbatches" if schedule == "dualpipe_v" and count < 2 * pp else ""
-
-
-def _fields(layout: Layout) -> dict[str, object]:
-    return {name: getattr(layout, name) for name in layout.__dataclass_fields__}

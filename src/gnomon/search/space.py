@@ -157,7 +157,7 @@ class Space:
                 context=point.context,
             ),
             saved=replace(base.saved, preset=point.recompute),
-            optimizer=replace(base.optimizer, zero=point.zero),
+            optimizer=replace(base.optimizer, zero=point.zero),  # type: ignore[arg-type]
             overlap=replace(base.overlap, grad_reduce=point.overlap, param_gather=point.overlap),
         )
 
@@ -233,7 +233,8 @@ class Space:
 
         Points with one representative are the same run: at tp = 1 there is no region to divide a sequence in, and
         nothing gathered to keep; at cp = 1 no context to exchange; ZeRO over groups of one rank divides nothing; at
-        ZeRO 0 all data-parallel ranks hold replicas, whatever they are called; without a reduction nothing overlaps.
+        ZeRO 0 all data-parallel ranks hold replicas, whatever they are called (experts have groups of their own, which
+        the two axes divide otherwise); without a reduction nothing overlaps.
         Only what has a representative among the choices is replaced by it.
         """
         changes: dict[str, object] = {}
@@ -243,19 +244,16 @@ class Space:
         if point.keep_gathered and not (sequence and point.tp > 1) and point.cp == 1 and False in self.keep_gathered:
             changes["keep_gathered"] = False
         zero = point.zero
-        if zero and point.dp_shard * point.cp == 1 and not self.experts and 0 in self.zero:
+        buckets = zero == 2 and self.base.overlap.bucket_bytes is not None
+        if zero and point.dp_shard * point.cp == 1 and not self.experts and not buckets and 0 in self.zero:
             changes["zero"] = zero = 0
         whole = self.shardings(point.dp_replicate * point.dp_shard)[0]
-        if zero == 0 and (point.dp_replicate, point.dp_shard) != whole and self._folds(point, whole[1]):
+        if zero == 0 and (point.dp_replicate, point.dp_shard) != whole and not self.experts:
             changes |= {"dp_replicate": whole[0], "dp_shard": whole[1]}
         alone = point.dp_replicate * point.dp_shard * point.cp == 1 and not self.experts
         if alone and not point.overlap and True in self.overlap:
             changes["overlap"] = True
         return point._replace(**changes) if changes else point  # type: ignore[arg-type]
-
-    def _folds(self, point: Point, shards: int) -> bool:
-        """Whether experts fit into so many shards as they do into the point's."""
-        return shards * point.cp * point.tp % (point.ep * self.base.mesh.etp) == 0
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -181,7 +181,7 @@ def kind_table(
             attention_kernel=stack.attention_kernel,
             dropout_add_fused=stack.dropout_add == "fused",
         )
-        prices.append(price_layer(context, {**sizes, "batch": batch}))  # type: ignore[dict-item]
+        prices.append(price_layer(context, {**sizes, "batch": batch}))
     return _table(kinds, plan, stack, tuple(prices), len(micro), device, links, numbers)
 
 

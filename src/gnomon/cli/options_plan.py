@@ -1,0 +1,70 @@
+"""Options of `gnomon plan`, and those that it has in common with `gnomon predict`: how a job is run. Only `argparse`.
+
+`plan_options(parser)` and `add_run_options(parser)` add them. Leaves out reading them into values.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+PLAN_TEXT = """\
+Searches every arrangement of axes, schedules, ZeRO stages, recompute and
+microbatch sizes, and prints the fastest that fits in memory, the next ones with
+what they lose, and how many plans were covered. The options of gnomon predict
+fix a field; --forbid limits one: tp pp cp ep dp_replicate dp_shard zero
+virtual_stages micro_batch_size schedule recompute sequence_parallel
+keep_gathered context overlap.
+
+examples:
+  gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 128 -o plan.toml
+  gnomon plan llama-tiny --on local --global-batch 16 --seq-len 256
+  gnomon plan gpt3-175b --on 64x8xa100-sxm-80gb --global-batch 512 \\
+      --seq-len 2048 --forbid 'pp>8' --memory 70GiB
+
+exit status: 0 a plan was found; 2 there is none, or the request is wrong."""
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+    if not 1 <= value <= 10**9:
+        raise argparse.ArgumentTypeError(f"{value} is not between 1 and 1000000000")
+    return value
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Batch, axes, and how a job is run."""
+    work = parser.add_argument_group("batch")
+    for name, text in (
+        ("--global-batch", "sequences in an optimizer step"),
+        ("--micro-batch-size", "sequences of a microbatch on one data-parallel rank"),
+        ("--seq-len", "tokens of a sequence"),
+    ):
+        work.add_argument(name, type=count, metavar="N", help=text)
+    axes = parser.add_argument_group("axes (ranks; dp-shard is what remains unless given)")
+    for name in ("tp", "pp", "cp", "ep", "dp-shard", "dp-replicate"):
+        axes.add_argument(f"--{name}", type=count, metavar="N")
+    axes.add_argument("--vpp", type=count, metavar="N", help="virtual stages on each pipeline rank")
+    how = parser.add_argument_group("how it is run")
+    how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), metavar="STAGE", help="ZeRO stage; 3 is FSDP")
+    how.add_argument("--recompute", choices=("none", "selective", "full"), metavar="HOW", help="none, selective, full")
+    how.add_argument("--schedule", metavar="NAME", help="as in one_f_one_b, zero_bubble_h1, v_half")
+    how.add_argument("--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16 …")
+    how.add_argument("--sequence-parallel", action="store_true", default=None, help="with tp")
+
+
+def plan_options(parser: argparse.ArgumentParser) -> None:
+    """All options of `gnomon plan`."""
+    parser.add_argument("model", metavar="MODEL", help="name, config.json or its folder")
+    parser.add_argument("--on", required=True, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm or local")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the best plan to a plan file")
+    parser.add_argument("--top", type=count, default=5, metavar="N", help="plans to show; 5")
+    parser.add_argument("--stack", metavar="NAME", help="the program that will run it (gnomon catalogue stacks)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")
+    limits.add_argument("--memory", metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it")
+    add_run_options(parser)

@@ -1,0 +1,120 @@
+"""`gnomon plan`: the fastest plan that fits, the runners-up, and a plan file.
+
+`run(options)` searches, prints, writes, and returns 0. That nothing can run or fits is a PlanError that names the
+nearest. Leaves out the search itself (room `search`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import date
+from pkgutil import resolve_name
+from typing import Any
+
+from gnomon.cli.request import PRECISIONS, SEQ_LEN, has_sequences, read_model
+from gnomon.cli.terminal import Progress, print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
+from gnomon.plans.stacks import stack as named_stack
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.report.planning import plan_text, result_mapping
+from gnomon.search import Result, default_precision, plan
+from gnomon.units import parse_bytes
+
+FIELDS = {
+    "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "dp_shard": "dp_shard", "dp_replicate": "dp_replicate",
+    "vpp": "virtual_stages", "zero": "zero", "recompute": "recompute", "schedule": "schedule",
+    "micro_batch_size": "micro_batch_size", "sequence_parallel": "sequence_parallel",
+}  # fmt: skip
+"""Option -> field of a point that it fixes."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Search, print, write."""
+    graph, notes = read_model(options.model)
+    machines = parse_cluster(options.on)
+    assumed: list[str] = []
+    stack, base = _stack(options, machines, assumed), _base(options, machines, assumed)
+    workload = _workload(options, graph, assumed)
+    progress: list[Progress] = []
+
+    def told(done: int, size: int) -> None:
+        if not progress:
+            progress.append(Progress("covered", size))
+        progress[0].show(done)
+
+    fixed = {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
+    goal = Goal(memory_bytes=parse_bytes(options.memory)) if options.memory else Goal()
+    found = plan(
+        graph,
+        machines,
+        workload,
+        stack,
+        goal,
+        base=base,
+        fixed=fixed,
+        forbid=options.forbid,
+        top=options.top,
+        told=told,
+    )
+    for each in progress:
+        each.end()
+    if options.output:
+        save_plan_file(_file(options, found, assumed), options.output)
+    if options.json:
+        print_json({**result_mapping(found), "assumptions": [*assumed, *found.best[0].prediction.assumptions]})
+    else:
+        print_lines(plan_text(found, assumed=assumed, notes=notes))
+        if options.output:
+            print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
+    return 0
+
+
+def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Stack:
+    """The stack that is named; for this machine, Gnomon's own runtime."""
+    if options.stack:
+        return named_stack(options.stack)
+    if options.on.partition(":")[0] == "local":
+        assumed.append("stack not given: on this machine, Gnomon's own runtime (--stack)")
+        return named_stack("gnomon")
+    return PLAIN_STACK
+
+
+def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Plan:
+    if options.precision is not None:
+        return Plan(precision=PRECISIONS[options.precision])
+    precision = default_precision(machines)
+    if precision.compute != "bf16":
+        assumed.append(f"precision not given: {precision.compute}, as the devices have no bf16 (--precision)")
+    return Plan(precision=precision)
+
+
+def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
+    if options.global_batch is None:
+        raise InputError("no batch to plan for; give --global-batch N, the sequences of an optimizer step")
+    seq_len = options.seq_len
+    if seq_len is None and not has_sequences(graph):
+        seq_len = 1
+    elif seq_len is None:
+        seq_len = SEQ_LEN
+        assumed.append(f"sequence length not given: {SEQ_LEN} tokens (--seq-len)")
+    return Workload(global_batch_size=options.global_batch, seq_len=seq_len)
+
+
+def _file(options: argparse.Namespace, found: Result, assumed: list[str]) -> PlanFile:
+    best = found.best[0]
+    prediction = best.prediction
+    values: dict[str, Any] = {"assumptions": (*assumed, *prediction.assumptions)}
+    predicted = Predicted(
+        step_s=prediction.step_s,
+        peak_memory_bytes=prediction.tightest.peak_bytes,
+        tokens_per_s=prediction.tokens_per_s_per_device * found.space.devices,
+        made=f"gnomon {resolve_name('gnomon:__version__')}, {date.today().isoformat()}",
+        **values,
+    )
+    stack = "" if found.stack is PLAIN_STACK else found.stack.name
+    return PlanFile(
+        model=options.model, on=options.on, stack=stack, workload=found.workload, plan=best.plan, predicted=predicted
+    )

@@ -1,0 +1,145 @@
+"""A search's result as text for people and as values for JSON.
+
+`plan_text` shows the best plan, the next ones with what they lose and where, what was faster and does not fit, and how
+many points were covered. Leaves out the full prediction (`report.prediction`), and reasons in depth (`gnomon explain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gnomon.report.prediction import WORDS, describe
+from gnomon.report.tables import Column, gib, number, percent, table, wrapped
+from gnomon.search import Found, Result, loss
+from gnomon.units import show_bytes, show_seconds
+
+
+def plan_text(found: Result, *, assumed: Sequence[str] = (), notes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Lines of at most 80 columns."""
+    best = found.best[0]
+    lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
+    lines += wrapped(_choices(best))
+    lines += ["", *_speed(best), "", *wrapped(best.prediction.verdict, indent="")]
+    lines += wrapped(_limit(found), indent="")
+    lines += ["", *_runners(found)]
+    if found.near:
+        lines += ["", *_too_large(found)]
+    lines += ["", *_covered(found)]
+    taken = tuple(dict.fromkeys((*assumed, *best.prediction.assumptions)))
+    for title, entries in (("assumed", taken), ("notes", (*best.prediction.notes, *notes))):
+        if entries:
+            lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
+    return tuple(lines)
+
+
+def _choices(best: Found) -> str:
+    """What `describe` does not say."""
+    point = best.point
+    words = []
+    if point.tp > 1:
+        words.append("sequence parallel" if point.sequence_parallel else "no sequence parallelism")
+    if point.cp > 1:
+        words.append(f"context by {point.context}")
+    if point.keep_gathered:
+        words.append("gathered activations kept")
+    if not point.overlap:
+        words.append("reductions after the backwards, not beside them")
+    return "; ".join(words)
+
+
+def short(found: Found) -> str:
+    """A plan in a few words: `tp2 pp4 dp8 z1 v2 mb2 sp; one_f_one_b; full`."""
+    p = found.point
+    axes = [f"{name}{size}" for name, size in (("tp", p.tp), ("cp", p.cp), ("ep", p.ep), ("pp", p.pp)) if size > 1]
+    data = f"dp{p.dp_replicate}x{p.dp_shard}" if p.dp_replicate > 1 else f"dp{p.dp_shard}"
+    virtual = [f"v{p.virtual_stages}"] if p.virtual_stages > 1 else []
+    more = [
+        word for word, said in (("sp", p.sequence_parallel), ("kept", p.keep_gathered), ("late", not p.overlap)) if said
+    ]
+    words = [*axes, data, f"z{p.zero}", *virtual, f"mb{p.micro_batch_size}", *more]
+    schedule = [p.schedule] if p.pp > 1 else []
+    again = [p.recompute] if p.recompute != "none" else []
+    return "; ".join([" ".join(words), *schedule, *again])
+
+
+def _speed(best: Found) -> tuple[str, ...]:
+    prediction = best.prediction
+    pairs = (
+        ("step", show_seconds(prediction.step_s)),
+        ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4)),
+        ("MFU", f"{percent(prediction.mfu)} %"),
+    )
+    return tuple(f"{name:<16}{value:>12}" for name, value in pairs)
+
+
+def _limit(found: Result) -> str:
+    device = min((group.node.device for group in found.cluster.groups), key=lambda each: each.memory_bytes)
+    share = found.limit_bytes / device.memory_bytes
+    return f"allowed: {show_bytes(found.limit_bytes)}, {percent(share, 0)} % of {device.name} (--memory changes it)"
+
+
+def _runners(found: Result) -> tuple[str, ...]:
+    columns = (
+        Column(name="the best plans", align="left"),
+        Column(name="step"),
+        Column(name="loses %"),
+        Column(name="most in", align="left"),
+        Column(name="GiB"),
+    )
+    best = found.best[0]
+    rows = []
+    for each in found.best:
+        lost = loss(best, each)
+        where = WORDS.get(lost.part, lost.part.lower()).partition(" (")[0] if lost.seconds > 0 else ""
+        share = percent(lost.seconds / best.step_s) if each is not best else ""
+        rows.append((short(each), show_seconds(each.step_s), share, where, gib(each.prediction.tightest.peak_bytes)))
+    return table(columns, rows)
+
+
+def _too_large(found: Result) -> tuple[str, ...]:
+    columns = (Column(name="faster, but does not fit", align="left"), Column(name="step"), Column(name="GiB"))
+    faster = [each for each in found.near if each.step_s < found.best[0].step_s]
+    if not faster:
+        return ()
+    rows = [(short(f), show_seconds(f.step_s), gib(f.prediction.tightest.peak_bytes)) for f in faster[:3]]
+    return table(columns, rows)
+
+
+def _covered(found: Result) -> tuple[str, ...]:
+    counts = found.counts
+    return wrapped(
+        f"{counts.space:,} plans = {counts.priced:,} predicted + {counts.too_slow:,} shown too slow + "
+        f"{counts.too_large:,} shown too large + {counts.duplicates:,} the same as another + {counts.illegal:,} that "
+        f"cannot run",
+        indent="",
+    )
+
+
+def result_mapping(found: Result) -> dict[str, Any]:
+    """Plain values for JSON, as `gnomon.search/1`."""
+    counts = found.counts
+    return {
+        "schema": "gnomon.search/1",
+        "limit_bytes": found.limit_bytes,
+        "best": [
+            {
+                "point": each.point._asdict(),
+                "loses_s": each.step_s - found.best[0].step_s,
+                "prediction": each.prediction.to_mapping(),
+            }
+            for each in found.best
+        ],
+        "faster_but_too_large": [
+            {"point": each.point._asdict(), "step_s": each.step_s, "peak_bytes": each.prediction.tightest.peak_bytes}
+            for each in found.near
+        ],
+        "points": {
+            "space": counts.space,
+            "priced": counts.priced,
+            "too_slow": counts.too_slow,
+            "too_large": counts.too_large,
+            "duplicates": counts.duplicates,
+            "illegal": counts.illegal,
+        },
+    }

@@ -1,0 +1,99 @@
+"""`plan`: the best plan for a model, machines and a batch, as one call.
+
+Fills in the space (`make_space`), searches it (`solve`), and returns the `Result`. `losses` says what a runner-up loses
+and where. Leaves out printing and files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.models.presets import model as preset
+from gnomon.plans import Goal, Plan, Precision, Stack, Workload
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.solve import Found, Result, solve
+from gnomon.search.space import Limit, make_space, parse_limit
+from gnomon.units import show_bytes
+
+
+def plan(
+    model: Graph | str,
+    cluster: Cluster | str,
+    workload: Workload,
+    stack: Stack = PLAIN_STACK,
+    goal: Goal | None = None,
+    *,
+    base: Plan | None = None,
+    fixed: Mapping[str, object] | None = None,
+    forbid: Iterable[str | Limit] = (),
+    top: int = 5,
+    told: Callable[[int, int], None] | None = None,
+) -> Result:
+    """The fastest plan that fits, and the next `top` - 1.
+
+    model, cluster: as for `predict`. base: what the search does not vary; left out, the default plan, in a precision
+    that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. told: is called with the
+    number of points covered and of all points. PlanError when nothing can run or nothing fits, with what is nearest.
+    """
+    graph = preset(model) if isinstance(model, str) else model
+    machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
+    base = base or Plan(precision=default_precision(machines))
+    space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack)
+    size = space.size
+    progress = None if told is None else lambda done: told(done, size)
+    found = solve(graph, machines, workload, space, stack, goal, top=top, told=progress)
+    if not found.best:
+        raise PlanError(_nothing(found))
+    return found
+
+
+def default_precision(cluster: Cluster) -> Precision:
+    """Mixed precision in bf16 where every device has it, else fp32."""
+    kinds = {group.node.device for group in cluster.groups}
+    if all(device.dense_peak.bf16 is not None for device in kinds):
+        return Precision()
+    return Precision(param="fp32", compute="fp32", master="none")
+
+
+def _nothing(found: Result) -> str:
+    """Why there is no plan."""
+    counts = found.counts
+    if not counts.priced and not counts.too_large:
+        rules = ", ".join(f"{name} ({points:,})" for name, points in list(found.why_illegal.items())[:3])
+        return (
+            f"none of the {counts.space:,} plans can run on {found.cluster.name}: they break the rules {rules}; change "
+            f"the global batch ({found.workload.batch_size}) or fix fewer fields"
+        )
+    limit = show_bytes(found.limit_bytes)
+    if not found.near:
+        return f"no plan of {found.graph.name} on {found.cluster.name} fits in {limit} a device; use more devices"
+    least = min(found.near, key=lambda each: each.prediction.tightest.peak_bytes)
+    return (
+        f"no plan of {found.graph.name} on {found.cluster.name} fits in {limit} a device; the nearest needs "
+        f"{show_bytes(least.prediction.tightest.peak_bytes)}; use more devices or allow more memory"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What a plan takes longer than another."""
+
+    seconds: float
+    """In all."""
+    part: str
+    """The part of the step that grows most, as in `Prediction.breakdown`."""
+    part_s: float
+    """By how much."""
+
+
+def loss(best: Found, other: Found) -> Loss:
+    """What `other` loses against `best`, and where most."""
+    ours, theirs = best.prediction.breakdown, other.prediction.breakdown
+    grown = {part: theirs.get(part, 0.0) - ours.get(part, 0.0) for part in {*ours, *theirs}}
+    part = max(sorted(grown), key=lambda name: grown[name])
+    return Loss(seconds=other.step_s - best.step_s, part=part, part_s=grown[part])

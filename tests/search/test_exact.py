@@ -1,0 +1,65 @@
+"""The search against predicting every plan: same optimum, no bound above its plan, points that add up.
+
+Here a few dozen random spaces; `benchmarks/search/exact.py` does hundreds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from search.spaces import Case, case
+
+from gnomon.errors import GnomonError
+from gnomon.prediction import Prediction, predict
+from gnomon.search import Point, solve
+from gnomon.search.solve import Search
+
+SEEDS = range(24)
+CHECKED = 6
+"""Points of a space whose bounds are looked at."""
+
+
+def predicted(given: Case) -> Iterator[tuple[Point, Prediction]]:
+    """Every point that can run, with its prediction."""
+    for point in given.space.points():
+        try:
+            yield point, predict(given.graph, given.cluster, given.space.plan(point), given.workload, given.stack)
+        except GnomonError:
+            continue
+
+
+def check(seed: int) -> int:
+    """Asserts that the search of a random space finds what predicting all of it finds; the number of points."""
+    given = case(seed)
+    every = list(predicted(given))
+    peaks = sorted({found.tightest.peak_bytes for _, found in every})
+    limit = peaks[len(peaks) // 2] if peaks and seed % 3 else None
+    goal = replace(given.goal, memory_bytes=limit)
+    fits = sorted(found.step_s for _, found in every if limit is None or found.tightest.peak_bytes <= limit)
+    result = solve(given.graph, given.cluster, given.workload, given.space, given.stack, goal, top=1)
+    assert result.counts.covered == given.space.size == result.counts.space
+    assert [found.step_s for found in result.best] == fits[:1], seed
+    check_bounds(given, random.Random(seed).sample(every, min(CHECKED, len(every))))
+    return given.space.size
+
+
+def check_bounds(given: Case, some: list[tuple[Point, Prediction]]) -> None:
+    """No bound is above the plan it is of, no plan that fits is said not to, and twins are the same run."""
+    search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, given.goal)
+    for point, found in some:
+        same = given.space.canonical(point)
+        if same != point:
+            twin = predict(given.graph, given.cluster, given.space.plan(same), given.workload, given.stack)
+            assert twin.step_s == found.step_s and twin.tightest.peak_bytes == found.tightest.peak_bytes, point
+            continue
+        bounds, allowed = search.bounds(point)
+        assert max(bounds, default=0.0) <= found.step_s, (point, bounds, found.step_s)
+        assert allowed or not found.fits, point
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_search_finds_what_predicting_everything_finds(seed: int) -> None:
+    check(seed)

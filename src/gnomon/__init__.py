@@ -7,21 +7,23 @@ The public verbs, loaded when first used so that `import gnomon` stays light:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnomon.prediction import predict as predict
-    from gnomon.search import plan as plan
+    from gnomon.prediction.predict import predict
+    from gnomon.search.planning import plan
 
 __version__ = "0.1.0.dev0"
 __all__ = ["plan", "predict"]
 
 
-_VERBS = {"predict": "gnomon.prediction", "plan": "gnomon.search"}
-
-
 def __getattr__(name: str) -> Any:
-    if name in _VERBS:
-        return getattr(import_module(_VERBS[name]), name)
+    if name == "predict":
+        from gnomon.prediction import predict
+
+        return predict
+    if name == "plan":
+        from gnomon.search import plan
+
+        return plan
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

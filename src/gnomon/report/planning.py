@@ -23,8 +23,8 @@ def plan_text(found: Result, *, assumed: Sequence[str] = (), notes: Sequence[str
     lines += ["", *_speed(best), "", *wrapped(best.prediction.verdict, indent="")]
     lines += wrapped(_limit(found), indent="")
     lines += ["", *_runners(found)]
-    if found.near:
-        lines += ["", *_too_large(found)]
+    if faster := _too_large(found):
+        lines += ["", *faster]
     lines += ["", *_covered(found)]
     taken = tuple(dict.fromkeys((*assumed, *best.prediction.assumptions)))
     for title, entries in (("assumed", taken), ("notes", (*best.prediction.notes, *notes))):

@@ -192,9 +192,7 @@ class Sharding:
     def _update(self, parts: Split) -> Doubles:
         sharded = self.optimizer.zero >= 1
         elements = self.elements(parts)
-        owned = sum(
-            np.ceil(elements[:, column] / (ranks if sharded else 1)) for column, ranks in enumerate(self._ways())
-        )
+        owned = np.ceil(elements / np.array(self._ways() if sharded else (1, 1))).sum(axis=1)
         tensors = parts.counts @ self.table.tensors
         done: dict[tuple[float, float], float] = {}
         for pair in zip(owned.tolist(), tensors.tolist(), strict=True):

@@ -18,13 +18,13 @@ from statistics import median
 import numpy as np
 import torch
 
-from gnomon.hardware import Measured, measured_cluster, merged
+from gnomon.hardware import measured_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.runtime import Executor, launch
-from gnomon.runtime.calibrate import Budget, assembled, measure, memory_bytes, relative_iqr
+from gnomon.runtime.calibrate import Budget, Times, assembled, measure, memory_bytes, pooled, relative_iqr
 from gnomon.timeline import Timeline, difference
 
 CONFIG = LlamaConfig(
@@ -37,6 +37,8 @@ CONFIG = LlamaConfig(
     ffn_size=704,
     vocab_size=256,
 )
+SLICES = 3
+"""Calibration and steps take turns so many times."""
 WORK = Workload(global_batch_size=8, seq_len=256)
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
 
@@ -85,48 +87,44 @@ PLANS: dict[str, Plan] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one plan did."""
+    """What one plan did on one rank."""
 
     steps: tuple[float, ...]
     """Seconds of each step after the warm-up."""
     timeline: Timeline
-    """Of the last step, by rank class."""
-    before: list
-    """Calibration before the steps, on this rank."""
-    after: list
-    """And after them."""
+    """Of a middling step, by rank class."""
+    calibrated: list[Times]
+    """Repeats of the calibrations before, between and after the steps."""
 
 
 def execute(config: LlamaConfig, plan: Plan, work: Workload, budget: Budget, seconds: float) -> Run:
-    """In every process: calibrate, run steps for about so many seconds, calibrate again."""
+    """In every process: calibrate, run steps, calibrate, run steps … for about so many seconds of steps in all."""
     executor = Executor(config, plan, work)
-    batch = torch.randint(
-        0, 256, (work.global_batch_size, work.seq_len + 1), generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randint(0, 256, (work.global_batch_size, work.seq_len + 1), generator=generator)
     for _ in range(2):
         executor.step(batch)
-    before = measure(budget)
-    executor.step(batch)
+    visits, steps, timelines = [measure(budget)], list[float](), list[Timeline]()
+    for _ in range(SLICES):
+        executor.step(batch)  # what calibration left in the caches goes
+        for _ in range(_agreed(seconds / SLICES, executor, batch)):
+            begin = time.perf_counter()
+            executor.total_loss(executor.step(batch))
+            steps.append(time.perf_counter() - begin)
+        timelines += [executor.per_class(executor.measured_step(batch)[1]) for _ in range(2)]
+        visits.append(measure(budget))
+    middle = sorted(timelines, key=lambda each: each.makespan_s)[len(timelines) // 2]
+    return Run(steps=tuple(steps), timeline=middle, calibrated=pooled(visits))
+
+
+def _agreed(seconds: float, executor: Executor, batch: torch.Tensor) -> int:
+    """Steps that fit into so many seconds, the same number on every rank."""
     began = time.perf_counter()
     executor.step(batch)
-    wanted = torch.tensor(min(max(int(seconds / (time.perf_counter() - began)), 5), 60))
+    wanted = torch.tensor(min(max(int(seconds / (time.perf_counter() - began)), 3), 40))
     if torch.distributed.get_world_size() > 1:
         torch.distributed.broadcast(wanted, 0)
-    steps = []
-    for _ in range(int(wanted)):
-        begin = time.perf_counter()
-        executor.total_loss(executor.step(batch))
-        steps.append(time.perf_counter() - begin)
-    timelines = [executor.per_class(executor.measured_step(batch)[1]) for _ in range(5)]
-    middle = sorted(timelines, key=lambda each: each.makespan_s)[2]
-    return Run(steps=tuple(steps), timeline=middle, before=before, after=measure(budget))
-
-
-def machine(runs: list[Run], date: str) -> Measured:
-    """What the calibrations around the steps found."""
-    count = len(runs)
-    both = [assembled([getattr(run, when) for run in runs], processes=count, date=date) for when in ("before", "after")]
-    return merged(tuple(both))
+    return int(wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +149,8 @@ def row(name: str, plan: Plan, budget: Budget, seconds: float) -> Row:
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     found = launch(execute, plan.world_size, CONFIG, plan, WORK, budget, seconds)
     runs = [found[rank] for rank in sorted(found)]
-    cluster = measured_cluster(machine(runs, date), memory_bytes())
+    machine = assembled([run.calibrated for run in runs], processes=len(runs), date=date)
+    cluster = measured_cluster(machine, memory_bytes())
     predicted = predict(llama(CONFIG), cluster, plan, WORK, stack("gnomon"))
     return Row(
         name=name,
@@ -182,10 +181,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="write the table as Markdown")
     parser.add_argument("--only", help="plans whose name holds this")
     parser.add_argument("--seconds", type=float, default=6.0, help="of steps a plan")
-    parser.add_argument("--calibrate", type=float, default=4.0, help="seconds of each calibration, about")
     parser.add_argument("--differences", action="store_true", help="what explains each error")
     options = parser.parse_args()
-    budget = Budget(seconds=options.calibrate, rounds=1, dtypes=("fp32",))
+    budget = Budget(seconds=1.0, rounds=1, repeats=1, alone=False, dtypes=("fp32",))
     rows = []
     for name, each in PLANS.items():
         if options.only and options.only not in name:

@@ -32,7 +32,7 @@ from gnomon.runtime.launch import launch
 ROUNDS = 3
 """Times that every point is visited."""
 REPEATS = 2
-"""Fewest repeats of a point in a round, after one that is not counted."""
+"""Fewest repeats of a point in a round, unless asked otherwise."""
 MOST_REPEATS = 30
 """Most repeats of a point in a round."""
 BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
@@ -51,6 +51,10 @@ class Budget:
     """Times that every point is visited."""
     dtypes: tuple[str, ...] = ("fp32", "bf16", "fp64")
     """Number formats that are measured."""
+    repeats: int = REPEATS
+    """Fewest repeats of a point in a round, after one that is not counted."""
+    alone: bool = True
+    """Also what one process does with the others idle."""
     quiet: bool = True
     """No progress line."""
 
@@ -107,6 +111,17 @@ def assembled(ranks: Sequence[Sequence[Times]], *, processes: int, date: str) ->
     )
 
 
+def pooled(visits: Sequence[Sequence[Times]]) -> list[Times]:
+    """The repeats of several calls of `measure` on one process, as if of one."""
+    found = [Times.of(times.key, times.axes) for times in visits[0]]
+    for visit in visits:
+        for times, more in zip(found, visit, strict=True):
+            for at in range(len(times.busy)):
+                times.busy[at] += more.busy[at]
+                times.alone[at] += more.alone[at]
+    return found
+
+
 def relative_iqr(repeats: Sequence[float]) -> float:
     """Interquartile range over median."""
     low, middle, high = np.quantile(np.asarray(repeats), [0.25, 0.5, 0.75])
@@ -126,7 +141,8 @@ def measure(budget: Budget) -> list[Times]:
     listed = cases(budget.dtypes, fine=budget.fine)
     found = [Times.of((c.what, c.dtype, c.direction), c.axes) for c in listed]
     points = [(t, c, at) for t, c in zip(found, listed, strict=True) for at in enumerate(c.points())]
-    share = 0.8 * budget.seconds / (len(points) * budget.rounds * (2 if dist.get_world_size() > 1 else 1))
+    modes = 2 if budget.alone and dist.get_world_size() > 1 else 1
+    share = 0.8 * budget.seconds / (len(points) * budget.rounds * modes)
     talk = Talk(budget)
     progress = _Progress(budget.rounds * len(points), shown=not budget.quiet and dist.get_rank() == 0)
     gc.disable()
@@ -135,7 +151,7 @@ def measure(budget: Budget) -> list[Times]:
         if done and _time_is_up((perf_counter() - began) * (done + 1) / done > 1.2 * budget.seconds):
             break
         for times, case, (number, point) in points:
-            _visit(times, number, case.make(point), share)
+            _visit(times, number, case.make(point), share, budget)
             progress.step()
         talk.round()
     gc.enable()
@@ -152,25 +168,26 @@ def _time_is_up(mine: bool) -> bool:
     return bool(flag)
 
 
-def _visit(times: Times, number: int, ready: Timed, share: float) -> None:
+def _visit(times: Times, number: int, ready: Timed, share: float, budget: Budget) -> None:
     """One visit of a point: all processes at once, then the first alone; a process without others is alone."""
     if dist.get_world_size() == 1:
-        times.busy[number] += repeated(ready, share)
+        times.busy[number] += repeated(ready, share, budget.repeats)
         return
     dist.barrier()
-    times.busy[number] += repeated(ready, share)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        times.alone[number] += repeated(ready, share)
+    times.busy[number] += repeated(ready, share, budget.repeats)
+    if budget.alone:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            times.alone[number] += repeated(ready, share, budget.repeats)
 
 
-def repeated(ready: Timed, share: float) -> list[float]:
+def repeated(ready: Timed, share: float, least: int) -> list[float]:
     """Seconds of each repeat of what is timed, for about `share` seconds in all."""
     prepare, run = ready
     run(prepare())
     found: list[float] = []
     end = perf_counter() + share
-    while len(found) < REPEATS or (perf_counter() < end and len(found) < MOST_REPEATS):
+    while len(found) < least or (perf_counter() < end and len(found) < MOST_REPEATS):
         given = prepare()
         begin = perf_counter()
         run(given)

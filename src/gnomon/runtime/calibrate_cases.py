@@ -223,7 +223,7 @@ _OPERATIONS: tuple[
         _matmul,
         {"m": (32, 128, 512, 2048), "n": (32, 128, 512, 1024), "k": (32, 128, 512, 2048)},
     ),
-    ("attention", _BOTH, _attention, {"heads": (2, 16), "seq": (32, 128, 512), "head_dim": (16, 32, 64, 128)}),
+    ("attention", _BOTH, _attention, {"heads": (2, 8), "seq": (32, 128, 512), "head_dim": (16, 32, 64, 128)}),
     ("norm", _BOTH, _norm, _WIDE),
     ("rotary", _BOTH, _rotary, {"rows": (512, 4096, 32768), "width": (16, 64)}),
     ("embedding", _BOTH, _embedding, _WIDE),

@@ -1,14 +1,16 @@
 """What calibration runs: the operations of this runtime, each on a grid of sizes, made of its own functions.
 
 `cases()` lists them; `Case.make(point)` returns what is prepared before the clock starts and what is timed. Sizes span
-what a processor trains: beyond them prices grow as the work does. Leaves out the clock and other processes
-(`calibrate`).
+what a processor trains: beyond them prices grow as the work does. As in a job, nothing is in the core's own caches
+before the clock starts but what the operation before has just made: weights, what was saved for backward and memory for
+results are not. Leaves out the clock and other processes (`calibrate`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,6 +67,22 @@ def cases(dtypes: Sequence[str], *, fine: bool = True) -> tuple[Case, ...]:
     return tuple(found)
 
 
+COLD_BYTES = 8 << 20
+"""Written before each repeat: more than the caches of one core hold."""
+
+
+@cache
+def _other() -> Tensor:
+    return torch.zeros(COLD_BYTES // 4)
+
+
+def after(*fresh: Tensor) -> None:
+    """Leaves in the caches what a job would have there: `fresh`, and nothing else."""
+    _other().add_(1.0)
+    for tensor in fresh:
+        tensor.detach().sum()
+
+
 def _tensor(dtype: torch.dtype, *shape: int) -> Tensor:
     """Values that no operation is slow on, cheap to make."""
     return torch.linspace(0.25, 0.75, shape[-1]).to(dtype).expand(*shape).contiguous()
@@ -104,30 +122,31 @@ def _matmul(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     m, n, k = point["m"], point["n"], point["k"]
     if direction == "forward":
         x, w = _tensor(dtype, m, k), _tensor(dtype, n, k)
-        return _nothing, lambda _: functional.linear(x, w)
+        return lambda: after(x), lambda _: functional.linear(x, w)
     if direction == "input_grad":
         x, w = _tensor(dtype, m, k), _tensor(dtype, k, n)
-        return _nothing, lambda _: x @ w
+        return lambda: after(x), lambda _: x @ w
     x, w = _tensor(dtype, k, m), _tensor(dtype, k, n)
-    return _nothing, lambda _: x.T @ w
-
-
-def _nothing() -> None:
-    return None
+    return lambda: after(x), lambda _: x.T @ w
 
 
 def _both_ways(direction: str, run: Callable[[], Tensor], *inputs: Tensor) -> Timed:
     """A function, or the gradients of its inputs."""
     if direction == "forward":
-        return _nothing, lambda _: run()
+        return lambda: after(*inputs), lambda _: run()
     for each in inputs:
         each.requires_grad_()
+
+    def saved() -> Tensor:
+        made = run()
+        after(ones)
+        return made
 
     def backward(y: Tensor) -> object:
         return torch.autograd.grad((y,), inputs, (ones,))
 
     ones = torch.ones_like(run())
-    return run, backward
+    return saved, backward
 
 
 def _attention(point: Point, dtype: torch.dtype, direction: str) -> Timed:
@@ -154,9 +173,15 @@ def _embedding(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     ids = (torch.arange(point["rows"]) * 37 % VOCAB)[None]
     anchor = torch.zeros((), requires_grad=True)
     if direction == "forward":
-        return _nothing, lambda _: embedding(anchor, ids, weight, LONE)
+        return after, lambda _: embedding(anchor, ids, weight, LONE)
     ones = torch.ones(1, point["rows"], point["width"], dtype=dtype)
-    return lambda: embedding(anchor, ids, weight, LONE), lambda y: torch.autograd.backward((y,), (ones,))
+
+    def saved() -> Tensor:
+        made = embedding(anchor, ids, weight, LONE)
+        after(ones)
+        return made
+
+    return saved, lambda y: torch.autograd.backward((y,), (ones,))
 
 
 def _cross_entropy(point: Point, dtype: torch.dtype, direction: str) -> Timed:
@@ -177,23 +202,23 @@ def _mul(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 
 def _add(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     x, y = _tensor(dtype, point["elements"]), _tensor(dtype, point["elements"])
-    return _nothing, lambda _: x + y
+    return lambda: after(y), lambda _: x + y
 
 
 def _fill(point: Point, dtype: torch.dtype, direction: str) -> Timed:
-    return _nothing, lambda _: torch.zeros(point["elements"], dtype=dtype)
+    return after, lambda _: torch.zeros(point["elements"], dtype=dtype)
 
 
 def _copy(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     x = _tensor(dtype, point["elements"])
-    return _nothing, lambda _: x.clone()
+    return after, lambda _: x.clone()
 
 
 def _accumulate(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     """A gradient in the compute dtype, added to its place in the flat one."""
     held, grad = _parameters(dtype, (point["elements"],)), _tensor(dtype, point["elements"])
     held.add_grad("0.weight", grad)
-    return _nothing, lambda _: held.add_grad("0.weight", grad)
+    return lambda: after(grad), lambda _: held.add_grad("0.weight", grad)
 
 
 def _adamw(point: Point, dtype: torch.dtype, direction: str) -> Timed:
@@ -201,13 +226,13 @@ def _adamw(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     held.add_grad("0.weight", _tensor(dtype, point["elements"]))
     adam = AdamW.of(held)
     settings, scale = AdamWSettings(lr=0.0), torch.ones((), dtype=torch.float64)
-    return _nothing, lambda _: adam.update(held, settings, scale=scale)
+    return after, lambda _: adam.update(held, settings, scale=scale)
 
 
 def _squares(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     held = _parameters(dtype, (point["elements"],))
     held.add_grad("0.weight", _tensor(dtype, point["elements"]))
-    return _nothing, lambda _: squares(held, 1)
+    return after, lambda _: squares(held, 1)
 
 
 _ELEMENTS = {"elements": (1 << 8, 1 << 14, 1 << 18, 1 << 22)}

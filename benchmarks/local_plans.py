@@ -197,8 +197,43 @@ def main() -> None:
         )
         if options.differences:
             print("\n".join(differences(one)), flush=True)
+    if not rows:
+        parser.error(f"no plan's name holds {options.only!r}; there are: {', '.join(PLANS)}")
+    print(summary(rows))
+    if options.output is not None:
+        options.output.write_text(markdown(rows), encoding="utf-8")
+
+
+def summary(rows: list[Row]) -> str:
+    """One line."""
     errors = np.abs([one.error for one in rows])
-    print(f"median error {100 * float(np.median(errors)):.1f} %, worst {100 * errors.max():.1f} %")
+    spread = median(one.spread for one in rows)
+    return (
+        f"median error {100 * float(np.median(errors)):.1f} %, worst {100 * errors.max():.1f} %; "
+        f"steps spread by {100 * spread:.1f} % at the median"
+    )
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table as a page."""
+    found = rows[-1].prediction.assumptions
+    said = next((line for line in found if line.startswith("measured on")), "")
+    lines = [
+        "# Plans on this machine, predicted and measured",
+        "",
+        "`python benchmarks/local_plans.py -o benchmarks/results/local_plans.md`: "
+        f"{CONFIG.name}, {WORK.global_batch_size} x {WORK.seq_len} bytes a step, one thread a process.",
+        f"Calibration and steps take turns; the last one: {said}.",
+        "",
+        "| plan | predicted, ms | measured, ms | error, % | spread of steps, % |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {one.name} | {1e3 * one.predicted_s:.0f} | {1e3 * one.measured_s:.0f} | {100 * one.error:+.1f} | "
+        f"{100 * one.spread:.1f} |"
+        for one in rows
+    ]
+    return "\n".join([*lines, "", summary(rows) + ".", ""])
 
 
 if __name__ == "__main__":

@@ -156,3 +156,13 @@ def test_predictions_say_what_was_measured_where_and_when() -> None:
 
 def test_the_catalogue_measures_nothing() -> None:
     assert all(device.measured is None for device in parse_cluster("8xh100-sxm").devices)
+
+
+def test_gradients_of_a_measured_machine_are_reduced_at_once_after_the_backward() -> None:
+    """Gnomon's runtime has one row for it, whatever the overlap of other software: all its bytes are in the step."""
+    plan = Plan(mesh=Mesh(dp_replicate=2), schedule=Schedule(num_microbatches=2), precision=FP32)
+    work = Workload(global_batch_size=8, seq_len=64)
+    graph = model("llama-tiny")
+    found = predict(graph, measured_cluster(machine_of(), 1 << 34), plan, work, stack("gnomon"))
+    size = 4 * sum(math.prod(dim.size or 0 for dim in t.atoms) for t in graph.parameters().values())
+    assert found.breakdown["dp communication"] == pytest.approx(1e-4 + 1e-9 * size, rel=0.1)

@@ -425,7 +425,10 @@ class Pricing:
         return max(seconds / buckets, seconds - beside * (buckets - 1) / buckets)
 
     def _beside(self, kind: str, block: int) -> float:
-        """Seconds of computing that run beside a stage's collective when it goes bucket by bucket."""
+        """Seconds of computing that run beside a stage's collective when it goes bucket by bucket. On a measured
+        machine Gnomon's own runtime runs, whose rows are whole: none."""
+        if self.stages[self.blocks[block][0]].device.measured is not None:
+            return 0.0
         overlap = self.plan.overlap
         if self.blocks[block][1] >= 0:  # the Program has a row for each layer: the clock shows what overlaps
             return 0.0

@@ -35,7 +35,7 @@ def test_every_fact_names_a_place_and_a_day(name: str) -> None:
     assert record.name == name and record.version and record.facts
     for fact in record.facts:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", fact.date)
-        assert re.match(r"[\w.-]+/[\w.-]+ (\w|v\d)|Gnomon docs/", fact.source), fact.source
+        assert re.match(r"[\w.-]+/[\w.-]+ (\w|v\d)|Gnomon (docs|src)/", fact.source), fact.source
     assert set(record.schedules) <= set(ScheduleName.__args__)  # type: ignore[attr-defined]
     assert set(record.overlaps) <= {field for field in Overlap.__dataclass_fields__}
 

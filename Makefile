@@ -2,6 +2,7 @@
 # make demo       predicts, measures this machine, trains a small Llama on it, compares (scripts/demo.sh); files in demo/
 # make lint       make test without the tests
 # make format     rewrite the files as the formatter wants them
+# make drift BECAUSE=changelog.d/X.md   rewrites tests/drift.toml, with the fragment that says why
 # make clean      remove what the above made
 # The environment is the Makefile's own: it is emptied and filled again whenever pyproject.toml or constraints.txt change.
 
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := dev,torch
 PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: test demo lint format install clean
+.PHONY: test demo drift lint format install clean
 
 test: lint
 	$(BIN)/python -m pytest -q
@@ -31,6 +32,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+drift: $(STAMP)
+	PYTHONPATH=src:tests $(BIN)/python tests/drift.py --because $(BECAUSE)
 
 install: $(STAMP)
 

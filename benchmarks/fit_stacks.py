@@ -106,7 +106,7 @@ JOBS = (
         ("dgxc-benchmarking", "nemo-24.07", "megatron-bridge"),
         (("host_kernel_s", ""), ("compute", "hopper"), ("compute", "blackwell"), ("attention", ""), ("exposed", "")),
     ),
-    Job("megatron-lm", ("vocab-parallel-mlsys25",), (("host_kernel_s", ""), ("compute", ""), ("exposed", ""))),
+    Job("megatron-lm", ("vocab-parallel-mlsys25",), (("host_kernel_s", ""), ("compute", "ampere"), ("exposed", ""))),
 )
 
 

@@ -222,7 +222,10 @@ def _least(tables: list[KindTable]) -> KindTable:
     return replace(first, host_s=host, **{name: least(name) for name in names})  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, kw_only=True)
+ACTIONS = ("forward", "whole", "input", "weight")
+
+
+@dataclass(frozen=True)
 class Actions:
     """Seconds of the actions of every stage, [stages] or [stages, microbatch sizes]."""
 

@@ -26,8 +26,8 @@ from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.prices.allocator import workspace_bytes
-from gnomon.search.alone import alone, passes
 from gnomon.search.bounds import (
+    ACTIONS,
     MIXED,
     Actions,
     Ends,
@@ -38,15 +38,14 @@ from gnomon.search.bounds import (
     actions,
     halves,
     is_split,
-    layer_seconds,
     no_ends,
     time_bound,
     v_placed,
-    ways,
 )
 from gnomon.search.flight import flight
 from gnomon.search.leaves import Sharding, groups_of, held_bytes, least_held, room, unsharded
 from gnomon.search.space import Point, Recompute, Space
+from gnomon.search.tighten import Durations, Loose, Tighten
 
 SLACK = 1e-9
 """Bounds are lowered by this share: sums of floats are rounded."""
@@ -157,19 +156,7 @@ class _Block:
     column: int
 
 
-@dataclass(frozen=True)
-class _Loose:
-    """A point whose bound can still be made better."""
-
-    point: Point
-    family: Family
-    pipeline: Pipeline
-    column: int
-    count: int
-    sharding: Sharding
-
-
-_Item = _Block | _Loose | Point
+_Item = _Block | Loose | Point
 
 
 class Search:
@@ -193,6 +180,7 @@ class Search:
         self.job = Job(graph, cluster, workload, stack, space)
         self.sends = Sends(self.job)
         self.counts = Counts(space=space.size)
+        self.tighten = Tighten(self.job)
         self.limit = memory_limit(cluster, goal)
         self.workspace = min(workspace_bytes(device, self.job.stack) for device in self.job.devices)
         self.best: list[Found] = []
@@ -217,7 +205,7 @@ class Search:
                 self.heap.clear()
             elif isinstance(item, _Block):
                 self._open(item)
-            elif isinstance(item, _Loose):
+            elif isinstance(item, Loose):
                 self._tighten(item, bound)
             else:
                 self._price(item)
@@ -403,11 +391,8 @@ class Search:
                 self.counts.too_large += 1
             else:
                 groups.setdefault(kind, []).append((point, sharding))
-        for kind, group in groups.items():
-            bounds = self._leaf_bounds(group, pipeline, column, count, sends, rows.most)
-            for (point, sharding), bound in zip(group, bounds.tolist(), strict=True):
-                item = _Loose(point, family, pipeline, column, count, sharding) if kind == 3 else point
-                heapq.heappush(self.heap, (bound * (1 - SLACK), next(self._serial), item))
+        for group in groups.values():
+            self._bound_leaves(group, pipeline, column, count, sends, rows.most)
 
     def _adding(self, sharding: Sharding, count: int) -> NDArray[np.float64]:
         precision = self.space.base.precision
@@ -420,7 +405,7 @@ class Search:
             sharding.table, pipeline.split.counts, adding, sharding.copying, by_layer=by_layer, column=column
         )
 
-    def _leaf_bounds(
+    def _bound_leaves(
         self,
         group: list[tuple[Point, Sharding]],
         pipeline: Pipeline,
@@ -428,53 +413,53 @@ class Search:
         count: int,
         sends: NDArray[np.float64],
         most: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
-        """Bounds of points of one block whose actions last equally long: one column each."""
+    ) -> None:
+        """Bounds of points of one block whose actions last equally long, one column each; onto the heap."""
         point, sharding = group[0]
         split_backward, clip = is_split(point.schedule), self.space.base.optimizer.clip
         act = self._actions(sharding, pipeline, column, count)
+        given = Durations(pipeline=pipeline, act=act, sends=sends, count=count)
+        if clip:
+            self.tighten.register(point, given)
         forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
         if point.schedule in MIXED:  # how long a reduction has beside it is not known
             act, back = halves(act), np.full(len(back), np.inf)
         if sharding.zero == 3:
-            bounds = []
-            for _, each in group:
-                waiting = each.waits(pipeline, act)
-                late = each.late(pipeline, back)
-                ends = replace(no_ends(len(late)), reduce=late[:, None])
-                bound = time_bound(
-                    pipeline, waiting, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]
-                )
-                bounds.append(max(float(bound[0]), each.streams(pipeline, act, sends, count) if clip else 0.0))
-            return np.array(bounds)
-        parts = [each.ends(pipeline, forward, back, overlap=point.overlap) for point, each in group]
-        stacked = [np.stack([part[i] for part in parts], axis=1) for i in range(5)]
-        ends = Ends(update=stacked[0], gather=stacked[1], reduce=stacked[2], each=stacked[3], blocked=stacked[4])
-        found: NDArray[np.float64] = time_bound(
-            pipeline, act, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]
+            late = [each.late(pipeline, back) for _, each in group]
+            ends = replace(no_ends(len(back)), reduce=np.stack(late, axis=1))
+            wait = [each.waits(pipeline, act) for _, each in group]
+            act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
+        else:
+            parts = [each.ends(pipeline, forward, back, overlap=point.overlap) for point, each in group]
+            columns = [np.stack([part[i] for part in parts], axis=1) for i in range(5)]
+            ends = Ends(update=columns[0], gather=columns[1], reduce=columns[2], each=columns[3], blocked=columns[4])
+        found = np.broadcast_to(
+            time_bound(pipeline, act, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]),
+            (len(group),),
         )
-        return np.broadcast_to(found, (len(group),))
+        head = (ends.update + ends.gather)[0] * (pipeline.root.max() == 0)
+        for i, (point, sharding) in enumerate(group):
+            bound = float(found[i])
+            if sharding.zero == 3 and clip:
+                bound = max(bound, sharding.streams(pipeline, given.act, sends, count))
+            item: _Item = point
+            if clip:
+                item = Loose(
+                    point=point,
+                    durations=given,
+                    sharding=sharding,
+                    column=column,
+                    head=float(head[min(i, len(head) - 1)]),
+                    tail=ends.reduce[:, i],
+                    blocked=ends.blocked[:, min(i, ends.blocked.shape[1] - 1)],
+                    adding=self._adding(sharding, count),
+                )
+            heapq.heappush(self.heap, (bound * (1 - SLACK), next(self._serial), item))
 
-    def _tighten(self, loose: _Loose, bound: float) -> None:
-        """A better bound for a point under ZeRO 3, of single ranks played by themselves."""
-        point, pipeline, sharding = loose.point, loose.pipeline, loose.sharding
-        if sharding.optimizer.reshard_after_forward and self.space.base.optimizer.clip:
-            act = self._actions(sharding, pipeline, loose.column, loose.count)
-            back = act.input if is_split(point.schedule) else act.whole
-            sends = self.sends.of(loose.family, pipeline)[:, [loose.column]]
-            before, behind, _ = ways(pipeline, act.forward, back, sends)
-            seconds = layer_seconds(sharding.table, self._adding(sharding, loose.count), sharding.copying, loose.column)
-            layers = [order.tolist() for order in pipeline.split.order]
-            rows = passes(point.schedule, point.pp, point.virtual_stages, loose.count)
-            for rank in {0, point.pp // 2, point.pp - 1}:
-                low = pipeline.lowest[rank]
-                found = alone(
-                    rows[rank], layers, seconds, sharding.gathered_s.tolist(), sharding.reduced_s.tolist(),
-                    prefetch=self.space.base.overlap.prefetch, start=float(before[low, 0]),
-                    behind=float(behind[low, 0]),
-                )  # fmt: skip
-                bound = max(bound, found * (1 - SLACK))
-        heapq.heappush(self.heap, (bound, next(self._serial), point))
+    def _tighten(self, loose: Loose, bound: float) -> None:
+        """A better bound for a point."""
+        found = self.tighten.bound(loose) * (1 - SLACK)
+        heapq.heappush(self.heap, (max(bound, found), next(self._serial), loose.point))
 
     def bounds(self, point: Point) -> tuple[list[float], bool]:
         """(every bound on a point's time, the first the loosest; whether a bound on memory allows it). For tests."""
@@ -500,7 +485,7 @@ class Search:
         while self.heap:
             bound, _, item = self.heap.pop()
             found.append(bound)
-            if isinstance(item, _Loose):
+            if isinstance(item, Loose):
                 self._tighten(item, bound)
         del self._choices[self._key(family)]
         return found, allowed

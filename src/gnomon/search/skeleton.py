@@ -1,0 +1,146 @@
+"""The bare order of a schedule, played for many sets of durations at once: forwards, backwards and messages only.
+
+`skeleton(schedule, pp, virtual, microbatches)` prepares the rows of a schedule; `play` returns when each stage's last
+gradient is complete, for many columns of durations. It is what the simulator would say if there were no reductions, no
+updates and no waiting for links: every dependency that it keeps is one of the Program's, so it is a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.plans import Mesh, Plan, Schedule
+from gnomon.plans.check import V_SCHEDULES
+from gnomon.plans.parts import ScheduleName
+from gnomon.schedules.lower import compute_rows
+
+Doubles = NDArray[np.float64]
+Longs = NDArray[np.int64]
+KINDS = ("F", "B", "I", "W")
+"""Rows whose durations are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """Rows that wait only for rows of earlier levels. Positions count from 1; position 0 is the start of the step."""
+
+    positions: slice
+    before: Longs
+    """The row before each on its rank."""
+    source: Longs
+    """The row whose message it waits for; 0 for none."""
+    key: Longs
+    """Row of the table of durations: kind x stage."""
+    sent: Longs
+    """Row of the table of messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skeleton:
+    """A schedule's rows by level."""
+
+    levels: tuple[Level, ...]
+    size: int
+    last: Longs
+    """[stages] position of the row that completes a stage's gradients."""
+    final: Longs
+    """[ranks] position of the last row of each rank."""
+
+
+@lru_cache(maxsize=128)
+def skeleton(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Skeleton:
+    """The rows of a schedule, as far as time depends on them."""
+    placement = "v" if schedule in V_SCHEDULES else "loop"
+    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
+    rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+    names = [KINDS.index(kind.name) if kind.name in KINDS else 0 for kind in rows.kinds]
+    kind = np.array(names, np.int64)[rows.kind]
+    stage, unit = rows.stage.astype(np.int64), rows.unit.astype(np.int64)
+    stages = rows.num_stages
+    before = np.arange(len(kind), dtype=np.int64)  # the row before, as a position from 1
+    before[rows.class_ptr[:-1]] = 0
+    source = _sources(kind, stage, unit, stages, microbatches)
+    level = _levels(before, source, rows.class_ptr)
+    order = np.argsort(level, kind="stable")
+    place = np.zeros(len(kind) + 1, np.int64)
+    place[order + 1] = np.arange(1, len(kind) + 1)
+    sent = np.where(kind == 0, stage - 1, stage)  # between a stage and the one before it, or after it
+    edges = np.append(np.searchsorted(level[order], np.arange(int(level.max()) + 1)), len(kind))
+    made = tuple(
+        Level(
+            positions=slice(a + 1, b + 1),
+            before=place[before[order[a:b]]],
+            source=place[source[order[a:b]]],
+            key=kind[order[a:b]] * stages + stage[order[a:b]],
+            sent=np.where(source[order[a:b]] > 0, sent[order[a:b]], stages - 1),
+        )
+        for a, b in _pairs(edges)
+    )
+    ends = np.flatnonzero((kind == 1) | (kind == 3))
+    last = np.zeros(stages, np.int64)
+    last[stage[ends]] = place[ends + 1]  # rows are in order of issue, so the last assignment stands
+    return Skeleton(levels=made, size=len(kind) + 1, last=last, final=place[rows.class_ptr[1:]])
+
+
+def play(
+    made: Skeleton, forward: Doubles, whole: Doubles, first: Doubles, second: Doubles, sends: Doubles
+) -> tuple[Doubles, Doubles]:
+    """(end of each stage's gradients [stages, columns], end of each rank [ranks, columns]), in seconds from the start.
+
+    forward, whole, first, second: [stages, columns] of forwards, backwards in one, input and weight gradients. sends:
+    [stages - 1, columns] of messages to the next stage; negative where none is sent.
+    """
+    columns = forward.shape[1]
+    times = np.concatenate([forward, whole, first, second])
+    wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), np.full((1, columns), -np.inf)])
+    end = np.zeros((made.size, columns))
+    for level in made.levels:
+        start = np.maximum(end[level.before], end[level.source] + wires[level.sent])
+        np.add(start, times[level.key], out=end[level.positions])
+    return end[made.last], end[made.final]
+
+
+def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int) -> Longs:
+    """Position (from 1) of the row that a forward or an input gradient gets its message from; 0 for none."""
+    forward = np.zeros((stages + 2, units), np.int64)
+    back = np.zeros((stages + 2, units), np.int64)
+    index = np.arange(1, len(kind) + 1)
+    is_forward, is_back = kind == 0, (kind == 1) | (kind == 2)
+    forward[stage[is_forward] + 1, unit[is_forward]] = index[is_forward]
+    back[stage[is_back] + 1, unit[is_back]] = index[is_back]
+    out = np.zeros(len(kind), np.int64)
+    out[is_forward] = forward[stage[is_forward], unit[is_forward]]
+    out[is_back] = back[stage[is_back] + 2, unit[is_back]]
+    return out
+
+
+def _levels(before: Longs, source: Longs, edges: Longs) -> Longs:
+    """[rows] one more than the levels of what a row waits for."""
+    level = [0] * (len(before) + 1)
+    done = [False] * (len(before) + 1)
+    done[0] = True
+    earlier, waits = before.tolist(), source.tolist()
+    next_row, ends = edges[:-1].tolist(), edges[1:].tolist()
+    moved = True
+    while moved:
+        moved = False
+        for rank, stop in enumerate(ends):
+            row = next_row[rank]
+            while row < stop and done[waits[row]]:
+                level[row + 1] = max(level[earlier[row]], level[waits[row]]) + 1
+                done[row + 1] = True
+                row += 1
+                moved = True
+            next_row[rank] = row
+    assert next_row == ends, "the rows of a schedule can run"
+    return np.array(level[1:], np.int64) - 1
+
+
+def _pairs(edges: Longs) -> Iterator[tuple[int, int]]:
+    listed = edges.tolist()
+    return zip(listed, listed[1:], strict=False)

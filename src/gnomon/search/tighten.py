@@ -1,0 +1,129 @@
+"""Better bounds for points that the first ones leave: the schedule's order played bare, and single ranks under ZeRO 3.
+
+`Tighten.register` remembers the durations of points that may need it; `Tighten.bound` plays all that share a schedule
+at once, when the first of them is asked for. Leaves out what the simulator alone says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.search.alone import alone, passes
+from gnomon.search.bounds import ACTIONS, Actions, Job, Pipeline, is_split, layer_seconds, ways
+from gnomon.search.leaves import Sharding
+from gnomon.search.skeleton import play, skeleton
+from gnomon.search.space import Point
+
+Doubles = NDArray[np.float64]
+_Group = tuple[str, int, int, int]
+
+COLUMNS = 256
+"""Sets of durations that are played at once."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Durations:
+    """Seconds of the actions of points that differ only in what begins and ends a step: [stages, 1] each."""
+
+    pipeline: Pipeline
+    act: Actions
+    sends: Doubles
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loose:
+    """A point whose bound can still be made better."""
+
+    point: Point
+    durations: Durations
+    sharding: Sharding
+    column: int
+    head: float
+    """Seconds before the first forward."""
+    tail: Doubles
+    """[stages] after a stage's last gradient."""
+    blocked: Doubles
+    """[stages] reductions after all rows of their rank."""
+    adding: Doubles
+    """[kinds] of layers: seconds of adding weight gradients up."""
+
+
+class Tighten:
+    """Bounds that play something."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._waiting: dict[_Group, list[Durations]] = {}
+        self._ends: dict[int, tuple[Doubles, Doubles]] = {}
+        self._kept: list[Durations] = []
+
+    def register(self, point: Point, durations: Durations) -> None:
+        """Remembers durations that will be played with the next of their schedule."""
+        self._waiting.setdefault(_group(point, durations), []).append(durations)
+
+    def bound(self, loose: Loose) -> float:
+        """Seconds that a step takes at least, when all ranks meet once a step.
+
+        The bare schedule begins after the update (and gather) that the first stage needs, and every stage's reduction
+        follows its last gradient; reductions that may not overlap follow all rows of their rank.
+        """
+        ends, final = self._played(loose)
+        on_rank = loose.durations.pipeline.on_rank
+        late = max(float((ends + loose.tail).max()), float((final + on_rank @ loose.blocked).max()))
+        found = loose.head + late
+        if loose.sharding.zero == 3 and loose.sharding.optimizer.reshard_after_forward:
+            found = max(found, self._single(loose))
+        return found
+
+    def _played(self, loose: Loose) -> tuple[Doubles, Doubles]:
+        key = id(loose.durations)
+        if key not in self._ends:
+            group = _group(loose.point, loose.durations)
+            waiting = self._waiting.pop(group)
+            made = skeleton(loose.point.schedule, *group[1:])
+            for first in range(0, len(waiting), COLUMNS):
+                part = waiting[first : first + COLUMNS]
+                acts = [each.act for each in part]
+                forward, whole, first_half, second_half = (
+                    np.concatenate([getattr(act, name) for act in acts], axis=1) for name in ACTIONS
+                )
+                linked = part[0].pipeline.linked[:, None]
+                sends = np.where(linked, np.concatenate([each.sends for each in part], axis=1), -1.0)
+                ends, final = play(made, forward, whole, first_half, second_half, sends)
+                for i, each in enumerate(part):
+                    self._ends[id(each)] = ends[:, i], final[:, i]
+                self._kept += part  # their ids stay theirs
+        return self._ends[key]
+
+    def _single(self, loose: Loose) -> float:
+        """The longest of a few ranks played by themselves."""
+        point, given, sharding = loose.point, loose.durations, loose.sharding
+        act, pipeline = given.act, given.pipeline
+        back = act.input if is_split(point.schedule) else act.whole
+        before, behind, _ = ways(pipeline, act.forward, back, given.sends)
+        seconds = layer_seconds(sharding.table, loose.adding, sharding.copying, loose.column)
+        layers = [order.tolist() for order in pipeline.split.order]
+        rows = passes(point.schedule, point.pp, point.virtual_stages, given.count)
+        found = 0.0
+        for rank in {0, point.pp // 2, point.pp - 1}:
+            low = pipeline.lowest[rank]
+            single = alone(
+                rows[rank],
+                layers,
+                seconds,
+                sharding.gathered_s.tolist(),
+                sharding.reduced_s.tolist(),
+                prefetch=self.job.space.base.overlap.prefetch,
+                start=float(before[low, 0]),
+                behind=float(behind[low, 0]),
+            )
+            found = max(found, single)
+        return found
+
+
+def _group(point: Point, durations: Durations) -> _Group:
+    return point.schedule, point.pp, point.virtual_stages, durations.count

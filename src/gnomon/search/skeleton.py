@@ -1,8 +1,8 @@
-"""The bare order of a schedule, played for many sets of durations at once: forwards, backwards and messages only.
+"""The bare order of a schedule, played for many sets of durations at once: computing, messages, reductions.
 
-`skeleton(schedule, pp, virtual, microbatches)` prepares the rows of a schedule; `play` returns when each stage's last
-gradient is complete, for many columns of durations. It is what the simulator would say if there were no reductions, no
-updates and no waiting for links: every dependency that it keeps is one of the Program's, so it is a bound.
+`skeleton(schedule, pp, virtual, microbatches, reductions)` prepares the rows of a schedule; `play` returns when each
+stage's last gradient is complete, for many columns of durations. It is what the simulator would say if there were no
+updates, no gathers and no waiting for links: every dependency that it keeps is one of the Program's, so it is a bound.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,12 @@ from gnomon.schedules.lower import compute_rows
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
-KINDS = ("F", "B", "I", "W")
-"""Rows whose durations are given."""
+Reductions = Literal["", "stages", "layers"]
+"""Of every microbatch: none; of whole stages (ZeRO 2), each after its backward and before the stage's next one; of
+layers (ZeRO 3), which begin somewhere in the backward. A rank's reductions follow each other."""
+
+KINDS = ("F", "B", "I", "W", "R")
+"""Rows whose durations are given, and reductions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,8 @@ class Level:
     """The row before each on its rank."""
     source: Longs
     """The row whose message it waits for; 0 for none."""
+    third: Longs
+    """Another row that it waits for; 0 for none."""
     key: Longs
     """Row of the table of durations: kind x stage."""
     sent: Longs
@@ -50,10 +57,12 @@ class Skeleton:
     """[stages] position of the row that completes a stage's gradients."""
     final: Longs
     """[ranks] position of the last row of each rank."""
+    reduced: Longs
+    """[stages] position of the last reduction of each stage; 0 without."""
 
 
 @lru_cache(maxsize=128)
-def skeleton(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Skeleton:
+def skeleton(schedule: ScheduleName, pp: int, virtual: int, microbatches: int, reductions: Reductions = "") -> Skeleton:
     """The rows of a schedule, as far as time depends on them."""
     placement = "v" if schedule in V_SCHEDULES else "loop"
     how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
@@ -65,44 +74,79 @@ def skeleton(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -
     before = np.arange(len(kind), dtype=np.int64)  # the row before, as a position from 1
     before[rows.class_ptr[:-1]] = 0
     source = _sources(kind, stage, unit, stages, microbatches)
-    level = _levels(before, source, rows.class_ptr)
+    third = np.zeros(len(kind), np.int64)
+    edges = rows.class_ptr
+    ends = np.flatnonzero((kind == 1) | (kind == 3))
+    last = np.zeros(stages, np.int64)
+    last[stage[ends]] = ends + 1  # rows are in order of issue, so the last assignment stands
+    final, reduced = rows.class_ptr[1:], np.zeros(stages, np.int64)
+    if reductions:
+        own = np.arange(len(ends), dtype=np.int64) + len(kind) + 1
+        lanes = np.searchsorted(ends, rows.class_ptr)
+        previous = own - 1
+        previous[lanes[:-1]] = 0
+        reduced[stage[ends]] = own
+        if reductions == "stages":
+            third[ends] = _same_stage_before(stage[ends], own, stages)
+        started = ends + 1 if reductions == "stages" else before[ends]
+        kind, stage = np.append(kind, np.full(len(ends), 4)), np.append(stage, stage[ends])
+        before, source = np.append(before, previous), np.append(source, started)
+        third, edges = np.append(third, np.zeros(len(ends), np.int64)), np.append(edges, lanes[1:] + edges[-1])
+    level = _levels(before, source, third, edges)
     order = np.argsort(level, kind="stable")
     place = np.zeros(len(kind) + 1, np.int64)
     place[order + 1] = np.arange(1, len(kind) + 1)
-    sent = np.where(kind == 0, stage - 1, stage)  # between a stage and the one before it, or after it
-    edges = np.append(np.searchsorted(level[order], np.arange(int(level.max()) + 1)), len(kind))
+    # a message between a stage and the one before it, or after it; a reduction waits without one
+    sent = np.where(source == 0, stages - 1, np.select([kind == 0, kind == 4], [stage - 1, stages], stage))
+    bounds = np.append(np.searchsorted(level[order], np.arange(int(level.max()) + 1)), len(kind))
     made = tuple(
         Level(
             positions=slice(a + 1, b + 1),
             before=place[before[order[a:b]]],
             source=place[source[order[a:b]]],
+            third=place[third[order[a:b]]],
             key=kind[order[a:b]] * stages + stage[order[a:b]],
-            sent=np.where(source[order[a:b]] > 0, sent[order[a:b]], stages - 1),
+            sent=sent[order[a:b]],
         )
-        for a, b in _pairs(edges)
+        for a, b in _pairs(bounds)
     )
-    ends = np.flatnonzero((kind == 1) | (kind == 3))
-    last = np.zeros(stages, np.int64)
-    last[stage[ends]] = place[ends + 1]  # rows are in order of issue, so the last assignment stands
-    return Skeleton(levels=made, size=len(kind) + 1, last=last, final=place[rows.class_ptr[1:]])
+    return Skeleton(levels=made, size=len(kind) + 1, last=place[last], final=place[final], reduced=place[reduced])
+
+
+def _same_stage_before(stage: Longs, own: Longs, stages: int) -> Longs:
+    """The reduction of the stage's backward before each one; 0 for the first."""
+    order = np.argsort(stage, kind="stable")
+    out = np.zeros(len(stage), np.int64)
+    same = np.append(False, stage[order][1:] == stage[order][:-1])
+    out[order[same]] = own[order[np.flatnonzero(same) - 1]]
+    return out
 
 
 def play(
-    made: Skeleton, forward: Doubles, whole: Doubles, first: Doubles, second: Doubles, sends: Doubles
-) -> tuple[Doubles, Doubles]:
-    """(end of each stage's gradients [stages, columns], end of each rank [ranks, columns]), in seconds from the start.
+    made: Skeleton,
+    forward: Doubles,
+    whole: Doubles,
+    first: Doubles,
+    second: Doubles,
+    reduce: Doubles,
+    sends: Doubles,
+) -> tuple[Doubles, Doubles, Doubles]:
+    """(end of each stage's gradients [stages, columns], end of each rank [ranks, columns], end of each stage's last
+    reduction [stages, columns]), in seconds from the start.
 
-    forward, whole, first, second: [stages, columns] of forwards, backwards in one, input and weight gradients. sends:
-    [stages - 1, columns] of messages to the next stage; negative where none is sent.
+    forward, whole, first, second, reduce: [stages, columns] of forwards, backwards in one, input and weight gradients,
+    reductions. sends: [stages - 1, columns] of messages to the next stage; negative where none is sent.
     """
     columns = forward.shape[1]
-    times = np.concatenate([forward, whole, first, second])
-    wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), np.full((1, columns), -np.inf)])
+    times = np.concatenate([forward, whole, first, second, reduce])
+    none = np.full((1, columns), -np.inf)
+    wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns))])
     end = np.zeros((made.size, columns))
     for level in made.levels:
         start = np.maximum(end[level.before], end[level.source] + wires[level.sent])
+        np.maximum(start, end[level.third], out=start)
         np.add(start, times[level.key], out=end[level.positions])
-    return end[made.last], end[made.final]
+    return end[made.last], end[made.final], end[made.reduced]
 
 
 def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int) -> Longs:
@@ -119,24 +163,24 @@ def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int) ->
     return out
 
 
-def _levels(before: Longs, source: Longs, edges: Longs) -> Longs:
-    """[rows] one more than the levels of what a row waits for."""
+def _levels(before: Longs, source: Longs, third: Longs, edges: Longs) -> Longs:
+    """[rows] one more than the levels of what a row waits for. edges: of lanes, whose rows follow each other."""
     level = [0] * (len(before) + 1)
     done = [False] * (len(before) + 1)
     done[0] = True
-    earlier, waits = before.tolist(), source.tolist()
+    earlier, waits, also = before.tolist(), source.tolist(), third.tolist()
     next_row, ends = edges[:-1].tolist(), edges[1:].tolist()
     moved = True
     while moved:
         moved = False
-        for rank, stop in enumerate(ends):
-            row = next_row[rank]
-            while row < stop and done[waits[row]]:
-                level[row + 1] = max(level[earlier[row]], level[waits[row]]) + 1
+        for lane, stop in enumerate(ends):
+            row = next_row[lane]
+            while row < stop and done[waits[row]] and done[also[row]]:
+                level[row + 1] = max(level[earlier[row]], level[waits[row]], level[also[row]]) + 1
                 done[row + 1] = True
                 row += 1
                 moved = True
-            next_row[rank] = row
+            next_row[lane] = row
     assert next_row == ends, "the rows of a schedule can run"
     return np.array(level[1:], np.int64) - 1
 

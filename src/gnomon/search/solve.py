@@ -44,6 +44,7 @@ from gnomon.search.bounds import (
 )
 from gnomon.search.flight import flight
 from gnomon.search.leaves import Sharding, groups_of, held_bytes, least_held, room, unsharded
+from gnomon.search.skeleton import Reductions
 from gnomon.search.space import Point, Recompute, Space
 from gnomon.search.tighten import Durations, Loose, Tighten
 
@@ -418,9 +419,7 @@ class Search:
         point, sharding = group[0]
         split_backward, clip = is_split(point.schedule), self.space.base.optimizer.clip
         act = self._actions(sharding, pipeline, column, count)
-        given = Durations(pipeline=pipeline, act=act, sends=sends, count=count)
-        if clip:
-            self.tighten.register(point, given)
+        given = act
         forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
         if point.schedule in MIXED:  # how long a reduction has beside it is not known
             act, back = halves(act), np.full(len(back), np.inf)
@@ -441,17 +440,28 @@ class Search:
         for i, (point, sharding) in enumerate(group):
             bound = float(found[i])
             if sharding.zero == 3 and clip:
-                bound = max(bound, sharding.streams(pipeline, given.act, sends, count))
+                bound = max(bound, sharding.streams(pipeline, given, sends, count))
             item: _Item = point
             if clip:
+                kind: Reductions = ""
+                reduce = ends.each[:, min(i, ends.each.shape[1] - 1)]
+                if sharding.zero == 3:
+                    reduce, kind = pipeline.split.counts @ sharding.reduced_s, "layers"
+                elif reduce.any():
+                    kind = "stages"
+                durations = Durations(
+                    pipeline=pipeline, act=given, sends=sends, count=count, reduce=reduce[:, None], reductions=kind
+                )
+                durations = self.tighten.register(point, durations)
                 item = Loose(
                     point=point,
-                    durations=given,
+                    durations=durations,
                     sharding=sharding,
                     column=column,
                     head=float(head[min(i, len(head) - 1)]),
                     tail=ends.reduce[:, i],
                     blocked=ends.blocked[:, min(i, ends.blocked.shape[1] - 1)],
+                    after=ends.reduce[:, i] - reduce if kind == "stages" else np.zeros(len(reduce)),
                     adding=self._adding(sharding, count),
                 )
             heapq.heappush(self.heap, (bound * (1 - SLACK), next(self._serial), item))

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.plans.parts import ScheduleName
 from gnomon.search.alone import alone, passes
 from gnomon.search.bounds import ACTIONS, Actions, Job, Pipeline, is_split, layer_seconds, ways
 from gnomon.search.leaves import Sharding
-from gnomon.search.skeleton import play, skeleton
+from gnomon.search.skeleton import Reductions, play, skeleton
 from gnomon.search.space import Point
 
 Doubles = NDArray[np.float64]
-_Group = tuple[str, int, int, int]
+_Group = tuple[ScheduleName, int, int, int, Reductions]
 
 COLUMNS = 256
 """Sets of durations that are played at once."""
@@ -32,6 +33,9 @@ class Durations:
     act: Actions
     sends: Doubles
     count: int
+    reduce: Doubles
+    """Of every microbatch."""
+    reductions: Reductions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +52,8 @@ class Loose:
     """[stages] after a stage's last gradient."""
     blocked: Doubles
     """[stages] reductions after all rows of their rank."""
+    after: Doubles
+    """[stages] what follows a stage's last reduction, where every microbatch has one."""
     adding: Doubles
     """[kinds] of layers: seconds of adding weight gradients up."""
 
@@ -58,12 +64,16 @@ class Tighten:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._waiting: dict[_Group, list[Durations]] = {}
-        self._ends: dict[int, tuple[Doubles, Doubles]] = {}
-        self._kept: list[Durations] = []
+        self._ends: dict[int, tuple[Doubles, Doubles, Doubles]] = {}
+        self._known: dict[object, Durations] = {}
 
-    def register(self, point: Point, durations: Durations) -> None:
-        """Remembers durations that will be played with the next of their schedule."""
-        self._waiting.setdefault(_group(point, durations), []).append(durations)
+    def register(self, point: Point, durations: Durations) -> Durations:
+        """Remembers durations that will be played with the next of their schedule; the equal ones that are known."""
+        key = id(durations.act), durations.reductions, durations.reduce.tobytes()
+        if key not in self._known:
+            self._known[key] = durations
+            self._waiting.setdefault(_group(point, durations), []).append(durations)
+        return self._known[key]
 
     def bound(self, loose: Loose) -> float:
         """Seconds that a step takes at least, when all ranks meet once a step.
@@ -71,20 +81,22 @@ class Tighten:
         The bare schedule begins after the update (and gather) that the first stage needs, and every stage's reduction
         follows its last gradient; reductions that may not overlap follow all rows of their rank.
         """
-        ends, final = self._played(loose)
+        ends, final, reduced = self._played(loose)
         on_rank = loose.durations.pipeline.on_rank
         late = max(float((ends + loose.tail).max()), float((final + on_rank @ loose.blocked).max()))
+        if loose.durations.reductions:
+            late = max(late, float((reduced + loose.after).max()))
         found = loose.head + late
         if loose.sharding.zero == 3 and loose.sharding.optimizer.reshard_after_forward:
             found = max(found, self._single(loose))
         return found
 
-    def _played(self, loose: Loose) -> tuple[Doubles, Doubles]:
+    def _played(self, loose: Loose) -> tuple[Doubles, Doubles, Doubles]:
         key = id(loose.durations)
         if key not in self._ends:
             group = _group(loose.point, loose.durations)
             waiting = self._waiting.pop(group)
-            made = skeleton(loose.point.schedule, *group[1:])
+            made = skeleton(*group)
             for first in range(0, len(waiting), COLUMNS):
                 part = waiting[first : first + COLUMNS]
                 acts = [each.act for each in part]
@@ -93,10 +105,10 @@ class Tighten:
                 )
                 linked = part[0].pipeline.linked[:, None]
                 sends = np.where(linked, np.concatenate([each.sends for each in part], axis=1), -1.0)
-                ends, final = play(made, forward, whole, first_half, second_half, sends)
+                reduce = np.concatenate([each.reduce for each in part], axis=1)
+                ends, final, reduced = play(made, forward, whole, first_half, second_half, reduce, sends)
                 for i, each in enumerate(part):
-                    self._ends[id(each)] = ends[:, i], final[:, i]
-                self._kept += part  # their ids stay theirs
+                    self._ends[id(each)] = ends[:, i], final[:, i], reduced[:, i]
         return self._ends[key]
 
     def _single(self, loose: Loose) -> float:
@@ -126,4 +138,4 @@ class Tighten:
 
 
 def _group(point: Point, durations: Durations) -> _Group:
-    return point.schedule, point.pp, point.virtual_stages, durations.count
+    return point.schedule, point.pp, point.virtual_stages, durations.count, durations.reductions

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import FormatError, GnomonError, InputError
-from gnomon.formats.yaml_file import read_yaml
+from gnomon.formats.yaml_file import emit_yaml, read_yaml
 
 
 def test_plain_values() -> None:
@@ -79,3 +79,19 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         read_yaml(text, "t")
     except GnomonError:
         pass
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20) | st.sampled_from(
+    ["no", "1e-5", "07", "a: b", ""]
+)
+keys = texts.filter(lambda key: key != "<<")
+
+
+@given(
+    st.dictionaries(
+        keys, st.recursive(scalars | texts, lambda inner: st.dictionaries(keys, inner, max_size=3)), min_size=1
+    )
+)
+def test_what_is_written_is_read(values: dict[str, Any]) -> None:
+    assert read_yaml(emit_yaml(values), "t") == values

@@ -1,4 +1,5 @@
-"""The command line: `gnomon predict`, `run`, `compare`, `report`, `calibrate`, `validate`, `catalogue`.
+"""The command line: `gnomon predict`, `run`, `compare`, `report`, `calibrate`, `validate`, `export`,
+`catalogue`.
 
 `main(argv)` parses, runs one command and returns the exit status: 0 done (for `predict`: and it fits); 1 a prediction
 was made and the plan does not fit in memory; 2 the request cannot be read or carried out; 3 a mistake of ours; 130

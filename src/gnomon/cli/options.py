@@ -87,6 +87,20 @@ example:
   gnomon calibrate && gnomon predict llama-tiny --on local --precision fp32"""
 
 
+_EXPORT = """\
+PLAN.toml is a plan file, as gnomon plan writes it. The file that the other
+program reads goes to standard output, or to FILE; standard error lists what it
+cannot express, and what your code or command line must say. The same is in the
+file as comments, where it has them. What is written is read back and compared.
+
+examples:
+  gnomon export plan.toml --to megatron -o pretrain.sh
+  gnomon export plan.toml --to torchtitan --strict -o job.toml
+
+exit status: 0 done; 2 the request is wrong, the program refuses the plan, or
+with --strict something is not expressed."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of `gnomon`; its result holds `command` and that command's values."""
     top = _parser("gnomon", "Predict how a deep-learning job will run, before it runs.", _EPILOG)
@@ -99,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
+    _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
     catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", "")
     catalogue.add_argument("what", nargs="?", choices=("devices", "clusters", "models", "stacks"), metavar="KIND")
     catalogue.add_argument("name", nargs="?", help="one of them, in full")
@@ -186,4 +201,15 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
 def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("predicted", metavar="PREDICTED", help="a Timeline")
     parser.add_argument("measured", metavar="MEASURED", help="another of the same plan")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
+    parser.add_argument(
+        "--to", required=True, metavar="PROGRAM", help="megatron, torchtitan, deepspeed, accelerate or nanotron"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="default standard output")
+    parser.add_argument("--force", action="store_true", help="write over FILE")
+    parser.add_argument("--strict", action="store_true", help="an error if something is not expressed")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -20,6 +20,7 @@ from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import Job, read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.models.presets import CONFIGS, Config
 from gnomon.models.presets import model as preset
 from gnomon.plans import (
     Fp8,
@@ -154,6 +155,17 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     label = path.resolve().parent.name if path.name == "config.json" else path.stem
     found = read_hf_config(text, label or source)
     return found.graph, found.notes
+
+
+def read_config(name: str) -> tuple[Config | None, Graph]:
+    """(config, graph) of a preset, a config.json or a folder with one; no config for what is no decoder."""
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.suffix == ".json" or path.is_file():
+        text, source = read_source(path)
+        label = path.resolve().parent.name if path.name == "config.json" else path.stem
+        found = read_hf_config(text, label or source)
+        return found.config, found.graph
+    return (CONFIGS[name](), preset(name)) if name in CONFIGS else (None, preset(name))
 
 
 def _model(name: str | None, job: Job | None) -> tuple[Graph, tuple[str, ...]]:

@@ -81,7 +81,7 @@ def read_llama(name: str) -> tuple[LlamaConfig, tuple[str, ...]]:
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)
         read = read_hf_config(text, (path.resolve().parent.name if path.name == "config.json" else path.stem) or source)
-        if read.config is None:
+        if not isinstance(read.config, LlamaConfig):
             raise PlanError(f"{name} is no Llama or kin of it (Mistral, Qwen), which is what the runtime runs")
         return read.config, (*read.notes, "rotary base 10,000 and norm eps 1e-5, whatever the file says")
     if name in LLAMAS:

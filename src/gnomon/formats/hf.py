@@ -17,6 +17,7 @@ from gnomon.errors import CatalogueError, GraphError, InputError, nearest
 from gnomon.formats.keys import Keys, read_json
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, gemma, gpt, llama, mixtral, t5, vit
+from gnomon.models.presets import Config, build
 
 HARMLESS = frozenset(
     """
@@ -54,8 +55,8 @@ class HfModel:
     """The model."""
     notes: tuple[str, ...]
     """What the file says that the graph leaves out, one sentence each."""
-    config: llama.LlamaConfig | None = None
-    """The config of a Llama or its kin, which the runtime can run; None for other families."""
+    config: Config | None = None
+    """The config of a decoder; None for other families."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +217,7 @@ def _gemma2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gpt2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gpt2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptConfig:
     hidden = k.integer("n_embd")
     dropout, embed_dropout = k.number("resid_pdrop", 0.1), k.number("embd_pdrop", 0.1)
     if (dropout > 0) != (embed_dropout > 0):
@@ -226,45 +227,41 @@ def _gpt2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         k.must_be(key, False)
     k.ignore("n_ctx")
     k.ignore(*(f"summary_{part}" for part in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")))
-    return gpt.gpt(
-        gpt.GptConfig(
-            name=name,
-            num_layers=k.integer("n_layer"),
-            hidden_size=hidden,
-            num_heads=k.integer("n_head"),
-            vocab_size=k.integer("vocab_size"),
-            max_positions=k.integer("n_positions"),
-            ffn_size=k.integer("n_inner", 4 * hidden),
-            dropout=dropout,
-            attention_dropout=k.number("attn_pdrop", 0.1),
-            activation=k.choice("activation_function", ACTIVATIONS, "gelu_new"),
-            tied=k.flag("tie_word_embeddings", True),
-        )
+    return gpt.GptConfig(
+        name=name,
+        num_layers=k.integer("n_layer"),
+        hidden_size=hidden,
+        num_heads=k.integer("n_head"),
+        vocab_size=k.integer("vocab_size"),
+        max_positions=k.integer("n_positions"),
+        ffn_size=k.integer("n_inner", 4 * hidden),
+        dropout=dropout,
+        attention_dropout=k.number("attn_pdrop", 0.1),
+        activation=k.choice("activation_function", ACTIVATIONS, "gelu_new"),
+        tied=k.flag("tie_word_embeddings", True),
     )
 
 
-def _gpt_neox(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gpt_neox(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptNeoxConfig:
     k.must_be("attention_bias", True)
     for key in ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"):
         k.must_be(key, 0.0, 0)
     k.ignore("max_position_embeddings", "rotary_emb_base", "classifier_dropout")
-    return gpt.gpt_neox(
-        gpt.GptNeoxConfig(
-            name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=k.integer("hidden_size"),
-            num_heads=k.integer("num_attention_heads"),
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            rotary_fraction=k.number("rotary_pct", 0.25),
-            parallel_residual=k.flag("use_parallel_residual", True),
-            tied=k.flag("tie_word_embeddings", False),
-            activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
-        )
+    return gpt.GptNeoxConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        hidden_size=k.integer("hidden_size"),
+        num_heads=k.integer("num_attention_heads"),
+        ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        rotary_fraction=k.number("rotary_pct", 0.25),
+        parallel_residual=k.flag("use_parallel_residual", True),
+        tied=k.flag("tie_word_embeddings", False),
+        activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
     )
 
 
-def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.MixtralConfig:
     hidden = k.integer("hidden_size")
     heads, kv_heads, head_dim = _heads(k, hidden)
     window = _optional_window(k, 0)
@@ -272,25 +269,23 @@ def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("router_jitter_noise", 0.0, 0)
     k.choice("hidden_act", _SILU, "silu")
     k.ignore("max_position_embeddings", "output_router_logits", "router_aux_loss_coef")
-    return mixtral.mixtral(
-        mixtral.MixtralConfig(
-            name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            num_experts=k.integer("num_local_experts"),
-            experts_per_token=k.integer("num_experts_per_tok"),
-            expert_ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            window=window,
-            tied=k.flag("tie_word_embeddings", False),
-        )
+    return mixtral.MixtralConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        num_experts=k.integer("num_local_experts"),
+        experts_per_token=k.integer("num_experts_per_tok"),
+        expert_ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        window=window,
+        tied=k.flag("tie_word_embeddings", False),
     )
 
 
-def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.MixtralConfig:
     hidden = k.integer("hidden_size")
     heads, kv_heads, head_dim = _heads(k, hidden)
     bias = k.flag("attention_bias", False)
@@ -301,29 +296,27 @@ def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.choice("hidden_act", _SILU, "silu")
     k.ignore("sliding_window", "max_window_layers", "max_position_embeddings", "intermediate_size")  # no dense layers
     k.ignore("norm_topk_prob", "output_router_logits", "router_aux_loss_coef")
-    return mixtral.mixtral(
-        mixtral.MixtralConfig(
-            name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            num_experts=k.integer("num_experts"),
-            experts_per_token=k.integer("num_experts_per_tok"),
-            expert_ffn_size=k.integer("moe_intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            qk_norm=True,
-            qkv_bias=bias,
-            out_bias=bias,
-            tied=k.flag("tie_word_embeddings", False),
-            moe_path="mlp",
-            expert_paths=("gate_proj", "up_proj", "down_proj"),
-        )
+    return mixtral.MixtralConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        num_experts=k.integer("num_experts"),
+        experts_per_token=k.integer("num_experts_per_tok"),
+        expert_ffn_size=k.integer("moe_intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        qk_norm=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        tied=k.flag("tie_word_embeddings", False),
+        moe_path="mlp",
+        expert_paths=("gate_proj", "up_proj", "down_proj"),
     )
 
 
-def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.DeepseekConfig:
     heads = k.integer("num_attention_heads")
     k.must_be("num_key_value_heads", heads)
     k.must_be("attention_bias", False)
@@ -342,26 +335,24 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     predicted = k.raw("num_nextn_predict_layers")
     if predicted and not wanted.mtp:
         notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
-    return deepseek.deepseek_v3(
-        deepseek.DeepseekConfig(
-            name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            num_dense_layers=k.integer("first_k_dense_replace", least=0),
-            hidden_size=k.integer("hidden_size"),
-            num_heads=heads,
-            q_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else 0,
-            kv_rank=k.integer("kv_lora_rank"),
-            nope_dim=k.integer("qk_nope_head_dim"),
-            rope_dim=k.integer("qk_rope_head_dim"),
-            v_head_dim=k.integer("v_head_dim"),
-            ffn_size=k.integer("intermediate_size"),
-            num_experts=k.integer("n_routed_experts"),
-            experts_per_token=k.integer("num_experts_per_tok"),
-            num_shared_experts=k.integer("n_shared_experts", least=0),
-            expert_ffn_size=k.integer("moe_intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            mtp_modules=1 if wanted.mtp else 0,
-        )
+    return deepseek.DeepseekConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        num_dense_layers=k.integer("first_k_dense_replace", least=0),
+        hidden_size=k.integer("hidden_size"),
+        num_heads=heads,
+        q_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else 0,
+        kv_rank=k.integer("kv_lora_rank"),
+        nope_dim=k.integer("qk_nope_head_dim"),
+        rope_dim=k.integer("qk_rope_head_dim"),
+        v_head_dim=k.integer("v_head_dim"),
+        ffn_size=k.integer("intermediate_size"),
+        num_experts=k.integer("n_routed_experts"),
+        experts_per_token=k.integer("num_experts_per_tok"),
+        num_shared_experts=k.integer("n_shared_experts", least=0),
+        expert_ffn_size=k.integer("moe_intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        mtp_modules=1 if wanted.mtp else 0,
     )
 
 
@@ -444,7 +435,7 @@ def _vit(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-Reader = Callable[[Keys, str, Wanted, Notes], Graph | llama.LlamaConfig]
+Reader = Callable[[Keys, str, Wanted, Notes], Graph | Config]
 
 READERS: Mapping[str, Reader] = {
     "llama": _llama,
@@ -479,7 +470,7 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
     keys, notes = Keys(values, name), Notes()
     try:
         read = reader(keys, name, wanted or Wanted(), notes)
-        graph = read if isinstance(read, Graph) else llama.llama(read)
+        graph = read if isinstance(read, Graph) else build(read)
     except GraphError as error:
         raise InputError(f"{name}: {error}", "$") from error
     keys.finish(HARMLESS)

@@ -16,14 +16,11 @@ from gnomon.errors import InputError, nearest
 from gnomon.formats.keys import MAX_CHARACTERS, Keys
 from gnomon.formats.shell import UNKNOWN
 from gnomon.graph import Graph
-from gnomon.models.deepseek import DeepseekConfig, deepseek_v3
-from gnomon.models.gpt import GptConfig, GptNeoxConfig, gpt, gpt_neox
-from gnomon.models.llama import LlamaConfig, llama
-from gnomon.models.mixtral import MixtralConfig, mixtral
+from gnomon.models.presets import Config, build
 from gnomon.models.presets import model as preset
 from gnomon.plans import Fact, Plan, Stack, Workload
 
-ModelConfig = GptConfig | GptNeoxConfig | LlamaConfig | MixtralConfig | DeepseekConfig
+ModelConfig = Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +66,8 @@ class Job:
                 )
             case str(name):
                 return preset(name)
-            case GptConfig():
-                return gpt(self.model)
-            case GptNeoxConfig():
-                return gpt_neox(self.model)
-            case LlamaConfig():
-                return llama(self.model)
-            case MixtralConfig():
-                return mixtral(self.model)
-            case DeepseekConfig():
-                return deepseek_v3(self.model)
+            case config:
+                return build(config)
 
 
 def read_source(source: str | Path) -> tuple[str, str]:

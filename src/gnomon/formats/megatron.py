@@ -143,12 +143,13 @@ def job_of(
     count = microbatches(total, micro, mesh.data_ranks, ("global_batch_size", "micro_batch_size"))
     check_lengths(f, mesh, seq_len)
     layers = model.num_layers if model is not None else f.integer("num_layers")
+    schedule = schedule_of(f, mesh, layers, micro, count)
     plan = Plan(
         mesh=mesh,
-        schedule=schedule_of(f, mesh, layers, micro, count),
+        schedule=schedule,
         saved=saved_of(f, model),
         layout=layout_of(f, mesh),
-        overlap=overlap_of(f, mesh),
+        overlap=overlap_of(f, mesh, schedule.virtual_stages),
         optimizer=optimizer_of(f),
         precision=precision_of(f),
     )
@@ -345,7 +346,7 @@ def layout_of(f: Fields, mesh: Mesh) -> Layout:
     return Layout(sequence_parallel=sequence, context=kinds.get(str(kind[0]), "ring"))  # type: ignore[arg-type]
 
 
-def overlap_of(f: Fields, mesh: Mesh) -> Overlap:
+def overlap_of(f: Fields, mesh: Mesh, virtual: int) -> Overlap:
     """What is issued early; both kinds of data-parallel overlap are off unless asked for."""
     reduce, gather = f.flag("overlap_grad_reduce", False), f.flag("overlap_param_gather", False)
     sharded = f.flag("use_megatron_fsdp", False) or f.flag("use_torch_fsdp2", False)
@@ -355,8 +356,7 @@ def overlap_of(f: Fields, mesh: Mesh) -> Overlap:
         f.fail("overlap_param_gather", "it needs --overlap-grad-reduce; add it")
     grad = "bf16" if f.flag("grad_reduce_in_bf16", False) else "fp32"
     elements = f.integer("ddp_bucket_size", max(40_000_000, 1_000_000 * mesh.data_ranks * mesh.cp))
-    interleaved = f.has("num_layers_per_virtual_pipeline_stage") or f.has("num_virtual_stages_per_pipeline_rank")
-    waits = f.flag("no_overlap_p2p_communication", False) or not interleaved
+    waits = f.flag("no_overlap_p2p_communication", False) or virtual == 1
     return Overlap(
         grad_reduce=reduce,
         param_gather=gather,

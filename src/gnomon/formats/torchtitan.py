@@ -17,7 +17,18 @@ from importlib.resources import files
 from pathlib import Path
 
 from gnomon.errors import FormatError, InputError
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, flatten, microbatches, read_source
+from gnomon.formats.job import (
+    Fields,
+    Job,
+    ModelConfig,
+    chosen,
+    clips,
+    divides,
+    flatten,
+    microbatches,
+    read_source,
+    shorten,
+)
 from gnomon.formats.torchtitan_models import flavor
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import (
@@ -61,7 +72,6 @@ INEXPRESSIBLE = {
     "debug.detect_anomaly": "checks after every op; much slower",
     "quantize.grouped_mm.*": "eight-bit products of experts; a prediction without them is too slow",
     "fault_tolerance.*": "replicas that come and go (torchft)",
-    "parallelism.module_fqns_per_model_part": "stages by hand; read as torchtitan's own split",
     "parallelism.pipeline_parallel_schedule_csv": "a schedule of one's own",
     "parallelism.expert_parallel_comm_backend": "the kernels of the experts' all-to-all",
     "parallelism.enable_fsdp_symm_mem": "symmetric memory for parameter gathers",
@@ -309,6 +319,7 @@ def schedule_of(f: Fields, mesh: Mesh, config: ModelConfig, micro: int) -> Sched
     per_stage = f.integer("parallelism.pipeline_parallel_layers_per_stage", 0, least=0)
     f.ignore("parallelism.pipeline_parallel_expert_parallel_overlap")
     if mesh.pp == 1:
+        f.ignore("parallelism.module_fqns_per_model_part")
         return Schedule(micro_batch_size=micro)
     if spelled.lower() not in SCHEDULES:
         f.fail(
@@ -317,6 +328,21 @@ def schedule_of(f: Fields, mesh: Mesh, config: ModelConfig, micro: int) -> Sched
         )
     name, virtual, placement = SCHEDULES[spelled.lower()]
     layers = config.num_layers
+    if f.has("parallelism.module_fqns_per_model_part"):
+        split = split_by_hand(f, layers, mesh.pp)
+        if (len(split) > mesh.pp) != (virtual > 1):
+            f.fail(
+                "parallelism.module_fqns_per_model_part",
+                f"{len(split)} stages on {mesh.pp} ranks, but {spelled} takes "
+                f"{'2 or more' if virtual > 1 else '1'} a rank; change it",
+            )
+        return Schedule(
+            name=name,  # type: ignore[arg-type]
+            micro_batch_size=micro,
+            virtual_stages=len(split) // mesh.pp,
+            placement=placement,  # type: ignore[arg-type]
+            layers_per_stage=split,
+        )
     if per_stage:
         stages = math.ceil((layers + first + last) / per_stage)
         divides("pipeline stages", stages, "pipeline_parallel_degree", mesh.pp)
@@ -335,6 +361,21 @@ def schedule_of(f: Fields, mesh: Mesh, config: ModelConfig, micro: int) -> Sched
         placement=placement,  # type: ignore[arg-type]
         layers_per_stage=split,
     )
+
+
+def split_by_hand(f: Fields, layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage by module_fqns_per_model_part, whose stages must hold each layer once, in order."""
+    key = "parallelism.module_fqns_per_model_part"
+    parts = f.raw(key)
+    if not isinstance(parts, list) or not all(
+        isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts
+    ):
+        f.fail(key, f"expected lists of module names, got {shorten(parts)}")
+    found = [[name for name in part if name.startswith("layers.")] for part in parts]
+    if [name for part in found for name in part] != [f"layers.{i}" for i in range(layers)]:
+        f.fail(key, f"the stages do not hold layers.0 to layers.{layers - 1} once each, in order")
+    divides("stages of module_fqns_per_model_part", len(found), "pipeline_parallel_degree", pp)
+    return tuple(map(len, found))
 
 
 def stage_split(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:

@@ -1,13 +1,16 @@
-"""YAML text to plain values, with limits: the part of PyYAML that is safe, and what it leaves open closed.
+"""YAML text to plain values, with limits: the part of PyYAML that is safe, and what it leaves open closed; and back.
 
 `read_yaml(text, source)` returns the mapping that a file holds. Refused, with the line: duplicate keys, objects of
 other languages, NaN and infinity, nesting over 64 levels, over 200,000 values counting what aliases repeat. PyYAML is
-optional (`pip install gnomon[formats]`). Leaves out: several documents in one file, comments, merge keys.
+optional (`pip install gnomon[formats]`). `emit_yaml(values)` writes nested mappings of scalars. Leaves out: several
+documents in one file, comments, merge keys.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,6 +32,33 @@ TAGS = frozenset("map seq str int float bool null timestamp merge value".split()
 INSTALL = (
     "reading YAML needs PyYAML, which is not installed; run `pip install 'gnomon[formats]'` or `pip install pyyaml`"
 )
+
+
+_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
+_WORDS = frozenset("y n yes no on off true false null".split())
+
+
+def emit_yaml(values: Mapping[str, object], indent: str = "") -> str:
+    """YAML text of nested mappings of text, numbers, booleans and None; `read_yaml(emit_yaml(v), …) == v`."""
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            lines.append(f"{indent}{_scalar(key)}:\n{emit_yaml(value, indent + '  ')}")
+        else:
+            lines.append(f"{indent}{_scalar(key)}: {'{}' if isinstance(value, Mapping) else _scalar(value)}\n")
+    return "".join(lines)
+
+
+def _scalar(value: object) -> str:
+    """One value; text in quotes where YAML would take it for something else."""
+    if isinstance(value, str):
+        if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+            return value
+        plain = (c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08x}" for c in value)
+        return f'"{"".join(plain)}"'
+    text = json.dumps(value, allow_nan=False)
+    # YAML 1.1 takes 1e-05 for text: a float needs its point.
+    return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
 
 
 def read_yaml(text: str, source: str) -> Mapping[str, object]:

@@ -12,6 +12,9 @@ from gnomon.errors import CatalogueError, nearest
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, dit, gemma, gpt, llama, mixtral, t5, unet, vit
 
+Config = llama.LlamaConfig | mixtral.MixtralConfig | deepseek.DeepseekConfig | gpt.GptConfig | gpt.GptNeoxConfig
+"""What a decoder is built from."""
+
 LLAMAS: Mapping[str, Callable[[], llama.LlamaConfig]] = {
     "llama-mini": llama.llama_mini,
     "llama-tiny": llama.llama_tiny,
@@ -28,25 +31,46 @@ LLAMAS: Mapping[str, Callable[[], llama.LlamaConfig]] = {
 """Name -> a function returning the config, of models that the runtime can run too."""
 
 
-def _llama(make: Callable[[], llama.LlamaConfig]) -> Callable[[], Graph]:
-    return lambda: llama.llama(make())
+CONFIGS: Mapping[str, Callable[[], Config]] = {
+    **LLAMAS,
+    "mixtral-8x7b": mixtral.mixtral_8x7b,
+    "mixtral-8x22b": mixtral.mixtral_8x22b,
+    "qwen3-30b-a3b": mixtral.qwen3_30b_a3b,
+    "qwen3-235b-a22b": mixtral.qwen3_235b_a22b,
+    "deepseek-v3": deepseek.deepseek_v3_671b,
+    "gpt2": gpt.gpt2,
+    "gpt2-xl": gpt.gpt2_xl,
+    "gpt3-175b": gpt.gpt3_175b,
+    "gpt-neox-20b": gpt.gpt_neox_20b,
+    "pythia-1.4b": gpt.pythia_1_4b,
+}
+"""Name -> a function returning the config, of decoders that other programs can be told."""
+
+
+def build(config: Config) -> Graph:
+    """The Graph of a decoder's config."""
+    match config:
+        case llama.LlamaConfig():
+            return llama.llama(config)
+        case mixtral.MixtralConfig():
+            return mixtral.mixtral(config)
+        case deepseek.DeepseekConfig():
+            return deepseek.deepseek_v3(config)
+        case gpt.GptConfig():
+            return gpt.gpt(config)
+        case gpt.GptNeoxConfig():
+            return gpt.gpt_neox(config)
+
+
+def _graph(make: Callable[[], Config]) -> Callable[[], Graph]:
+    return lambda: build(make())
 
 
 PRESETS: Mapping[str, Callable[[], Graph]] = {
-    **{name: _llama(make) for name, make in LLAMAS.items()},
+    **{name: _graph(make) for name, make in CONFIGS.items()},
     "gemma-2-2b": lambda: gemma.gemma2(gemma.gemma2_2b()),
     "gemma-2-9b": lambda: gemma.gemma2(gemma.gemma2_9b()),
     "gemma-2-27b": lambda: gemma.gemma2(gemma.gemma2_27b()),
-    "mixtral-8x7b": lambda: mixtral.mixtral(mixtral.mixtral_8x7b()),
-    "mixtral-8x22b": lambda: mixtral.mixtral(mixtral.mixtral_8x22b()),
-    "qwen3-30b-a3b": lambda: mixtral.mixtral(mixtral.qwen3_30b_a3b()),
-    "qwen3-235b-a22b": lambda: mixtral.mixtral(mixtral.qwen3_235b_a22b()),
-    "deepseek-v3": lambda: deepseek.deepseek_v3(deepseek.deepseek_v3_671b()),
-    "gpt2": lambda: gpt.gpt(gpt.gpt2()),
-    "gpt2-xl": lambda: gpt.gpt(gpt.gpt2_xl()),
-    "gpt3-175b": lambda: gpt.gpt(gpt.gpt3_175b()),
-    "gpt-neox-20b": lambda: gpt.gpt_neox(gpt.gpt_neox_20b()),
-    "pythia-1.4b": lambda: gpt.gpt_neox(gpt.pythia_1_4b()),
     "bert-base": lambda: bert.bert(bert.bert_base()),
     "bert-large": lambda: bert.bert(bert.bert_large()),
     "t5-small": lambda: t5.t5(t5.t5_small()),

@@ -1,0 +1,125 @@
+"""A plan as the JSON configuration of DeepSpeed 0.19.6 (deepspeedai/DeepSpeed edaa722, 2026-08-22), read back by
+`deepspeed`.
+
+`draft(asked)` returns the file. The model, the length of sequences and what is recomputed are the user's code, and are
+said in `elsewhere`. DeepSpeed's pipelines and experts are code too: a plan with them is refused. JSON has no comments.
+"""
+
+from __future__ import annotations
+
+import json
+
+from gnomon.formats.deepspeed import OPTIMIZERS, read_deepspeed
+from gnomon.formats.export import Asked, Draft, half_of, need_axes
+from gnomon.plans import Optimizer, Precision, Saved
+
+PROGRAM = "DeepSpeed 0.19.6"
+
+HALVES = ("bf16", "fp16")
+
+REASONS = (
+    ("mesh.dp_*", "DeepSpeed divides over all data-parallel ranks; groups of them (MiCS) at ZeRO 3 only"),
+    ("layout.*", "AutoTP decides how tensors lie"),
+    ("overlap.param_gather", "overlap_comm gathers ahead at ZeRO 3 only"),
+    ("overlap.bucket_bytes", "reduce_bucket_size is in elements; it has a default (500,000,000) and no blocks"),
+    ("overlap.*", "DeepSpeed has one switch, overlap_comm"),
+    ("optimizer.kind", "DeepSpeed has Adam, AdamW, SGD, Lion and Muon"),
+    ("optimizer.offload*", "the whole update is offloaded, or at ZeRO 3 a share of it; in pieces of its own"),
+    ("optimizer.*", "ZeRO 3 gathers and frees by its own trace of the model"),
+    ("precision.fp8*", "the configuration has no eight-bit products"),
+    ("precision.*", "parameters are bf16 or fp16 with an fp32 copy and states, or fp32"),
+)
+
+
+def draft(asked: Asked) -> Draft:
+    """The file. PlanError for pipelines, context and expert parallelism; InputError for what DeepSpeed refuses."""
+    need_axes(asked, "DeepSpeed's configuration", "pp", "cp", "ep", "etp")
+    plan = asked.plan
+    values: dict[str, object] = {
+        "train_batch_size": asked.workload.batch_size,
+        "train_micro_batch_size_per_gpu": asked.micro,
+        "gradient_accumulation_steps": asked.microbatches,
+        "gradient_clipping": 1.0 if plan.optimizer.clip else 0.0,
+        "optimizer": {"type": _kind(plan.optimizer), "params": {"lr": 3e-4}},
+        "zero_optimization": _zero(asked),
+        **_precision(plan.precision),
+    }
+    if plan.mesh.tp > 1:
+        values["tensor_parallel"] = {"autotp_size": plan.mesh.tp}
+    text = json.dumps(values, indent=2) + "\n"
+    return Draft(
+        program=PROGRAM,
+        text=text,
+        job=read_deepspeed(
+            text,
+            devices=plan.mesh.world_size,
+            seq_len=asked.workload.seq_len,
+            model=asked.model,
+            saved=plan.saved,
+        ),
+        comment="",
+        elsewhere=(
+            f"the model is your code's: {asked.label}",
+            f"sequences of {asked.workload.seq_len} tokens",
+            *recomputed(plan.saved),
+            f"start it on {plan.mesh.world_size} devices, as in deepspeed --num_nodes {asked.num_nodes} --num_gpus "
+            f"{asked.processes_per_node} train.py; lr = 3e-4 is a placeholder",
+        ),
+        reasons=REASONS,
+        code=("saved.*",),
+    )
+
+
+def recomputed(saved: Saved) -> tuple[str, ...]:
+    """What the user's code must wrap in torch.utils.checkpoint."""
+    if saved == Saved():
+        return ()
+    parts = {
+        "none": [],
+        "selective": ["the core of attention of each layer"],
+        "full": ["each layer" if saved.every == 1 else f"each run of {saved.every} layers"],
+    }[saved.preset]
+    for rule in saved.rules:
+        where = f" in the first {rule.first_per_stage} of a stage" if rule.first_per_stage is not None else ""
+        parts.append(f"{rule.action} {', '.join(rule.tensors)} of {rule.calls}{where}")
+    return (f"recompute (torch.utils.checkpoint) in the model's code: {'; '.join(parts)}",)
+
+
+def _kind(optimizer: Optimizer) -> str:
+    names = {kind: name for name, kind in reversed(OPTIMIZERS.items()) if name[:5] not in ("Fused", "DeepS")}
+    return names.get(optimizer.kind, "AdamW")
+
+
+def _zero(asked: Asked) -> dict[str, object]:
+    plan = asked.plan
+    optimizer, overlap = plan.optimizer, plan.overlap
+    table: dict[str, object] = {"stage": optimizer.zero, "overlap_comm": overlap.grad_reduce}
+    if optimizer.zero in (1, 2) and overlap.bucket_bytes is not None:
+        table["reduce_bucket_size"] = max(1, overlap.bucket_bytes // (2 if _reduce(plan.precision) in HALVES else 4))
+    if optimizer.zero == 3 and plan.mesh.dp_replicate > 1:
+        table["mics_shard_size"] = plan.mesh.dp_shard
+    if optimizer.offload is not None and optimizer.zero > 0:
+        ratio = {"ratio": optimizer.offload.fraction} if optimizer.zero == 3 else {}
+        table["offload_optimizer"] = {"device": "cpu", **ratio}
+    return table
+
+
+def _reduce(precision: Precision) -> str:
+    return precision.reduce if precision.reduce in ("fp32", *HALVES) else "fp32"
+
+
+def _precision(precision: Precision) -> dict[str, object]:
+    half = half_of(precision)
+    grad = precision.grad if precision.grad in ("fp32", *HALVES) else "fp32"
+    found: dict[str, object] = {
+        "communication_data_type": _reduce(precision),
+        "data_types": {"grad_accum_dtype": grad},
+    }
+    if half is not None:
+        table: dict[str, object] = {"enabled": True}
+        if precision.master == half:
+            table[f"{half}_master_weights_and_grads"] = True
+        if half == "bf16" and precision.states == "bf16":
+            table["bf16_optimizer_states"] = True
+        found[half] = table
+    return found

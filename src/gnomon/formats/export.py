@@ -1,0 +1,258 @@
+"""A plan as the file that another program reads: what the writers for five programs share.
+
+`Asked` is what is to be written and `Draft` what a writer (`megatron_out`, `torchtitan_out` …) makes of it: text, and
+the Job that the program's own reader finds in that text. `exported(asked, draft)` compares that Job with what was
+asked: what differs was not expressed, and is listed in `unwritten`, so no field can be lost in silence. Where a program
+has no place for a choice, writers take the nearest it has: of recomputation one that keeps no more, of products the
+dtype that was asked. Leaves out files and printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from gnomon.errors import InputError, PlanError
+from gnomon.formats.job import Job, ModelConfig
+from gnomon.formats.settled import Difference, differences, settled
+from gnomon.graph import Graph
+from gnomon.models.gpt import GptConfig
+from gnomon.plans import DType, Plan, Precision, Workload
+
+PROGRAMS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron")
+"""Programs whose files can be written."""
+
+NAMES = frozenset({"name", "moe_path", "expert_paths"})
+"""Fields of a model's config that are names only."""
+
+REASONS: Mapping[str, str] = {
+    "model.vocab_size": "rows are padded so that ranks have as many each",
+    "model*": "the program's models do not have this",
+    "mesh.order": "the program puts ranks on the axes in its own order",
+    "mesh.*": "the program divides ranks among axes differently",
+    "schedule.name": "the program has no such schedule",
+    "schedule.passes": "a method of Gnomon's own",
+    "schedule.placement": "the program has no such schedule",
+    "schedule.virtual_stages": "the program's schedule takes another number of stages on a rank",
+    "schedule.layers_per_stage": "the program divides layers among stages by its own rule",
+    "schedule.*": "the program counts microbatches differently",
+    "saved.*": "the program recomputes in its own units; what is written keeps no more than was asked",
+    "layout.sequence_parallel": "with tensor parallelism the program decides this",
+    "layout.context": "the program has no such exchange for attention",
+    "layout.context_order": "the program orders context-parallel parts by its own rule",
+    "layout.rules": "layout of single dims: the program's modules decide",
+    "layout.*": "the program's tensor parallelism decides this",
+    "overlap.priority": "collectives have no order of priority there",
+    "overlap.splits": "the program does not cut ops and their collectives in this way",
+    "overlap.bucket_bytes": "the program has its own size of buckets",
+    "overlap.*": "the program decides itself what it issues early",
+    "optimizer.kind": "the program has not this update",
+    "optimizer.zero": "the program has not this stage of ZeRO",
+    "optimizer.delay": "updates are not delayed there",
+    "optimizer.*": "the program decides this itself",
+    "precision.fp8*": "the program's eight-bit recipes differ",
+    "precision.*": "the program keeps other dtypes",
+    "placement": "ranks sit on devices as the launcher puts them",
+    "workload.*": "one step of equal sequences is all that a file says; the data decide the rest",
+}
+"""Pattern over a field -> why a program may have no place for it; a program's own reasons go before these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be written."""
+
+    label: str
+    """The model's name for comments."""
+    model: ModelConfig | None
+    """Its config; None for a model that is no decoder of ours."""
+    graph: Graph
+    """The model."""
+    plan: Plan
+    """Every decision, `settled`."""
+    workload: Workload
+    """The batch: sequences of one length."""
+    processes_per_node: int
+    """Ranks that one machine starts."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines."""
+        return max(1, -(-self.plan.world_size // self.processes_per_node))
+
+    @property
+    def micro(self) -> int:
+        """Sequences of a microbatch on a rank."""
+        return self.plan.schedule.micro_batch_size or 1
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches in a step."""
+        return self.workload.batch_size // (self.micro * self.plan.mesh.data_ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a writer made."""
+
+    program: str
+    """Name and version of the program, as in `torchtitan v0.2.2`."""
+    text: str
+    """The file."""
+    job: Job
+    """What the program's reader finds in it."""
+    comment: str = "#"
+    """What opens a line of comment; empty where the format has none."""
+    elsewhere: tuple[str, ...] = ()
+    """What the user's code or command line must say, one sentence each."""
+    reasons: tuple[tuple[str, str], ...] = ()
+    """(pattern over a field, why this program has no place for it)."""
+    code: tuple[str, ...] = ()
+    """Patterns over fields that `elsewhere` says; they are not compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwritten:
+    """A field that the file does not carry over."""
+
+    field: str
+    """As in `overlap.prefetch`."""
+    asked: str
+    """What the plan says."""
+    becomes: str
+    """What the program does with the file."""
+    why: str
+    """Its reason."""
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.asked} becomes {self.becomes}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A file for another program."""
+
+    program: str
+    """Name and version."""
+    text: str
+    """The file, with comments that say what follows here, where the format has comments."""
+    unwritten: tuple[Unwritten, ...]
+    """What it cannot say."""
+    elsewhere: tuple[str, ...]
+    """What code or the command line must say."""
+    beyond: tuple[str, ...]
+    """What the program does with the file that no plan says and no prediction has."""
+    job: Job
+    """The file as it is read back."""
+
+
+def asked_for(
+    label: str, model: ModelConfig | None, graph: Graph, plan: Plan, workload: Workload, processes_per_node: int
+) -> Asked:
+    """The request, its plan settled. PlanError for what no job file of these programs can say; see `settled`."""
+    if not workload.seq_len:
+        raise InputError(
+            "the workload lists sequence lengths, or a distribution of them; a job file takes one length: give seq_len"
+        )
+    plan = settled(plan, graph, workload)
+    nearby = processes_per_node if plan.world_size % processes_per_node == 0 else plan.world_size
+    return Asked(
+        label=label,
+        model=replace(model, ffn_size=model.ffn_size or 4 * model.hidden_size)
+        if isinstance(model, GptConfig)
+        else model,
+        graph=graph,
+        plan=plan,
+        workload=workload,
+        processes_per_node=min(nearby, plan.world_size),
+    )
+
+
+def need_axes(asked: Asked, program: str, *without: str) -> None:
+    """PlanError if the plan uses an axis that the program has not: a file without it would be of another job."""
+    for axis in without:
+        if (size := getattr(asked.plan.mesh, axis)) > 1:
+            raise PlanError(
+                f"{program} has no place for {axis} = {size}; give a plan with {axis} = 1, or export to another program"
+            )
+
+
+def need_model(asked: Asked, program: str) -> ModelConfig:
+    """The model's config; InputError if the program's file must describe the model and it is none of these."""
+    if asked.model is None:
+        raise InputError(
+            f"a file for {program} describes the model, and {asked.label} is no decoder that can be described (Llama, "
+            f"Mistral, Qwen, Mixtral, DeepSeek-V3, GPT, GPT-NeoX); deepspeed and accelerate take any model"
+        )
+    return asked.model
+
+
+def exported(asked: Asked, draft: Draft) -> Export:
+    """The draft with everything that it does not carry over."""
+    found = draft.job
+    lost = list(_model(asked, found))
+    graph = asked.graph if found.model is None or isinstance(found.model, str) else found.graph()
+    lost += differences(asked.plan, settled(found.plan, graph, found.workload))
+    lost += differences(asked.workload, found.workload, "workload")
+    reasons = (*draft.reasons, *REASONS.items())
+    unwritten = tuple(
+        Unwritten(field=d.field, asked=d.asked, becomes=d.found, why=reason_for(d.field, reasons))
+        for d in lost
+        if not any(fnmatchcase(d.field, pattern) for pattern in draft.code)
+    )
+    return Export(
+        program=draft.program,
+        text=_commented(asked, draft, unwritten),
+        unwritten=unwritten,
+        elsewhere=draft.elsewhere,
+        beyond=tuple(map(str, found.unexpressed)),
+        job=found,
+    )
+
+
+def _model(asked: Asked, found: Job) -> Iterator[Difference]:
+    """Where the model of the file is another one."""
+    if found.model is None or isinstance(found.model, str) or asked.model is None:
+        return
+    for one in differences(asked.model, found.model, "model"):
+        if one.field.removeprefix("model.") not in NAMES:
+            yield one
+
+
+def reason_for(field: str, reasons: tuple[tuple[str, str], ...]) -> str:
+    """The first reason whose pattern fits. KeyError when a field has none: then a pattern is missing."""
+    for pattern, why in reasons:
+        if fnmatchcase(field, pattern):
+            return why
+    raise KeyError(f"no reason is given for field {field!r}")
+
+
+def half_of(precision: Precision) -> DType | None:
+    """bf16 or fp16, if products run in it; None for a job in fp32 or another dtype."""
+    return next((one for one in (precision.compute, precision.param) if one in ("bf16", "fp16")), None)
+
+
+def notes_of(asked: Asked, draft: Draft, unwritten: tuple[Unwritten, ...]) -> tuple[str, ...]:
+    """Lines that say what the file is, what it cannot say, and what must be said elsewhere."""
+    axes, work = asked.plan.mesh.describe(), asked.workload
+    lines = [
+        f"{asked.label} for {draft.program}, {asked.plan.world_size} processes: {axes}",
+        f"written by gnomon; {work.batch_size} sequences of {work.seq_len} tokens a step",
+    ]
+    if unwritten:
+        lines += ["not expressed:", *(f"  - {one}" for one in unwritten)]
+    if draft.job.unexpressed:
+        lines += ["done beyond the plan:", *(f"  - {one}" for one in draft.job.unexpressed)]
+    if draft.elsewhere:
+        lines += ["to be said elsewhere:", *(f"  - {one}" for one in draft.elsewhere)]
+    return tuple(lines)
+
+
+def _commented(asked: Asked, draft: Draft, unwritten: tuple[Unwritten, ...]) -> str:
+    if not draft.comment:
+        return draft.text
+    shell = draft.text.startswith("#!")
+    first, rest = draft.text.split("\n", 1) if shell else ("", draft.text)
+    notes = "".join(f"{draft.comment} {line}".replace("\n", " ") + "\n" for line in notes_of(asked, draft, unwritten))
+    return f"{first}\n{notes}{rest}" if shell else f"{notes}{rest}"

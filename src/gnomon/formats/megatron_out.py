@@ -1,0 +1,234 @@
+"""A plan as a launch script of Megatron-LM 0.20.0 (NVIDIA/Megatron-LM d98e8a6, 2026-08-22), read back by `megatron`.
+
+`draft(asked)` returns the script: torchrun, pretrain_gpt.py, and every option that the plan, the model and the batch
+decide. Constraints are those of megatron/training/arguments.py (validate_args). Leaves out data, learning rate and
+number of steps, which are placeholders.
+"""
+
+from __future__ import annotations
+
+from gnomon.formats.export import Asked, Draft, half_of, need_model
+from gnomon.formats.megatron import DTYPE_BYTES, read_megatron
+from gnomon.formats.megatron_model_out import model_options
+from gnomon.models.gpt import GptConfig
+from gnomon.plans import Optimizer, Overlap, Precision, Saved
+
+PROGRAM = "Megatron-LM 0.20.0"
+
+Options = list[tuple[str, object]]
+"""(name as in `args`, value); True is a switch, False and None are left out, a tuple has several values."""
+
+REASONS = (
+    ("schedule.name", "Megatron-LM has 1F1B, and interleaved 1F1B"),
+    ("layout.context_order", "Megatron-LM always gives a rank two parts, from both ends"),
+    ("layout.keep_gathered", "Megatron-LM gathers again in backward"),
+    ("overlap.bucket_bytes", "buckets are --ddp-bucket-size elements; blocks are not told apart"),
+    ("overlap.param_gather", "--overlap-param-gather needs --overlap-grad-reduce and ZeRO 1 or more"),
+    ("overlap.pipeline_sends", "only the interleaved schedule overlaps its messages"),
+    ("optimizer.kind", "Adam there is AdamW; also SGD with momentum, Muon and Lion"),
+    ("optimizer.offload", "the offloaded optimizer goes by --optimizer-offload-fraction alone"),
+    ("precision.*", "parameters are bf16 or fp16 with copies of the optimizer, or fp32 throughout"),
+    ("saved.*", "a layer is recomputed whole, or its core attention, norms or feed-forward"),
+)
+
+PLACEHOLDERS: Options = [
+    ("mock_data", True),
+    ("tokenizer_type", "NullTokenizer"),
+    ("train_iters", 50),
+    ("lr", "3e-4"),
+]
+
+
+def draft(asked: Asked) -> Draft:
+    """The script. InputError for a model or combination that Megatron-LM refuses, with the fix."""
+    model = need_model(asked, PROGRAM)
+    options = [
+        *model_options(model, asked.workload.seq_len),
+        *_mesh(asked),
+        *_schedule(asked),
+        *_saved(asked),
+        *_layout(asked),
+        *_overlap(asked),
+        *_optimizer(asked.plan.optimizer, asked.plan.precision),
+        *_precision(asked.plan.precision),
+        *PLACEHOLDERS,
+    ]
+    text = _script(asked, options)
+    return Draft(
+        program=PROGRAM,
+        text=text,
+        job=read_megatron(text, name=asked.label),
+        elsewhere=(
+            "--mock-data, NullTokenizer, --train-iters and --lr are placeholders: give your data, tokenizer and rates",
+            *(("HEAD is host:port of the first machine, for all of them",) if asked.num_nodes > 1 else ()),
+        ),
+        reasons=REASONS,
+    )
+
+
+def _script(asked: Asked, options: Options) -> str:
+    """The launch script."""
+    words = ["torchrun", f"--nnodes {asked.num_nodes}", f"--nproc-per-node {asked.processes_per_node}"]
+    if asked.num_nodes > 1:
+        words += ["--rdzv-backend c10d", '--rdzv-endpoint "$HEAD"']
+    lines = [" ".join([*words, "pretrain_gpt.py"])]
+    for name, value in options:
+        if value is None or value is False:
+            continue
+        flag = "--" + name.replace("_", "-")
+        values = () if value is True else value if isinstance(value, tuple) else (value,)
+        lines.append("    " + " ".join([flag, *(_quoted(one) for one in values)]))
+    # Fewer connections keep collectives ahead of products; FSDP needs several.
+    fsdp = any(name == "use_megatron_fsdp" and value for name, value in options)
+    connections = "" if fsdp else "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+    head = 'HEAD="${HEAD:-localhost:29500}"\n' if asked.num_nodes > 1 else ""
+    return f"#!/bin/bash\n{connections}{head}" + " \\\n".join(lines) + "\n"
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return f"'{text}'" if set(text) & set("|*()[] ") else text
+
+
+def _mesh(asked: Asked) -> Options:
+    mesh, model = asked.plan.mesh, asked.model
+    experts = hasattr(model, "num_experts")
+    replicas = mesh.dp_replicate > 1 and asked.plan.optimizer.zero > 0
+    return [
+        ("tensor_model_parallel_size", mesh.tp),
+        ("pipeline_model_parallel_size", mesh.pp),
+        ("context_parallel_size", mesh.cp if mesh.cp > 1 else None),
+        ("expert_model_parallel_size", mesh.ep if mesh.ep > 1 else None),
+        ("expert_tensor_parallel_size", mesh.etp if experts else None),
+        ("num_distributed_optimizer_instances", mesh.dp_replicate if replicas else None),
+        ("use_tp_pp_dp_mapping", mesh.order == ("dp_replicate", "dp_shard", "pp", "cp", "tp")),
+        ("micro_batch_size", asked.micro),
+        ("global_batch_size", asked.workload.batch_size),
+        ("seq_length", asked.workload.seq_len),
+    ]
+
+
+def _schedule(asked: Asked) -> Options:
+    """1F1B, or interleaved when the plan is; other schedules become 1F1B with one stage a rank."""
+    schedule, pp = asked.plan.schedule, asked.plan.mesh.pp
+    if pp == 1:
+        return []
+    counts = schedule.layers_per_stage
+    virtual = schedule.virtual_stages
+    if schedule.name not in ("one_f_one_b", "interleaved_one_f_one_b"):
+        layers, virtual = sum(counts), 1
+        counts = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
+    sends = asked.plan.overlap.pipeline_sends
+    options: Options = [("no_overlap_p2p_communication", virtual > 1 and not sends)]
+    if len(set(counts)) > 1:
+        stages = ["t" * count for count in counts]
+        # MTP modules lie with the last stage, as they do here.
+        last = "m" * getattr(asked.model, "mtp_modules", 0) + "L"
+        return [*options, ("pipeline_model_parallel_layout", "E" + "|".join(stages) + last)]
+    return [*options, ("num_virtual_stages_per_pipeline_rank", virtual if virtual > 1 else None)]
+
+
+def _saved(asked: Asked) -> Options:
+    saved, modules = asked.plan.saved, []
+    norms = ("ln_1*", "ln_2*") if isinstance(asked.model, GptConfig) else ("*_layernorm*",)
+    known: dict[tuple[str, ...], str] = {norms: "layernorm", ("mlp.*",): "mlp"}
+    plain = all(
+        rule.action == "recompute" and rule.calls == "*" and rule.first_per_stage is None and rule.tensors in known
+        for rule in saved.rules
+    )
+    if plain and saved.preset != "full":
+        modules = [*(["core_attn"] if saved.preset == "selective" else []), *(known[r.tensors] for r in saved.rules)]
+        if not modules:
+            return []
+        listed = None if modules == ["core_attn"] else tuple(modules)
+        return [("recompute_granularity", "selective"), ("recompute_modules", listed)]
+    if (first := _block(saved)) is not None:
+        return _full("block", first)
+    return _full("uniform", saved.every)
+
+
+def _block(saved: Saved) -> int | None:
+    """Layers of Megatron-LM's `block` recompute, if that is all there is."""
+    if saved.preset != "none" or len(saved.rules) != 1:
+        return None
+    (rule,) = saved.rules
+    whole = rule.action == "recompute" and rule.calls == "*" and rule.tensors == ("*",)
+    return rule.first_per_stage or None if whole else None
+
+
+def _full(method: str, number: int) -> Options:
+    return [("recompute_granularity", "full"), ("recompute_method", method), ("recompute_num_layers", number)]
+
+
+def _layout(asked: Asked) -> Options:
+    kinds = {"ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
+    layout = asked.plan.layout
+    return [
+        ("sequence_parallel", layout.sequence_parallel),
+        ("cp_comm_type", kinds[layout.context] if asked.plan.mesh.cp > 1 else None),
+    ]
+
+
+def _overlap(asked: Asked) -> Options:
+    overlap, precision, zero = asked.plan.overlap, asked.plan.precision, asked.plan.optimizer.zero
+    reduces = asked.plan.mesh.data_ranks * asked.plan.mesh.cp > 1
+    size = DTYPE_BYTES["bf16" if _reduces_in_bf16(precision) else "fp32"]
+    bucket = max(1, overlap.bucket_bytes // size) if overlap.bucket_bytes and zero < 2 else None
+    return [
+        ("overlap_grad_reduce", overlap.grad_reduce and reduces),
+        ("overlap_param_gather", _gathers_early(overlap, zero) and reduces),
+        ("ddp_bucket_size", bucket),
+    ]
+
+
+def _gathers_early(overlap: Overlap, zero: int) -> bool:
+    return overlap.param_gather and overlap.grad_reduce and zero > 0
+
+
+def _reduces_in_bf16(precision: Precision) -> bool:
+    return half_of(precision) == "bf16" and precision.reduce == "bf16"
+
+
+def _optimizer(optimizer: Optimizer, precision: Precision) -> Options:
+    kinds = {"adamw": "adam", "adam": "adam", "momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}
+    offload, stage = optimizer.offload, optimizer.zero
+    strategies = {2: "optim_grads", 3: "optim_grads_params"}
+    precise = offload is not None or _low(precision)
+    return [
+        ("optimizer", kinds.get(optimizer.kind, "adam")),
+        ("use_distributed_optimizer", stage > 0),
+        ("use_megatron_fsdp", stage > 1),
+        ("data_parallel_sharding_strategy", strategies.get(stage)),
+        ("ckpt_format", "fsdp_dtensor" if stage > 1 else None),
+        ("no_gradient_accumulation_fusion", stage > 1),
+        ("use_precision_aware_optimizer", precise),
+        ("optimizer_cpu_offload", offload is not None),
+        ("optimizer_offload_fraction", offload.fraction if offload else None),
+        ("clip_grad", 1.0 if optimizer.clip else 0.0),
+    ]
+
+
+def _low(precision: Precision) -> bool:
+    """Whether the optimizer keeps anything below fp32."""
+    kept = (precision.master if precision.master != "none" else "fp32", precision.states)
+    return half_of(precision) is not None and kept != ("fp32", "fp32")
+
+
+def _precision(precision: Precision) -> Options:
+    param = half_of(precision)
+    names = ("fp32", "bf16", "fp16")
+    states = precision.states if precision.states in names else "fp32"
+    master = precision.master if precision.master in ("fp32", "fp16") else "fp32"
+    options: Options = [
+        ("bf16", param == "bf16"),
+        ("fp16", param == "fp16"),
+        ("grad_reduce_in_bf16", _reduces_in_bf16(precision)),
+        ("accumulate_allreduce_grads_in_fp32", param == "fp16" and precision.grad == "fp32"),
+    ]
+    if param is not None and _low(precision):
+        options += [("main_params_dtype", master), ("exp_avg_dtype", states), ("exp_avg_sq_dtype", states)]
+    if precision.fp8 is not None:
+        recipe = precision.fp8.recipe
+        known = ("delayed", "tensorwise", "mxfp8", "blockwise")
+        options += [("fp8_format", "hybrid"), ("fp8_recipe", recipe if recipe in known else "tensorwise")]
+    return options

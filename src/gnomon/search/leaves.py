@@ -266,10 +266,16 @@ class Sharding:
             input=np.maximum(act.input, least),
         )
 
+    @cached_property
+    def summed_s(self) -> Doubles:
+        """[kinds] seconds of adding a layer's divided gradients up over replicas, once a step (ZeRO 3)."""
+        return self._each("all_reduce", "after_backward")
+
     def late(self, pipeline: Pipeline, back: Doubles) -> Doubles:
         """[stages] what ends a step under ZeRO 3: the reductions of a stage's layers begin with its last backward (or
-        weight gradients, `back`), so what is longer than it comes after it."""
-        return np.maximum(pipeline.split.counts @ self.reduced_s - back, 0.0) * pipeline.own
+        weight gradients, `back`) and the sums over replicas follow them on one stream; what is longer comes after."""
+        total = pipeline.split.counts @ (self.reduced_s + self.summed_s)
+        return np.maximum(total - back, 0.0) * pipeline.own
 
 
 @dataclass(frozen=True, kw_only=True)

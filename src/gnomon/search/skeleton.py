@@ -26,8 +26,9 @@ Reductions = Literal["", "stages", "layers"]
 """Of every microbatch: none; of whole stages (ZeRO 2), each after its backward and before the stage's next one; of
 layers (ZeRO 3), which begin somewhere in the backward. A rank's reductions follow each other."""
 
-KINDS = ("F", "B", "I", "W", "R")
-"""Rows whose durations are given, and reductions."""
+KINDS = ("F", "B", "I", "W", "R", "G", "G_FIRST", "G_LAST")
+"""Rows whose durations are given, reductions, and gathers of a stage's layers: of all, of all but the first, of all but
+the last (which the pass before has gathered already)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class Level:
     """Row of the table of durations: kind x stage."""
     sent: Longs
     """Row of the table of messages."""
+    ahead: Longs
+    """Row of the table of what a row does before it needs the last of its gathers: kind x stage; the last for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +65,14 @@ class Skeleton:
 
 
 @lru_cache(maxsize=128)
-def skeleton(schedule: ScheduleName, pp: int, virtual: int, microbatches: int, reductions: Reductions = "") -> Skeleton:
-    """The rows of a schedule, as far as time depends on them."""
+def skeleton(
+    schedule: ScheduleName, pp: int, virtual: int, microbatches: int, reductions: Reductions = "", lead: int = 0
+) -> Skeleton:
+    """The rows of a schedule, as far as time depends on them.
+
+    lead: under ZeRO 3, passes by which gathers may be ahead: those of a pass begin after the pass so many before it has
+    ended. A pass ends no sooner than its last gather and the last of its layers. 0: gathers are not looked at.
+    """
     placement = "v" if schedule in V_SCHEDULES else "loop"
     how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
     rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
@@ -89,15 +98,29 @@ def skeleton(schedule: ScheduleName, pp: int, virtual: int, microbatches: int, r
         if reductions == "stages":
             third[ends] = _same_stage_before(stage[ends], own, stages)
         started = ends + 1 if reductions == "stages" else before[ends]
+        read = kind, stage
         kind, stage = np.append(kind, np.full(len(ends), 4)), np.append(stage, stage[ends])
         before, source = np.append(before, previous), np.append(source, started)
         third, edges = np.append(third, np.zeros(len(ends), np.int64)), np.append(edges, lanes[1:] + edges[-1])
+    ahead = np.full(len(kind), 3 * stages, np.int64)
+    if lead:
+        gathers = _gathers(*read, rows.class_ptr, lead)
+        own = np.arange(len(gathers.row), dtype=np.int64) + len(kind) + 1
+        third = np.append(third, np.zeros(len(own), np.int64))
+        third[gathers.row] = own
+        ahead = np.append(ahead, np.full(len(own), 3 * stages, np.int64))
+        ahead[gathers.row] = kind[gathers.row] * stages + stage[gathers.row]
+        previous = own - 1
+        previous[gathers.lanes[:-1]] = 0
+        before, source = np.append(before, previous), np.append(source, gathers.freed)
+        kind, stage = np.append(kind, gathers.kind), np.append(stage, stage[gathers.row])
+        edges = np.append(edges, gathers.lanes[1:] + edges[-1])
     level = _levels(before, source, third, edges)
     order = np.argsort(level, kind="stable")
     place = np.zeros(len(kind) + 1, np.int64)
     place[order + 1] = np.arange(1, len(kind) + 1)
     # a message between a stage and the one before it, or after it; a reduction waits without one
-    sent = np.where(source == 0, stages - 1, np.select([kind == 0, kind == 4], [stage - 1, stages], stage))
+    sent = np.where(source == 0, stages - 1, np.select([kind == 0, kind >= 4], [stage - 1, stages], stage))
     bounds = np.append(np.searchsorted(level[order], np.arange(int(level.max()) + 1)), len(kind))
     made = tuple(
         Level(
@@ -107,10 +130,41 @@ def skeleton(schedule: ScheduleName, pp: int, virtual: int, microbatches: int, r
             third=place[third[order[a:b]]],
             key=kind[order[a:b]] * stages + stage[order[a:b]],
             sent=sent[order[a:b]],
+            ahead=ahead[order[a:b]],
         )
         for a, b in _pairs(bounds)
     )
     return Skeleton(levels=made, size=len(kind) + 1, last=place[last], final=place[final], reduced=place[reduced])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathers:
+    """One node for each row that reads parameters, rank after rank."""
+
+    row: Longs
+    kind: Longs
+    freed: Longs
+    """Position of the row that must have ended before they begin; 0 for none."""
+    lanes: Longs
+    """[ranks + 1] where each rank's begin."""
+
+
+def _gathers(kind: Longs, stage: Longs, edges: Longs, lead: int) -> Gathers:
+    """Neighbouring passes over one stage in opposite directions share the layer where they turn; over one stage in one
+    direction they share a layer only if it has no other, which the caller's durations say by being 0."""
+    row = np.flatnonzero(kind != 3)
+    lanes = np.searchsorted(row, edges)
+    forward = kind[row] == 0
+    first = np.zeros(len(row), bool)
+    first[lanes[:-1]] = True
+    same = np.append(False, stage[row][1:] == stage[row][:-1]) & ~first
+    turned = same & np.append(False, forward[1:] != forward[:-1])
+    # a forward begins with the first layer, where a backward ends; a backward begins with the last
+    node = np.where(turned, np.where(forward, 6, 7), 5)
+    place = np.arange(len(row)) - np.repeat(lanes[:-1], np.diff(lanes))
+    earlier = np.arange(len(row)) - lead
+    freed = np.where(place >= lead, row[np.maximum(earlier, 0)] + 1, 0)
+    return Gathers(row=row, kind=node.astype(np.int64), freed=freed, lanes=lanes)
 
 
 def _same_stage_before(stage: Longs, own: Longs, stages: int) -> Longs:
@@ -130,6 +184,8 @@ def play(
     second: Doubles,
     reduce: Doubles,
     sends: Doubles,
+    gathers: Doubles | None = None,
+    lasts: Doubles | None = None,
 ) -> tuple[Doubles, Doubles, Doubles]:
     """(end of each stage's gradients [stages, columns], end of each rank [ranks, columns], end of each stage's last
     reduction [stages, columns]), in seconds from the start.
@@ -138,13 +194,16 @@ def play(
     reductions. sends: [stages - 1, columns] of messages to the next stage; negative where none is sent.
     """
     columns = forward.shape[1]
-    times = np.concatenate([forward, whole, first, second, reduce])
+    gathers = np.zeros((3 * len(forward), columns)) if gathers is None else gathers
+    lasts = np.concatenate([forward, whole, first]) if lasts is None else lasts
+    times = np.concatenate([forward, whole, first, second, reduce, gathers])
+    ahead = np.concatenate([lasts - np.concatenate([forward, whole, first]), np.zeros((1, columns))])
     none = np.full((1, columns), -np.inf)
     wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns))])
     end = np.zeros((made.size, columns))
     for level in made.levels:
         start = np.maximum(end[level.before], end[level.source] + wires[level.sent])
-        np.maximum(start, end[level.third], out=start)
+        np.maximum(start, end[level.third] + ahead[level.ahead], out=start)
         np.add(start, times[level.key], out=end[level.positions])
     return end[made.last], end[made.final], end[made.reduced]
 

@@ -38,6 +38,7 @@ from gnomon.search.bounds import (
     actions,
     halves,
     is_split,
+    layer_seconds,
     no_ends,
     time_bound,
     v_placed,
@@ -46,7 +47,7 @@ from gnomon.search.flight import flight
 from gnomon.search.leaves import Sharding, groups_of, held_bytes, least_held, room, unsharded
 from gnomon.search.skeleton import Reductions
 from gnomon.search.space import Point, Recompute, Space
-from gnomon.search.tighten import Durations, Loose, Tighten
+from gnomon.search.tighten import Durations, Loose, Tighten, gathered
 
 SLACK = 1e-9
 """Bounds are lowered by this share: sums of floats are rounded."""
@@ -449,9 +450,7 @@ class Search:
                     reduce, kind = pipeline.split.counts @ sharding.reduced_s, "layers"
                 elif reduce.any():
                     kind = "stages"
-                durations = Durations(
-                    pipeline=pipeline, act=given, sends=sends, count=count, reduce=reduce[:, None], reductions=kind
-                )
+                durations = self._durations(sharding, pipeline, given, sends, column, count, reduce, kind)
                 durations = self.tighten.register(point, durations)
                 item = Loose(
                     point=point,
@@ -461,10 +460,29 @@ class Search:
                     head=float(head[min(i, len(head) - 1)]),
                     tail=ends.reduce[:, i],
                     blocked=ends.blocked[:, min(i, ends.blocked.shape[1] - 1)],
-                    after=ends.reduce[:, i] - reduce if kind == "stages" else np.zeros(len(reduce)),
+                    after=_after(kind, ends.reduce[:, i] - reduce, pipeline, sharding),
                     adding=self._adding(sharding, count),
                 )
             heapq.heappush(self.heap, (bound * (1 - SLACK), next(self._serial), item))
+
+    def _durations(
+        self,
+        sharding: Sharding,
+        pipeline: Pipeline,
+        act: Actions,
+        sends: NDArray[np.float64],
+        column: int,
+        count: int,
+        reduce: NDArray[np.float64],
+        kind: Reductions,
+    ) -> Durations:
+        found = Durations(pipeline=pipeline, act=act, sends=sends, count=count, reduce=reduce[:, None], reductions=kind)
+        if sharding.zero < 3 or not sharding.optimizer.reshard_after_forward:
+            return found
+        seconds = layer_seconds(sharding.table, self._adding(sharding, count), sharding.copying, column)
+        prefetch = self.space.base.overlap.prefetch
+        lead, gathers, lasts = gathered(pipeline, sharding, seconds, prefetch)
+        return replace(found, lead=lead, gathers=gathers, lasts=lasts)
 
     def _tighten(self, loose: Loose, bound: float) -> None:
         """A better bound for a point."""
@@ -552,6 +570,13 @@ class Search:
             wrong = [p.name for p in found if p.severity == "error" and p.name != "batch"]
             self._legal[key] = wrong[0] if wrong else ""
         return self._legal[key]
+
+
+def _after(kind: Reductions, left: NDArray[np.float64], pipeline: Pipeline, sharding: Sharding) -> NDArray[np.float64]:
+    """[stages] seconds of sums over replicas that follow a stage's last reduction on the same stream."""
+    if kind == "layers":
+        return pipeline.split.counts @ sharding.summed_s * pipeline.own
+    return left if kind else np.zeros(len(left))
 
 
 def _columns(act: Actions, columns: list[int]) -> Actions:

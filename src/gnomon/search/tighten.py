@@ -19,7 +19,7 @@ from gnomon.search.skeleton import Reductions, play, skeleton
 from gnomon.search.space import Point
 
 Doubles = NDArray[np.float64]
-_Group = tuple[ScheduleName, int, int, int, Reductions]
+_Group = tuple[ScheduleName, int, int, int, Reductions, int]
 
 COLUMNS = 256
 """Sets of durations that are played at once."""
@@ -36,6 +36,12 @@ class Durations:
     reduce: Doubles
     """Of every microbatch."""
     reductions: Reductions
+    lead: int = 0
+    """Passes by which gathers may be ahead (ZeRO 3); 0 where they are not looked at."""
+    gathers: Doubles | None = None
+    """[3 x stages, 1] see `skeleton.play`."""
+    lasts: Doubles | None = None
+    """[3 x stages, 1] see `skeleton.play`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +75,7 @@ class Tighten:
 
     def register(self, point: Point, durations: Durations) -> Durations:
         """Remembers durations that will be played with the next of their schedule; the equal ones that are known."""
-        key = id(durations.act), durations.reductions, durations.reduce.tobytes()
+        key = id(durations.act), durations.reductions, durations.reduce.tobytes(), _bytes(durations.gathers)
         if key not in self._known:
             self._known[key] = durations
             self._waiting.setdefault(_group(point, durations), []).append(durations)
@@ -106,7 +112,8 @@ class Tighten:
                 linked = part[0].pipeline.linked[:, None]
                 sends = np.where(linked, np.concatenate([each.sends for each in part], axis=1), -1.0)
                 reduce = np.concatenate([each.reduce for each in part], axis=1)
-                ends, final, reduced = play(made, forward, whole, first_half, second_half, reduce, sends)
+                more = [_side_by_side([getattr(each, name) for each in part]) for name in ("gathers", "lasts")]
+                ends, final, reduced = play(made, forward, whole, first_half, second_half, reduce, sends, *more)
                 for i, each in enumerate(part):
                     self._ends[id(each)] = ends[:, i], final[:, i], reduced[:, i]
         return self._ends[key]
@@ -138,4 +145,35 @@ class Tighten:
 
 
 def _group(point: Point, durations: Durations) -> _Group:
-    return point.schedule, point.pp, point.virtual_stages, durations.count, durations.reductions
+    return point.schedule, point.pp, point.virtual_stages, durations.count, durations.reductions, durations.lead
+
+
+def _bytes(values: Doubles | None) -> bytes:
+    return b"" if values is None else values.tobytes()
+
+
+def _side_by_side(values: list[Doubles | None]) -> Doubles | None:
+    given = [value for value in values if value is not None]
+    return np.concatenate(given, axis=1) if given else None
+
+
+def gathered(
+    pipeline: Pipeline, sharding: Sharding, seconds: dict[str, list[float]], prefetch: int
+) -> tuple[int, Doubles, Doubles]:
+    """(passes by which gathers may be ahead, seconds of gathers, seconds of last layers) for `skeleton.play`.
+
+    At most prefetch + 1 layers are held gathered, so the first gather of a pass waits for a layer of the pass that is
+    so many layers back (a pass has at least all but one of its own), which is let go after the pass before that one has
+    ended. Stages of one layer count no gathers:
+    passes in a row may share it.
+    """
+    sizes = [len(order) for order in pipeline.split.order]
+    lead = -(-(prefetch + 1) // max(min(sizes) - 1, 1)) + 1
+    rows = np.zeros((3, len(sizes)))
+    lasts = np.zeros((3, len(sizes)))
+    for stage, order in enumerate(pipeline.split.order):
+        times = sharding.gathered_s[order]
+        if len(order) > 1:
+            rows[:, stage] = times.sum(), times[1:].sum(), times[:-1].sum()
+        lasts[:, stage] = seconds["F"][order[-1]], seconds["B"][order[0]], seconds["I"][order[0]]
+    return lead, rows.reshape(-1, 1), lasts.reshape(-1, 1)

@@ -59,3 +59,15 @@ def test_what_cannot_be_met_is_said(more: list[str], said: str, capsys: pytest.C
 def test_a_batch_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama-tiny", "--on", "1x2xa100-sxm-80gb"]) == 2
     assert "--global-batch" in capsys.readouterr().err
+
+
+def test_a_plan_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "plan.toml")
+    assert main([*SMALL, "-o", path]) == 0
+    capsys.readouterr()
+    assert main(["explain", path]) == 0
+    out = capsys.readouterr().out
+    assert "bounded by" in out and "one change" in out and "is the network the problem?" in out
+    assert main(["explain", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["changes"] and all(each["step_s"] or each["why_not"] for each in found["changes"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pkgutil import resolve_name
 
-from gnomon.cli.options_plan import PLAN_TEXT, add_run_options, count, plan_options
+from gnomon.cli.options_plan import EXPLAIN_TEXT, PLAN_TEXT, add_run_options, count, explain_options, plan_options
 
 _EPILOG = """\
 examples, all of which run on a laptop:
@@ -108,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
     plan_options(_command(commands, "plan", "the fastest plan that fits, for a model on machines", PLAN_TEXT))
+    explain_options(_command(commands, "explain", "why a plan is as fast and as large as it is", EXPLAIN_TEXT))
     _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))

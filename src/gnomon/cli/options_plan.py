@@ -24,6 +24,19 @@ examples:
 exit status: 0 a plan was found; 2 there is none, or the request is wrong."""
 
 
+EXPLAIN_TEXT = """\
+PLAN.toml is a plan file, as gnomon plan -o writes it. Says what bounds the
+step, what every single change would gain or lose, which changes do not fit and
+on which rank, what faster links or larger devices would do, and whether the
+network is the problem. All numbers are predictions.
+
+example:
+  gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 128 -o plan.toml
+  gnomon explain plan.toml
+
+exit status: 0 the plan fits; 1 it does not; 2 wrong request."""
+
+
 def count(text: str) -> int:
     """A whole number of at least 1, for argparse."""
     try:
@@ -68,3 +81,9 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")
     limits.add_argument("--memory", metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it")
     add_run_options(parser)
+
+
+def explain_options(parser: argparse.ArgumentParser) -> None:
+    """All options of `gnomon explain`."""
+    parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
+    parser.add_argument("--json", action="store_true", help="for programs")

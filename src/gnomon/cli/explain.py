@@ -1,0 +1,32 @@
+"""`gnomon explain`: why the plan of a plan file is as fast and as large as it is.
+
+`run(options)` prints reasons and returns 0 if the plan fits, 1 if not. Leaves out searching for a better plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from gnomon.cli.request import read_model
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.hardware import parse_cluster
+from gnomon.plans import load_plan_file
+from gnomon.plans.stacks import stack as named_stack
+from gnomon.prediction import advice, predict
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.report.reasons import reasons_mapping, reasons_text
+from gnomon.search.reasons import explain
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predict the plan and its neighbours, and print."""
+    file = load_plan_file(options.plan)
+    graph, _ = read_model(file.model)
+    stack = named_stack(file.stack) if file.stack else PLAIN_STACK
+    prediction = predict(graph, parse_cluster(file.on), file.plan, file.workload, stack)
+    found = explain(prediction)
+    if options.json:
+        print_json(reasons_mapping(found))
+    else:
+        print_lines(reasons_text(found, advice=advice(prediction)))
+    return 0 if prediction.fits else 1

@@ -67,6 +67,12 @@ def cases(dtypes: Sequence[str], *, fine: bool = True) -> tuple[Case, ...]:
     return tuple(found)
 
 
+def build_case(what: str, dtype: str, direction: str, point: Point) -> Timed:
+    """One operation at one point, whether or not a grid has it."""
+    build = next(build for name, _, build, _ in _OPERATIONS if name == what)
+    return build(point, DTYPES[dtype], direction)
+
+
 COLD_BYTES = 8 << 20
 """Written before each repeat: more than the caches of one core hold."""
 

@@ -1,0 +1,115 @@
+"""How much slower this machine is now than when it was calibrated: a few of the calibrated points, measured again.
+
+`slowdown_now(cluster)` takes about a second and returns (ratio, sentence). In a job all processes call it together;
+elsewhere it starts as many as the cluster has. A ratio is of means: where other work takes turns with this one on a
+core, most short operations run undisturbed, and a step waits for the few that do not. Leaves out what the caller
+does about it.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from gnomon.errors import InputError
+from gnomon.hardware import Cluster, Measured
+from gnomon.prices.measured import has, table_seconds
+from gnomon.runtime.calibrate import repeated
+from gnomon.runtime.calibrate_cases import build_case
+from gnomon.runtime.launch import launch
+
+POINTS: tuple[tuple[str, str, dict[str, int]], ...] = (
+    ("matmul", "forward", {"m": 512, "n": 512, "k": 512}),
+    ("attention", "forward", {"heads": 8, "seq": 512, "head_dim": 32}),
+    ("add", "forward", {"elements": 1 << 22}),
+)
+"""What is measured again, in fp32: the core's products, a mixture, and its memory."""
+
+SECONDS = 1.0
+"""Of measuring, all points together."""
+
+SAME = 1.15
+"""Ratios up to this, and down to its inverse, are called as fast as then: repeats of a quiet machine spread so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """One point, then and now."""
+
+    what: str
+    """As a person calls it."""
+    then_s: float
+    """In the calibration."""
+    now_s: float
+    """Mean of the repeats on the slowest process."""
+
+
+def slowdown_now(cluster: Cluster, *, step_s: float | None = None) -> tuple[float, str]:
+    """(seconds now over seconds when calibrated, one line that says so).
+
+    step_s: a predicted step, to be said as it is to be expected now. Within a job every process must call it, and all
+    get the same. InputError for a cluster that was not measured.
+    """
+    node = cluster.groups[0].node
+    measured = node.device.measured
+    if measured is None:
+        raise InputError(f"{cluster.name} was not measured, so nothing can be repeated; run `gnomon calibrate`")
+    found = again(measured) if dist.is_initialized() else launch(again, node.count, measured)[0]
+    return ratio(found), sentence(found, measured, step_s)
+
+
+def ratio(found: tuple[Again, ...]) -> float:
+    """Geometric mean over the points."""
+    return math.exp(sum(math.log(each.now_s / each.then_s) for each in found) / len(found))
+
+
+def sentence(found: tuple[Again, ...], measured: Measured, step_s: float | None = None) -> str:
+    """`this machine is 3.1 times slower now than when it was calibrated (…: 1.2 ms then, 3.8 ms now)`."""
+    factor = ratio(found)
+    worst = max(found, key=lambda each: abs(math.log(each.now_s / each.then_s)))
+    if 1 / SAME <= factor <= SAME:
+        return f"this machine is as fast now as when it was calibrated, {measured.date}"
+    times = f"{factor:.1f} times slower" if factor > 1 else f"{1 / factor:.1f} times faster"
+    said = (
+        f"this machine is {times} now than when it was calibrated ({worst.what}: {1e3 * worst.then_s:.2g} ms then, "
+        f"{1e3 * worst.now_s:.2g} ms now)"
+    )
+    return said if step_s is None else f"{said}; expected {factor * step_s:.3g} s a step as it is now"
+
+
+def again(measured: Measured) -> tuple[Again, ...]:
+    """Every point measured on all processes of this job at once; all must call it, and all get the same."""
+    known = [point for point in POINTS if has(measured, point[0], "fp32", point[1])]
+    if not known:
+        raise InputError(f"the calibration of {measured.host} has no operation in fp32; run `gnomon calibrate` again")
+    found = []
+    gc.disable()
+    try:
+        for what, direction, sizes in known:
+            ready = build_case(what, "fp32", direction, sizes)
+            _meet()
+            repeats = repeated(ready, SECONDS / len(known), 3)
+            then = float(table_seconds(measured, what, "fp32", direction, **sizes))
+            name = " ".join((what, "fp32", *(f"{axis}={size}" for axis, size in sizes.items())))
+            found.append(Again(what=name, then_s=then, now_s=_slowest(sum(repeats) / len(repeats))))
+    finally:
+        gc.enable()
+    return tuple(found)
+
+
+def _meet() -> None:
+    if dist.get_world_size() > 1:
+        dist.barrier()
+
+
+def _slowest(seconds: float) -> float:
+    """Of all processes: the others would wait for it."""
+    if dist.get_world_size() == 1:
+        return seconds
+    most = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return float(most)

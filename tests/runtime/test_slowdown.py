@@ -1,0 +1,58 @@
+"""A calibrated machine measured again, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from gnomon.errors import InputError  # noqa: E402
+from gnomon.hardware import Axis, Cluster, Measured, Table, measured_cluster, parse_cluster  # noqa: E402
+from gnomon.runtime.slowdown import Again, ratio, sentence, slowdown_now  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def machine(*, seconds: float, processes: int = 1) -> Cluster:
+    """One that multiplies 512 x 512 x 512, and does nothing else."""
+    axes = tuple(Axis(name=name, sizes=(512,)) for name in "mnk")
+    product = Table(
+        what="matmul", dtype="fp32", direction="forward", axes=axes, seconds=(seconds,), alone_s=(), spread=(0.0,)
+    )
+    found = Measured(
+        host="host", date="2026-11-21T08:00:00Z", software="torch", processes=processes, threads=1, tables=(product,)
+    )
+    return measured_cluster(found, 1 << 33)
+
+
+def test_a_machine_that_was_faster_than_any_is_slower_now() -> None:
+    factor, said = slowdown_now(machine(seconds=1e-9, processes=2), step_s=0.5)
+    assert factor > 100
+    assert said.startswith("this machine is ") and " times slower now than when it was calibrated (matmul fp32" in said
+    assert said.endswith(" s a step as it is now")
+
+
+def test_a_machine_that_took_a_minute_is_faster_now() -> None:
+    factor, said = slowdown_now(machine(seconds=60.0))
+    assert factor < 0.1
+    assert "times faster now" in said
+
+
+def test_the_ratio_is_the_geometric_mean_and_the_worst_point_is_named() -> None:
+    found = (Again(what="product", then_s=1e-3, now_s=2e-3), Again(what="sum", then_s=1e-3, now_s=8e-3))
+    measured = machine(seconds=1.0).groups[0].node.device.measured
+    assert measured is not None
+    assert ratio(found) == pytest.approx(4.0)
+    assert sentence(found, measured, 0.25) == (
+        "this machine is 4.0 times slower now than when it was calibrated (sum: 1 ms then, 8 ms now); "
+        "expected 1 s a step as it is now"
+    )
+    same = tuple(replace(each, now_s=1.1 * each.then_s) for each in found)
+    assert "as fast now" in sentence(same, measured, 0.25)
+
+
+def test_a_machine_that_was_not_measured_cannot_be_measured_again() -> None:
+    with pytest.raises(InputError, match="gnomon calibrate"):
+        slowdown_now(parse_cluster("1x2xcpu-process"))

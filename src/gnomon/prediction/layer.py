@@ -9,9 +9,9 @@ the key of the only memo. Work, kernels and collectives are derived from the gra
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -184,6 +184,19 @@ def price_layer(context: LocalContext, sizes: Mapping[str, Any]) -> LayerPrice:
     return _Pricing(context, sizes).price()
 
 
+def price_layer_saved(
+    context: LocalContext, sizes: Mapping[str, Any], ways: Sequence[tuple[LayerSaving, bool]]
+) -> tuple[LayerPrice, ...]:
+    """The prices under several ways of (saving, whole_recompute) in place of the context's own; what does not depend on
+    them is priced once."""
+    pricing = _Pricing(context, sizes)
+    found = []
+    for saving, whole in ways:
+        pricing.context = replace(context, saving=saving, whole_recompute=whole)
+        found.append(pricing.price())
+    return tuple(found)
+
+
 class _Pricing:
     """One layer being priced."""
 
@@ -208,9 +221,14 @@ class _Pricing:
         self.no_bytes = frozenset(name for op in in_place for name in (op.inputs[0], op.outputs[0]))
         self.grads = {weight: self._grad_prices(weight=weight) for weight in (False, True)}
 
+    @cached_property
+    def forward(self) -> dict[str, OpPrice]:
+        """Price of each op that runs."""
+        return {op.path: self._op(op.path) for op in self.block.ops if op.kind not in VIEWS}
+
     def price(self) -> LayerPrice:
         """All phases and bytes."""
-        forward = {op.path: self._op(op.path) for op in self.block.ops if op.kind not in VIEWS}
+        forward = self.forward
         fates = saved(self.back, dict(self.context.saving.policy), self.dtypes)
         again = self._again(fates.recompute_ops)
         return LayerPrice(

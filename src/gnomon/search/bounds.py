@@ -28,7 +28,7 @@ from gnomon.prices.collectives import p2p_seconds
 from gnomon.prices.fitted import fitted
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.space import Space
-from gnomon.search.tables import Kinds, KindTable, Split, kind_table, split
+from gnomon.search.tables import Kinds, KindTable, Split, kind_tables, split
 
 Doubles = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ class Job:
         self.sizes = {"seq": workload.sequence_lengths()[0], **dict(workload.sizes)}
         self.experts = max((d.size or 0 for b in graph.blocks for d in b.dims if _is(d.name, "experts")), default=0)
         self._pipelines: dict[tuple[int, int, bool], Pipeline | None] = {}
-        self._tables: dict[object, KindTable] = {}
+        self._tables: dict[object, dict[str, KindTable]] = {}
         self._links: dict[object, dict[str, AxisLink]] = {}
 
     def pipeline(self, pp: int, virtual: int, v_placed: bool) -> Pipeline:
@@ -189,24 +189,25 @@ class Family:
         job = self.job
         links = job.links(self.mesh)
         inside = {axis: links[axis] for axis in TOKEN_AXES if axis in links}
-        key = (self.tp, self.cp, self.ep, self.layout, self.recompute, tuple(inside.items()))
+        key = (self.tp, self.cp, self.ep, self.layout, tuple(inside.items()))
         if key not in job._tables:
             job._tables[key] = self._priced(inside)
-        return job._tables[key]
+        return job._tables[key][self.recompute]
 
-    def _priced(self, inside: Mapping[str, AxisLink]) -> KindTable:
+    def _priced(self, inside: Mapping[str, AxisLink]) -> dict[str, KindTable]:
         job, base = self.job, self.job.space.base
         mesh = replace(self.mesh, pp=1)
-        saved = replace(base.saved, preset=self.recompute)  # type: ignore[arg-type]
-        plan = replace(base, mesh=mesh, layout=self.layout, saved=saved)
+        plan = replace(base, mesh=mesh, layout=self.layout)
         found = [
-            kind_table(
+            kind_tables(
                 job.kinds, plan, job.cluster, job.stack, job.kernels, job.sizes, self.micro, job.load(self.ep), device,
-                inside, job.numbers,
+                inside, job.numbers, job.space.recompute,
             )
             for device in job.devices
         ]  # fmt: skip
-        return found[0] if job.placed(mesh.world_size) else _least(found)
+        if job.placed(mesh.world_size):
+            return found[0]
+        return {name: _least([each[name] for each in found]) for name in found[0]}
 
 
 def _least(tables: list[KindTable]) -> KindTable:

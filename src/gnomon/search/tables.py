@@ -1,8 +1,8 @@
 """What layers cost under a context, for all microbatch sizes at once: the numbers that bounds are made of.
 
 `Kinds` says which layers of a graph are alike and how many of each a stage has; `KindTable` holds seconds and bytes of
-each kind on one rank, as arrays over microbatch sizes, from the same prices as predictions (`price_layer`). Leaves out
-pipelines, data-parallel communication and the update (`bounds`).
+each kind on one rank, as arrays over microbatch sizes, from the same prices as predictions (`price_layer_saved`).
+Leaves out pipelines, data-parallel communication and the update (`bounds`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gnomon.graph import Block, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Plan, Precision, Stack, savings, select, stage_layers
-from gnomon.prediction.layer import LayerPrice, LocalContext, Phase, price_layer
+from gnomon.prediction.layer import LayerPrice, LocalContext, Phase, price_layer_saved
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.fitted import Fitted, Rates, rates
 from gnomon.prices.host import host_cost
@@ -142,7 +142,7 @@ class KindTable:
     launch_s: float
 
 
-def kind_table(
+def kind_tables(
     kinds: Kinds,
     plan: Plan,
     cluster: Cluster,
@@ -154,16 +154,18 @@ def kind_table(
     device: Device,
     links: Mapping[str, AxisLink],
     numbers: Fitted,
-) -> KindTable:
-    """Numbers of all kinds under the axes, layout and recompute preset of `plan`, whose pp is 1.
+    presets: Sequence[str],
+) -> dict[str, KindTable]:
+    """Recompute preset -> numbers of all kinds under the axes and layout of `plan`, whose pp is 1.
 
     sizes: of the workload, without `batch`. micro: sequences of a microbatch on one data-parallel rank. links: what the
     axes run over.
     """
     mesh = plan.stage_mesh(0)
     batch: object = np.array(micro, np.int64) if len(micro) > 1 else int(micro[0])
-    prices = []
+    prices: list[tuple[LayerPrice, ...]] = []
     for kind in kinds.kinds:
+        ways = [(kind.savings[name], name == "full" and bool(kind.savings[name].policy)) for name in presets]
         context = LocalContext(
             block=kind.block,
             no_grad=kind.no_grad,
@@ -171,8 +173,8 @@ def kind_table(
             mesh=mesh,
             layout=plan.layout,
             links=tuple(sorted(links.items(), key=lambda item: item[0])),
-            saving=kind.savings[plan.saved.preset],
-            whole_recompute=plan.saved.preset == "full" and bool(kind.savings[plan.saved.preset].policy),
+            saving=ways[0][0],
+            whole_recompute=ways[0][1],
             precision=_precision(plan.precision, kind.narrow),
             kernels=kernels,
             device=device,
@@ -181,8 +183,11 @@ def kind_table(
             attention_kernel=stack.attention_kernel,
             dropout_add_fused=stack.dropout_add == "fused",
         )
-        prices.append(price_layer(context, {**sizes, "batch": batch}))
-    return _table(kinds, plan, stack, tuple(prices), len(micro), device, links, numbers)
+        prices.append(price_layer_saved(context, {**sizes, "batch": batch}, ways))
+    return {
+        name: _table(kinds, plan, stack, tuple(each[i] for each in prices), len(micro), device, links, numbers)
+        for i, name in enumerate(presets)
+    }
 
 
 def _table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from runtime.parity import FP32, FULL, SP, schedule
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, Workload
 from gnomon.runtime import Executor, Recorder
+from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.measure import Levels
 from gnomon.timeline import Timeline
 
@@ -50,11 +52,22 @@ PLANS: dict[str, Plan] = {
     "1f1b, selective": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), saved=SELECTIVE),
     "gpipe on two": Plan(mesh=Mesh(pp=2), schedule=schedule("gpipe")),
     "zero bubble h1": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1")),
+    "zero bubble h1, full": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1"), saved=FULL),
     "pp and dp": Plan(mesh=Mesh(pp=2, dp_replicate=2), schedule=schedule("one_f_one_b")),
     "pp, tp and sp, full": Plan(mesh=Mesh(pp=2, tp=2), schedule=schedule("one_f_one_b"), layout=SP, saved=FULL),
     "tp and zero 1": Plan(
         mesh=Mesh(dp_shard=2, tp=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)
     ),
+    "tp, sp and zero 3": Plan(
+        mesh=Mesh(dp_shard=2, tp=2), schedule=schedule("one_f_one_b"), layout=SP, optimizer=Optimizer(zero=3)
+    ),
+    "zero bubble h1 and zero 2": Plan(
+        mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("zero_bubble_h1"), optimizer=Optimizer(zero=2)
+    ),
+    "pp and zero 3, full": Plan(
+        mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3), saved=FULL
+    ),
+    "zero bubble h1, tp and sp": Plan(mesh=Mesh(pp=2, tp=2), schedule=schedule("zero_bubble_h1"), layout=SP),
 }  # fmt: skip
 ALLOCATOR = frozenset({"one device", "gpipe", "full", "selective", "split backward", "1f1b", "zero bubble h1"})
 """Plans whose every byte the profiler sees come and go: threads of gloo, which hold tensors of collectives, are none of
@@ -82,6 +95,9 @@ class Accounted:
     """Of all products of a step; attention in full, its backward as twice its forward."""
     timeline: Timeline
     """Measured, with memory, by rank class."""
+    held: tuple[tuple[int, Levels], ...]
+    """(row of the Program, what the runtime says that it holds after it), where that changes, if nothing that is
+    communicated were over before somebody waits for it: the most that timing can do."""
     live: tuple[Live, ...]
     """Row by row, for plans of ALLOCATOR."""
 
@@ -120,7 +136,10 @@ def account(name: str) -> Accounted:
     _, timeline = executor.measured_step(batch(), memory=True)
     executor.synchronise()
     live = watch(executor) if name in ALLOCATOR else ()
-    return Accounted(flops=products.flops, timeline=executor.per_class(timeline), live=live)
+    recorder = Recorder(memory=True)
+    with patch.object(Buffers, "end_finished", lambda self: None):
+        executor.step(batch(), recorder)
+    return Accounted(flops=products.flops, timeline=executor.per_class(timeline), held=tuple(recorder.held), live=live)
 
 
 def watch(executor: Executor) -> tuple[Live, ...]:

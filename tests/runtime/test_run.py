@@ -192,3 +192,18 @@ def test_a_mistake_that_only_the_processes_see_is_the_users(folder: Folder) -> N
         f"gnomon: {'empty'}: no text in it; files that count end in .py, .txt, .md, .rst, .c, .h, .json, .toml, "
         ".html, .tex"
     ]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are GPUs to run it on")
+def test_gpus_that_are_not_there_are_said(folder: Folder) -> None:
+    status, _, errors = folder.run(*TRAIN, "--device", "cuda")
+    assert status == 2
+    assert "needs 2 GPUs on this machine, where torch sees" in errors
+
+
+def test_a_plan_for_gpus_runs_on_processors_if_that_is_asked(folder: Folder) -> None:
+    plan = folder.path / "plan.toml"
+    plan.write_text(plan.read_text().replace('on = "2xcpu-process"', 'on = "2xh100-sxm"'))
+    status, out, errors = folder.run(*TRAIN, "--steps", "2", "--device", "cpu")
+    assert status == 0, errors
+    assert "the prediction is for 2xh100-sxm, and this runs on cpu" in " ".join(out.split())

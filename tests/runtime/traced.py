@@ -25,7 +25,7 @@ from gnomon.runtime.mesh import AXES as MESH_AXES
 
 Call = tuple[str, str, int, int]
 """(collective, mesh axes, ranks, bytes of the whole buffer)."""
-AXES = MESH_AXES | {"kv_copies": ("tp",), "norm": ("all",), "messages": ("pp",), "embedding": ("pp",)}
+AXES = MESH_AXES | {"kv_copies": ("tp",), "norm": ("all",), "embedding": ("pp",)}
 """Communicator -> mesh axes."""
 
 
@@ -57,7 +57,7 @@ def ids_of_step() -> Tensor:
 def axes_of(executor: Executor, group: Any) -> str:
     """Mesh axes of more than one rank that a group goes over, `dp_replicate+dp_shard`."""
     comms = [comm for comm, made in executor.groups.by_comm.items() if made is group]
-    return named(AXES[comms[0]], executor.groups.mesh)
+    return named(AXES.get(comms[0], ("pp",)), executor.groups.mesh)  # others are channels of messages
 
 
 def named(axes: Iterable[str], mesh: Mesh) -> str:

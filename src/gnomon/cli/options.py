@@ -183,6 +183,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoints", metavar="DIR", help="also at the end; default PLAN.checkpoints, when stopped")
     parser.add_argument("--checkpoint-every", type=count, metavar="N", help="steps; 100 with --checkpoints")
     parser.add_argument("--timeline", metavar="FILE", help="write the measured Timeline of a step")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -36,6 +36,11 @@ from gnomon.timeline import print_timeline
 STACK = "gnomon"
 """The record of the program that runs it: ours."""
 
+KINDS = {"cpu": "cpu", "cuda": "gpu"}
+"""Device of torch -> kind of device in the catalogue."""
+
+UNTRIED = "the runtime on GPUs and NCCL has not been tried by its authors; GiB in progress lines are the host's"
+
 VALIDATIONS = 5
 """Validations in a run whose user does not say how many."""
 
@@ -50,16 +55,19 @@ def run(options: argparse.Namespace) -> int:
     if find_spec("torch") is None:
         raise InputError("running a plan needs torch, which is not installed: pip install gnomon[torch]")
     machines = parse_cluster(file.on)
-    _check_machines(file, machines)
+    device = _device(file, machines, options.device)
     found = predict(llama(config), machines, file.plan, file.workload, stack(STACK))
-    notes += _check_memory(found)
+    notes += _check_memory(found) if device == "cpu" else (UNTRIED,)
+    if any(each.kind != KINDS[device] for each in machines.devices):
+        notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
     notes += _check_checkpoints(folder, resume=options.resume)
     shown = _is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, found, notes, options))
         sys.stdout.flush()
-    outcome = resolve_name("gnomon.runtime.train:run")(_job(options, file, config, found, folder))
+    job = _job(options, file, config, found, folder, device=device)
+    outcome = resolve_name("gnomon.runtime.train:run")(job)
     if _is_rank_0():
         _after(options, Told(file=file, found=found, outcome=outcome))
     return 128 + outcome.stopped if outcome.stopped else 0
@@ -91,13 +99,26 @@ def read_llama(name: str) -> tuple[LlamaConfig, tuple[str, ...]]:
     raise CatalogueError(f"unknown model {name!r}{nearest(name, LLAMAS)}; the runtime runs {', '.join(LLAMAS)}")
 
 
-def _check_machines(file: PlanFile, machines: Cluster) -> None:
-    other = next((device.name for device in machines.devices if device.kind != "cpu"), None)
-    if other is not None:
+def _device(file: PlanFile, machines: Cluster, asked: str | None) -> str:
+    """`cpu` or `cuda`: what was asked, or else what the plan's machines have. PlanError for machines that the runtime
+    does not drive, and without the GPUs."""
+    names = {kind: name for name, kind in KINDS.items()}
+    other = next((device.name for device in machines.devices if device.kind not in names), None)
+    if asked is None and other is not None:
         raise PlanError(
-            f"the plan is for {file.on}, whose {other} the runtime does not drive yet: it runs on processors; "
-            f"plan for this machine with --on local"
+            f"the plan is for {file.on}, whose {other} the runtime does not drive; plan for this machine with --on "
+            f"local, or try the plan on processors with --device cpu"
         )
+    device = asked or ("cuda" if any(each.kind == "gpu" for each in machines.devices) else "cpu")
+    if device == "cuda":
+        has: int = resolve_name("torch.cuda:device_count")()
+        needs = int(os.environ.get("LOCAL_WORLD_SIZE", file.plan.world_size))
+        if has < needs:
+            raise PlanError(
+                f"the plan is for {file.on} and needs {needs} GPUs on this machine, where torch sees {has}; plan for "
+                f"this machine with --on local, or try the plan on processors with --device cpu"
+            )
+    return device
 
 
 def _check_memory(found: Prediction) -> tuple[str, ...]:
@@ -129,7 +150,15 @@ def _check_checkpoints(folder: Path, *, resume: bool) -> tuple[str, ...]:
     return ()
 
 
-def _job(options: argparse.Namespace, file: PlanFile, config: LlamaConfig, found: Prediction, folder: Path) -> Any:
+def _job(
+    options: argparse.Namespace,
+    file: PlanFile,
+    config: LlamaConfig,
+    found: Prediction,
+    folder: Path,
+    *,
+    device: str,
+) -> Any:
     settings = resolve_name("gnomon.runtime.optim:AdamWSettings")(lr=options.lr)
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
     return resolve_name("gnomon.runtime.train:Job")(
@@ -148,13 +177,14 @@ def _job(options: argparse.Namespace, file: PlanFile, config: LlamaConfig, found
         resume_with=_resume_command(options),
         measure=options.timeline is not None,
         expected_step_s=found.step_s,
+        device=device,
     )
 
 
 def _resume_command(options: argparse.Namespace) -> str:
     """The same command with --resume."""
     words = ["gnomon", "run", options.plan, "--steps", str(options.steps)]
-    for name in ("data", "checkpoints", "timeline"):
+    for name in ("data", "checkpoints", "timeline", "device"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name}", value]
     for name in ("seed", "lr"):

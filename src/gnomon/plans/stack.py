@@ -130,6 +130,12 @@ class Stack:
     """Device memory taken outside the allocator: context, libraries, communication buffers."""
     reducer_buckets: bool | None = None
     """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
+    bucketed: bool | None = None
+    """Gradients are reduced and parameters gathered part by part beside computing, which is assumed where it is not
+    known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that is there from the
+    first gradient to the update."""
+    split_backward_frees: bool | None = None
+    """A backward in two parts keeps between them only what weight gradients read, not all that the forward kept."""
     transformer_engine: bool | None = None
     """Linear layers are Transformer Engine's, which has a workspace of its own."""
     cublas_workspace_bytes: int | None = None

@@ -13,21 +13,22 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.prediction.memory import RankMemory, logits_bytes, temporaries
+from gnomon.prediction.memory import RankMemory, held_moves, logits_bytes, temporaries
 from gnomon.prediction.step import Pricing
-from gnomon.program import Program, Structure, buffer_moves
+from gnomon.program import Program, Structure
 from gnomon.timeline import NONE, Memory, Spans, Timeline
 
 CLASS_OF: Mapping[str, str] = {
     **dict.fromkeys(("X", "S"), "activations"),
     **dict.fromkeys(("Y", "DY", "DX"), "communication"),
     "P": "parameters",
-    "G": "gradients",
+    **dict.fromkeys(("G", "GS"), "gradients"),
 }
 """Buffer of the Program -> class of memory; other buffers are not on the device or are counted between steps."""
 
 Longs = NDArray[np.int64]
 Doubles = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,6 +41,8 @@ class _Moves:
     """Class of memory, as an index into the names."""
     change: Doubles
     """Bytes."""
+    at_start: Bools
+    """Of the row; otherwise at its end."""
 
 
 def filled(
@@ -64,7 +67,7 @@ def filled(
         worker=worker,
         buffer=found.cls,
         span=span,
-        time_s=np.where(found.change > 0, starts[span], ends[span]),
+        time_s=np.where(found.at_start, starts[span], ends[span]),
         change_bytes=found.change,
         resident_bytes=_resident(program, found, memory, names),
     )
@@ -86,7 +89,7 @@ def _span_of_row(structure: Structure) -> Longs:
 def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], names: Sequence[str]) -> _Moves:
     """What comes and goes by class: buffers, the logits among them apart, and what lives inside an action."""
     program = structure.program
-    moved = buffer_moves(program, structure.deps, sizes)
+    moved = held_moves(structure, pricing, sizes)
     of = np.array([names.index(CLASS_OF[b.name]) if b.name in CLASS_OF else NONE for b in program.buffers])
     cls = of[moved.buffer]
     saved = np.array([b.name == "S" for b in program.buffers])[moved.buffer]
@@ -99,8 +102,15 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
         [cls, np.full(len(logits), names.index("logits")), np.full(2 * len(brief), names.index("temporary"))]
     )
     change = np.concatenate([moved.bytes - logits, logits, inside[brief], -inside[brief]])
+    begins = np.ones(len(brief), bool)
+    at_start = np.concatenate([moved.at_start, moved.at_start, begins, ~begins])
     real = (change != 0) & (kind >= 0)
-    return _Moves(row=row[real].astype(np.int64), cls=kind[real].astype(np.int64), change=change[real])
+    return _Moves(
+        row=row[real].astype(np.int64),
+        cls=kind[real].astype(np.int64),
+        change=change[real],
+        at_start=at_start[real],
+    )
 
 
 def _resident(program: Program, found: _Moves, memory: Sequence[RankMemory], names: Sequence[str]) -> Doubles:
@@ -112,10 +122,10 @@ def _resident(program: Program, found: _Moves, memory: Sequence[RankMemory], nam
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
         mine = (found.row >= low) & (found.row < high)
         row, kind, change = found.row[mine] - low, found.cls[mine], found.change[mine]
-        taken = np.bincount(row, np.maximum(change, 0.0), high - low)
-        given = np.bincount(row, np.maximum(-change, 0.0), high - low)
-        top = int(np.argmax(np.cumsum(taken - given) + given))
-        there = (row < top) | ((row == top) & (change > 0))
+        starts = found.at_start[mine]
+        ended = np.bincount(row, np.where(starts, 0.0, change), high - low)
+        top = int(np.argmax(np.cumsum(np.bincount(row, change, high - low)) - ended))
+        there = (row < top) | ((row == top) & starts)
         come = np.bincount(kind[there], change[there], len(names))
         at_peak = np.array([rank.by_class.get(name, 0) for name in names], float)
         out[cls] = np.maximum(at_peak - come, 0.0)

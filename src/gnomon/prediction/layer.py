@@ -27,6 +27,7 @@ from gnomon.graph import (
     backward,
     forward_work,
     grad_work,
+    nbytes,
     saved,
     storages,
 )
@@ -159,6 +160,8 @@ class LayerPrice:
     """What it reads from the layer before is made again with it (recompute of runs of layers), so it is not kept."""
     transient_bytes: int
     """Gradients of activations alive at once inside the backward, at most."""
+    deferred_bytes: int
+    """What the weight gradients read: all that is left between the two parts of a backward, where the rest is freed."""
     weight_cast: OpPrice
     """Casting its weights to eight bits, once."""
     input_bytes: int
@@ -245,6 +248,7 @@ class _Pricing:
             remade_bytes=sum(self._bytes(entry.tensor) for entry in fates.recomputed),
             input_again=self.context.saving.input == "recompute",
             transient_bytes=self._transient(),
+            deferred_bytes=self._deferred(),
             weight_cast=self._weight_cast(),
             input_bytes=sum(
                 self._bytes(self.block.tensor(n)) for n in self.block.inputs if n not in self.context.no_grad
@@ -440,6 +444,16 @@ class _Pricing:
             return whole
         size = DTYPE_BITS[self.dtypes.resolve(entry.tensor.dtype)]
         found: int = _whole(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
+        return found
+
+    def _deferred(self) -> int:
+        """Inputs of products as they are kept, and gradients of their outputs as the products read them (gathered)."""
+        steps = [grad for grad in self.back.ops if grad.phase == "weight_grad"]
+        roots = storages(self.block, self.dtypes)
+        reads = {roots[name] for grad in steps for name in grad.reads}
+        found = sum(self._bytes(self.block.tensor(name)) for name in sorted(reads))
+        for name, path in {name: grad.path for grad in steps for name in grad.grads_in}.items():
+            found += _whole(nbytes(self.block.tensor(name), self.sharded.sizes(path), self.dtypes))
         return found
 
     def _transient(self) -> int:

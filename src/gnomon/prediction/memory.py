@@ -24,7 +24,8 @@ from gnomon.prices.allocator import (
     reserved_least,
     workspace_bytes,
 )
-from gnomon.program import BufferMoves, Program, Structure, buffer_moves, moves
+from gnomon.program import Program, Structure, buffer_moves
+from gnomon.sharding.parameters import shard_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +100,11 @@ _WORDS = {
 
 def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
     """Memory of every rank class, and the sizes of the Program's buffers that it follows from."""
-    program, deps = structure.program, structure.deps
+    program = structure.program
     sizes = buffer_sizes(pricing)
-    change = moves(program, deps, sizes)
+    changes = held_moves(structure, pricing, sizes)
     extra = temporaries(program, pricing)
-    during = np.cumsum(change.allocated - change.freed) + change.freed + extra
-    changes = buffer_moves(program, deps, sizes)
+    during = changes.during(program.num_rows) + extra
     found = []
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
@@ -115,6 +115,87 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
         found.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), moment))
     return tuple(found), sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldMoves:
+    """What comes and goes of the Program's buffers as the stack holds them, one entry each."""
+
+    row: NDArray[np.int64]
+    buffer: NDArray[np.int64]
+    """Index into the Program's buffer classes."""
+    bytes: NDArray[np.float64]
+    """Positive: more; negative: less."""
+    at_start: NDArray[np.bool_]
+    """Of the row; otherwise at its end."""
+
+    def during(self, rows: int) -> NDArray[np.float64]:
+        """[rows] bytes held while each row runs, in order of issue."""
+        total = np.bincount(self.row, self.bytes, rows).astype(float)
+        ends = np.bincount(self.row, np.where(self.at_start, 0.0, self.bytes), rows)
+        found: NDArray[np.float64] = np.cumsum(total) - ends
+        return found
+
+
+def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float]) -> HeldMoves:
+    """The Program's allocations and frees, but for three things.
+
+    The input of a stage that keeps it becomes part of what it keeps when its forward begins. Gradients that are reduced
+    at once are held until the next reduction waits (ZeRO 2: until the next gradient is made). Where a stack frees
+    between the parts of a backward, the rest is what weight gradients read.
+    """
+    program = structure.program
+    found = buffer_moves(program, structure.deps, sizes)
+    row, size = found.row, found.bytes.copy()
+
+    def kinds(*names: str) -> list[int]:
+        return [i for i, kind in enumerate(program.kinds) if kind.name in names]
+
+    def moved(buffer: str, *names: str) -> NDArray[np.bool_]:
+        """Whether it is this buffer that comes or goes, in an action of these kinds."""
+        wanted = [i for i, each in enumerate(program.buffers) if each.name == buffer]
+        return np.isin(found.buffer, wanted) & np.isin(program.kind[found.row], kinds(*names))
+
+    kept = np.array([_keeps_input(pricing, block) for block in range(program.num_stages)])
+    at_start = (size > 0) | (moved("X", "F", "R") & kept[program.stage[row]])
+    if pricing.stack.bucketed is False and pricing.plan.optimizer.zero >= 2:
+        # the shard is there once it has arrived
+        waits = moved("G", "REDUCE_GRAD") | moved("GS", "REDUCE_GRAD")
+        row, at_start = np.where(waits, _waited_for(program, pricing)[row], row), at_start | waits
+    buffer = found.buffer
+    first = np.flatnonzero(np.isin(program.kind, kinds("I")))
+    if pricing.stack.split_backward_frees and len(first):
+        left = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
+        late = moved("S", "W")
+        size[late] = -left[program.stage[row[late]]]
+        whole = np.array([sizes[f"{block}S"] for block in range(program.num_stages)])
+        row = np.concatenate([row, first])
+        buffer = np.concatenate([buffer, np.full(len(first), found.buffer[late][0])])
+        size = np.concatenate([size, (left - whole)[program.stage[first]]])
+        at_start = np.concatenate([at_start, np.zeros(len(first), bool)])
+    return HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start)
+
+
+def _keeps_input(pricing: Pricing, block: int) -> bool:
+    """Whether what a stage of the Program keeps has its input in it."""
+    first, size = _parts(pricing, block)[0]
+    return 0 < first.input_bytes <= min(size, sum(kept.bytes for kept in first.kept if kept.is_input))
+
+
+def _deferred(pricing: Pricing, block: int) -> float:
+    return float(sum(layer.deferred_bytes for layer, _ in _parts(pricing, block)))
+
+
+def _waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
+    """[rows] the row that waits for a reduction which begins there; the class's last one if none does."""
+    until = {"REDUCE_GRAD", "NORM", "OPT"} | ({"B", "W"} if pricing.plan.optimizer.zero == 2 else set())
+    waits = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in until])
+    found = np.arange(program.num_rows)
+    for cls in range(program.num_classes):
+        low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
+        stops = np.append(low + np.flatnonzero(waits[low:high]), high - 1)
+        found[low:high] = stops[np.minimum(np.searchsorted(stops, np.arange(low, high), side="right"), len(stops) - 1)]
+    return found
 
 
 def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
@@ -158,11 +239,9 @@ def _inside_backward(pricing: Pricing, block: int) -> int:
     return most
 
 
-def _held(program: Program, changes: BufferMoves, first: int, row: int) -> dict[tuple[str, int], float]:
+def _held(program: Program, changes: HeldMoves, first: int, row: int) -> dict[tuple[str, int], float]:
     """Bytes of each (class of buffer, stage) during `row`, of the rank class whose rows begin at `first`."""
-    taken = (changes.bytes > 0) & (changes.row >= first) & (changes.row <= row)
-    given = (changes.bytes < 0) & (changes.row >= first) & (changes.row < row)
-    mine = taken | given
+    mine = (changes.row >= first) & ((changes.row < row) | ((changes.row == row) & changes.at_start))
     key = changes.buffer[mine] * program.num_stages + program.stage[changes.row[mine]]
     total = np.bincount(key, changes.bytes[mine], len(program.buffers) * program.num_stages)
     names = [buffer.name for buffer in program.buffers]
@@ -193,7 +272,9 @@ def _rank(
     if pricing.stack.reducer_buckets and pricing.plan.optimizer.zero < 3:
         by_class["gradients"] += sum(_reducer_bytes(stage) for stage in here)
     by_class["parameters"] += total("P")
-    by_class["gradients"] += total("G")
+    if pricing.stack.bucketed is False:
+        by_class["gradients"] = 0
+    by_class["gradients"] += total("G", "GS")
     logits = int(
         sum(
             size / sizes[f"{block}S"] * logits_bytes(pricing, block)
@@ -269,8 +350,9 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
     """Bytes of the Program's buffers by label.
 
     S is what the layers behind a stage keep; X, Y, DX, DY what travels. P and G are what comes and goes under ZeRO: the
-    gathered parameters and whole gradients of a block at stage 3, two buckets of gradients at stage 2. What stays
-    between steps is counted apart (0 here), and so is the host's memory (GH, PH).
+    gathered parameters and whole gradients of a block at stage 3, two buckets of gradients at stage 2. Without buckets
+    all gradients come and go: G, and GS the shards of stages 2 and 3. What stays between steps is counted apart (0
+    here), and so is the host's memory (GH, PH).
     """
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
     zero = pricing.plan.optimizer.zero
@@ -283,9 +365,14 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
         found = [stage.collectives(layer) for layer, _ in parts]
         reduced = [sum(c.bytes for c in each if c.kind == "reduce_scatter") for each in found]
+        whole = pricing.stack.bucketed is False
         if zero == 3 and index >= 0:
             sizes[f"{block}P"] = float(sum(c.bytes for c in found[0] if c.when == "before_forward"))
             sizes[f"{block}G"] = float(reduced[0])
+            sizes[f"{block}GS"] = float(-(-reduced[0] // shard_ranks(stage.mesh, experts=False))) if whole else 0.0
+        elif whole:
+            sizes[f"{block}G"] = float(sum(stage.elements) * width(pricing.plan.precision.grad))
+            sizes[f"{block}GS"] = float(stage.static_bytes()["gradients"]) if zero == 2 else 0.0
         elif zero == 2:
             sizes[f"{block}G"] = float(2 * (pricing.plan.overlap.bucket_bytes or max(reduced)))
     return sizes

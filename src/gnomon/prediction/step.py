@@ -416,7 +416,8 @@ class Pricing:
     def _parameters(self, kind: str, block: int) -> float:
         """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""
         buckets = 1
-        if beside := self._beside(kind, block):
+        # at once: the clock shows what overlaps
+        if beside := self._beside(kind, block) if self.stack.bucketed is not False else 0.0:
             buckets = self._buckets(kind, block)
         seconds = self._reduced(kind, block, buckets)
         if kind == "AR" and self.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first

@@ -1,39 +1,68 @@
-"""Which messages have surely been taken when another one arrives, so that what was sent can be freed.
+"""Messages between pipeline ranks as a Program has them: the channels they go through, and when one was surely taken.
 
-gloo does not say when a send is over. But a message that arrives was sent by a rank that had posted, before, the
-receives that stand before that send in its rows: what they wait for is on its way or there. `proofs(program, cls)`
-returns, for each message that a rank class receives, those of its own messages. Pure; left out: waiting (`buffers`).
+`channels(program)` lists (source, destination, buffer), each a process group: NCCL matches what goes through a group by
+order, not by tag, so `out_of_order` names a message whose order differs at the two ends. gloo does not say when a send
+is over. But a message that arrives was sent by a rank that had posted, before, the receives that stand before that send
+in its rows: what they wait for is on its way or there. `proofs(program, cls)` returns, for each message that a rank
+class receives, those of its own. Pure; left out: waiting (`buffers`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from gnomon.program import Program
 
 Message = tuple[str, int, int]
 """Buffer that it arrives in: (X or DY, stage, unit)."""
+Channel = tuple[int, int, str]
+"""Rank class that sends, one that receives, buffer (X or DY)."""
 _ARRIVES = {"SEND_F": ("X", 1), "RECV_F": ("X", 0), "SEND_B": ("DY", -1), "RECV_B": ("DY", 0)}
 _SOURCE = {"RECV_F": -1, "RECV_B": 1}
 
 
 def proofs(program: Program, cls: int) -> dict[Message, tuple[Message, ...]]:
     """Message that `cls` receives -> its own messages that the sender had asked for by then."""
-    home = _homes(program)
+    asked: dict[int, list[Message]] = {}
     found: dict[Message, tuple[Message, ...]] = {}
-    for other in range(program.num_classes):
-        if other == cls:
-            continue
-        asked: list[Message] = []
-        for row in range(int(program.class_ptr[other]), int(program.class_ptr[other + 1])):
+    for message, (source, destination, _), sends in _messages(program):
+        if sends and destination == cls:
+            found[message] = tuple(asked.pop(source, ()))
+        elif not sends and source == cls:
+            asked.setdefault(destination, []).append(message)
+    return found
+
+
+def channels(program: Program) -> tuple[Channel, ...]:
+    """Every channel that messages go through, sorted."""
+    return tuple(sorted({channel for _, channel, _ in _messages(program)}))
+
+
+def out_of_order(program: Program) -> Message | None:
+    """A message that is not received in the order in which its channel sends; None where all are."""
+    ends: dict[Channel, tuple[list[Message], list[Message]]] = {}
+    for message, channel, sends in _messages(program):
+        ends.setdefault(channel, ([], []))[sends].append(message)
+    for received, sent in ends.values():
+        for one, other in zip(received, sent, strict=True):
+            if one != other:
+                return one
+    return None
+
+
+def _messages(program: Program) -> Iterator[tuple[Message, Channel, bool]]:
+    """(message, its channel, whether the row sends it) of each row that sends or receives, class by class."""
+    home = _homes(program)
+    for cls in range(program.num_classes):
+        for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
             kind, stage, unit = program.kinds[program.kind[row]].name, int(program.stage[row]), int(program.unit[row])
             if kind not in _ARRIVES:
                 continue
             buffer, hop = _ARRIVES[kind]
-            if kind in _SOURCE and home[stage + _SOURCE[kind]] == cls:
-                asked.append((buffer, stage, unit))
-            elif kind not in _SOURCE and home[stage + hop] == cls:
-                found[buffer, stage + hop, unit] = tuple(asked)
-                asked = []
-    return found
+            if kind in _SOURCE:
+                yield (buffer, stage, unit), (home[stage + _SOURCE[kind]], cls, buffer), False
+            else:
+                yield (buffer, stage + hop, unit), (cls, home[stage + hop], buffer), True
 
 
 def _homes(program: Program) -> dict[int, int]:

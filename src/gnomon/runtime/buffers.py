@@ -63,7 +63,8 @@ class Buffers:
     def leave(self, name: Name, tensor: Tensor, work: Work | None) -> None:
         """Notes that `tensor` is being sent, to where it is called `name`."""
         under_way = UnderWay(work=work, finish=None, span=self._span(tensor.nbytes), holds=(tensor,))
-        if self.blocks:
+        # on NCCL a send ends when it is received: two ranks that send to each other would wait for ever
+        if self.blocks and not tensor.is_cuda:
             self._end(under_way)
         else:
             self.leaving[name] = under_way

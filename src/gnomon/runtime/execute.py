@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.distributed import Work
+from torch.distributed import ProcessGroup, Work
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
@@ -25,12 +25,12 @@ from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.program import Program
 from gnomon.runtime.apply import apply, dtypes
-from gnomon.runtime.arrivals import proofs
+from gnomon.runtime.arrivals import channels, out_of_order, proofs
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.held import NOTHING, Kept, kept, levels
 from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
-from gnomon.runtime.mesh import Groups, stage_sets
+from gnomon.runtime.mesh import Groups, channel_name, stage_sets
 from gnomon.runtime.model import rotary_tables
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.parameters import CPU, Aside
@@ -99,7 +99,9 @@ class Executor:
         if self.program.aliases or (tied and plan.optimizer.zero):
             raise PlanError("the runtime does not run tied weights within a V or under ZeRO yet; use tied = false")
         copies = max(1, plan.stage_mesh(0).tp // config.num_kv_heads)
-        self.groups = Groups.of(plan, kv_copies=copies, tied=tied)
+        if device.type == "cuda" and (message := out_of_order(self.program)) is not None:
+            raise PlanError(f"message {message} is received out of order, which NCCL does not do; run it with gloo")
+        self.groups = Groups.of(plan, kv_copies=copies, tied=tied, channels=channels(self.program))
         blocks = [1] * plan.num_stages
         if self.program.num_stages > plan.num_stages:  # a stage of the Program is a layer
             blocks = [len(layers) for layers in stage_layers(plan, self.graph)]
@@ -293,9 +295,17 @@ class Executor:
         self.saved[stage, unit] = Saved(x=x, made=get_gradient_edge(self._run(stage, unit, x)))
 
     def _b(self, stage: int, unit: int) -> None:
-        self.state.gathered(stage)
+        self._clear(stage)
+        self._backward(stage, unit)
+
+    def _clear(self, stage: int) -> None:
+        """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced."""
         if self.stages[stage].parameters_.zero == 2:
-            self.state.reduced()  # or the stage would have two whole gradients
+            self.state.reduced()
+
+    def _backward(self, stage: int, unit: int) -> None:
+        """Through autograd; weight gradients go where the tape puts them."""
+        self.state.gathered(stage)
         saved = self.saved.pop((stage, unit))
         if self.stages[stage].last:
             grad = torch.full((), 1.0 / self.tokens, dtype=self.loss_dtype, device=self.device)
@@ -309,13 +319,14 @@ class Executor:
     def _i(self, stage: int, unit: int) -> None:
         tape = self.stages[stage].tape
         tape.aside = []
-        self._b(stage, unit)
+        self._backward(stage, unit)
         self.aside[stage, unit], tape.aside = tape.aside, None
         if stage in self.kept and stage not in self.put_aside:
             tensors = [tensor for each in self.aside[stage, unit] for tensor in each.reads]
             self.put_aside[stage] = Kept.of(tensors, vocab=self._vocab())
 
     def _w(self, stage: int, unit: int) -> None:
+        self._clear(stage)
         with torch.no_grad():
             for each in self.aside.pop((stage, unit)):
                 each.weight_grad()
@@ -328,6 +339,15 @@ class Executor:
     def _peer(self, stage: int) -> int:
         return self.plan.stage_ranks[self.plan_stage[stage]][self.groups.here.position]
 
+    def _home(self, stage: int) -> int:
+        """The rank class that has a stage of the Program."""
+        return self.plan.pipeline_ranks[self.plan_stage[stage]]
+
+    def _channel(self, source: int, destination: int, name: Name) -> ProcessGroup | None:
+        """Messages of one kind from one rank to another have a group of their own: on NCCL that is a stream on which
+        nothing else can stand before them."""
+        return self.groups.by_comm[channel_name((source, destination, name[0]))]
+
     def _tag(self, name: Name) -> int:
         """Every message of a step has a tag of its own, so that messages cannot be mistaken for each other."""
         buffer, stage, unit = name
@@ -335,12 +355,13 @@ class Executor:
 
     def send(self, tensor: Tensor, name: Name, to: int) -> Work | None:
         """Starts sending a buffer to the rank that has stage `to`; the tensor must live until it is done."""
-        return dist.isend(tensor, self._peer(to), group=self.groups.by_comm["messages"], tag=self._tag(name))
+        group = self._channel(self.groups.here.pipeline_rank, self._home(to), name)
+        return dist.isend(tensor, self._peer(to), group=group, tag=self._tag(name))
 
     def receive(self, name: Name, source: int) -> tuple[Tensor, Work | None]:
         """Starts receiving a buffer from the rank that has stage `source`."""
         tensor = torch.empty(self.shape, dtype=self.stages[name[1]].parameters_.dtypes.param, device=self.device)
-        group = self.groups.by_comm["messages"]
+        group = self._channel(self._home(source), self.groups.here.pipeline_rank, name)
         return tensor, dist.irecv(tensor, self._peer(source), group=group, tag=self._tag(name))
 
     def _send(self, name: Name, to: int) -> None:

@@ -55,8 +55,8 @@ def launch(
     return results
 
 
-CUDA_BACKEND = "cpu:gloo,cuda:nccl"
-"""What a job on GPUs gives as `backend`: what lies on the host (flags, checkpoints' plans) still goes over gloo."""
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""Kind of device -> `backend`: beside GPUs, what lies on the host (flags, checkpoints' plans) still goes over gloo."""
 
 
 def own_device(backend: str) -> torch.device:
@@ -69,7 +69,11 @@ def member(function: Callable[..., Result], backend: str, threads: int, *args: A
     torch.set_num_threads(threads)
     if "nccl" in backend:
         torch.cuda.set_device(own_device(backend))
-    dist.init_process_group(backend)
+        # with a device, groups connect when they are made, in the same order everywhere; otherwise when first used,
+        # which is another order on every pipeline rank
+        dist.init_process_group(backend, device_id=own_device(backend))
+    else:
+        dist.init_process_group(backend)
     try:
         return function(*args)
     finally:

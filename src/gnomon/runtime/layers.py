@@ -143,7 +143,8 @@ class _Norm(torch.autograd.Function):
         wide = grad.to(scale.dtype)
         g = wide * weight.matrix.to(scale.dtype)
         dx = scale * (g - normed * (g * normed).mean(-1, keepdim=True))
-        weight.tape.run(lambda: weight.add((wide * normed).flatten(0, -2).sum(0)), wide, normed)
+        vector = (wide * normed).flatten(0, -2).sum(0)  # at once: what it reads would be two whole tensors put aside
+        weight.tape.run(lambda: weight.add(vector), vector)
         return dx.to(x.dtype), None, None
 
 

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from gnomon.errors import PlanError
 from gnomon.plans import Mesh, Plan
+from gnomon.runtime.arrivals import Channel
 
 AXES = {"dp": ("dp_replicate", "dp_shard"), "dp_shard": ("dp_shard",), "dp_replicate": ("dp_replicate",), "tp": ("tp",)}
 """Communicator of a Program -> mesh axes over which it goes."""
@@ -47,12 +48,12 @@ class Groups:
     here: Coordinates
     """This rank."""
     by_comm: dict[str, ProcessGroup | None]
-    """dp, dp_shard, dp_replicate, tp, kv_copies, norm (all ranks), messages (all ranks), embedding."""
+    """dp, dp_shard, dp_replicate, tp, kv_copies, norm (all ranks), embedding, and two ranks for each channel."""
 
     @staticmethod
-    def of(plan: Plan, *, kv_copies: int = 1, tied: Sequence[int] = ()) -> Groups:
+    def of(plan: Plan, *, kv_copies: int = 1, tied: Sequence[int] = (), channels: Sequence[Channel] = ()) -> Groups:
         """The groups of this process. kv_copies: neighbouring tp ranks that hold one key-value head. tied: stages that
-        share the embedding table. PlanError when the number of processes is not the plan's."""
+        share the embedding table. channels: of messages. PlanError when the number of processes is not the plan's."""
         mesh = common_mesh(plan)
         if dist.get_world_size() != plan.world_size:
             raise PlanError(f"the plan has {plan.world_size} ranks, but {dist.get_world_size()} processes run")
@@ -66,9 +67,17 @@ class Groups:
         found["kv_copies"] = _mine(runs, here.rank)
         holders = list(dict.fromkeys(plan.stage_ranks[stage] for stage in tied))
         found["embedding"] = _mine([list(pair) for pair in zip(*holders, strict=True)], here.rank)
-        everyone = [list(range(plan.world_size))]
-        found["norm"], found["messages"] = _mine(everyone, here.rank), _mine(everyone, here.rank)
+        found["norm"] = _mine([list(range(plan.world_size))], here.rank)
+        for channel in channels:
+            ends = zip(stages[channel[0]], stages[channel[1]], strict=True)
+            found[channel_name(channel)] = _mine([list(pair) for pair in ends], here.rank)
         return Groups(mesh=mesh, here=here, by_comm=found)
+
+
+def channel_name(channel: Channel) -> str:
+    """`0>1 X`."""
+    source, destination, buffer = channel
+    return f"{source}>{destination} {buffer}"
 
 
 def common_mesh(plan: Plan) -> Mesh:

@@ -90,14 +90,11 @@ class State:
         for each in stages:
             held = self.stages[each].parameters_
             self.buffers.wait(("PS", each, NO_UNIT))
-            shard = held.shard
-            if held.zero < 3:
-                shard = shard.clone()  # it lies inside what the gather writes
-            else:
+            if held.zero == 3:
                 held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=self.device)
-            assert held.flat is not None
-            work = all_gather(held.flat, shard, self._shards(), wait=False)
-            self.buffers.start(("P", each, NO_UNIT), work, held.flat.nbytes, holds=() if held.zero == 3 else (shard,))
+            assert held.flat is not None  # below stage 3 the shard lies where the gather would write it
+            work = all_gather(held.flat, held.shard, self._shards(), wait=False)
+            self.buffers.start(("P", each, NO_UNIT), work, held.flat.nbytes)
 
     def reshard(self, stage: int) -> None:
         """RESHARD: frees what was gathered."""
@@ -109,8 +106,8 @@ class State:
         return group
 
     def reduce_grad(self, stages: Iterable[int]) -> None:
-        """REDUCE_GRAD: this rank's shard of the sum of gradients; later units add to it. One at a time under ZeRO 2 and
-        3: what is under way holds a whole gradient."""
+        """REDUCE_GRAD: this rank's shard of the sum of gradients, in place; later units add to it. One at a time under
+        ZeRO 2 and 3: what is under way holds a whole gradient."""
         for each in stages:
             if self.stages[each].parameters_.zero >= 2:
                 self.reduced()
@@ -119,20 +116,20 @@ class State:
             self.buffers.wait(name)
             whole = held.grad
             assert whole is not None, "a gradient is reduced before it was computed"
-            out = torch.empty(held.mine[1] - held.mine[0], dtype=whole.dtype, device=self.device)
+            part = whole[held.mine[0] : held.mine[1]]
+            work = reduce_scatter(part, whole, self._shards(), wait=False)
+            if held.zero == 1:
+                self.buffers.start(name, work, whole.nbytes)
+                continue
 
-            def finish(held: Parameters = held, whole: Tensor = whole, out: Tensor = out) -> None:
-                if held.zero == 1:
-                    whole[held.mine[0] : held.mine[1]] = out
-                elif held.grad_shard is None:
-                    held.grad_shard = out
+            def finish(held: Parameters = held, part: Tensor = part) -> None:
+                if held.grad_shard is None:
+                    held.grad_shard = part.clone()  # or it would hold the whole
                 else:
-                    held.grad_shard += out
+                    held.grad_shard += part
 
-            work = reduce_scatter(out, whole, self._shards(), wait=False)
-            if held.zero >= 2:
-                held.grad = None
-            self.buffers.start(name, work, whole.nbytes, finish, (whole, out) if held.zero >= 2 else (out,))
+            held.grad = None
+            self.buffers.start(name, work, whole.nbytes, finish, (whole,))
 
     def reduced(self) -> None:
         """Until no shard of a gradient is under way."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from types import FrameType
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from gnomon.runtime.checkpoint import load, newest, save
 from gnomon.runtime.data import VOCAB_SIZE, Text
 from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor
-from gnomon.runtime.launch import launch
+from gnomon.runtime.launch import BACKENDS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.progress import Progress, process_peak_bytes
 from gnomon.timeline import Timeline
@@ -78,6 +79,8 @@ class Job:
     """A prediction to show beside what is measured."""
     quiet: bool = False
     """No progress lines."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What every rank computes on."""
 
     def __post_init__(self) -> None:
         if self.config.vocab_size < VOCAB_SIZE:
@@ -142,7 +145,7 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
     """
     try:
         with _agent_silent():
-            outcomes = launch(train, job.plan.world_size, job, threads=threads)
+            outcomes = launch(train, job.plan.world_size, job, backend=BACKENDS[job.device], threads=threads)
     except ChildFailedError as failed:
         raise _failure(job, *failed.get_first_failure()) from failed
     except SystemExit:
@@ -193,7 +196,8 @@ def train(job: Job) -> Outcome:
     with _asked_to_end() as asked:
         text = Text.read(job.data)
         text.check(job.workload.seq_len)
-        executor = Executor(job.config, job.plan, job.workload, seed=job.seed, settings=job.settings)
+        device = own_device(BACKENDS[job.device])
+        executor = Executor(job.config, job.plan, job.workload, seed=job.seed, settings=job.settings, device=device)
         done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
         loop = _Loop(job, executor, text, done)
         for step in range(done + 1, job.steps + 1):

@@ -70,7 +70,7 @@ def case(seed: int) -> Case:
     precision = half if "v100" in cluster.name else draw.choice((Precision(), Precision(grad="bf16"), half))
     overlap = Overlap(bucket_bytes=draw.choice((None, None, 10**6)), prefetch=draw.choice((0, 1, 2)))
     base = Plan(precision=precision, overlap=overlap, optimizer=Optimizer(clip=draw.random() < 0.85))
-    program = draw.choice((PLAIN_STACK, stack("megatron-lm"), stack("torchtitan")))
+    program = draw.choice((PLAIN_STACK, stack("megatron-lm"), stack("torchtitan"), stack("gnomon")))
     found = make_space(graph, cluster, workload, base=base)
     return Case(graph, cluster, workload, _few(found, draw), program, Goal(memory_fraction=1.0))
 

@@ -28,6 +28,8 @@ class Held:
     """Stages of the rank."""
     counts: Longs
     """[rows chosen, stages] units whose activations of the stage are held."""
+    open: Longs
+    """[rows chosen, stages] of these, units whose input gradient is not over: the rest may hold less."""
     inside: Longs
     """[rows chosen] index into `stages` of the stage that computes."""
     backward: NDArray[np.bool_]
@@ -63,11 +65,13 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
         at = np.searchsorted(stages, stage)
         here = at[:, None] == np.arange(len(stages))
         f, e, w = forward[mine], ends[mine], frees[mine]
-        most[stages] = np.cumsum(here * (f.astype(np.int64) - e)[:, None], axis=0).max(axis=0)
+        open_after = np.cumsum(here * (f.astype(np.int64) - e)[:, None], axis=0)
+        most[stages] = open_after.max(axis=0)
         after = np.cumsum(here * (f.astype(np.int64) - w)[:, None], axis=0)
         during = after + here * w[:, None]
         chosen = _peaks(during, f, e)
-        held.append(Held(stages=stages, counts=during[chosen], inside=at[chosen], backward=e[chosen]))
+        still = (open_after + here * e[:, None])[chosen]
+        held.append(Held(stages=stages, counts=during[chosen], open=still, inside=at[chosen], backward=e[chosen]))
     return Flight(rank_of=ranks, most=most, held=tuple(held))
 
 

@@ -152,7 +152,10 @@ class Sharding:
         return found.update, gather, reduce + both, each, blocked
 
     def _buckets(self, counts: Doubles, layers: Doubles, kind: str) -> Doubles:
-        """[stages] pieces in which a collective goes: one a layer, or by the plan's size."""
+        """[stages] pieces in which a collective goes: one a layer, or by the plan's size; one where the stack has no
+        buckets."""
+        if self.job.stack.bucketed is False:
+            return np.ones(len(counts))
         size = self.job.space.base.overlap.bucket_bytes
         if size is None:
             return layers
@@ -179,7 +182,8 @@ class Sharding:
         stays = 1.0 if optimizer.offload is None else 1.0 - optimizer.offload.fraction
         kinds = (
             (DTYPE_BITS[precision.param] // 8, 3),
-            (DTYPE_BITS[precision.grad] // 8, 2),
+            # without buckets gradients come with the first backward, when more may be held than later
+            (0 if self.job.stack.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
             (stays * (master + states), 1),
         )
         total = np.zeros(len(parts.counts))
@@ -342,7 +346,14 @@ def least_held(table: KindTable, pipeline: Pipeline) -> Doubles:
 
 
 def held_bytes(
-    table: KindTable, column: int, pipeline: Pipeline, found: Flight, extra: Doubles, *, by_layer: bool
+    table: KindTable,
+    column: int,
+    pipeline: Pipeline,
+    found: Flight,
+    extra: Doubles,
+    *,
+    by_layer: bool,
+    frees: bool = False,
 ) -> Doubles:
     """[ranks] bytes of activations and of what comes and goes with a backward, at least, on the fullest moment.
 
@@ -350,13 +361,17 @@ def held_bytes(
     (counted from the order of rows) and what the backward itself needs: for the last layer of the stage all of that
     layer's, for an earlier one what it needs beyond what later layers have let go. During a forward the same without
     the backward. Any such moment is a bound; the greatest is returned. Messages and prefetched parameters only add to
-    it. extra: [kinds] whole gradients (and parameters) of a layer, where ZeRO divides them.
+    it. extra: [kinds] whole gradients (and parameters) of a layer, where ZeRO divides them. frees: the stack frees
+    between the parts of a backward, and what stays is not counted.
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
     inside = _inside(table, column, pipeline.split, extra, by_layer=by_layer)
     return np.array(
         [
-            (held.counts @ kept[held.stages] + np.where(held.backward, inside[held.stages][held.inside], 0.0)).max()
+            (
+                (held.open if frees else held.counts) @ kept[held.stages]
+                + np.where(held.backward, inside[held.stages][held.inside], 0.0)
+            ).max()
             for held in found.held
         ]
     )
@@ -386,9 +401,10 @@ def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubl
 
 def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
     """[kinds] whole parameters and gradients that come and go with a backward: of the layer itself under ZeRO 3, of a
-    bucket under ZeRO 2. A first half of a backward has no gradients of parameters yet."""
+    bucket under ZeRO 2 (nothing that is sure without buckets). A first half of a backward has no gradients of
+    parameters yet."""
     out = np.zeros(len(sharding.collectives))
-    if sharding.zero < 2:
+    if sharding.zero < 2 or (sharding.zero == 2 and sharding.job.stack.bucketed is False):
         return out
     bucket = sharding.job.space.base.overlap.bucket_bytes
     for i, each in enumerate(sharding.collectives):

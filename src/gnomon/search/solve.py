@@ -388,7 +388,10 @@ class Search:
             static = pipeline.on_rank @ self._static(sharding, pipeline) + self.workspace
             if (kind := max(sharding.zero, 1)) not in held:
                 extra = unsharded(sharding, split_backward=is_split(block.schedule))
-                held[kind] = held_bytes(family.table, column, pipeline, rows, extra, by_layer=sharding.zero == 3)
+                frees = bool(self.stack.split_backward_frees)
+                held[kind] = held_bytes(
+                    family.table, column, pipeline, rows, extra, by_layer=sharding.zero == 3, frees=frees
+                )
             if (static + held[kind]).max() > self._room(sharding):
                 self.counts.too_large += 1
             else:

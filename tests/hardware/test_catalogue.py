@@ -115,6 +115,9 @@ def test_published_figures() -> None:
 def test_a_node_gives_a_device_the_fabric_that_the_device_has() -> None:
     for node in NODES:
         if node.intra.kind in ("nvlink", "xgmi", "ici"):
+            if node.name == "jean-zay-a100":  # its source counts 4 links where the device has 12
+                assert node.device.fabric_bytes_per_s == 3 * node.intra.bytes_per_s
+                continue
             assert node.device.fabric_bytes_per_s == node.intra.bytes_per_s, node.name
         if node.topology == "mesh":
             assert node.count <= node.mesh_peers + 1, node.name

@@ -339,3 +339,21 @@ def test_every_row_is_a_run_or_refused(changes: list[dict[str, str]]) -> None:
 def test_a_run_is_what_its_row_says() -> None:
     (row,), _ = read_table(text(GPT3))
     assert to_run(row) == run(GPT3)
+
+
+def test_what_a_page_says_of_precision_outside_its_rows() -> None:
+    """BigScience's runs accumulate in 16 bits until the section that introduces an optimizer with fp32 gradients."""
+    page = "bigscience-workshop/bigscience/train/tr11-176B-ml/chronicles-prequel.md"
+    row = GPT3 | {"precision": "bf16?", "source": page, "framework": "Megatron-DeepSpeed", "vpp": "1"}
+    assert run(row | {"section": "GBS Variations"}).plan.precision.grad == "fp16"
+    assert run(row | {"section": "Rebalancing layers"}).plan.precision.grad == "fp32"
+
+
+def test_the_eager_code_of_transformers() -> None:
+    gpt2 = GPT3 | {"model": "gpt2", "framework": "PyTorch (Hugging Face transformers)", "tp": "1", "pp": "1", "vpp": ""}
+    gpt2 |= {"sequence_parallel": "", "num_devices": "1", "recompute": "none"}
+    found = run(gpt2)
+    assert isinstance(found.model, GptConfig) and found.model.activation == "gelu_new" and found.model.dropout == 0.1
+    assert (found.stack.norm, found.stack.activation, found.stack.attention) == ("unfused", "unfused", "unfused")
+    llama = run(gpt2 | {"model": "llama-7b", "vocab": "32000"})
+    assert llama.stack.attention == "unfused_fp32_softmax"

@@ -373,3 +373,14 @@ def test_bytes_of_a_linear() -> None:
     assert work.forward.read_bytes == 2 * (15 + 35) and work.forward.write_bytes == 2 * 21
     assert work.input_grad.read_bytes == 2 * (21 + 35) and work.input_grad.write_bytes == 2 * 15
     assert work.weight_grad.read_bytes == 2 * (21 + 15) and work.weight_grad.write_bytes == 2 * 35
+
+
+@given(b=st.integers(1, 4), s=st.integers(1, 64), h=st.integers(1, 16))
+def test_gelu_new_runs_in_steps_where_activations_do(b: int, s: int, h: int) -> None:
+    """0.5 x, tanh and 1 + tanh beside what a fused one keeps: three tensors of 4h in two bytes."""
+    layer = gpt_layer(replace(small_gpt(h, 1), activation="gelu_new"))
+    steps, one = (
+        saved_bytes(backward(layer, replace(UNFUSED, glu=how), BF16), setting(b, s), {})
+        for how in (UNFUSED.glu, FUSED.glu)
+    )
+    assert steps - one == 3 * 2 * s * b * 4 * h

@@ -174,3 +174,53 @@ def test_tensor_parallel_ranks_divide_all_but_norms_positions_and_biases_after_s
     one, two = small(plan(), "1x1xh100-sxm"), small(plan(tp=2), "1x2xh100-sxm")
     whole = (2048 + 8 * 6 + 2) * 1024 * 2
     assert static(two)["parameters"] == (static(one)["parameters"] + whole) // 2
+
+
+def with_facts(**values: Any) -> Any:
+    """The stack of the other tests with some fields set."""
+    kept = tuple(fact for fact in MEGATRON_2022.facts if fact.field not in values)
+    facts = tuple(Fact(field=name, source="this test", date="2026-11-21") for name in values)
+    return replace(MEGATRON_2022, **values, facts=(*kept, *facts))
+
+
+def peak(stack: Any, precision: Precision, zero: Literal[0, 1] = 1) -> Prediction:
+    """Two data-parallel ranks that recompute all, so that what is held between steps is most of it."""
+    job = replace(plan("full", dp_shard=2), precision=precision, optimizer=Optimizer(zero=zero))
+    workload = Workload(global_batch_size=2, seq_len=64)
+    return predict(gpt_model(8, 1024, 16), "1x2xa100-sxm-80gb", job, workload, stack)
+
+
+def test_gradients_that_stay_beside_wider_ones() -> None:
+    """Two bytes a parameter more where fp32 gradients are accumulated, nothing where they are of one width."""
+    kept = with_facts(kept_gradients=True)
+    for precision, more in ((Precision(), 2), (MIXED, 0)):
+        without, beside = peak(MEGATRON_2022, precision), peak(kept, precision)
+        parameters = without.step.stages[0].elements[0]
+        change = beside.tightest.by_class["gradients"] - without.tightest.by_class["gradients"]
+        assert change == more * parameters
+
+
+@pytest.mark.parametrize(
+    ("step", "bytes_per_parameter"),
+    [("fused", 4 / 2), ("foreach", 4 / 2 + 4 / 2), ("single", 4 / 2 + 2 * 4 / 2)],
+)
+def test_the_update_makes_an_fp32_gradient_and_roots(step: str, bytes_per_parameter: float) -> None:
+    """ZeRO 1 on two ranks, fp16 gradients: each updates half of the parameters, DeepSpeed as one flat tensor."""
+    found = peak(with_facts(optimizer_step=step, grad_buffers="contiguous"), MIXED)
+    assert found.tightest.peak_at == "optimizer step"
+    parameters = found.step.stages[0].elements[0]
+    assert found.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
+
+
+def test_fp32_gradients_need_no_copy() -> None:
+    found = peak(with_facts(optimizer_step="fused"), Precision())
+    assert found.tightest.peak_at != "optimizer step"
+
+
+def test_flat_buffers_of_a_reduction_are_reserved_apart() -> None:
+    """DeepSpeed's bucket, and the flat fp32 gradients of half of the parameters, beside what is allocated."""
+    plain, flat = peak(MEGATRON_2022, MIXED), peak(with_facts(reduce_bucket_elements=10**8), MIXED)
+    parameters = plain.step.stages[0].elements[0]
+    assert flat.tightest.allocated_bytes == plain.tightest.allocated_bytes
+    more = flat.tightest.reserved_bytes - plain.tightest.reserved_bytes
+    assert more == pytest.approx(2 * 10**8 + 4 * parameters / 2, rel=1e-6)

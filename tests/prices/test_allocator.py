@@ -18,6 +18,7 @@ from gnomon.prices.allocator import (
     Figure,
     communicator_bytes,
     device_overhead,
+    least_overhead,
     replay,
     reserved_band,
     reserved_estimate,
@@ -31,6 +32,7 @@ GROWING = replace(
     PLAIN, allocator="expandable_segments", facts=(Fact(field="allocator", source="this test", date="2026-11-21"),)
 )
 H100, A100, L40S, CPU = device("h100-sxm-80gb"), device("a100-sxm-80gb"), device("l40s-48gb"), device("cpu-process")
+V100 = device("v100-sxm-32gb")
 
 PUBLISHED = (
     # Peak allocated, peak reserved in MB, as training logs in public repositories print them.
@@ -179,10 +181,10 @@ def test_a_full_device_reserves_no_more_than_it_has() -> None:
 
 
 def test_overhead_by_hand() -> None:
-    assert device_overhead(A100, PLAIN, 0) == 500 * MIB
-    assert device_overhead(A100, PLAIN, 3) == (500 + 3 * 688) * MIB
-    assert device_overhead(L40S, PLAIN, 3) == (500 + 3 * 100) * MIB
-    assert device_overhead(H100, PLAIN, 0, exchange_peers=7) == 500 * MIB + 3_280_000_000
+    assert device_overhead(A100, PLAIN, 0) == 890 * MIB
+    assert device_overhead(A100, PLAIN, 3) == (890 + 3 * 688) * MIB
+    assert device_overhead(L40S, PLAIN, 3) == (890 + 3 * 100) * MIB
+    assert device_overhead(H100, PLAIN, 0, exchange_peers=7) == 890 * MIB + 3_280_000_000
     assert device_overhead(CPU, PLAIN, 3) == communicator_bytes(CPU) == workspace_bytes(CPU, PLAIN) == 0
     assert communicator_bytes(A100, 2) == 544 * MIB
     # Forward's thread and backward's have a handle of cuBLAS each.
@@ -195,6 +197,14 @@ def test_overhead_by_hand() -> None:
     assert workspace_bytes(H100, te) == (2 * 16 + 32) * MIB
     facts = (Fact(field="device_overhead_bytes", source="this test", date="2026-11-21"),)
     assert device_overhead(H100, replace(PLAIN, device_overhead_bytes=7, facts=facts), 3) == 7
+
+
+def test_software_of_2022_loads_every_kernel_and_connects_every_group() -> None:
+    fact = Fact(field="preloaded_kernels", source="this test", date="2026-11-21")
+    old = replace(PLAIN, preloaded_kernels=True, facts=(fact,))
+    assert device_overhead(A100, old, 2) == least_overhead(A100, old, 2) == (1573 + 2 * 688) * MIB
+    assert device_overhead(V100, old, 0) == 1271 * MIB
+    assert least_overhead(A100, PLAIN, 2) == (810 + 688) * MIB
 
 
 def test_every_measured_number_is_a_figure() -> None:

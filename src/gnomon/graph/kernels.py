@@ -28,7 +28,8 @@ class Kernels:
     norm: Fusion
     """unfused: RMSNorm in steps as in eager PyTorch, with an fp32 copy of the input. Other norms: always fused."""
     glu: Fusion
-    """unfused: the activation and the product are two kernels, and the activated gate is kept too."""
+    """unfused: the activation and the product are two kernels, and the activated gate is kept too; `gelu_new` of
+    transformers runs step by step, and keeps three tensors beside its input."""
     cross_entropy: Literal[Fusion, "in_place"]
     """fused: keeps the logits and an fp32 log-sum-exp. unfused: casts the logits to fp32 and keeps the log-softmax.
     in_place: the same steps, with softmax and gradient written over the one fp32 copy, as Megatron-LM does."""
@@ -61,6 +62,8 @@ def lower(block: Block, kernels: Kernels) -> Block:
             low.norm(op, kernels.norm == "fused" or op.attr("fn", "") != "rms")
         elif op.kind == "glu" and kernels.glu == "unfused":
             low.glu(op)
+        elif op.kind == "activation" and kernels.glu == "unfused" and op.attr("fn", "") == "gelu_new":
+            low.gelu_new(op)
         elif op.kind == "cross_entropy":
             low.cross_entropy(op, kernels.cross_entropy)
         elif op.kind == "dropout":
@@ -170,6 +173,14 @@ class _Lowering:
         fn = attrs(fn=op.attr("fn", "silu"))
         act = self.step(op, "activated", "activation", (gate,), self.block.tensor(gate), attrs=fn)
         self.ops.append(replace(op, kind="mul", inputs=(act, up), attrs=()))
+
+    def gelu_new(self, op: Op) -> None:
+        """0.5 x (1 + tanh(a (x + b x³))), as transformers' NewGELUActivation runs it."""
+        x = self.block.tensor(op.inputs[0])
+        tanh = self.step(op, "tanh", "activation", (x.name,), x, attrs=attrs(fn="tanh"))
+        more = self.step(op, "one_more", "activation", (tanh,), x, attrs=attrs(fn="tanh"))
+        half = self.step(op, "half", "cast", (x.name,), x)
+        self.ops.append(replace(op, kind="mul", inputs=(half, more), attrs=()))
 
     def cross_entropy(self, op: Op, how: str) -> None:
         logits = self.block.tensor(op.inputs[0])

@@ -33,7 +33,7 @@ OP_KINDS = (
     "attention",  # q, k, v[, bias] -> out: softmax(q kᵀ · scale) v; attrs causal, window, softcap, dropout
     "softmax",
     "norm",  # attrs fn: rms | layer | group
-    "activation",  # attrs fn: gelu | gelu_tanh | quick_gelu | relu | silu | tanh | sigmoid
+    "activation",  # attrs fn: gelu | gelu_tanh | gelu_new | quick_gelu | relu | silu | tanh | sigmoid
     "glu",  # gate, up -> fn(gate) * up; attrs fn: silu (SwiGLU) | gelu | gelu_tanh (GeGLU) | relu
     "add",
     "mul",

@@ -80,9 +80,9 @@ class Stack:
     """As in `megatron-lm`, `torchtitan`, `gnomon`."""
     version: str
     """Release or commit."""
-    attention: Literal["flash", "memory_efficient", "unfused"] | None = None
+    attention: Literal["flash", "memory_efficient", "unfused", "unfused_fp32_softmax"] | None = None
     """Attention kernel: `flash` keeps q, k, v, output and the logarithms of row sums; `unfused` keeps scores and
-    probabilities."""
+    probabilities; `unfused_fp32_softmax` the latter in fp32 too."""
     attention_kernel: Literal["flash2", "flash3", "cudnn"] | None = None
     """Which fused kernel `flash` is, where the device has it; FlashAttention-2 where it has not."""
     norm: Fusion | None = None
@@ -136,6 +136,13 @@ class Stack:
     first gradient to the update."""
     split_backward_frees: bool | None = None
     """A backward in two parts keeps between them only what weight gradients read, not all that the forward kept."""
+    kept_gradients: bool | None = None
+    """Gradients as backward makes them, in the parameters' dtype, stay beside those accumulated in a wider one."""
+    reduce_bucket_elements: int | None = None
+    """ZeRO 1 and 2 reduce gradients through one buffer of so many, and update a rank's part as one flat tensor."""
+    preloaded_kernels: bool | None = None
+    """The CUDA context holds the code of every kernel from the start, as before CUDA 11.7; later releases load a kernel
+    when it first runs."""
     transformer_engine: bool | None = None
     """Linear layers are Transformer Engine's, which has a workspace of its own."""
     cublas_workspace_bytes: int | None = None

@@ -2,7 +2,7 @@
 
 What stays between steps comes from the stage's parameters and ZeRO; what comes and goes from the Program in issue
 order, which is what a caching allocator sees. Peak bytes are reserved bytes (blocks and segments rounded as the
-allocator does) plus what lies outside it. Leaves out host memory, and the optimizer's own temporaries.
+allocator does) plus what lies outside it. Leaves out host memory.
 """
 
 from __future__ import annotations
@@ -204,11 +204,14 @@ def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
     table = np.zeros((len(program.kinds), program.num_stages))
     for block in range(program.num_stages):
         before, after = _inside_forward(pricing, block), _inside_backward(pricing, block)
+        update = _inside_update(pricing, block) if pricing.blocks[block][1] <= 0 else 0
         for k, kind in enumerate(program.kinds):
             if kind.name in ("B", "I", "R"):
                 table[k, block] = after
             elif kind.name in ("F", "C"):
                 table[k, block] = before
+            elif kind.name == "OPT":
+                table[k, block] = update
     found: NDArray[np.float64] = table[program.kind, program.stage]
     return found
 
@@ -269,8 +272,7 @@ def _rank(
     def total(*names: str) -> int:
         return int(sum(size for (name, _), size in held.items() if name in names))
 
-    if pricing.stack.reducer_buckets and pricing.plan.optimizer.zero < 3:
-        by_class["gradients"] += sum(_reducer_bytes(stage) for stage in here)
+    by_class["gradients"] += sum(_second_gradients(pricing, stage) for stage in here)
     by_class["parameters"] += total("P")
     if pricing.stack.bucketed is False:
         by_class["gradients"] = 0
@@ -300,6 +302,7 @@ def _rank(
         reserved = allocated
     else:
         reserved = int(reserved_estimate(allocated, max(temporary, 1), pricing.stack, limit_bytes=room))
+        reserved = min(reserved + sum(_flat_bytes(pricing, stage) for stage in here), max(reserved, room))
     by_class["overhead"] = reserved - allocated + outside
     return RankMemory(
         rank_class=cls,
@@ -314,11 +317,50 @@ def _rank(
     )
 
 
-def _reducer_bytes(stage: StagePrice) -> int:
-    """Buckets of torch's DistributedDataParallel: a gradient of every parameter, in the parameters' dtype, beside the
-    accumulated ones."""
-    ranks = stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp
-    return sum(stage.elements) * width(stage.plan.precision.param) if ranks > 1 else 0
+def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
+    """A gradient of every parameter, in the parameters' dtype, beside the accumulated ones: the buckets of torch's
+    DistributedDataParallel, or gradients that an optimizer with wider ones of its own does not free."""
+    stack, precision = pricing.stack, stage.plan.precision
+    if pricing.plan.optimizer.zero == 3:
+        return 0
+    reduced = stack.reducer_buckets and stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp > 1
+    kept = stack.kept_gradients and width(precision.grad) > width(precision.param)
+    return sum(stage.elements) * width(precision.param) if reduced or kept else 0
+
+
+def _inside_update(pricing: Pricing, block: int) -> int:
+    """What the optimizer makes on its way: an fp32 copy of gradients that are narrower, and, where it is not one
+    kernel, roots of second moments: of all parameters at once, or two for the largest at a time (DeepSpeed's partition
+    is one parameter)."""
+    stage, stack = pricing.stages[pricing.blocks[block][0]], pricing.stack
+    precision, updated = stage.plan.precision, stage.updated_elements()
+    if pricing.plan.optimizer.offload is not None:
+        return 0
+    narrow = precision.master != "none" and width(precision.grad) < width(precision.master)
+    size = updated * width(precision.master) if narrow else 0
+    if stack.optimizer_step == "foreach":
+        size += updated * width(precision.states)
+    elif stack.optimizer_step == "single":
+        flat = pricing.plan.optimizer.zero in (1, 2) and stack.grad_buffers == "contiguous"
+        size += 2 * (updated if flat else min(updated, _largest_parameter(stage))) * width(precision.states)
+    return size
+
+
+def _flat_bytes(pricing: Pricing, stage: StagePrice) -> int:
+    """Tensors so large that no block which activations have left holds them, so that the allocator asks for more: the
+    buffer that gradients are reduced through, and a partition's gradients in fp32. They are given back if need be."""
+    bucket, precision = pricing.stack.reduce_bucket_elements, stage.plan.precision
+    if bucket is None or pricing.plan.optimizer.zero not in (1, 2) or width(precision.grad) >= 4:
+        return 0
+    return bucket * width(precision.grad) + stage.updated_elements() * 4
+
+
+def _largest_parameter(stage: StagePrice) -> int:
+    return max(
+        int(price.sharded.local_elements[tensor.name])
+        for price, _ in stage.layers
+        for tensor in price.sharded.block.parameters
+    )
 
 
 def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, int]:

@@ -261,7 +261,7 @@ def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
     if stack.cross_entropy == "chunked":
         assumed += ("chunked cross-entropy: priced as a fused one, with whole logits in memory",)
     kernels = Kernels(
-        attention="unfused" if chosen["attention"] == "unfused" else "flash",
+        attention="flash" if chosen["attention"] in ("flash", "memory_efficient") else chosen["attention"],
         norm="unfused" if chosen["norm"] == "unfused" else "fused",
         glu="unfused" if chosen["activation"] == "unfused" else "fused",
         cross_entropy="fused" if chosen["cross_entropy"] == "chunked" else chosen["cross_entropy"],

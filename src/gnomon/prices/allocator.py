@@ -73,21 +73,29 @@ EXPANDABLE_SHARE = Figure(
     confidence="unchecked",
 )
 """The same where segments expand."""
+_FAILED = "total less free less reserved in the messages of jobs on one device that ran out of memory"
 CONTEXT_BYTES = Figure(
-    value=500 * MIB,
-    source="274 MiB after one kernel with lazy loading (pytorch/pytorch#86509), 426 MiB bare with CUDA 13 "
-    "(unslothai/unsloth-zoo#1053), about 400 MB (pytorch/pytorch#109888); the rest for kernels' code is a guess",
-    date="2026-08",
+    value=890 * MIB,
+    source=f"{_FAILED}: 0.79, 0.87 and 1.19 GiB (huggingface/transformers#3360, huggingface/blog pytorch-fsdp.md, "
+    "NVIDIA/Megatron-LM#525); 274 MiB after one kernel (pytorch/pytorch#86509)",
+    date="2023-09",
     confidence="partly",
 )
-"""CUDA context with the code of kernels."""
-LEAST_CONTEXT_BYTES = Figure(
-    value=274 * MIB,
-    source="after one kernel with lazy loading (pytorch/pytorch#86509)",
-    date="2022-11",
-    confidence="partly",
-)
+"""CUDA context with the code of kernels and libraries."""
+LEAST_CONTEXT_BYTES = Figure(value=810 * MIB, source=f"{_FAILED}: the least", date="2020-03", confidence="partly")
 """The same at the least."""
+PRELOADED_CONTEXT_BYTES = Figure(
+    value=1573 * MIB,
+    source="nvidia-smi after a first tensor, A100 40 GB; 1271 MiB on a V100 32 GB "
+    "(bigscience-workshop/bigscience train/tr11-176B-ml/chronicles-prequel.md)",
+    date="2022-02",
+    confidence="checked",
+)
+"""The same where every kernel's code is loaded with the context."""
+VOLTA_PRELOADED_CONTEXT_BYTES = Figure(
+    value=1271 * MIB, source=PRELOADED_CONTEXT_BYTES.source, date="2022-02", confidence="checked"
+)
+"""The same on Volta."""
 PAIR_COMMUNICATOR_BYTES = Figure(
     value=544 * MIB,
     source="one all-reduce in a group of 2 of 4 A100 with NVLink: 544 MB (NVIDIA/nccl#964)",
@@ -239,7 +247,14 @@ def device_overhead(device: Device, stack: Stack, communicators: int, *, exchang
     if stack.device_overhead_bytes is not None:
         return stack.device_overhead_bytes
     buffers = communicators * communicator_bytes(device) + exchange_peers * EXCHANGE_PEER_BYTES.value
-    return round(CONTEXT_BYTES.value + buffers)
+    return round(_context(device, stack, CONTEXT_BYTES) + buffers)
+
+
+def _context(device: Device, stack: Stack, lazy: Figure) -> float:
+    """Bytes of the CUDA context; `lazy` where kernels' code comes when it is needed."""
+    if not stack.preloaded_kernels:
+        return lazy.value
+    return (VOLTA_PRELOADED_CONTEXT_BYTES if device.arch == "volta" else PRELOADED_CONTEXT_BYTES).value
 
 
 def least_overhead(device: Device, stack: Stack, communicators: int) -> Bytes:
@@ -249,8 +264,10 @@ def least_overhead(device: Device, stack: Stack, communicators: int) -> Bytes:
     verdict of not fitting is given against this, since runs are tuned to the last GiB.
     """
     usual = device_overhead(device, stack, communicators)
+    if stack.preloaded_kernels:  # of an age with it: every group connects at once, with buffers of its own
+        return usual
     one = communicator_bytes(device) if communicators else 0
-    return min(usual, round(LEAST_CONTEXT_BYTES.value) + one) if device.kind == "gpu" else usual
+    return min(usual, round(_context(device, stack, LEAST_CONTEXT_BYTES)) + one) if device.kind == "gpu" else usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ PROGRAM = r"^megatron-lm ci$"
 
 GPT_ROWS = 50_257
 """GPT-2's tokenizer (bpe/vocab.json): every GPT and mixture test."""
+SPEED_ROWS = 131_072
+"""--vocab-size of the tests of memory and speed (gpt3_7b_*_memory_speed)."""
 BERT_ROWS = 30_522
 """BERT's uncased tokenizer."""
 
@@ -37,7 +39,8 @@ def with_test_facts(row: Row) -> tuple[Row, tuple[str, ...]]:
     kernel = attention_kernel(row, test)
     if row.vocab is None:
         notes.append("vocab not in the row: the tokenizer of Megatron-LM's functional tests")
-        row = replace(row, vocab=BERT_ROWS if re.search("bert|t5", row.model.lower()) else GPT_ROWS)
+        known = BERT_ROWS if re.search("bert|t5", row.model.lower()) else GPT_ROWS
+        row = replace(row, vocab=SPEED_ROWS if "memory_speed" in test else known)
     if row.flash_attention is None or kernel == "no":
         notes.append(f"attention {'unfused' if kernel == 'no' else 'fused'}: as this functional test gives it")
     return replace(row, flash_attention=kernel), tuple(notes)
@@ -47,14 +50,14 @@ def attention_kernel(row: Row, test: str) -> str:
     """`yes` for a fused kernel, `no` for attention op by op.
 
     The column says `yes` where --attention-backend is given; tests with context parallelism give `flash`, the others
-    `unfused`. Where it is not given, Transformer Engine (`_te_` in the test's name) takes a fused kernel, and the
-    local implementation has none.
+    `unfused`. Where it is not given, Transformer Engine (`_te_` in the test's name, and the tests of memory and speed)
+    takes a fused kernel, and the local implementation has none.
     """
     if (row.cp or 1) > 1:
         return "yes"
     if row.flash_attention is not None:
         return "no"
-    return "yes" if "_te_" in test or "weekly" in test else "no"
+    return "yes" if re.search("_te_|weekly|memory_speed", test) else "no"
 
 
 def expert_slices(row: Row, tp: int) -> int:
@@ -82,6 +85,6 @@ def with_test_options(stack: Stack, row: Row) -> Stack:
         stack,
         source,
         cublas_workspace_bytes=size,
-        transformer_engine="_te_" in test,
+        transformer_engine=bool(re.search("_te_|memory_speed", test)),
         cross_entropy="unfused" if "cross_entropy_loss_fusion" in test else None,
     )

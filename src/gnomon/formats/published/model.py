@@ -50,6 +50,9 @@ UNKNOWN_LAYERS = (
 """(pattern of model names, why there is no graph)."""
 
 _DROPOUT = 0.1
+_HUGGING_FACE = r"hugging ?face|transformers|\bhf\b"
+"""Its GPT-2 has dropout of 0.1 and `gelu_new` (configuration_gpt2.py, read 2026-11-21); GPT-J and GPT-Neo the
+latter."""
 _MEGATRON_DROPOUT = r"megatron-lm|megatron-deepspeed|megatron\+deepspeed|libai|oneflow"
 
 
@@ -139,7 +142,10 @@ def _head_dim(row: Row, name: str) -> int:
 
 
 def _gpt(row: Row, vocab: int) -> GptConfig:
-    dropout = _DROPOUT if re.search(_MEGATRON_DROPOUT, row.framework.lower()) else 0.0
+    program = row.framework.lower()
+    eager = bool(re.search(_HUGGING_FACE, program))
+    trained_with = re.search(_MEGATRON_DROPOUT, program) or (eager and re.search(r"gpt-?2", row.model.lower()))
+    dropout = _DROPOUT if trained_with else 0.0
     return GptConfig(
         name=row.model,
         num_layers=_int(row, "layers"),
@@ -150,6 +156,7 @@ def _gpt(row: Row, vocab: int) -> GptConfig:
         max_positions=_int(row, "seq_len"),
         dropout=dropout,
         attention_dropout=dropout,
+        activation="gelu_new" if eager else "gelu_tanh",
     )
 
 

@@ -93,6 +93,14 @@ DEVICE_WORDS = (
 TITAN_H100 = r"torchtitan"
 """Its benchmarks' H100 have 96 GB of HBM2e at 2.4 TB/s and 500 W (torchtitan benchmarks/llama3_h100_202412)."""
 
+HUGGING_FACE = r"hugging ?face|transformers|\bhf\b"
+"""Programs whose model is transformers' own code."""
+
+EAGER = {"norm": "unfused", "activation": "unfused", "cross_entropy": "unfused", "rotary": "unfused",
+         "logits_dtype": "fp32", "optimizer_step": "single"}  # fmt: skip
+"""What that code does (huggingface/transformers modeling_llama.py LlamaRMSNorm and eager_attention_forward,
+activations.py NewGELUActivation, read 2026-11-21); the update is AdamW a parameter at a time."""
+
 NETWORKS = (
     (r"AWS EFA", "aws-p5", None, 0),
     (r"Omni-Path", "jean-zay-a100", None, 0),
@@ -198,8 +206,15 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     attention = None
     if row.flash_attention:
         attention = "unfused" if row.flash_attention.startswith("no") else "flash"
+    eager = bool(re.search(HUGGING_FACE, program))
+    if eager and attention == "unfused" and re.search(r"llama|mistral|mixtral|qwen", row.model.lower()):
+        attention = "unfused_fp32_softmax"
     launch = "compiled" if facts.compiled or re.search(XLA, program) else None
     found = _chosen(name, row.framework, row.family, attention, launch)
+    if re.search(XLA, program):
+        found = chosen(found, "XLA fuses what lies between products", cross_entropy="fused")
+    if eager:
+        found = chosen(found, "the eager code of transformers", **EAGER)
     return with_test_options(found, row), notes
 
 

@@ -55,6 +55,10 @@ SCHEDULES = (
 )
 """(pattern of schedules, (name, virtual stages at least, placement))."""
 
+BF16_SECTION = "Rebalancing layers"
+"""From this section of BigScience's page on, its runs have an optimizer that accumulates bf16 gradients in fp32; those
+before accumulate in fp16 (train/tr11-176B-ml/chronicles-prequel.md, read 2026-11-21)."""
+
 OLDER_THAN_RECIPES = "a recipe that switches it off names no layers; taken as none"
 
 
@@ -62,7 +66,9 @@ def precision(row: Row) -> tuple[Precision, Notes]:
     """Dtypes of the run."""
     name = (row.precision or "").rstrip("?").lower()
     notes: Notes = ()
-    if not name:
+    if _before_bf16_optimizer(row):
+        name, notes = "fp16", ("precision not stated: fp16, as the source has it before its BF16 optimizer",)
+    elif not name:
         name, notes = "bf16", ("precision not stated: taken as bf16",)
     elif (row.precision or "").endswith("?"):
         notes = (f"precision {name} assumed by the table",)
@@ -85,6 +91,11 @@ def precision(row: Row) -> tuple[Precision, Notes]:
         # Megatron-LM accumulates and reduces fp16 gradients in fp16 unless told otherwise.
         return Precision(param="fp16", compute="fp16", grad="fp16", reduce="fp16"), notes
     raise InputError(f"precision {row.precision!r} cannot be said in a plan")
+
+
+def _before_bf16_optimizer(row: Row) -> bool:
+    assumed = (row.precision or "").endswith("?")
+    return assumed and "chronicles-prequel" in (row.source or "") and row.section != BF16_SECTION
 
 
 def saved(row: Row) -> tuple[Saved, Notes, bool]:

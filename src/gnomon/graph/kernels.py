@@ -178,8 +178,8 @@ class _Lowering:
         """0.5 x (1 + tanh(a (x + b x³))), as transformers' NewGELUActivation runs it."""
         x = self.block.tensor(op.inputs[0])
         tanh = self.step(op, "tanh", "activation", (x.name,), x, attrs=attrs(fn="tanh"))
-        more = self.step(op, "one_more", "activation", (tanh,), x, attrs=attrs(fn="tanh"))
-        half = self.step(op, "half", "cast", (x.name,), x)
+        more = self.step(op, "one_more", "activation", (tanh,), x, attrs=attrs(fn="add_one"))
+        half = self.step(op, "half", "activation", (x.name,), x, attrs=attrs(fn="half"))
         self.ops.append(replace(op, kind="mul", inputs=(half, more), attrs=()))
 
     def cross_entropy(self, op: Op, how: str) -> None:

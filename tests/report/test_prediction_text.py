@@ -28,6 +28,16 @@ def test_lines_fit_80_columns_and_name_the_verdict() -> None:
     assert "forward" in text and "backward" in text
 
 
+def test_small_sizes_are_read_without_an_exponent() -> None:
+    """A model of MiB on a device of GiB: each size in its own unit."""
+    job = plan(mesh=Mesh(), schedule=Schedule(micro_batch_size=2))
+    found = predict("llama-tiny", "1xh100-sxm", job, Workload(global_batch_size=2, seq_len=64))
+    peak = f"{found.tightest.peak_bytes / 2**20:.1f} MiB"
+    assert found.tightest.peak_bytes < 2**30
+    assert found.verdict.startswith(f"fits: {peak} of 79.1 GiB (rank 0, ")
+    assert any(line.split()[:4] == ["peak", "memory", *peak.split()] for line in prediction_text(found))
+
+
 def test_memory_of_a_row_adds_up_to_its_peak() -> None:
     lines = prediction_text(llama_on_eight(optimizer=Optimizer(zero=3)))
     heading = next(i for i, line in enumerate(lines) if line.startswith("GiB on ranks"))

@@ -18,6 +18,7 @@ from gnomon.formats.perfetto import perfetto_trace
 from gnomon.plans import is_plan_file
 from gnomon.prediction import Prediction, predict
 from gnomon.report.page import page_data, page_html
+from gnomon.report.tables import wrapped
 from gnomon.schema import save_text
 from gnomon.timeline import Timeline, parse_timeline
 
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if options.trace:
         save_text(json.dumps(perfetto_trace(timelines, title=data["title"]), allow_nan=False), options.trace)
         written.append(options.trace)
-    print_lines([data["sentence"], *(f"wrote {path}" for path in written)])
+    print_lines([*wrapped(data["sentence"], indent=""), *(f"wrote {path}" for path in written)])
     return 0
 
 

@@ -32,6 +32,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, table, wrapped
 from gnomon.timeline import print_timeline
+from gnomon.units import show_bytes
 
 STACK = "gnomon"
 """The record of the program that runs it: ours."""
@@ -194,13 +195,12 @@ def _resume_command(options: argparse.Namespace) -> str:
 
 def _before(file: PlanFile, found: Prediction, notes: Sequence[str], options: argparse.Namespace) -> tuple[str, ...]:
     tokens = file.workload.global_batch_size * file.workload.seq_len
-    peak = found.tightest.peak_bytes
     where = options.data or "the Python standard library's source"
     return (
         *wrapped(f"{found.model} on {file.on}: {describe(file.plan, file.workload)}", indent=""),
         *wrapped(
             f"predicted: {number(found.step_s)} s a step, {number(tokens / found.step_s, 4)} tokens/s, peak "
-            f"{peak / 2**30:.2f} GiB a rank",
+            f"{show_bytes(found.tightest.peak_bytes)} a rank",
             indent="",
         ),
         *wrapped(f"training {options.steps} steps on {where}, bytes as tokens", indent=""),

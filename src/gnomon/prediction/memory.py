@@ -26,6 +26,7 @@ from gnomon.prices.allocator import (
 )
 from gnomon.program import Program, Structure, buffer_moves
 from gnomon.sharding.parameters import shard_ranks
+from gnomon.units import show_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +58,14 @@ class RankMemory:
 
     @property
     def verdict(self) -> str:
-        """`fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`."""
+        """`fits: 61.4 of 79.25 GiB (rank 3, backward of unit 2, logits 9.8)`; or `70.0 MiB of 11.8 GiB (…)`."""
         named = {n: size for n, size in self.by_class.items() if n not in ("parameters", "workspace", "overhead")}
         largest = max(named, key=lambda n: named[n])
         unit, scale = ("GiB", 2**30) if self.peak_bytes >= 2**30 else ("MiB", 2**20)
         part = f"{largest} {self.by_class[largest] / scale:.1f}"
         word = "fits" if self.fits else "does not fit"
-        size = f"{self.peak_bytes / scale:.1f} of {self.limit_bytes / scale:.4g} {unit}"
+        peak, limit = f"{self.peak_bytes / scale:.1f}", show_bytes(self.limit_bytes, 4 if unit == "GiB" else 3)
+        size = f"{peak} of {limit}" if limit.endswith(unit) else f"{peak} {unit} of {limit}"
         return f"{word}: {size} (rank {self.ranks[0]}, {self.peak_at}, {part})"
 
     def to_mapping(self) -> dict[str, Any]:

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gnomon.report.prediction import WORDS, describe
-from gnomon.report.tables import Column, gib, number, percent, table, wrapped
+from gnomon.report.tables import Column, gib, memory_unit, number, percent, table, wrapped
 from gnomon.search import Found, Result, loss
 from gnomon.units import show_bytes, show_seconds
+
+_WORDS = {**WORDS, "bubble": "bubble", "ahead": "waiting", "launch": "launches", "offload": "host copies"}
+"""Part of the step -> what it is called where there is little room."""
 
 
 def plan_text(found: Result, *, assumed: Sequence[str] = (), notes: Sequence[str] = ()) -> tuple[str, ...]:
@@ -49,15 +52,17 @@ def _choices(best: Found) -> str:
 
 
 def short(found: Found) -> str:
-    """A plan in a few words: `tp2 pp4 dp8 z1 v2 mb2 sp; one_f_one_b; full`."""
+    """A plan in a few words: `tp2 pp4 dp8 z1 v2 mb2 sp; one_f_one_b; full`; axes of one rank and ZeRO 0 left out."""
     p = found.point
     axes = [f"{name}{size}" for name, size in (("tp", p.tp), ("cp", p.cp), ("ep", p.ep), ("pp", p.pp)) if size > 1]
     data = f"dp{p.dp_replicate}x{p.dp_shard}" if p.dp_replicate > 1 else f"dp{p.dp_shard}"
+    axes += [data] if p.dp_replicate * p.dp_shard > 1 else []
+    zero = [f"z{p.zero}"] if p.zero else []
     virtual = [f"v{p.virtual_stages}"] if p.virtual_stages > 1 else []
     more = [
         word for word, said in (("sp", p.sequence_parallel), ("kept", p.keep_gathered), ("late", not p.overlap)) if said
     ]
-    words = [*axes, data, f"z{p.zero}", *virtual, f"mb{p.micro_batch_size}", *more]
+    words = [*axes, *zero, *virtual, f"mb{p.micro_batch_size}", *more]
     schedule = [p.schedule] if p.pp > 1 else []
     again = [p.recompute] if p.recompute != "none" else []
     return "; ".join([" ".join(words), *schedule, *again])
@@ -80,20 +85,22 @@ def _limit(found: Result) -> str:
 
 
 def _runners(found: Result) -> tuple[str, ...]:
+    best = found.best[0]
+    unit, size = memory_unit(best.prediction.tightest.peak_bytes)
     columns = (
         Column(name="the best plans", align="left"),
         Column(name="step"),
         Column(name="loses %"),
         Column(name="most in", align="left"),
-        Column(name="GiB"),
+        Column(name=unit),
     )
-    best = found.best[0]
     rows = []
     for each in found.best:
         lost = loss(best, each)
-        where = WORDS.get(lost.part, lost.part.lower()).partition(" (")[0] if lost.seconds > 0 else ""
+        where = _WORDS.get(lost.part, lost.part.lower()) if lost.seconds > 0 else ""
         share = percent(lost.seconds / best.step_s) if each is not best else ""
-        rows.append((short(each), show_seconds(each.step_s), share, where, gib(each.prediction.tightest.peak_bytes)))
+        peak = f"{each.prediction.tightest.peak_bytes / size:.1f}"
+        rows.append((short(each), show_seconds(each.step_s), share, where, peak))
     return table(columns, rows)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gnomon.plans import Plan, Workload, batch
 from gnomon.prediction import Advice, Prediction, RankMemory
-from gnomon.report.tables import WIDTH, Column, gib, number, percent, ranges, table, wrapped
+from gnomon.report.tables import WIDTH, Column, gib, memory_unit, number, percent, ranges, table, wrapped
 from gnomon.units import show_seconds
 
 ROWS = 8
@@ -72,13 +72,16 @@ def _heading(prediction: Prediction) -> tuple[str, ...]:
 def _speed(prediction: Prediction) -> tuple[str, ...]:
     band = prediction.band
     share = f"{percent(band.coverage, 0)} %"
-    peak = prediction.tightest.peak_bytes
+    unit, size = memory_unit(prediction.tightest.peak_bytes)
+    peak, low, high = (
+        f"{each / size:.1f}" for each in (prediction.tightest.peak_bytes, band.low_bytes, band.high_bytes)
+    )
     pairs = (
         ("step", show_seconds(prediction.step_s), f"  ({_between(band.low_s, band.high_s)}, {share})"),
         ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4), ""),
         ("MFU", f"{percent(prediction.mfu)} %", ""),
         ("HFU", f"{percent(prediction.hfu)} %", ""),
-        ("peak memory", f"{gib(peak)} GiB", f"  ({gib(band.low_bytes)} to {gib(band.high_bytes)}, {share})"),
+        ("peak memory", f"{peak} {unit}", f"  ({low} to {high}, {share})"),
     )
     return tuple(f"{name:<16}{value:>12}{more}" for name, value, more in pairs)
 
@@ -99,8 +102,7 @@ def _breakdown(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _memory(prediction: Prediction) -> tuple[str, ...]:
-    # A model for a laptop would be all zeros in GiB.
-    unit, size = ("GiB", 2**30) if prediction.tightest.peak_bytes >= 2**30 else ("MiB", 2**20)
+    unit, size = memory_unit(prediction.tightest.peak_bytes)
     columns = (
         Column(name=f"{unit} on ranks", align="left"),
         *(Column(name=n) for n in ("param", "grad", "optim", "activ", "logits", "temp", "other", "peak", "limit")),

@@ -91,6 +91,11 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 
 
+def memory_unit(size: float) -> tuple[str, int]:
+    """(unit, bytes) in which a size reads well: a model for a laptop would be all zeros in GiB."""
+    return ("GiB", 2**30) if size >= 2**30 else ("MiB", 2**20)
+
+
 def ranges(values: Sequence[int], limit: int = 3) -> str:
     """Whole numbers as ranges, `0-3,8`; after `limit` of them `…`."""
     parts: list[list[int]] = []

@@ -71,9 +71,11 @@ JOBS = (
             ("compute", ""),
             ("attention", ""),
             ("exposed", ""),
+            ("host_unit_s", ""),
             ("link:omnipath-100", ""),
         ),
-        starts=(("attention", 1.0),),  # op by op
+        sample=40,  # one node and many; the host's share differs
+        starts=(("attention", 1.0), ("host_unit_s", 3e-4)),  # attention op by op
     ),
     Job(
         "nanotron",

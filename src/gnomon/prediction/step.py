@@ -239,16 +239,30 @@ class Pricing:
                 waited = seconds * self.rates[stage].exposed * self._slower(self.stages[stage].links[axis])
                 comm[axis] = comm.get(axis, 0.0) + waited
         device = compute + sum(comm.values())
-        launches = self._host_s(stage, phases, extra.kernels)
-        held = max(device, launches)
+        held = max(device + self._starved_s(kind, block), self._host_s(stage, phases, extra.kernels))
         copies = self._activation_copies(kind, block)
         return {
             "compute": compute - again,
             "again": again,
             **comm,
-            "launch": max(launches - device, 0.0),
+            "launch": held - device,
             "offload": max(copies - held, 0.0),
         }
+
+    def _starved_s(self, kind: str, block: int) -> float:
+        """Seconds that the device waits for launches where layers of one kind are launched slower than they run: what
+        another kind (the head) takes longer does not make up for it, since launches of both go in order."""
+        stage, layers = self._layers(block)
+        if len(layers) < 2:
+            return 0.0
+        at, own, total = self.blocks[block][0], self.rates[self.blocks[block][0]], 0.0
+        slower = {axis: own.exposed * self._slower(link) for axis, link in stage.links.items()}
+        for layer, times in layers:
+            phases = [getattr(layer, name) for name in PHASES[kind]]
+            device = sum(self._sustained_s(at, phase) for phase in phases)
+            device += sum(s * slower[axis] for phase in phases for axis, s in phase.comm_s.items())
+            total += times * max(self._host_s(at, phases, 0) - own.host_unit_s - device, 0.0)
+        return total
 
     def _sustained_s(self, stage: int, phase: Phase) -> float:
         """Device seconds of a phase's kernels as the stack runs them for minutes, with its own attention kernels."""

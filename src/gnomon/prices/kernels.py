@@ -115,6 +115,12 @@ known when the kernel is launched. Median of 281 shapes of moe_grouped_gemm_aico
 GROUPED_LOW_SHARE = 0.70
 """The same in 8 bits, with the scales of each expert: 254 shapes (0.28 to 1.06)."""
 
+ODD_ROWS_SHARE = 0.48
+"""Speed of 16-bit products whose weight has a side of an odd number of elements: its rows begin at odd multiples of
+two bytes, which no wide load can fetch. Fitted to vTrain's runs without tensor parallelism (vocabulary 50257; 0.44 to
+0.53 by model), 2026-11-21; with tensor parallelism (25128) they show nothing of the kind. nanoGPT gained a quarter of
+GPT-2's whole step from a vocabulary of 50304 (A. Karpathy, February 2023)."""
+
 CAUSAL_SOFTMAX_READS = 0.5
 """Share of scores (backward: of probabilities and their gradients) that a softmax fused with a causal mask reads.
 Source: NVIDIA/Megatron-LM scaled_upper_triang_masked_softmax.h walks a row up to the diagonal and writes all of it."""
@@ -316,6 +322,13 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> _Shap
     )
 
 
+def _aligned(n: Size, k: Size) -> Size:
+    """What the sides of a weight leave of the speed of its products."""
+    odd = (np.asarray(n) % 2 == 1) & (np.asarray(k) > 1) | (np.asarray(k) % 2 == 1) & (np.asarray(n) > 1)
+    found = np.where(odd, ODD_ROWS_SHARE, 1.0)
+    return found if found.ndim else float(found)
+
+
 def _count(dims: Iterable[Dim], sizes: Mapping[str, Any]) -> Size:
     return numel(dims, sizes)
 
@@ -349,6 +362,8 @@ def _products(
     seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
     if op.kind == "grouped_linear":
         seconds = seconds / (GROUPED_LOW_SHARE if low else GROUPED_SHARE)
+    if op.kind == "linear" and dtype in ("bf16", "fp16"):
+        seconds = seconds / _aligned(shape.n, shape.k)
     return OpPrice(device_s=seconds, kernels=1)
 
 

@@ -56,6 +56,10 @@ latter."""
 _MEGATRON_DROPOUT = r"megatron-lm|megatron-deepspeed|megatron\+deepspeed|libai|oneflow"
 
 
+UNPADDED = r"VIA-Research/vTrain"
+"""Sources whose model divides the vocabulary over tp as it is (vTrain f8dda84 src/model/gpt_modeling.py)."""
+
+
 def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
     """(config, what was assumed) of a row. InputError when a size is missing or there is no builder."""
     name = row.model.lower()
@@ -104,7 +108,9 @@ def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
         if found is None:
             raise InputError(f"vocab not given, and none is known for {row.model!r}")
         size, notes = found[0], (f"vocab {found[0]} not in the row: {found[1]}",)
-    if re.search(r"megatron|nemo|libai|primus", row.framework.lower()):
+    if re.search(UNPADDED, row.source or ""):
+        size, notes = size // (row.tp or 1) * (row.tp or 1), (*notes, "vocabulary not padded: the source's own model")
+    elif re.search(r"megatron|nemo|libai|primus", row.framework.lower()):
         multiple = 128 * (row.tp or 1)  # Megatron-LM: --make-vocab-size-divisible-by 128, times tp
         size = -(-size // multiple) * multiple
     return size, notes

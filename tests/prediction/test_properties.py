@@ -150,3 +150,21 @@ def test_full_recompute_runs_the_layers_forward_again() -> None:
     assert stage.phase("recompute").flops == stage.phase("forward").flops - stage.order[-1].forward.flops
     again = stage.phase("recompute").flops * found.pricing.count
     assert found.hfu / found.mfu == pytest.approx(1 + again / found.model_flops, rel=1e-12)
+
+
+def test_a_long_head_does_not_hide_layers_that_are_launched_too_slowly() -> None:
+    """Tiny layers wait for their launches; the head after them computes for long all the same."""
+    few, many = (
+        predict(
+            gpt_model(24, 256, 4, vocab=vocab),
+            SPEC,
+            Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=4)),
+            Workload(global_batch_size=32, seq_len=512),
+            stack("megatron-lm"),
+        )
+        for vocab in (51200, 409600)
+    )
+    shorter, longer = (made.pricing.parts("F", 0) for made in (few, many))
+    assert shorter["launch"] > shorter["compute"]
+    head = longer["compute"] - shorter["compute"]
+    assert sum(longer.values()) - sum(shorter.values()) == pytest.approx(head, rel=0.1)

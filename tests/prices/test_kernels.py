@@ -42,7 +42,7 @@ from gnomon.prices import (
     op_seconds,
     stream_seconds,
 )
-from gnomon.prices.kernels import BACKWARD, FORWARD, GROUPED_SHARE, fused_dropout_seconds
+from gnomon.prices.kernels import BACKWARD, FORWARD, GROUPED_SHARE, ODD_ROWS_SHARE, fused_dropout_seconds
 
 H100, A100 = catalogue.device("h100-sxm-80gb"), catalogue.device("a100-sxm-80gb")
 CURVES = curves_for(H100, attention="flash3")
@@ -87,6 +87,26 @@ def test_a_linear_is_three_products_of_the_same_work() -> None:
         assert grad_seconds(step(back, phase), block, SETTING, H100, CURVES) == OpPrice(
             device_s=gemm(*shape), kernels=1
         )
+
+
+def test_a_vocabulary_of_an_odd_number_of_rows_halves_the_speed_of_all_three_products() -> None:
+    """GPT-2's 50257, and 50258 beside it."""
+
+    def prices(vocab: int) -> list[float]:
+        b = BlockBuilder("head")
+        x = b.input("x", BATCH, SEQ, HIDDEN)
+        back = backward(
+            b.build(b.linear("up", x, out=(Dim(name="vocab", size=vocab),), contract=(HIDDEN,), bias=False)),
+            FUSED,
+            BF16,
+        )
+        grads = [
+            grad_seconds(step(back, p), back.forward, SETTING, H100, CURVES) for p in ("input_grad", "weight_grad")
+        ]
+        return [float(price.device_s) for price in (forward_of(back.forward, "up"), *grads)]
+
+    for odd, even in zip(prices(50257), prices(50258), strict=True):
+        assert odd * ODD_ROWS_SHARE == pytest.approx(even, rel=1e-3)
 
 
 def test_a_bias_costs_nothing_forward_and_a_sum_over_rows_backward() -> None:

@@ -9,6 +9,7 @@ machine does changes both sides. Prints predicted and measured step (median), er
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
+from gnomon.report.difference import compare
 from gnomon.runtime import Executor, launch
 from gnomon.runtime.calibrate import Budget, Times, assembled, measure, memory_bytes, pooled, relative_iqr
 from gnomon.timeline import Timeline, difference
@@ -37,6 +39,8 @@ CONFIG = LlamaConfig(
     ffn_size=704,
     vocab_size=256,
 )
+STATE = f"Load average {os.getloadavg()[0]:.1f} when it began, nice {os.nice(0)}."
+"""What else the machine did."""
 SLICES = 3
 """Calibration and steps take turns so many times."""
 WORK = Workload(global_batch_size=8, seq_len=256)
@@ -93,6 +97,8 @@ class Run:
     """Seconds of each step after the warm-up."""
     timeline: Timeline
     """Of a middling step, by rank class."""
+    held: Timeline
+    """Of one more step, with memory."""
     calibrated: list[Times]
     """Repeats of the calibrations before, between and after the steps."""
 
@@ -114,7 +120,8 @@ def execute(config: LlamaConfig, plan: Plan, work: Workload, budget: Budget, sec
         timelines += [executor.per_class(executor.measured_step(batch)[1]) for _ in range(2)]
         visits.append(measure(budget))
     middle = sorted(timelines, key=lambda each: each.makespan_s)[len(timelines) // 2]
-    return Run(steps=tuple(steps), timeline=middle, calibrated=pooled(visits))
+    held = executor.per_class(executor.measured_step(batch, memory=True)[1])
+    return Run(steps=tuple(steps), timeline=middle, held=held, calibrated=pooled(visits))
 
 
 def _agreed(seconds: float, executor: Executor, batch: torch.Tensor) -> int:
@@ -135,6 +142,9 @@ class Row:
     predicted_s: float
     measured_s: float
     spread: float
+    peak_bytes: tuple[float, float]
+    """Predicted and measured, of the rank class that was to hold most, by the runtime's account: without what lives
+    inside an action only."""
     prediction: Prediction
     timeline: Timeline
 
@@ -152,8 +162,10 @@ def row(name: str, plan: Plan, budget: Budget, seconds: float) -> Row:
     machine = assembled([run.calibrated for run in runs], processes=len(runs), date=date)
     cluster = measured_cluster(machine, memory_bytes())
     predicted = predict(llama(CONFIG), cluster, plan, WORK, stack("gnomon"))
+    held = compare(predicted.timeline(steady=False), runs[0].held).peak_bytes
     return Row(
         name=name,
+        peak_bytes=max(held.values()),
         predicted_s=predicted.step_s,
         measured_s=median(runs[0].steps),
         spread=relative_iqr(runs[0].steps),
@@ -192,7 +204,8 @@ def main() -> None:
         one = rows[-1]
         print(
             f"{name:<34} predicted {1e3 * one.predicted_s:7.1f} ms  measured {1e3 * one.measured_s:7.1f} ms  "
-            f"error {100 * one.error:+6.1f} %  spread {100 * one.spread:5.1f} %",
+            f"error {100 * one.error:+6.1f} %  spread {100 * one.spread:5.1f} %  "
+            f"peak {one.peak_bytes[0] / 2**20:.1f} and {one.peak_bytes[1] / 2**20:.1f} MiB",
             flush=True,
         )
         if options.differences:
@@ -223,14 +236,14 @@ def markdown(rows: list[Row]) -> str:
         "",
         "`python benchmarks/local_plans.py -o benchmarks/results/local_plans.md`: "
         f"{CONFIG.name}, {WORK.global_batch_size} x {WORK.seq_len} bytes a step, one thread a process.",
-        f"Calibration and steps take turns; the last one: {said}.",
+        f"Calibration and steps take turns; the last one: {said}. {STATE} Peaks are by the runtime's account.",
         "",
-        "| plan | predicted, ms | measured, ms | error, % | spread of steps, % |",
-        "| --- | --- | --- | --- | --- |",
+        "| plan | predicted, ms | measured, ms | error, % | spread of steps, % | peak predicted, MiB | measured, MiB |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
         f"| {one.name} | {1e3 * one.predicted_s:.0f} | {1e3 * one.measured_s:.0f} | {100 * one.error:+.1f} | "
-        f"{100 * one.spread:.1f} |"
+        f"{100 * one.spread:.1f} | {one.peak_bytes[0] / 2**20:.1f} | {one.peak_bytes[1] / 2**20:.1f} |"
         for one in rows
     ]
     return "\n".join([*lines, "", summary(rows) + ".", ""])

@@ -22,10 +22,11 @@ from time import perf_counter
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gnomon.hardware import Axis, Measured, Table
-from gnomon.runtime.calibrate_cases import Timed, cases
+from gnomon.runtime.calibrate_cases import Timed, after, cases
 from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.launch import launch
 
@@ -220,11 +221,12 @@ class Talk:
 
     def _repeats(self, kind: str, group: ProcessGroup, size: int) -> list[float]:
         """As many on every process: larger ones fewer."""
-        run = _talk(kind, group, size)
+        buffer, run = _talk(kind, group, size)
         run()
         found = []
+        dist.barrier(group=group)
         for _ in range(REPEATS if size > 1 << 22 else 3 * REPEATS if size > 1 << 18 else 6 * REPEATS):
-            dist.barrier(group=group)
+            after(buffer)  # the ranks do not meet here either: one that comes late is waited for, as in a job
             begin = perf_counter()
             run()
             found.append((perf_counter() - begin) / (2 if kind == "send_recv" else 1))
@@ -240,20 +242,20 @@ def _group(ranks: int) -> ProcessGroup:
     return found
 
 
-def _talk(kind: str, group: ProcessGroup, size: int) -> Callable[[], object]:
-    """One collective on a buffer of `size` bytes, or a message there and one back."""
+def _talk(kind: str, group: ProcessGroup, size: int) -> tuple[Tensor, Callable[[], object]]:
+    """(what is sent, one collective on a buffer of `size` bytes or a message there and one back)."""
     ranks, me = dist.get_world_size(group), dist.get_rank(group)
     whole = torch.full((max(ranks, size // 4),), 0.5)
     part = torch.full((whole.numel() // ranks,), 0.5)
     whole = whole[: part.numel() * ranks]
     if kind == "all_reduce":
-        return lambda: all_reduce(whole, group)
+        return whole, lambda: all_reduce(whole, group)
     if kind == "all_gather":
-        return lambda: all_gather(whole, part, group)
+        return part, lambda: all_gather(whole, part, group)
     if kind == "reduce_scatter":
-        return lambda: reduce_scatter(part, whole, group)
+        return whole, lambda: reduce_scatter(part, whole, group)
     if me > 1:
-        return lambda: None
+        return whole, lambda: None
     other = dist.get_global_rank(group, 1 - me)
 
     def there_and_back() -> None:
@@ -263,7 +265,7 @@ def _talk(kind: str, group: ProcessGroup, size: int) -> Callable[[], object]:
             else:
                 dist.recv(whole, other, group=group)
 
-    return there_and_back
+    return whole, there_and_back
 
 
 class _Progress:

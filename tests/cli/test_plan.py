@@ -44,7 +44,7 @@ def test_options_fix_and_forbid(capsys: pytest.CaptureFixture[str]) -> None:
     ("more", "said"),
     [
         (["--memory", "1GiB"], "no plan of llama-tiny on 1x2xa100-sxm-80gb fits in 1.00 GiB"),
-        (["--tp", "4"], "no plan has 2 ranks with tp = 4"),
+        (["--tp", "4"], "tp=4 is 4 ranks, but 1x2xa100-sxm-80gb has 2"),
         (["--forbid", "pq>1"], "did you mean"),
         (["--forbid", "tp"], "has no comparison"),
         (["--forbid", "schedule>gpipe"], "has no order"),

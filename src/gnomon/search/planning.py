@@ -15,9 +15,9 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Precision, Stack, Workload
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.requests import SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.solve import Found, Result, solve
 from gnomon.search.space import Limit, make_space, parse_limit
-from gnomon.units import show_bytes
 
 
 def plan(
@@ -43,13 +43,26 @@ def plan(
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
     base = base or Plan(precision=default_precision(machines))
+    check_request(graph, machines, workload, base, fixed or {}, machines.num_devices)
     space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack)
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
     found = solve(graph, machines, workload, space, stack, goal, top=top, told=progress)
-    if not found.best:
-        raise PlanError(_nothing(found))
-    return found
+    if found.best:
+        return found
+    if not found.counts.priced and not found.counts.too_large:
+        raise PlanError(explain_illegal(found))
+
+    def again(other: Cluster, limit_bytes: int | None) -> Result | None:
+        held = {**(SPARING if limit_bytes is None else {}), **(fixed or {})}
+        try:
+            wider = make_space(graph, other, workload, base=base, fixed=held, limits=limits, stack=stack)
+        except PlanError:
+            return None
+        limit = goal if limit_bytes is None else Goal(memory_bytes=limit_bytes)
+        return solve(graph, other, workload, wider, stack, limit, top=1)
+
+    raise PlanError(explain_too_large(found, again))
 
 
 def default_precision(cluster: Cluster) -> Precision:
@@ -58,25 +71,6 @@ def default_precision(cluster: Cluster) -> Precision:
     if all(device.dense_peak.bf16 is not None for device in kinds):
         return Precision()
     return Precision(param="fp32", compute="fp32", master="none")
-
-
-def _nothing(found: Result) -> str:
-    """Why there is no plan."""
-    counts = found.counts
-    if not counts.priced and not counts.too_large:
-        rules = ", ".join(f"{name} ({points:,})" for name, points in list(found.why_illegal.items())[:3])
-        return (
-            f"none of the {counts.space:,} plans can run on {found.cluster.name}: they break the rules {rules}; change "
-            f"the global batch ({found.workload.batch_size}) or fix fewer fields"
-        )
-    limit = show_bytes(found.limit_bytes)
-    if not found.near:
-        return f"no plan of {found.graph.name} on {found.cluster.name} fits in {limit} a device; use more devices"
-    least = min(found.near, key=lambda each: each.prediction.tightest.peak_bytes)
-    return (
-        f"no plan of {found.graph.name} on {found.cluster.name} fits in {limit} a device; the nearest needs "
-        f"{show_bytes(least.prediction.tightest.peak_bytes)}; use more devices or allow more memory"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

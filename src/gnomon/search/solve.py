@@ -111,6 +111,8 @@ class Result:
     """What a device's peak may be."""
     near: tuple[Found, ...] = ()
     """Plans that are faster than the best and do not fit, the fastest first."""
+    least_bytes: int | None = None
+    """Bytes that every plan holds on some rank at least; None where no bound was asked."""
     why_illegal: dict[str, int] = field(default_factory=dict)
     """Name of a rule -> points that break it."""
 
@@ -187,6 +189,7 @@ class Search:
         self.workspace = min(workspace_bytes(device, self.job.stack) for device in self.job.devices)
         self.best: list[Found] = []
         self.near: list[Found] = []
+        self.least = float("inf")
         self.why: dict[str, int] = {}
         self.heap: list[tuple[float, int, _Item]] = []
         self._serial = counter()
@@ -231,6 +234,7 @@ class Search:
             counts=self.counts,
             limit_bytes=self.limit,
             near=tuple(self.near),
+            least_bytes=int(self.least) if self.least < float("inf") else None,
             why_illegal=dict(sorted(self.why.items(), key=lambda item: -item[1])),
         )
 
@@ -249,12 +253,12 @@ class Search:
 
     def _key(self, family: Family) -> tuple[object, ...]:
         layout = family.layout
-        return family.tp, family.cp, family.ep, family.dp, layout.sequence_parallel, layout.keep_gathered
+        return family.tp, family.cp, family.ep, family.dp, family.pp > 1, layout.sequence_parallel, layout.keep_gathered
 
     def _sharded(self, family: Family) -> tuple[tuple[_Sharded, ...], int]:
         """((dp_replicate, dp_shard, ZeRO stage, overlap) of points that stand for themselves and may run, number of
-        those that cannot: experts that do not divide, ZeRO 3 that waits with its reductions). The same in every block
-        of a family."""
+        those that cannot: experts that do not divide, ZeRO 3 that waits with its reductions, what
+        the stack has not). The same in every block of a family."""
         key, layout = self._key(family), family.layout
         if key not in self._choices:
             kept, illegal = [], 0
@@ -270,6 +274,8 @@ class Search:
                         )  # fmt: skip
                         if zero == 3 and not overlap and shards * family.cp > 1:
                             illegal += 1  # full sharding reduces layer by layer
+                        elif not self.space.runs(family.pp, zero) and self.space.canonical(point) == point:
+                            illegal += 1
                         elif self.space.canonical(point) == point:
                             kept.append((replicas, shards, zero, overlap))
             self._choices[key] = tuple(kept), illegal
@@ -362,7 +368,9 @@ class Search:
         for replicas, shards, zero in dict.fromkeys(each[:3] for each in self._sharded(family)[0]):
             sharding = self._sharding(family, replicas, shards, zero)
             static = pipeline.on_rank @ self._static(sharding, pipeline)
-            out |= (static[:, None] + held).max(axis=0) <= self._room(sharding)
+            least = (static[:, None] + held).max(axis=0)
+            self.least = min(self.least, float(least.min()))
+            out |= least <= self._room(sharding)
         return out
 
     def _open(self, block: _Block) -> None:

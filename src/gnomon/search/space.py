@@ -68,6 +68,8 @@ class Limit:
     """`>`, `<`, `>=`, `<=`, `=` or `!=`."""
     value: int | str
     """What it is compared with."""
+    why: str = ""
+    """Who forbids it, where it is not the user."""
 
     def forbids(self, value: object) -> bool:
         """Whether a value of the field meets the condition."""
@@ -134,6 +136,13 @@ class Space:
     zero: tuple[int, ...]
     overlap: tuple[bool, ...]
     """Gradients and parameters travel beside computing, or not."""
+    tied_whole: bool = False
+    """The model has tied weights, and what runs it does not divide those that several stages hold: no ZeRO in a
+    pipeline, and no ZeRO 3, whose stages are layers."""
+
+    def runs(self, pp: int, zero: int) -> bool:
+        """Whether the stack runs a ZeRO stage over several ranks with so many pipeline ranks."""
+        return not (self.tied_whole and zero and (pp > 1 or zero == 3))
 
     def plan(self, point: Point) -> Plan:
         """The point's Plan."""
@@ -279,8 +288,7 @@ def make_space(
     """
     base = base or Plan()
     count = cluster.num_devices if devices is None else devices
-    layers = graph.layers()
-    num_layers = sum(1 for layer in layers if layer.call.first is not None) or len(layers)
+    num_layers = count_layers(graph)
     experts = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
     ranks = divisors(count)
     longest = max(workload.sequence_lengths(), default=1)
@@ -302,29 +310,49 @@ def make_space(
         "zero": (0, 1, 2, 3),
         "overlap": (True, False),
     }
-    for name, value in (fixed or {}).items():
-        choices[name] = (value,)
-        if name == "virtual_stages" and value == 1:
-            known = choices["schedule"]
-            choices["schedule"] = tuple(s for s in known if s not in LOOPED_SCHEDULES and s not in V_SCHEDULES) or known
-    every = [*limits, *(stack_limits(stack) if stack is not None else ())]
+    choices |= {name: (value,) for name, value in (fixed or {}).items()}
+    if "virtual_stages" in (fixed or {}):
+        virtual = choices["virtual_stages"][0]
+        choices["schedule"] = tuple(s for s in choices["schedule"] if _takes(str(s), virtual)) or choices["schedule"]
+    every = [*limits, *(stack_limits(stack, graph, ranks) if stack is not None else ())]
     for limit in every:
         choices[limit.field] = tuple(value for value in choices[limit.field] if not limit.forbids(value))
     for name, left in choices.items():
         if not left:
-            asked = [f"{limit.field}{limit.op}{limit.value}" for limit in every if limit.field == name]
-            raise PlanError(f"no choice of {name} is left: forbidden are {', '.join(asked)}; drop one of them")
+            raise PlanError(_none_left(name, every, fixed or {}))
     found = Space(
         base=base,
         devices=count,
         global_batch=workload.batch_size,
         num_layers=num_layers,
         experts=bool(experts),
+        tied_whole=stack is not None and stack.name == "gnomon" and has_tied(graph),
         **choices,  # type: ignore[arg-type]
     )
     if not found.size:
         raise PlanError(_no_axes(choices, count))
     return found
+
+
+def count_layers(graph: Graph) -> int:
+    """Layers that a pipeline divides: those of repeated calls."""
+    layers = graph.layers()
+    return sum(1 for layer in layers if layer.call.first is not None) or len(layers)
+
+
+def _takes(schedule: str, virtual: object) -> bool:
+    """Whether a schedule can have so many stages on a rank."""
+    if schedule in V_SCHEDULES:
+        return virtual == 2
+    return (virtual != 1) == (schedule in LOOPED_SCHEDULES)
+
+
+def _none_left(name: str, limits: Iterable[Limit], fixed: Mapping[str, object]) -> str:
+    """Which limits leave a field without a choice, and whose they are."""
+    of_field = [limit for limit in limits if limit.field == name]
+    asked = [f"{each.field}{each.op}{each.value}{f' ({each.why})' if each.why else ''}" for each in of_field[:6]]
+    wanted = f" ({name} = {fixed[name]} is asked for)" if name in fixed else ""
+    return f"no choice of {name} is left{wanted}: forbidden are {', '.join(asked)}; drop one of them"
 
 
 def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
@@ -337,12 +365,43 @@ def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
     )
 
 
-def stack_limits(stack: Stack) -> tuple[Limit, ...]:
-    """What a program does not run, as limits. Gnomon's own runtime refuses context and expert parallelism (docs/
-    runtime.md); other stacks are limited by the schedules that their records name."""
+def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple[Limit, ...]:
+    """What a program does not run, as limits. Gnomon's own runtime refuses some axes and tied weights in some places
+    (docs/runtime.md); other stacks are limited by the schedules that their records name. ranks: numbers of
+    tensor-parallel ranks that are open."""
     found = []
     if stack.name == "gnomon":
-        found += [Limit(field=axis, op=">", value=1) for axis in ("cp", "ep")]
+        found += _own_limits(graph, ranks)
     if stack.schedules:
-        found += [Limit(field="schedule", op="=", value=name) for name in SCHEDULES if name not in stack.schedules]
+        why = f"stack {stack.name} has it not"
+        names = [name for name in SCHEDULES if name not in stack.schedules]
+        found += [Limit(field="schedule", op="=", value=name, why=why) for name in names]
     return tuple(found)
+
+
+def _own_limits(graph: Graph, ranks: Iterable[int]) -> list[Limit]:
+    """Of `gnomon.runtime`: no context or expert parallelism, no padding of what tp does not divide, no tied weights
+    within a V. (Tied weights under ZeRO depend on several fields: `Space.tied_whole`.)"""
+    why = "gnomon's runtime does not run it"
+    found = [Limit(field=axis, op=">", value=1, why=why) for axis in ("cp", "ep")]
+    vocab = {
+        dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "vocab" and dim.size
+    }
+    found += [
+        Limit(field="tp", op="=", value=tp, why=f"{why}: it does not pad the vocabulary")
+        for tp in ranks
+        if any(size % tp for size in vocab)
+    ]
+    if has_tied(graph):
+        found += [Limit(field="schedule", op="=", value=n, why=f"{why} with tied weights") for n in V_SCHEDULES]
+    return found
+
+
+def has_tied(graph: Graph) -> bool:
+    """Whether a parameter belongs to more than one layer."""
+    names = [
+        name
+        for layer in graph.layers()
+        for name in {layer.call.parameter_name(t.name, layer.index) for t in graph.block(layer.call.block).parameters}
+    ]
+    return len(set(names)) < len(names)

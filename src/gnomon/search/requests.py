@@ -1,0 +1,191 @@
+"""Requests that no plan can meet: found before a search, or explained after one, with what would be possible.
+
+`check_request` raises PlanError for fields that contradict the model, the machines or each other. `explain_illegal` and
+`explain_too_large` say why a search found nothing. Leaves out wishes that a search can weigh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
+from math import ceil
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Mesh, Plan, Schedule, Workload
+from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES, problems
+from gnomon.search.solve import Found, Result
+from gnomon.search.space import count_layers
+from gnomon.units import show_bytes
+
+AXES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
+"""Fields whose product is the number of devices."""
+
+OPEN = ("experts_need_sequence_parallel", "batch", "virtual_stages", "v_placement", "interleaved", "world_size")
+"""Problems that a field which is left open can still avoid, or that are looked at here."""
+
+SAMPLED = 64
+"""Points looked at for the one that is nearest to running."""
+
+MOST_NODES = 64
+"""How many times more nodes are tried, doubling, for a model that is too large."""
+
+Again = Callable[[Cluster, int | None], Result | None]
+"""The same search with another limit in bytes; without one, on other machines, among plans that spare memory
+(`SPARING`). None if the request has no plans there."""
+
+SPARING: Mapping[str, object] = {"recompute": "full", "micro_batch_size": 1, "schedule": "one_f_one_b", "overlap": True}
+"""What is fixed to find, soon, machines that are large enough, unless the request says otherwise."""
+
+
+def check_request(
+    graph: Graph, cluster: Cluster, workload: Workload, base: Plan, fixed: Mapping[str, object], devices: int
+) -> None:
+    """PlanError for what is fixed and cannot be, with the nearest value that can. devices: ranks of every plan."""
+    _precision(cluster, base)
+    sizes = {name: value for name, value in fixed.items() if isinstance(value, int)}
+    _pipeline(graph, sizes, fixed.get("schedule"))
+    ep = sizes.get("ep", 1)
+    mesh = Mesh(tp=sizes.get("tp", 1), cp=sizes.get("cp", 1), ep=ep, dp_shard=ep)
+    plan = Plan(mesh=mesh, precision=base.precision, schedule=Schedule(micro_batch_size=1))
+    one = Workload(global_batch_size=1, seq_len=max(workload.sequence_lengths(), default=1))
+    for problem in problems(plan, graph, None, one):
+        if problem.severity == "error" and problem.name not in OPEN:
+            raise PlanError(problem.message)
+    _axes(cluster, sizes, devices)
+    _batch(workload, sizes, devices)
+
+
+def _precision(cluster: Cluster, base: Plan) -> None:
+    if base.precision.fp8 is None:
+        return
+    lacking = sorted({g.node.device.name for g in cluster.groups if g.node.device.dense_peak.fp8 is None})
+    if lacking:
+        raise PlanError(f"precision fp8 is asked for, and {', '.join(lacking)} has none; use bf16, or devices with fp8")
+
+
+def _pipeline(graph: Graph, sizes: Mapping[str, int], schedule: object) -> None:
+    layers, virtual = count_layers(graph), sizes.get("virtual_stages", 1)
+    pp = sizes.get("pp", 2 if virtual > 1 else 1)
+    if pp > layers:
+        raise PlanError(f"pp = {pp} is more than the {layers} layers of {graph.name}; use pp = {layers} or less")
+    if virtual > 1 and pp == 1:
+        raise PlanError(f"virtual_stages = {virtual} with pp = 1: one rank has no pipeline; use pp = 2 or more")
+    if pp * virtual > layers:
+        least = f"the nearest is virtual_stages = {layers // pp}" if layers >= pp else f"{graph.name} has too few"
+        raise PlanError(
+            f"virtual_stages = {virtual} on pp = {pp} ranks are {pp * virtual} stages, and {graph.name} has {layers} "
+            f"layers; {least}"
+        )
+    if "virtual_stages" in sizes and isinstance(schedule, str):
+        fits = virtual == 2 if schedule in V_SCHEDULES else (virtual > 1) == (schedule in LOOPED_SCHEDULES)
+        if not fits:
+            takes = "2" if schedule in V_SCHEDULES else "2 or more" if schedule in LOOPED_SCHEDULES else "1"
+            raise PlanError(
+                f"schedule {schedule} takes {takes} virtual stages on a rank, not {virtual}; leave one open"
+            )
+
+
+def _axes(cluster: Cluster, sizes: Mapping[str, int], devices: int) -> None:
+    asked = {name: sizes[name] for name in AXES if name in sizes}
+    product = 1
+    for size in asked.values():
+        product *= size
+    words = " x ".join(f"{name}={size}" for name, size in asked.items())
+    if devices % product == 0 and (product == devices or len(asked) < len(AXES)):
+        return
+    lower = max(d for d in range(1, devices + 1) if devices % d == 0 and d <= product)
+    if product > devices:
+        what = f"but {cluster.name} has {devices}; use axes whose product is at most {devices}, or {product} devices"
+    elif devices % product:
+        more = -(-devices // product) * product
+        what = (
+            f"which does not divide the {devices} of {cluster.name}; the nearest product that does is {lower}, the "
+            f"nearest number of devices {more}"
+        )
+    else:
+        what = f"and {cluster.name} has {devices}; leave dp_shard open, or use {product} devices"
+    raise PlanError(f"{words} is {product} ranks, {what}")
+
+
+def _batch(workload: Workload, sizes: Mapping[str, int], devices: int) -> None:
+    """Whether the batch divides, where the number of data-parallel ranks is settled."""
+    if all(name in sizes for name in ("dp_replicate", "dp_shard")):
+        ranks, how = sizes["dp_replicate"] * sizes["dp_shard"], "dp_replicate x dp_shard"
+    elif all(name in sizes for name in ("tp", "cp", "pp")):
+        ranks, how = devices // (sizes["tp"] * sizes["cp"] * sizes["pp"]), "devices / (tp x cp x pp)"
+    else:
+        ranks, how = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1), "dp_replicate x dp_shard at least"
+    each = ranks * sizes.get("micro_batch_size", 1)
+    batch = workload.batch_size
+    if batch % each:
+        size = f" of micro_batch_size {sizes['micro_batch_size']}" if "micro_batch_size" in sizes else ""
+        raise PlanError(
+            f"a global batch of {batch} sequences does not divide over {ranks} ({how}){size}; the nearest legal global "
+            f"batch is {max(1, round(batch / each)) * each}"
+        )
+
+
+def explain_illegal(found: Result) -> str:
+    """Why none of a space's points can run: what the one with the fewest problems breaks."""
+    space = found.space
+    least: tuple[str, ...] | None = None
+    for point in islice(space.points(), 0, None, max(1, space.size // SAMPLED)):
+        wrong = problems(space.plan(point), found.graph, found.cluster, found.workload)
+        errors = tuple(problem.message for problem in wrong if problem.severity == "error")
+        if errors and (least is None or len(errors) < len(least)):
+            least = errors
+    rules = ", ".join(f"{name} ({points:,})" for name, points in list(found.why_illegal.items())[:3])
+    nearest = f"; the nearest: {'; '.join(least)}" if least else "; fix fewer fields"
+    return f"none of the {found.counts.space:,} plans can run on {found.cluster.name}: they break {rules}{nearest}"
+
+
+def explain_too_large(found: Result, again: Again) -> str:
+    """Why nothing fits: the least that is needed, and the nearest plan, limit or number of nodes that would do."""
+    limit = show_bytes(found.limit_bytes)
+    said = f"no plan of {found.graph.name} on {found.cluster.name} fits in {limit} a device"
+    if found.least_bytes is not None:
+        said += f": every one holds {show_bytes(found.least_bytes)} or more on some rank"
+    device = min(group.node.device.memory_bytes for group in found.cluster.groups)
+    if nearest := least_memory(found, again, device):
+        need = ceil(nearest.prediction.tightest.peak_bytes / 2**20)
+        return f"{said}; a plan that does takes {need:,} MiB ({_words(nearest)}): --memory {need}MiB"
+    if more := _more_nodes(found, again):
+        best = more.best[0]
+        return (
+            f"{said}; a plan that spares memory fits on {more.cluster.num_devices} devices ({_words(best)}, "
+            f"{show_bytes(best.prediction.tightest.peak_bytes)} each)"
+        )
+    return f"{said}; use more devices, or devices with more memory"
+
+
+def least_memory(found: Result, again: Again, most_bytes: int) -> Found | None:
+    """A plan that takes little memory, up to `most_bytes` a device: the limit is raised in steps of a tenth from what
+    every plan holds at least, so the least of all is at most a tenth below."""
+    limit = max(found.limit_bytes, found.least_bytes or 0, 1)
+    while limit < most_bytes:
+        limit = min(most_bytes, limit + max(limit // 10, 1))
+        other = again(found.cluster, limit)
+        if other is not None and other.best:
+            return min(other.best, key=lambda each: each.prediction.tightest.peak_bytes)
+    return None
+
+
+def _more_nodes(found: Result, again: Again) -> Result | None:
+    """The search on twice the nodes, four times …, until something fits."""
+    times = 2
+    while times <= MOST_NODES:
+        groups = tuple(replace(group, count=group.count * times) for group in found.cluster.groups)
+        other = again(replace(found.cluster, name=f"{times} x {found.cluster.name}", groups=groups), None)
+        if other is not None and other.best:
+            return other
+        times *= 2
+    return None
+
+
+def _words(found: Found) -> str:
+    plan = found.plan
+    again = "" if plan.saved.preset == "none" else f", recompute {plan.saved.preset}"
+    return f"{plan.mesh.describe()}, ZeRO {plan.optimizer.zero}, microbatches of {found.point.micro_batch_size}{again}"

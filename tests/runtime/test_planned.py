@@ -1,0 +1,61 @@
+"""What a search plans for the runtime's stack, the runtime runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from runtime.parity import FP32  # noqa: E402
+
+import gnomon  # noqa: E402
+from gnomon.hardware import local_cluster  # noqa: E402
+from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
+from gnomon.models.presets import LLAMAS  # noqa: E402
+from gnomon.plans import Plan, Workload  # noqa: E402
+from gnomon.plans.stacks import stack  # noqa: E402
+from gnomon.runtime import Executor  # noqa: E402
+from gnomon.runtime.launch import launch  # noqa: E402
+from gnomon.search import make_space, solve  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+WORKLOAD = Workload(global_batch_size=4, seq_len=16)
+CLUSTER = local_cluster(2)
+BASE = Plan(precision=FP32)
+
+
+def losses(given: tuple[tuple[LlamaConfig, Plan], ...]) -> list[float]:
+    """Of one step of each plan, on this rank."""
+    found = []
+    for config, plan in given:
+        executor = Executor(config, plan, WORKLOAD)
+        ids = torch.randint(config.vocab_size, (4, 17), generator=torch.Generator().manual_seed(0))
+        found.append(executor.total_loss(executor.step(ids)))
+    return found
+
+
+def planned() -> tuple[tuple[LlamaConfig, Plan], ...]:
+    """The three best plans of llama-tiny, of it with tied weights, and some plan of every kind that is left open."""
+    config = LLAMAS["llama-tiny"]()
+    tied = replace(config, tied=True)
+    out = []
+    for each in (config, tied):
+        best = gnomon.plan(llama(each), CLUSTER, WORKLOAD, stack("gnomon"), base=BASE, top=3).best
+        assert len(best) == 3
+        out += [(each, found.plan) for found in best]
+    for each in (config, tied):
+        for fixed in ({"tp": 2}, {"pp": 2}, {"dp_shard": 2, "zero": 1}, {"dp_replicate": 2}):
+            space = make_space(llama(each), CLUSTER, WORKLOAD, base=BASE, fixed=fixed, stack=stack("gnomon"))
+            out += [(each, f.plan) for f in solve(llama(each), CLUSTER, WORKLOAD, space, stack("gnomon"), top=1).best]
+    return tuple(out)
+
+
+def test_the_best_plans_run_and_give_the_same_loss() -> None:
+    given = planned()
+    found = launch(losses, 2, given)
+    for config in {config for config, _ in given}:
+        of_model = [loss for (each, _), loss in zip(given, found[0], strict=True) if each == config]
+        assert all(loss == pytest.approx(of_model[0], rel=1e-5) for loss in of_model), of_model

@@ -1,0 +1,77 @@
+"""Requests that no plan can meet: each has one answer, with the nearest that is possible."""
+
+from __future__ import annotations
+
+import pytest
+
+import gnomon
+from gnomon.errors import PlanError
+from gnomon.plans import Fp8, Goal, Plan, Precision, Workload
+from gnomon.plans.stacks import stack
+
+EIGHT = "1x8xa100-sxm-80gb"
+TWO = "1x2xa100-sxm-80gb"
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "batch", "seq_len", "fixed", "said"),
+    [
+        ("llama-3.1-8b", EIGHT, 16, 4096, {"tp": 3}, r"tp = 3 does not divide heads = 32; the nearest legal tp is 2"),
+        ("llama-3.1-8b", EIGHT, 16, 4096, {"tp": 8, "pp": 4}, r"tp=8 x pp=4 is 32 ranks, but .* has 8.*or 32 devices"),
+        ("llama-tiny", EIGHT, 8, 64, {"dp_shard": 3}, r"3 ranks, which does not divide the 8 .*that does is 2"),
+        ("llama-tiny", EIGHT, 7, 64, {"dp_shard": 8}, r"batch of 7 .* over 8 .*nearest legal global batch is 8"),
+        ("llama-tiny", EIGHT, 8, 64, {"ep": 2}, r"ep x etp = 2, but .* has no experts; use ep = 1"),
+        ("llama-tiny", EIGHT, 8, 4, {"cp": 8}, r"seq_len = 4 does not divide into .* 16 parts; .* length is 16"),
+        ("llama-tiny", EIGHT, 8, 64, {"pp": 8}, r"pp = 8 is more than the 4 layers of llama-tiny; use pp = 4"),
+        ("llama-tiny", EIGHT, 8, 64, {"pp": 2, "virtual_stages": 64}, r"128 stages.*nearest is virtual_stages = 2"),
+        ("llama-tiny", TWO, 8, 64, {"virtual_stages": 2, "schedule": "gpipe"}, r"gpipe takes 1 virtual stages.*not 2"),
+        ("gpt2-xl", EIGHT, 8, 4096, {}, r"learned positions for 1024; the longest legal seq_len is 1024"),
+        ("llama-tiny", TWO, 1, 64, {"pp": 2, "schedule": "dualpipe_v"}, r"nearest: .* needs at least 2 x 2 = 4"),
+    ],
+)
+def test_contradictions(model: str, on: str, batch: int, seq_len: int, fixed: dict[str, object], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        gnomon.plan(model, on, Workload(global_batch_size=batch, seq_len=seq_len), fixed=fixed)
+
+
+SMALL = Workload(global_batch_size=4, seq_len=64)
+
+
+def test_everything_forbidden() -> None:
+    with pytest.raises(PlanError, match=r"no choice of zero is left: forbidden are zero>=0"):
+        gnomon.plan("llama-tiny", TWO, SMALL, forbid=["zero>=0"])
+
+
+def test_what_the_stack_lacks() -> None:
+    with pytest.raises(PlanError, match=r"cp = 2 is asked for.*gnomon's runtime does not run it"):
+        gnomon.plan("llama-tiny", TWO, SMALL, stack("gnomon"), fixed={"cp": 2})
+
+
+def test_fp8_where_there_is_none() -> None:
+    with pytest.raises(PlanError, match=r"a100-sxm-80gb has none; use bf16, or devices with fp8"):
+        gnomon.plan("llama-tiny", TWO, SMALL, base=Plan(precision=Precision(fp8=Fp8(recipe="tensorwise"))))
+
+
+def test_a_limit_below_the_parameters_names_one_that_does() -> None:
+    with pytest.raises(PlanError, match=r"every one holds [0-9.]+ GiB or more .*: --memory [0-9]+MiB") as caught:
+        gnomon.plan("llama-3.1-8b", "1x4xa100-sxm-80gb", SMALL, goal=Goal(memory_bytes=2**30))
+    enough = int(str(caught.value).rpartition("--memory ")[2].removesuffix("MiB"))
+    found = gnomon.plan("llama-3.1-8b", "1x4xa100-sxm-80gb", SMALL, goal=Goal(memory_bytes=enough * 2**20), top=1)
+    assert found.best[0].prediction.tightest.peak_bytes <= enough * 2**20
+
+
+def test_a_model_larger_than_all_memory_names_machines_that_hold_it() -> None:
+    work = Workload(global_batch_size=16, seq_len=512)
+    with pytest.raises(PlanError, match=r"every one holds .* fits on ([0-9]+) devices"):
+        gnomon.plan(
+            "llama-3.1-8b", "1x1xv100-sxm-32gb", work, base=Plan(precision=Precision(param="fp16", compute="fp16"))
+        )
+
+
+def test_a_number_of_virtual_stages_is_kept() -> None:
+    """Two of them leave V and looped schedules, three only looped ones."""
+    work = Workload(global_batch_size=8, seq_len=64)
+    for virtual, names in ((1, {"one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2"}), (2, None)):
+        found = gnomon.plan("llama-tiny", TWO, work, fixed={"pp": 2, "virtual_stages": virtual})
+        assert {each.plan.schedule.virtual_stages for each in found.best} == {virtual}
+        assert names is None or {each.plan.schedule.name for each in found.best} <= names

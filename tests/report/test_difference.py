@@ -103,6 +103,11 @@ def test_timelines_of_different_plans_are_refused() -> None:
         compare(PREDICTED, steady)
 
 
+def test_an_action_that_is_priced_at_nothing_is_of_the_same_plan() -> None:
+    found = compare(run(1, 2, 0), run(1, 2, 0.5))
+    assert found.largest is not None and (found.largest.action, found.largest.predicted_s) == ("OPT", 0.0)
+
+
 def test_memory_is_compared_by_class() -> None:
     def held(timeline: Timeline, activations: float) -> Timeline:
         memory = Memory.of(

@@ -136,9 +136,9 @@ def compare(one: Timeline, two: Timeline, names: tuple[str, str] = ("first", "se
 
 
 def _actions(timeline: Timeline) -> dict[tuple[str, str], int]:
-    """(worker, kind) -> number of spans, of computing that takes time."""
+    """(worker, kind) -> number of spans of computing. What is priced at nothing (RESHARD) still takes time when run."""
     s = timeline.spans
-    chosen = np.flatnonzero((s.role == ROLES.index("compute")) & (s.path < 0) & (s.duration_s > 0))
+    chosen = np.flatnonzero((s.role == ROLES.index("compute")) & (s.path < 0))
     counts: dict[tuple[str, str], int] = {}
     for worker, kind in zip(s.worker[chosen].tolist(), s.kind[chosen].tolist(), strict=True):
         key = (timeline.workers[worker].name, timeline.kinds[kind])

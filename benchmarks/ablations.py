@@ -1,0 +1,107 @@
+"""What each term of a prediction is worth: the error of families without it, the numbers of their stack fitted again.
+
+    python benchmarks/ablations.py published_runs.csv [--each 16]
+
+A term is taken out of the prices of every case, the stack's numbers are found again (`fit_stacks`), and the median and
+mean absolute error of each family are printed. Leaves out terms that belong to a run's plan (stages, microbatches).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from fit_stacks import JOBS, Fits, usable
+from stack_fit import Case, cases, spread_evenly
+
+from gnomon.formats.published import read_runs
+from gnomon.prediction.layer import Phase
+from gnomon.prediction.step import Pricing
+from gnomon.prices.fitted import fitted
+from gnomon.program import Key
+
+FAMILIES = ("vtrain-micro24", "bloom-prequel", "nanotron-ultrascale", "mosaic-llmfoundry")
+TERMS = ("host", "attention", "collectives in layers", "recompute", "head", "data-parallel")
+
+
+class Without(Fits):
+    """Some runs of some families, whose prices lack a term."""
+
+    def __init__(self, found: dict[str, list[Case]]) -> None:
+        self.all, self.best = found, {}
+
+
+def take_out(term: str) -> Callable[[], None]:
+    """Prices without the term, until the function that is returned is called."""
+    phase, host, seconds = Pricing.phase, Pricing._host_s, Pricing._seconds
+
+    def lacking(self: Pricing, name: str, block: int) -> Phase:
+        total = Phase()
+        for layer, times in self._layers(block)[1]:
+            found = getattr(layer, name) * times
+            is_head = layer.sharded.block.name == "head"
+            if (term == "recompute" and name == "recompute") or (term == "head" and is_head):
+                continue
+            total = total + Phase(
+                compute_s=found.compute_s - (found.attention_s if term == "attention" else 0.0),
+                attention_s=0.0 if term == "attention" else found.attention_s,
+                comm_s={} if term == "collectives in layers" else found.comm_s,
+                kernels=found.kernels,
+                collectives=found.collectives,
+                flops=found.flops,
+            )
+        return total
+
+    def unlaunched(self: Pricing, *given: object) -> float:
+        return 0.0 if term == "host" else host(self, *given)  # type: ignore[arg-type]
+
+    def unreduced(self: Pricing, key: Key) -> float:
+        return 0.0 if term == "data-parallel" and key.kind in ("AR", "REDUCE_GRAD", "UNSHARD") else seconds(self, key)
+
+    Pricing.phase, Pricing._host_s, Pricing._seconds = lacking, unlaunched, unreduced  # type: ignore[method-assign]
+
+    def put_back() -> None:
+        Pricing.phase, Pricing._host_s, Pricing._seconds = phase, host, seconds  # type: ignore[method-assign]
+
+    return put_back
+
+
+def errors(found: dict[str, list[Case]]) -> dict[str, str]:
+    """Family -> median / mean error, its stack fitted to these cases."""
+    out = {}
+    for job in JOBS:
+        mine = [family for family in job.families if family in found]
+        if not mine:
+            continue
+        numbers = Without(found).job(job, lambda case: True, fitted())
+        for family in mine:
+            off = np.abs(np.expm1([case.log_error(numbers) for case in found[family]]))
+            out[family] = f"{np.median(off):.1%} / {off.mean():.1%}"
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--each", type=int, default=16, help="runs of a family")
+    options = parser.parse_args()
+    good = [run for run in read_runs(options.table)[0] if usable(run)]
+    found = {f: cases(spread_evenly([r for r in good if r.family == f], options.each)) for f in FAMILIES}
+    print("| without | " + " | ".join(FAMILIES) + " |\n|---|" + "---|" * len(FAMILIES))
+    for term in ("", *TERMS):
+        put_back = take_out(term)
+        for case in (case for given in found.values() for case in given):
+            case.memo.clear()
+            pricing = case.made.pricing
+            pricing._phases.clear()
+            pricing._extras.clear()
+            pricing._memo.clear()
+        shown = errors(found)
+        put_back()
+        print(f"| {term or '(nothing)'} | " + " | ".join(shown.get(f, "") for f in FAMILIES) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ import gnomon.prices
 from gnomon import schema
 from gnomon.formats.published import Run, read_runs
 from gnomon.prices.curves import Provenance
-from gnomon.prices.fitted import ANY, MODEL_FOLDS, Fitted, Fold, Folds, fold_of
+from gnomon.prices.fitted import ANY, MANY_NODES, MODEL_FOLDS, Fitted, Fold, Folds, fold_of
 
 DATE = "2026-11-21"
 NEVER = ("korthikanti-2022", "narayanan-sc21")
@@ -86,11 +86,11 @@ JOBS = (
             ("host_peer_s", ""),
             ("compute", ""),
             ("exposed", ""),
-            ("host_unit_s", ""),
+            ("message_s", ""),
             ("link:efa-100", ""),
         ),
         sample=60,  # a tenth of its runs met trouble: fewer follow them
-        starts=(("host_peer_s", 2e-4), ("host_unit_s", 3e-4), ("link:efa-100", 2.5)),
+        starts=(("host_peer_s", 2e-4), ("message_s", 0.7), ("link:efa-100", 2.5)),
     ),
     Job(
         "llm-foundry",
@@ -116,7 +116,8 @@ def usable(run: Run) -> bool:
     """Whether a run may be fitted on."""
     if run.family in (*NEVER, *LEFT) or run.row.experts:
         return False
-    return run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
+    large = sum(group.count for group in run.cluster.groups) >= MANY_NODES  # all of them wait: `message_s`
+    return large or run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
 
 
 class Fits:

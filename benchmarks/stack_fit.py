@@ -32,6 +32,7 @@ SPREADS = {
     "host_collective_s": 1.0,
     "host_peer_s": 1.0,
     "host_unit_s": 1.0,
+    "message_s": 1.0,
     "compute": 0.12,
     "attention": 0.2,
     "exposed": 0.4,

@@ -23,13 +23,14 @@ from gnomon.prediction.layer import LayerPrice, Phase, parameter_elements
 from gnomon.prediction.stage import GROUPS, StagePrice
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.curves import curves_for
-from gnomon.prices.fitted import Fitted, fitted, rates
+from gnomon.prices.fitted import MANY_NODES, Fitted, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds, norm_seconds, optimizer_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.program import Key, Program
+from gnomon.schedules.tensor_sums import COPIES, TERMS
 from gnomon.sharding import ParameterCollective
 from gnomon.simulate import Durations
 from gnomon.units import quantise
@@ -54,6 +55,9 @@ TIED = "embedding"
 
 HOST_ADAM_S = 0.7e-9
 """Seconds a parameter of a vectorised Adam on all cores of a server: 8.2 s for 11.6 billion (DeepSpeed's figure)."""
+
+IN_UPDATE = frozenset((TERMS, COPIES))
+"""Price names of sums over tensor-parallel ranks right before the update, in whose price they are."""
 
 _WANTED = {
     "AR": ("all_reduce", ("after_backward",)),
@@ -168,6 +172,8 @@ class Pricing:
             return self._skip(self.blocks[stage][0], forward=kind == "SEND_SKIP")
         if key.name == TIED:
             return self._tied(self.blocks[stage][0])
+        if key.name in IN_UPDATE:
+            return 0.0
         if kind in ("AR", "REDUCE_GRAD", "UNSHARD"):
             return self._parameters(kind, stage)
         if kind == "OPT":
@@ -191,7 +197,7 @@ class Pricing:
             here = self.blocks[stage][0]
             other = here + (1 if kind == "SEND_F" else -1)
             return float(self.message_bytes((min(here, other), max(here, other)))), 0.0
-        if kind in _WANTED and key.name != TIED and ".." not in key.name:
+        if kind in _WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
             name, moments = _WANTED[kind]
             price, layers = self._layers(stage)
             of = [(c, n) for layer, n in layers for c in price.collectives(layer)]
@@ -344,7 +350,16 @@ class Pricing:
         if (source, target) not in self._wires:
             self._wires[source, target] = self._wire(source, target)
         seconds, link = self._wires[source, target]
-        return seconds if link is None else seconds * self._slower(link)
+        if link is None:
+            return seconds
+        waits = self.rates[source].message_s * self._many_nodes if link.nodes > 1 else 0.0
+        return seconds * self._slower(link) + waits
+
+    @property
+    def _many_nodes(self) -> float:
+        """How much of `message_s` a message waits, by the size of the job: from 0 to 1."""
+        nodes = sum(group.count for group in self.cluster.groups)
+        return min(max(2 * nodes / MANY_NODES - 1, 0.0), 1.0)
 
     def _wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
         """(price of a message, what it runs over); nothing where no two ranks are on different devices."""

@@ -71,3 +71,44 @@ def test_a_plan_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["explain", path, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["changes"] and all(each["step_s"] or each["why_not"] for each in found["changes"])
+
+
+FEW = [*SMALL, "--schedule", "one_f_one_b", "--recompute", "none"]
+
+
+def test_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main([*FEW, "--vary", "seq_len=64,1Ki", "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "seq_len=64" in out and "seq_len=1024" in out
+    html = page.read_text()
+    assert html.count("<rect") == 2 and "seq_len=1024" in html and "http" not in html and "<script" not in html
+    bare = [*FEW[:4], "--schedule", "one_f_one_b"]
+    assert main([*bare, "--seq-len", "64", "--vary", "global_batch=2,4", "--json"]) == 0
+    assert [case["label"] for case in json.loads(capsys.readouterr().out)["cases"]] == [
+        "global_batch=2",
+        "global_batch=4",
+    ]
+    assert main([*FEW, "--pareto", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = [case["step_s"] for case in found["cases"]]
+    assert found["schema"] == "gnomon.sweep/1" and steps == sorted(steps)
+    assert main([*FEW, "--max-step", "1s"]) == 0
+    assert "fewest devices for 1.00 s: 2, in whole nodes" in capsys.readouterr().out
+    assert main([*FEW, "--max-step", "1us"]) == 1
+    assert "no number of nodes up to 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--vary", "seqlen=1"], "did you mean"),
+        (["--vary", "seq_len="], "has no values"),
+        (["--pareto", "--longest", "64"], "ask one at a time"),
+        (["--pareto", "-o", "plan.toml"], "-o writes one plan"),
+        (["--html", "page.html"], "--html draws several cases"),
+    ],
+)
+def test_questions_that_do_not_go_together(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *more]) == 2
+    assert said in capsys.readouterr().err

@@ -21,7 +21,8 @@ examples:
   gnomon plan gpt3-175b --on 64x8xa100-sxm-80gb --global-batch 512 \\
       --seq-len 2048 --forbid 'pp>8' --memory 70GiB
 
-exit status: 0 a plan was found; 2 there is none, or the request is wrong."""
+exit status: 0 a plan was found; 1 no plan is as fast as --max-step; 2 there is
+none, or the request is wrong."""
 
 
 EXPLAIN_TEXT = """\
@@ -80,6 +81,14 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")
     limits.add_argument("--memory", metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it")
+    other = parser.add_argument_group("other questions (one at a time)")
+    other.add_argument(
+        "--vary", metavar="NAME=N,N", help="best plan at each seq_len, global_batch or nodes; 4Ki = 4096"
+    )
+    other.add_argument("--pareto", action="store_true", help="the front of time and memory")
+    other.add_argument("--longest", type=count, metavar="N", help="the longest sequence that fits, a multiple of N")
+    other.add_argument("--max-step", metavar="TIME", help="fewest nodes of CLUSTER whose step is no longer, as in 2s")
+    other.add_argument("--html", metavar="FILE", help="the cases as a page with a plot")
     add_run_options(parser)
 
 

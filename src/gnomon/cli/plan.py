@@ -11,6 +11,7 @@ from datetime import date
 from pkgutil import resolve_name
 from typing import Any
 
+from gnomon.cli.plan_goals import answer, is_asked
 from gnomon.cli.request import PRECISIONS, SEQ_LEN, has_sequences, read_model
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
@@ -20,7 +21,8 @@ from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
-from gnomon.search import Result, default_precision, plan
+from gnomon.search import Result, default_precision, parse_limit, plan
+from gnomon.search.goals import Question
 from gnomon.units import parse_bytes
 
 FIELDS = {
@@ -38,6 +40,12 @@ def run(options: argparse.Namespace) -> int:
     assumed: list[str] = []
     stack, base = _stack(options, machines, assumed), _base(options, machines, assumed)
     workload = _workload(options, graph, assumed)
+    fixed = {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
+    goal = Goal(memory_bytes=parse_bytes(options.memory)) if options.memory else Goal()
+    if is_asked(options):
+        limits = tuple(parse_limit(each) for each in options.forbid)
+        asked = Question(graph=graph, stack=stack, base=base, fixed=fixed, limits=limits, goal=goal)
+        return answer(options, asked, machines, workload, assumed)
     progress: list[Progress] = []
 
     def told(done: int, size: int) -> None:
@@ -45,8 +53,6 @@ def run(options: argparse.Namespace) -> int:
             progress.append(Progress("covered", size))
         progress[0].show(done)
 
-    fixed = {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
-    goal = Goal(memory_bytes=parse_bytes(options.memory)) if options.memory else Goal()
     found = plan(
         graph,
         machines,
@@ -92,15 +98,18 @@ def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) ->
 
 
 def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
-    if options.global_batch is None:
+    varied = (options.vary or "").partition("=")[0].strip().replace("-", "_")
+    batch = 1 if varied == "global_batch" else options.global_batch
+    if batch is None:
         raise InputError("no batch to plan for; give --global-batch N, the sequences of an optimizer step")
     seq_len = options.seq_len
     if seq_len is None and not has_sequences(graph):
         seq_len = 1
     elif seq_len is None:
         seq_len = SEQ_LEN
-        assumed.append(f"sequence length not given: {SEQ_LEN} tokens (--seq-len)")
-    return Workload(global_batch_size=options.global_batch, seq_len=seq_len)
+        if varied != "seq_len" and not options.longest:
+            assumed.append(f"sequence length not given: {SEQ_LEN} tokens (--seq-len)")
+    return Workload(global_batch_size=batch, seq_len=seq_len)
 
 
 def _file(options: argparse.Namespace, found: Result, assumed: list[str]) -> PlanFile:

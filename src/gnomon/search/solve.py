@@ -3,7 +3,7 @@
 `solve(graph, cluster, workload, …)` orders points by a bound on their time (`bounds`), the least first, drops those
 that cannot fit (`leaves.memory_bound`), and predicts the rest one by one until no bound is below the best that was
 found. The result is what predicting every point would have given, and says how many points went which way. Leaves out
-reasons (`reasons`) and goals other than a short step (`goals`).
+reasons (`reasons`) and other questions than the shortest step (`goals`).
 """
 
 from __future__ import annotations

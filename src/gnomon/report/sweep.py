@@ -1,0 +1,93 @@
+"""Cases of a sweep as a table, as values for JSON, and as a page with a plot in SVG that needs nothing else.
+
+Leaves out how the cases were found (`gnomon.search.goals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from gnomon.report.planning import short
+from gnomon.report.tables import Column, gib, number, table
+from gnomon.search import Found
+from gnomon.search.goals import Case
+from gnomon.units import show_seconds
+
+WIDTH, HEIGHT, EDGE = 640, 320, 70
+"""Of the plot, in pixels; the edge is for its labels."""
+
+
+def sweep_text(cases: Sequence[Case], first: str) -> tuple[str, ...]:
+    """A table, a case a row. first: the heading of the labels."""
+    columns = (
+        Column(name=first, align="left"),
+        Column(name="devices"),
+        Column(name="step"),
+        Column(name="tokens/s/device"),
+        Column(name="GiB"),
+        Column(name="best plan", align="left"),
+    )
+    return table(columns, [_row(case) for case in cases])
+
+
+def _row(case: Case) -> tuple[str, ...]:
+    devices, found = f"{case.cluster.num_devices:,}", case.found
+    if found is None:
+        return case.label, devices, "", "", "", case.why
+    rate = number(found.prediction.tokens_per_s_per_device, 4)
+    return case.label, devices, show_seconds(found.step_s), rate, _gib(found), short(found)
+
+
+def _gib(found: Found) -> str:
+    return gib(found.prediction.tightest.peak_bytes)
+
+
+def sweep_mapping(cases: Sequence[Case]) -> dict[str, Any]:
+    """Plain values, as `gnomon.sweep/1`."""
+    return {"schema": "gnomon.sweep/1", "cases": [_mapping(case) for case in cases]}
+
+
+def _mapping(case: Case) -> dict[str, Any]:
+    given = {"label": case.label, "devices": case.cluster.num_devices}
+    if case.found is None:
+        return {**given, "why": case.why}
+    found = case.found
+    return {
+        **given,
+        "step_s": found.step_s,
+        "tokens_per_s_per_device": found.prediction.tokens_per_s_per_device,
+        "peak_bytes": found.prediction.tightest.peak_bytes,
+        "point": found.point._asdict(),
+    }
+
+
+def sweep_page(cases: Sequence[Case], title: str) -> str:
+    """HTML with a plot of the step's seconds and a table. Cases without a plan have no bar, and say why."""
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _row(case))}</tr>" for case in cases)
+    heads = "".join(f"<th>{h}</th>" for h in ("", "devices", "step", "tokens/s/device", "GiB", "best plan"))
+    style = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
+        f"<h1>{escape(title)}</h1>{_plot(cases)}<table><tr>{heads}</tr>{rows}</table></html>\n"
+    )
+
+
+def _plot(cases: Sequence[Case]) -> str:
+    """Bars of the step's seconds, from zero."""
+    most = max((case.found.step_s for case in cases if case.found is not None), default=1.0)
+    wide = (WIDTH - EDGE) / max(1, len(cases))
+    parts = []
+    for index, case in enumerate(cases):
+        left, seconds = EDGE + index * wide, 0.0 if case.found is None else case.found.step_s
+        tall = (HEIGHT - 2 * 30) * seconds / most
+        said = "no plan" if case.found is None else show_seconds(seconds)
+        parts.append(
+            f'<rect x="{left + wide * 0.15:.1f}" y="{HEIGHT - 30 - tall:.1f}" width="{wide * 0.7:.1f}" '
+            f'height="{tall:.1f}" fill="#4477aa"><title>{escape(case.why or said)}</title></rect>'
+            f'<text x="{left + wide / 2:.1f}" y="{HEIGHT - 35 - tall:.1f}" text-anchor="middle">{escape(said)}</text>'
+            f'<text x="{left + wide / 2:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{escape(case.label)}</text>'
+        )
+    label = f'<text x="5" y="{HEIGHT / 2:.0f}">step</text>'
+    return f'<svg width="{WIDTH}" height="{HEIGHT}" font-size="11" role="img">{label}{"".join(parts)}</svg>'

@@ -16,6 +16,7 @@ from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.search.requests import check_request
 from gnomon.search.solve import Found, memory_limit, solve
 from gnomon.search.space import Limit, make_space
+from gnomon.units import show_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
         peak = case.found.prediction.tightest.peak_bytes
         while cases and cases[-1].found is not None and cases[-1].found.step_s >= case.found.step_s:
             cases.pop()  # as fast, with more memory
-        cases.append(replace(case, label=f"{limit} bytes"))
+        cases.append(replace(case, label=show_bytes(limit)))
         limit = peak - resolution_bytes
     return tuple(cases)
 

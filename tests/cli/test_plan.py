@@ -78,7 +78,7 @@ FEW = [*SMALL, "--schedule", "one_f_one_b", "--recompute", "none"]
 
 def test_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
-    assert main([*FEW, "--vary", "seq_len=64,1Ki", "--html", str(page)]) == 0
+    assert main([*FEW, "--vary", "seq_len=64,1k", "--html", str(page)]) == 0
     out = capsys.readouterr().out
     assert "seq_len=64" in out and "seq_len=1024" in out
     html = page.read_text()

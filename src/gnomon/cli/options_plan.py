@@ -83,7 +83,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--memory", metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it")
     other = parser.add_argument_group("other questions (one at a time)")
     other.add_argument(
-        "--vary", metavar="NAME=N,N", help="best plan at each seq_len, global_batch or nodes; 4Ki = 4096"
+        "--vary", metavar="NAME=N,N", help="best plan at each seq_len, global_batch or nodes; 4k tokens = 4096"
     )
     other.add_argument("--pareto", action="store_true", help="the front of time and memory")
     other.add_argument("--longest", type=count, metavar="N", help="the longest sequence that fits, a multiple of N")

@@ -85,12 +85,15 @@ def _show(options: argparse.Namespace, cases: Sequence[Case], said: str, assumed
 
 
 def _varied(text: str) -> tuple[str, tuple[int, ...]]:
-    """(name, values) of `seq_len=4Ki,32Ki`."""
+    """(name, values) of `seq_len=4k,32k`: lengths of sequences are counted in units of 1,024, as models are named."""
     name, _, rest = text.partition("=")
     name = name.strip().replace("-", "_")
     if name not in VARIED:
         raise InputError(f"cannot vary {name[:40]!r}{nearest(name, VARIED)}; there are {', '.join(VARIED)}")
-    values = tuple(parse_count(each) for each in rest.split(",") if each.strip())
+    each_of = [each.strip() for each in rest.split(",") if each.strip()]
+    if name == "seq_len":
+        each_of = [f"{each[:-1]}Ki" if each[-1] in "kK" else each for each in each_of]
+    values = tuple(parse_count(each) for each in each_of)
     if not values or min(values) < 1:
-        raise InputError(f"--vary {text[:40]!r} has no values; write {name}=N,N,…, as in seq_len=4Ki,32Ki")
+        raise InputError(f"--vary {text[:40]!r} has no values; write {name}=N,N,…, as in seq_len=4k,32k")
     return name, values

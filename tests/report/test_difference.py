@@ -51,6 +51,27 @@ def test_the_prediction_comes_first_whichever_is_given_first() -> None:
     assert compare(PREDICTED, two, ("a.timeline", "b.timeline")).names == ("a.timeline", "b.timeline")
 
 
+def test_what_a_prediction_gives_no_time_is_still_an_action() -> None:
+    """Freeing parameters costs nothing in a prediction, and a little in a run."""
+    free: Row = (0, "compute", "RESHARD", "compute", 13.0, 13.0, -1)
+    rows: list[Row] = [(0, "compute", "F", "compute", 0.0, 13.0, -1), free]
+    workers = (Worker(name="class 0", count=2),)
+    slower: list[Row] = [rows[0], (0, "compute", "RESHARD", "compute", 13.0, 13.5, -1)]
+    found = compare(timeline(rows, workers=workers), replace(timeline(slower, workers=workers), clock="measured"))
+    assert found.largest is not None and found.largest.action == "RESHARD"
+    with pytest.raises(InputError, match="1 x RESHARD"):
+        compare(timeline(rows, workers=workers), replace(timeline(rows[:1], workers=workers), clock="measured"))
+
+
+def test_what_was_measured_says_under_what_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(tmp_path / name) for name in ("predicted.timeline", "measured.timeline")]
+    busy = replace(MEASURED, assumptions=("this machine is 3 times slower now",))
+    for path, each in zip(paths, (PREDICTED, busy), strict=True):
+        Path(path).write_text(print_timeline(each))
+    assert main(["compare", *paths]) == 0
+    assert capsys.readouterr().out.endswith("\nof what was measured\n  - this machine is 3 times slower now\n")
+
+
 def test_a_communication_that_is_waited_for_is_a_price() -> None:
     found = compare(run(1, 2, 0.5, message=0.25), replace(run(1, 2, 0.5, message=2.25), clock="measured"))
     assert (

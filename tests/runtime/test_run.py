@@ -142,6 +142,17 @@ def test_control_c_reaches_every_process_and_ends_the_run_with_a_checkpoint(fold
     assert stopped(folder, signal.SIGINT, group=True) >= 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+def test_a_signal_before_the_processes_can_act_on_it_waits_for_them(folder: Folder) -> None:
+    """They are loading torch when it comes: no traceback of theirs, one step, a checkpoint."""
+    process = folder.start(*TRAIN, "--steps", FOREVER)
+    group = -process.pid
+    status, err = folder.end(process, lambda: bool(members(process.pid)), lambda: os.kill(group, signal.SIGINT))
+    assert status == 130
+    assert "Traceback" not in err
+    assert "stopped by SIGINT after step 1; checkpoint in plan.checkpoints/step-000001" in err
+
+
 def test_sigterm_leaves_a_checkpoint_and_resume_goes_on_to_the_same_losses(folder: Folder) -> None:
     done = stopped(folder, signal.SIGTERM, group=False)
     last = str(done + 3)

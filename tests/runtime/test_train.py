@@ -12,8 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import training  # noqa: E402
+from runtime.test_slowdown import machine  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
+from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.runtime import Record, Text, launch, train  # noqa: E402
 from gnomon.runtime.checkpoint import METADATA, RECORD  # noqa: E402
 from gnomon.runtime.progress import Progress  # noqa: E402
@@ -142,6 +144,16 @@ def test_a_new_run_does_not_mix_with_an_earlier_ones_checkpoints(tmp_path: Path)
         check_unused(tmp_path)
 
 
+def test_a_machine_that_was_faster_when_calibrated_is_said_and_expected(data: Path) -> None:
+    """Calibrated at a nanosecond for a product of 512: no machine is as fast now."""
+    asked = training.job(data, training.ALONE, 4, measure=True, calibrated=machine(seconds=1e-9), expected_step_s=0.01)
+    outcome = launch(train, 1, asked)[0]
+    assert outcome.slowdown is not None and outcome.slowdown > 100
+    assert " times slower now" in outcome.slowdown_said
+    assert outcome.timeline is not None and outcome.timeline.assumptions[-1] == outcome.slowdown_said
+    assert launch(train, 1, replace(asked, calibrated=parse_cluster("1xcpu-process")))[0].slowdown is None
+
+
 def test_progress_is_rewritten_on_a_terminal_and_a_line_now_and_then_in_a_log() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -155,10 +167,28 @@ def test_progress_is_rewritten_on_a_terminal_and_a_line_now_and_then_in_a_log() 
             progress.show(step, 3.0, 2.0 if step == 1 else 0.25, held_out=held_out, warm=step < 4, last=step == 30)
     lines = [line for line in log.getvalue().split("\n") if line.startswith("step")]
     assert [line[:10] for line in lines] == ["step  1/30", "step 10/30", "step 20/30", "step 30/30"]
-    assert lines[2].startswith("step 20/30  loss 3.000  4,000 tokens/s")
-    assert lines[2].endswith("2 s left  0.25 s/step, expected 0.2")
+    assert lines[2].startswith("step 20/30  loss 3.000  0.25 s/step, expected 0.2  4,000 tokens/s")
+    assert lines[2].endswith(" GiB  2 s left")
     assert screen.getvalue().count("\r") == 30
     assert screen.getvalue().count("\n") == 6
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (200, "step  20/200  loss 3.000  0.25 s/step, expected 0.2  4,000 tokens/s  "),
+        (79, " 20/200  loss 3.000  0.25 s, expected 0.2  4,000 tok/s  "),
+        (70, " 20/200  loss 3.000  0.25 s, expected 0.2  4,000 tok/s  45 s left"),
+        (50, " 20/200  loss 3.000  0.25 s, expected 0.2  45 s left"),
+        (20, " 20/200  loss 3.000 "),
+    ],
+)
+def test_a_narrow_terminal_loses_what_says_least(width: int, shown: str) -> None:
+    progress = Progress(steps=200, tokens=1000, expected_step_s=0.2)
+    progress.recent.append(0.25)
+    line = progress.line(20, 3.0, width)
+    assert line.startswith(shown[:width])
+    assert len(line) <= width
 
 
 def test_a_vocabulary_below_bytes_is_refused(data: Path) -> None:

@@ -10,15 +10,17 @@ import argparse
 from gnomon.cli.report import read_timeline
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.report.difference import compare, comparison_text
+from gnomon.report.tables import wrapped
 
 
 def run(options: argparse.Namespace) -> int:
     """Read, compare, print."""
-    found = compare(
-        read_timeline(options.predicted), read_timeline(options.measured), (options.predicted, options.measured)
-    )
+    timelines = read_timeline(options.predicted), read_timeline(options.measured)
+    found = compare(*timelines, (options.predicted, options.measured))
     if options.json:
         print_json(found.to_mapping())
     else:
         print_lines(comparison_text(found))
+        if said := [each for timeline in timelines if timeline.clock == "measured" for each in timeline.assumptions]:
+            print_lines(("", "of what was measured", *(line for each in said for line in wrapped(each, bullet="- "))))
     return 0

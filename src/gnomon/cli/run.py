@@ -132,7 +132,8 @@ def _check_memory(found: Prediction) -> tuple[str, ...]:
             f"model, a smaller micro batch or recompute"
         )
     cores = os.cpu_count() or 1
-    if found.plan.world_size > cores and "TORCHELASTIC_RUN_ID" not in os.environ:
+    measured = any(group.node.device.measured for group in found.pricing.cluster.groups)
+    if found.plan.world_size > cores and not measured and "TORCHELASTIC_RUN_ID" not in os.environ:
         return (f"{found.plan.world_size} processes share {cores} cores: slower than predicted",)
     return ()
 
@@ -178,6 +179,7 @@ def _job(
         resume_with=_resume_command(options),
         measure=options.timeline is not None,
         expected_step_s=found.step_s,
+        calibrated=found.pricing.cluster if device == "cpu" else None,
         device=device,
     )
 
@@ -237,7 +239,11 @@ class Told:
             "warm_up_steps": o.warm,
             "stopped_by_signal": o.stopped or None,
             "checkpoint": None if o.checkpoint is None else str(o.checkpoint),
-            "predicted": {"step_s": found.step_s, "peak_bytes": found.tightest.peak_bytes},
+            "predicted": {
+                "step_s": found.step_s,
+                "step_s_as_it_was_before_training": None if o.slowdown is None else found.step_s * o.slowdown,
+                "peak_bytes": found.tightest.peak_bytes,
+            },
             "measured": {
                 "step_s": o.step_s,
                 "tokens_per_s": self.tokens / o.step_s,
@@ -283,6 +289,12 @@ def summary(told: Told) -> tuple[str, ...]:
             _off(told.tokens / predicted, told.tokens / measured),
         ),
     ]
+    busier: tuple[str, ...] = ()
+    if outcome.slowdown is not None:
+        now = predicted * outcome.slowdown
+        busier = wrapped(
+            f"expected as it was before training: {number(now)} s, off by {_off(now, measured)}", indent=""
+        )
     first, last = outcome.records[0], outcome.records[-1]
     counted = f"steps {outcome.records[outcome.warm].step} to {last.step}"
     warm = f"; the first {outcome.warm} are warm-up" if outcome.warm else ""
@@ -290,6 +302,7 @@ def summary(told: Told) -> tuple[str, ...]:
         "",
         *table(columns, rows),
         *wrapped(f"measured: the median of {counted}{warm}", indent=""),
+        *busier,
         f"loss {first.loss:.3f} -> {last.loss:.3f}, on held-out text {last.validation_loss:.3f}",
     )
 

@@ -8,8 +8,12 @@ several machines, for which the user's torchrun is the way, and restarts.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 import torch
@@ -22,15 +26,27 @@ from gnomon.errors import PlanError
 Result = TypeVar("Result")
 
 
+GRACE_S = 300
+"""Between a signal and the end of processes that do not end by themselves: a step and a checkpoint must fit in it."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What people and schedulers end a job with."""
+
+
 def launch(
-    function: Callable[..., Result], world_size: int, *args: Any, backend: str = "gloo", threads: int = 1
+    function: Callable[..., Result],
+    world_size: int,
+    *args: Any,
+    backend: str = "gloo",
+    threads: int = 1,
+    ends_itself: bool = False,
 ) -> dict[int, Result]:
     """Results of `function(*args)` by rank. The function must be importable by name, arguments and results picklable.
 
-    threads: of torch in each process. ^C and SIGTERM are handed on to the processes, which have half a minute to end by
-    themselves (torch's agent then kills them); then SystemExit with the usual 128 + number of the signal. PlanError
-    under a torchrun of another number of processes. An error in a process ends all, and comes back as torch's
-    ChildFailedError with its traceback.
+    threads: of torch in each process. ^C and SIGTERM are handed on to the processes, which have GRACE_S to end by
+    themselves (torch's agent then kills them); then SystemExit with the usual 128 + number of the signal.
+    ends_itself: the function handles them, and unblocks them when it can; until then they wait, so that no process ends
+    while others count on it. Otherwise they end a process at once. PlanError under a torchrun of another number of
+    processes. An error in a process ends all, and comes back as torch's ChildFailedError with its traceback.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         given = int(os.environ["WORLD_SIZE"])
@@ -47,9 +63,13 @@ def launch(
         max_restarts=0,
         monitor_interval=0.1,
         start_method="spawn",
+        shutdown_timeout=None if "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in os.environ else GRACE_S,
     )
     try:
-        results: dict[int, Result] = elastic_launch(config, member)(function, backend, threads, *args)
+        with _signals_wait_for_children():
+            results: dict[int, Result] = elastic_launch(config, _started)(
+                ends_itself, function, backend, threads, *args
+            )
     except SignalException as stopped:
         raise SystemExit(128 + stopped.sigval) from None
     return results
@@ -62,6 +82,33 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 def own_device(backend: str) -> torch.device:
     """This process's device: its place on the machine is the number of its GPU."""
     return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if "nccl" in backend else torch.device("cpu")
+
+
+@contextmanager
+def _signals_wait_for_children() -> Iterator[None]:
+    """Processes started meanwhile find signals blocked: one that comes while they load torch waits until they can act.
+
+    A process inherits the mask of the thread that starts it, which is this one. So that this process still takes
+    signals, another thread of it does; Python then calls the handler in the main thread, as always.
+    """
+    resource_tracker.ensure_running()  # when it starts, it unblocks these signals in the thread that started it
+    over = threading.Event()
+    threading.Thread(target=over.wait, daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        over.set()
+
+
+def _started(ends_itself: bool, function: Callable[..., Result], backend: str, threads: int, *args: Any) -> Result:
+    """`member` in a process that was started here: signals end it without a word, or wait for the function."""
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
+    if not ends_itself:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return member(function, backend, threads, *args)
 
 
 def member(function: Callable[..., Result], backend: str, threads: int, *args: Any) -> Result:

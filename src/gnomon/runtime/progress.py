@@ -63,28 +63,31 @@ class Progress:
         line = self.line(step, loss)
         if self.out.isatty():
             whole = held_out is not None or last
-            width = get_terminal_size().columns - 1
-            text = f"{line}\n{_held_out(held_out)}" if whole else line[:width]
+            text = f"{line}\n{_held_out(held_out)}" if whole else self.line(step, loss, get_terminal_size().columns - 1)
             print(f"\r\x1b[K{text}", end="", file=self.out, flush=True)
             return
         if monotonic() - self.said >= LOG_S or held_out is not None or last:
             self.said = monotonic()
             print(f"{line}\n{_held_out(held_out)}", end="", file=self.out, flush=True)
 
-    def line(self, step: int, loss: float) -> str:
-        """`step 12/60  loss 3.214  4,012 tokens/s  0.42 GiB  24 s left  0.510 s/step, expected 0.512`."""
+    def line(self, step: int, loss: float, width: int | None = None) -> str:
+        """`step 12/60  loss 3.214  0.510 s/step, expected 0.512  4,012 tokens/s  0.42 GiB  24 s left`.
+
+        width: columns there are; what says least goes first where they are too few.
+        """
         usual = median(self.recent)
-        parts = [
-            f"step {step:>{len(str(self.steps))}}/{self.steps}",
-            f"loss {loss:.3f}",
-            f"{self.tokens / usual:,.0f} tokens/s",
-            f"{process_peak_bytes() / 2**30:.2f} GiB",
-            f"{span((self.steps - step) * usual)} left",
-            f"{usual:.3g} s/step",
-        ]
-        if self.expected_step_s is not None:
-            parts[-1] += f", expected {self.expected_step_s:.3g}"
-        return "  ".join(parts)
+        expected = f", expected {self.expected_step_s:.3g}" if self.expected_step_s is not None else ""
+        count, left = f"{step:>{len(str(self.steps))}}/{self.steps}", f"{span((self.steps - step) * usual)} left"
+        speed, memory = f"{self.tokens / usual:,.0f}", f"{process_peak_bytes() / 2**30:.2f} GiB"
+        loss_, took = f"loss {loss:.3f}", f"{usual:.3g} s"
+        forms = (
+            (f"step {count}", loss_, f"{took}/step{expected}", f"{speed} tokens/s", memory, left),
+            (count, loss_, f"{took}{expected}", f"{speed} tok/s", memory, left),
+            (count, loss_, f"{took}{expected}", f"{speed} tok/s", left),
+            (count, loss_, f"{took}{expected}", left),
+        )
+        lines = ["  ".join(parts) for parts in forms]
+        return lines[0] if width is None else next((line for line in lines if len(line) <= width), lines[-1][:width])
 
 
 def _held_out(loss: float | None) -> str:

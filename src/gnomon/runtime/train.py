@@ -9,6 +9,7 @@ caller gives.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,15 +27,17 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from gnomon import errors
 from gnomon.errors import GnomonError, InputError, PlanError, RunError
+from gnomon.hardware import Cluster
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Plan, Workload
 from gnomon.runtime.checkpoint import load, newest, save
 from gnomon.runtime.data import VOCAB_SIZE, Text
 from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor
-from gnomon.runtime.launch import BACKENDS, launch, own_device
+from gnomon.runtime.launch import BACKENDS, SIGNALS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.progress import Progress, process_peak_bytes
+from gnomon.runtime.slowdown import slowdown_now
 from gnomon.timeline import Timeline
 
 WARM_UP = 3
@@ -77,6 +80,8 @@ class Job:
     """Take a Timeline."""
     expected_step_s: float | None = None
     """A prediction to show beside what is measured."""
+    calibrated: Cluster | None = None
+    """This machine as it was calibrated, to ask before training whether it is as fast now."""
     quiet: bool = False
     """No progress lines."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -119,6 +124,10 @@ class Outcome:
     """The last one written."""
     timeline: Timeline | None = None
     """Of a step of median length, by rank class, if it was asked for and a whole step ran."""
+    slowdown: float | None = None
+    """Times as long as when it was calibrated that this machine took for the same operations before training."""
+    slowdown_said: str = ""
+    """The same in words."""
     process_peak_bytes: int = 0
     """Most memory that rank 0's process had, libraries and all."""
     training_bytes: int = 0
@@ -145,8 +154,12 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
     """
     try:
         with _agent_silent():
-            outcomes = launch(train, job.plan.world_size, job, backend=BACKENDS[job.device], threads=threads)
+            function = train if "TORCHELASTIC_RUN_ID" in os.environ else _train_or_leave
+            size, backend = job.plan.world_size, BACKENDS[job.device]
+            outcomes = launch(function, size, job, backend=backend, threads=threads, ends_itself=True)
     except ChildFailedError as failed:
+        if (status := failed.get_first_failure()[1].exitcode - 128) in SIGNALS:
+            raise SystemExit(128 + status) from None
         raise _failure(job, *failed.get_first_failure()) from failed
     except SystemExit:
         if job.checkpoints is None or newest(job.checkpoints) is None:
@@ -191,6 +204,19 @@ def _failure(job: Job, rank: int, failure: ProcessFailure) -> GnomonError:
     return RunError(f"rank {rank} of {job.plan.world_size} {why}, so the run ended{after}")
 
 
+def _train_or_leave(job: Job) -> Outcome:
+    """`train` in a process that the agent started; one that a signal ended leaves at once.
+
+    Having been sent a signal, the agent takes no results: processes that want to give theirs would wait to be killed.
+    """
+    outcome = train(job)
+    if outcome.stopped:
+        dist.barrier()
+        sys.stderr.flush()
+        os._exit(128 + outcome.stopped)
+    return outcome
+
+
 def train(job: Job) -> Outcome:
     """How it went, with a record of each step that this call ran. All ranks of the job must call it."""
     with _asked_to_end() as asked:
@@ -200,6 +226,7 @@ def train(job: Job) -> Outcome:
         executor = Executor(job.config, job.plan, job.workload, seed=job.seed, settings=job.settings, device=device)
         done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
         loop = _Loop(job, executor, text, done)
+        loop.ask_the_machine()
         for step in range(done + 1, job.steps + 1):
             loop.step(step)
             if loop.ends(step, _anyone(asked)):
@@ -218,10 +245,22 @@ class _Loop:
         self.measured = _measured_steps(done, job.steps) if job.measure else frozenset()
         self.stopped = 0
         self.checkpoint: Path | None = None
+        self.slowdown: float | None = None
+        self.slowdown_said = ""
         tokens = job.workload.global_batch_size * job.workload.seq_len
         says = not job.quiet and dist.get_rank() == 0
         expected = job.expected_step_s
         self.progress = Progress(steps=job.steps, tokens=tokens, expected_step_s=expected) if says else None
+
+    def ask_the_machine(self) -> None:
+        """Says how much slower it is than when it was calibrated, and expects so much; nothing, if it never was."""
+        if self.job.calibrated is None or not self.job.calibrated.groups[0].node.device.measured:
+            return
+        self.slowdown, self.slowdown_said = slowdown_now(self.job.calibrated, step_s=self.job.expected_step_s)
+        if self.progress is not None:
+            print(self.slowdown_said, file=sys.stderr, flush=True)
+            if self.job.expected_step_s is not None:
+                self.progress.expected_step_s = self.job.expected_step_s * self.slowdown
 
     def step(self, step: int) -> None:
         """Trains one step."""
@@ -229,9 +268,10 @@ class _Loop:
         batch = self.text.batch(step, seed=self.job.seed, **self.size)
         if step in self.measured:
             result, timeline = self.executor.measured_step(batch, memory=True)
-            said = f"step {step}, of median length among {len(self.measured)} measured ones"
+            said = [f"step {step}, of median length among {len(self.measured)} measured ones"]
+            said += [self.slowdown_said] if self.slowdown_said else []
             by_class = self.executor.per_class(timeline)
-            self.timelines.append(replace(by_class, assumptions=(*by_class.assumptions, said)))
+            self.timelines.append(replace(by_class, assumptions=(*by_class.assumptions, *said)))
             taken, loss = timeline.makespan_s, self.executor.total_loss(result)
         else:
             result = self.executor.step(batch)
@@ -283,6 +323,8 @@ class _Loop:
             stopped=self.stopped,
             checkpoint=self.checkpoint,
             timeline=ordered[(len(ordered) - 1) // 2] if ordered else None,
+            slowdown=self.slowdown,
+            slowdown_said=self.slowdown_said,
             process_peak_bytes=process_peak_bytes(),
             training_bytes=len(self.text.training),
             validation_bytes=len(self.text.validation),
@@ -311,7 +353,8 @@ def _asked_to_end() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         asked.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what came before is noted now
     try:
         yield asked
     finally:

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from gnomon.cli import main
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload
+from gnomon.plans.stacks import stack
+from gnomon.prediction import predict
+from gnomon.units import show_seconds
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,3 +41,13 @@ def test_the_command_on_the_first_page_prints_what_it_shows(capsys: pytest.Captu
         shown.append(line.removeprefix("    "))
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr().out.rstrip() == "\n".join(shown).rstrip()
+
+
+def test_the_plan_on_the_first_page_takes_as_long_as_it_says() -> None:
+    """Searching takes seconds more than a test may; that nothing is faster is for tests/search."""
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "`gnomon plan` finds ZeRO 2 over all 32" in text
+    plan = Plan(mesh=Mesh(dp_shard=32), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=2))
+    work = Workload(global_batch_size=128, seq_len=8192)
+    found = predict("llama-3.1-8b", "4x8xh100-sxm", plan, work, stack("megatron-lm"))
+    assert f"with {show_seconds(found.step_s)} a step" in text

@@ -61,24 +61,7 @@ def fit_own(
     record. check: also fit without each run in turn, to judge the fit. InputError when no run can be predicted, or when
     the runs are of several stacks.
     """
-    made: list[Prediction] = []
-    used: list[Run] = []
-    refused: list[Refused] = []
-    for run in runs:
-        try:
-            read, found = settled(run)
-            used.append(read)
-            made.append(found)
-        except GnomonError as error:
-            refused.append(Refused(id=run.id, family=run.family, reason=str(error)))
-    if not used:
-        why = f": {refused[0].reason}" if refused else ""
-        raise InputError(f"no run of {source} can be predicted{why}")
-    names = sorted({run.stack.name for run in used})
-    if len(names) > 1:
-        raise InputError(
-            f"{source} has runs of {len(names)} stacks, {', '.join(names)}; give the runs of one at a time"
-        )
+    used, made, refused = _predicted(runs, source)
     errors = _Errors(used, made, numbers or fitted())
     everyone = np.ones(len(used), bool)
     x = errors.fit(everyone)
@@ -108,12 +91,12 @@ def fit_own(
         before=tuple(before.tolist()),
         after=tuple(after.tolist()),
         left_out=tuple(left_out),
-        refused=tuple(refused),
+        refused=refused,
     )
 
 
-def _predicted(runs: Sequence[Run], source: str) -> tuple[list[Run], list[Prediction], list[Refused]]:
-    """The runs that can be predicted, their predictions, and the rest."""
+def _predicted(runs: Sequence[Run], source: str) -> tuple[list[Run], list[Prediction], tuple[Refused, ...]]:
+    """The runs that can be predicted, their predictions, and the rest. InputError as fit_own says."""
     used: list[Run] = []
     made: list[Prediction] = []
     refused: list[Refused] = []
@@ -131,7 +114,7 @@ def _predicted(runs: Sequence[Run], source: str) -> tuple[list[Run], list[Predic
     if len(names) > 1:
         told = ", ".join(names)
         raise InputError(f"{source} has runs of {len(names)} stacks, {told}; give the runs of one at a time")
-    return used, made, refused
+    return used, made, tuple(refused)
 
 
 class _Errors:

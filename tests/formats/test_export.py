@@ -300,7 +300,7 @@ def megatron_plans(draw: st.DrawFn) -> tuple[str, Plan]:
                 Saved(),
                 Saved(preset="selective", rules=tuple(SavedRule(tensors=(r,), action="recompute") for r in rules)),
                 Saved(preset="full", every=draw(st.integers(1, 4))),
-                Saved(rules=(SavedRule(action="recompute", first_per_stage=draw(st.integers(1, 4))),)),
+                Saved(rules=(SavedRule(preset="full", first_per_stage=draw(st.integers(1, 4))),)),
             ]
         )
     )

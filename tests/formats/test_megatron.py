@@ -118,7 +118,7 @@ def test_defaults_are_those_of_the_program() -> None:
         ),
         (
             {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3},
-            Saved(rules=(SavedRule(action="recompute", first_per_stage=3),)),
+            Saved(rules=(SavedRule(preset="full", first_per_stage=3),)),
         ),
         (
             {"recompute_granularity": "selective", "recompute_modules": "core_attn layernorm"},

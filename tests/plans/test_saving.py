@@ -11,7 +11,7 @@ import pytest
 from gnomon.errors import PlanError
 from gnomon.graph import BF16, FUSED, UNFUSED, Graph, backward, nbytes, saved
 from gnomon.models.gpt import GptConfig, gpt
-from gnomon.plans import Mesh, Plan, Saved, SavedRule, as_policy, savings
+from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, as_policy, check, layer_presets, savings
 
 S, B, H, A = 64, 2, 128, 4
 GPT = gpt(
@@ -94,3 +94,38 @@ def test_an_exception_from_full() -> None:
 def test_unknown_layers_are_refused() -> None:
     with pytest.raises(PlanError, match="matches no layer"):
         savings(plan(Saved(rules=(SavedRule(calls="blocks"),))), GPT, FUSED)
+
+
+def test_a_stage_has_a_preset_of_its_own() -> None:
+    """Stage 0 of three and five layers: two recomputed whole, one at its attention; stage 1 keeps all."""
+    rules = (SavedRule(stages=(0,), preset="selective"), SavedRule(stages=(0,), first_per_stage=2, preset="full"))
+    a_plan = Plan(mesh=Mesh(pp=2), schedule=Schedule(layers_per_stage=(3, 5)), saved=Saved(rules=rules))
+    found = layer_presets(a_plan, GPT)
+    assert [found[f"layers[{i}]"] for i in range(8)] == ["full", "full", "selective", *["none"] * 5]
+    assert "embed" not in found and "head" not in found
+    made = savings(a_plan, GPT, UNFUSED)
+    assert [made[f"layers[{i}]"].whole for i in range(4)] == [True, True, False, False]
+    assert kept_bytes(a_plan, "layers[0]") == kept_bytes(plan(Saved(preset="full")), "layers[0]")
+    assert kept_bytes(a_plan, "layers[2]") == kept_bytes(plan(Saved(preset="selective")), "layers[2]")
+    assert kept_bytes(a_plan, "layers[3]") == kept_bytes(plan(Saved()), "layers[3]")
+
+
+def test_a_rule_on_tensors_changes_the_preset_before_it() -> None:
+    rules = (SavedRule(calls="layers", preset="full"), SavedRule(calls="layers[1]", tensors=("mlp.*",)))
+    found = savings(plan(Saved(rules=rules)), GPT, FUSED)
+    assert found["layers[0]"] == savings(plan(Saved(preset="full")), GPT, FUSED)["layers[0]"]
+    assert dict(found["layers[1]"].policy)["mlp.c_fc"] == "keep"
+
+
+def test_what_keeps_everything_runs_nothing_again() -> None:
+    found = savings(plan(Saved(preset="full", rules=(SavedRule(calls="layers[7]"),))), GPT, FUSED)
+    assert found["layers[6]"].whole and not found["layers[7]"].whole
+
+
+def test_rules_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(PlanError, match="give one of both"):
+        SavedRule(preset="full", action="recompute")
+    with pytest.raises(PlanError, match="list each once"):
+        SavedRule(stages=(1, 1))
+    with pytest.raises(PlanError, match="is for stage 2"):
+        check(plan(Saved(rules=(SavedRule(stages=(2,), preset="full"),)), pp=2), GPT)

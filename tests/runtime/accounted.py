@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from runtime.parity import FP32, FULL, SP, schedule
+from runtime.parity import BY_STAGE, FP32, FULL, SP, schedule
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,6 +50,9 @@ PLANS: dict[str, Plan] = {
     "tp and sp, full": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b"), layout=SP, saved=FULL),
     "1f1b": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b")),
     "1f1b, selective": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), saved=SELECTIVE),
+    "1f1b, uneven, recompute by stage": Plan(
+        mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", layers_per_stage=(2, 1)), saved=BY_STAGE
+    ),
     "gpipe on two": Plan(mesh=Mesh(pp=2), schedule=schedule("gpipe")),
     "zero bubble h1": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1")),
     "zero bubble h1, full": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1"), saved=FULL),
@@ -69,7 +72,18 @@ PLANS: dict[str, Plan] = {
     ),
     "zero bubble h1, tp and sp": Plan(mesh=Mesh(pp=2, tp=2), schedule=schedule("zero_bubble_h1"), layout=SP),
 }  # fmt: skip
-ALLOCATOR = frozenset({"one device", "gpipe", "full", "selective", "split backward", "1f1b", "zero bubble h1"})
+ALLOCATOR = frozenset(
+    {
+        "one device",
+        "gpipe",
+        "full",
+        "selective",
+        "split backward",
+        "1f1b",
+        "zero bubble h1",
+        "1f1b, uneven, recompute by stage",
+    }
+)
 """Plans whose every byte the profiler sees come and go: threads of gloo, which hold tensors of collectives, are none of
 those that it watches."""
 

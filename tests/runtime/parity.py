@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.models.llama import LlamaConfig, llama
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.plans.parts import ScheduleName
 from gnomon.program import Program
 from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
@@ -47,6 +47,12 @@ def v(name: str) -> Schedule:
 
 SP = Layout(sequence_parallel=True)
 FULL = Saved(preset="full")
+BY_STAGE = Saved(
+    rules=(
+        SavedRule(stages=(0,), preset="selective"),
+        SavedRule(stages=(0,), first_per_stage=2, preset="full"),
+    )
+)
 PLANS: dict[str, Plan] = {
     "one device": Plan(schedule=schedule("one_f_one_b")),
     "one device, full recompute": Plan(schedule=schedule("one_f_one_b"), saved=FULL),
@@ -69,6 +75,12 @@ PLANS: dict[str, Plan] = {
     "1f1b": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b")),
     "1f1b, recompute by two": Plan(
         mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), saved=Saved(preset="full", every=2)
+    ),
+    "1f1b, uneven, recompute by stage": Plan(
+        mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", layers_per_stage=(4, 1)), saved=BY_STAGE
+    ),
+    "v half, uneven, recompute by stage": Plan(
+        mesh=Mesh(pp=2), schedule=replace(v("v_half"), layers_per_stage=(2, 1, 2, 0)), saved=BY_STAGE
     ),
     "gpipe": Plan(mesh=Mesh(pp=2), schedule=schedule("gpipe")),
     "interleaved": Plan(mesh=Mesh(pp=2), schedule=schedule("interleaved_one_f_one_b", virtual_stages=2)),

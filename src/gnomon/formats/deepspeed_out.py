@@ -81,7 +81,9 @@ def recomputed(saved: Saved) -> tuple[str, ...]:
     }[saved.preset]
     for rule in saved.rules:
         where = f" in the first {rule.first_per_stage} of a stage" if rule.first_per_stage is not None else ""
-        parts.append(f"{rule.action} {', '.join(rule.tensors)} of {rule.calls}{where}")
+        where += f" in stage {', '.join(map(str, rule.stages))}" if rule.stages else ""
+        what = f"{rule.action} {', '.join(rule.tensors)} of" if rule.preset is None else f"preset {rule.preset} for"
+        parts.append(f"{what} {rule.calls}{where}")
     return (f"recompute (torch.utils.checkpoint) in the model's code: {'; '.join(parts)}",)
 
 

@@ -324,7 +324,7 @@ def saved_of(f: Fields, model: ModelConfig | None) -> Saved:
     number = f.integer("recompute_num_layers")
     if method == "uniform":
         return Saved(preset="full", every=number)
-    return Saved(rules=(SavedRule(action="recompute", first_per_stage=number),))
+    return Saved(rules=(SavedRule(preset="full", first_per_stage=number),))
 
 
 def layout_of(f: Fields, mesh: Mesh) -> Layout:

@@ -133,7 +133,9 @@ def _saved(asked: Asked) -> Options:
     norms = ("ln_1*", "ln_2*") if isinstance(asked.model, GptConfig) else ("*_layernorm*",)
     known: dict[tuple[str, ...], str] = {norms: "layernorm", ("mlp.*",): "mlp"}
     plain = all(
-        rule.action == "recompute" and rule.calls == "*" and rule.first_per_stage is None and rule.tensors in known
+        rule.action == "recompute"
+        and (rule.calls, rule.first_per_stage, rule.stages) == ("*", None, ())
+        and rule.tensors in known
         for rule in saved.rules
     )
     if plain and saved.preset != "full":
@@ -148,12 +150,12 @@ def _saved(asked: Asked) -> Options:
 
 
 def _block(saved: Saved) -> int | None:
-    """Layers of Megatron-LM's `block` recompute, if that is all there is."""
-    if saved.preset != "none" or len(saved.rules) != 1:
+    """Layers of each stage under Megatron-LM's `block` recompute, which has one number for all: of rules for single
+    stages the largest, so that no stage keeps more than was asked."""
+    firsts = [rule.first_per_stage for rule in saved.rules]
+    if saved.preset != "none" or not all(rule.preset == "full" and rule.calls == "*" for rule in saved.rules):
         return None
-    (rule,) = saved.rules
-    whole = rule.action == "recompute" and rule.calls == "*" and rule.tensors == ("*",)
-    return rule.first_per_stage or None if whole else None
+    return max((first for first in firsts if first is not None), default=None) if None not in firsts else None
 
 
 def _full(method: str, number: int) -> Options:

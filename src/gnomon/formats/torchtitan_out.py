@@ -182,7 +182,7 @@ def _saved(saved: Saved, model: ModelConfig) -> dict[str, object]:
     if isinstance(model, LlamaConfig) and saved.preset == "full" and [r.tensors for r in saved.rules] == [KEPT]:
         return {"mode": "selective", "selective_ac_option": "op"}
     whole = all(rule.action == "recompute" and rule.tensors == ("*",) for rule in saved.rules)
-    if saved.preset == "none" and whole and all(rule.first_per_stage is None for rule in saved.rules):
+    if saved.preset == "none" and whole and all((r.first_per_stage, r.stages) == (None, ()) for r in saved.rules):
         calls = [rule.calls for rule in saved.rules]
         for every in range(2, model.num_layers + 1):
             if calls == [f"layers[{i}]" for i in range(every - 1, model.num_layers, every)]:

@@ -36,6 +36,7 @@ from gnomon.plans.plan import Plan as Plan
 from gnomon.plans.plan import pipeline_rank as pipeline_rank
 from gnomon.plans.saving import LayerSaving as LayerSaving
 from gnomon.plans.saving import as_policy as as_policy
+from gnomon.plans.saving import layer_presets as layer_presets
 from gnomon.plans.saving import savings as savings
 from gnomon.plans.select import format_ranks as format_ranks
 from gnomon.plans.select import parse_ranks as parse_ranks

@@ -248,6 +248,12 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
     """Patterns that match nothing: a decision that would be lost in silence."""
     calls = [(f"saved rule {i}", rule.calls) for i, rule in enumerate(plan.saved.rules)]
     calls += [("precision.fp8", text) for text in (plan.precision.fp8.calls if plan.precision.fp8 else ())]
+    for index, rule in enumerate(plan.saved.rules):
+        if beyond := [stage for stage in rule.stages if stage >= plan.num_stages]:
+            yield _error(
+                "selector",
+                f"saved rule {index} is for stage {beyond[0]}, but the plan has stages 0 to {plan.num_stages - 1}",
+            )
     for where, text in calls:
         try:
             select((text,), graph)

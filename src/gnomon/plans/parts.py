@@ -18,6 +18,7 @@ from gnomon.units import Bytes
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1"]
 MasterDType = Literal[DType, "none"]
 Action = Literal["keep", "recompute", "offload"]
+Preset = Literal["none", "selective", "full"]
 Scalar = bool | int | float | str
 
 ScheduleName = Literal[
@@ -138,8 +139,19 @@ class SavedRule:
     """`keep` in device memory, `recompute` from what is kept before it, or `offload` to the host until backward."""
     first_per_stage: int | None = None
     """Apply to the first n matching layers of each stage only (Megatron-LM's `block` recompute). Left out: to all."""
+    stages: tuple[int, ...] = ()
+    """Apply in these stages only, virtual ones counted. Empty: in all."""
+    preset: Preset | None = None
+    """Treat the layers as this preset does, in place of tensors and action; rules before it do not count for them.
+    Repeated layers only, as presets are: an embedding or a head is not counted among the first."""
 
     def __post_init__(self) -> None:
+        if self.preset is not None and (self.tensors != ("*",) or self.action != "keep"):
+            raise PlanError(
+                f"saved rule for {self.calls} has preset {self.preset!r} and tensors or an action too; give one of both"
+            )
+        if self.stages and (min(self.stages) < 0 or len(set(self.stages)) != len(self.stages)):
+            raise PlanError(f"saved rule for {self.calls} has stages {self.stages}; list each once, from 0 on")
         if not self.tensors:
             raise PlanError(f"saved rule for {self.calls} names no tensors; give patterns, or '*' for all")
         if self.first_per_stage is not None and self.first_per_stage < 0:
@@ -151,7 +163,7 @@ class Saved:
     """What is kept between forward and backward: a preset, then rules that change it; the last rule that matches
     decides."""
 
-    preset: Literal["none", "selective", "full"] = "none"
+    preset: Preset = "none"
     """What is recomputed. `none`: nothing. `selective`: the inside of attention, i.e. scores, probabilities and their
     dropout (Korthikanti et al. 2022). `full`: everything but the input of each layer, or of each run of `every`
     layers."""

@@ -1,18 +1,19 @@
 """What a plan's `Saved` means for each layer of a graph: tensor by tensor keep, recompute or offload.
 
-`savings` resolves preset and rules into a policy for the graph's `saved`, one for each layer. Presets are about
-repeated layers: an embedding or a head is kept unless a rule names it. Leaves out bytes and the ops to run again,
-which follow from the graph.
+`savings` resolves preset and rules into a policy for the graph's `saved`, one for each layer; `layer_presets` says only
+which preset a layer has. Presets are about repeated layers: an embedding or a head is kept unless a rule names it.
+Leaves out bytes and the ops to run again, which follow from the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from gnomon.graph import Block, Graph, Kernels, Layer, lower
-from gnomon.plans.parts import Action, Saved, SavedRule
+from gnomon.plans.parts import Action, Preset, SavedRule
 from gnomon.plans.plan import Plan
 from gnomon.plans.select import select
 from gnomon.plans.stages import stage_layers
@@ -28,6 +29,8 @@ class LayerSaving:
     input: Action
     """What happens to what the layer reads from the one before: `recompute` only in a run of several layers under
     preset `full`, where it is made again from the first layer's input."""
+    whole: bool = False
+    """Its whole forward is run again, as under preset `full`, not the least that makes again what was not kept."""
 
 
 def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving]:
@@ -37,38 +40,73 @@ def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving
     as it is.
     """
     blocks = {block.name: lower(block, kernels) for block in graph.blocks}
-    layers = graph.layers()
-    repeated = {layer.label for layer in layers if layer.call.first is not None} or {layer.label for layer in layers}
-    chosen = [{layer.label for layer in select((rule.calls,), graph)} for rule in plan.saved.rules]
+    made: dict[tuple[str, _Decided], LayerSaving] = {}
     found: dict[str, LayerSaving] = {}
-    for part in stage_layers(plan, graph):
-        seen = [0] * len(chosen)
-        run = 0  # repeated layers since the stage began
-        for layer in part:
-            rules: list[SavedRule] = []
-            for index, (rule, labels) in enumerate(zip(plan.saved.rules, chosen, strict=True)):
-                if layer.label in labels:
-                    seen[index] += 1
-                    if rule.first_per_stage is None or seen[index] <= rule.first_per_stage:
-                        rules.append(rule)
-            applies = layer.label in repeated
-            found[layer.label] = _saving(plan.saved, rules, blocks[layer.call.block], graph, layer, applies, run)
-            run += applies
+    for layer, decided in _decisions(plan, graph):
+        alike = layer.call.block, decided
+        if alike not in made:
+            made[alike] = _saving(decided, blocks[layer.call.block], graph.block(layer.call.block))
+        found[layer.label] = made[alike]
     return found
 
 
-def _saving(
-    saved: Saved, rules: Sequence[SavedRule], block: Block, graph: Graph, layer: Layer, applies: bool, run: int
-) -> LayerSaving:
-    actions = _preset(saved, graph.block(layer.call.block), block) if applies else {}
+def layer_presets(plan: Plan, graph: Graph) -> dict[str, Preset]:
+    """Preset of each repeated layer, by label; rules over single tensors are left out."""
+    return {layer.label: decided.preset for layer, decided in _decisions(plan, graph) if decided.applies}
+
+
+class _Decided(NamedTuple):
+    """What a plan says of one layer."""
+
+    preset: Preset
+    rules: tuple[SavedRule, ...]
+    """Those that change the preset, in order."""
+    applies: bool
+    """Whether presets are about it: it is a repeated layer."""
+    again: bool
+    """Its input is made again."""
+
+
+def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
+    """Each layer, stage by stage, with what the plan says of it."""
+    layers = graph.layers()
+    repeated = {layer.label for layer in layers if layer.call.first is not None} or {layer.label for layer in layers}
+    chosen = [{layer.label for layer in select((rule.calls,), graph)} for rule in plan.saved.rules]
+    for stage, part in enumerate(stage_layers(plan, graph)):
+        seen = [0] * len(chosen)
+        run = 0  # repeated layers since the stage began
+        for layer in part:
+            applies = layer.label in repeated
+            preset, every, rules = plan.saved.preset, plan.saved.every, list[SavedRule]()
+            for index, (rule, labels) in enumerate(zip(plan.saved.rules, chosen, strict=True)):
+                if layer.label not in labels or (rule.stages and stage not in rule.stages):
+                    continue
+                if rule.preset is not None and not applies:
+                    continue
+                seen[index] += 1
+                if rule.first_per_stage is not None and seen[index] > rule.first_per_stage:
+                    continue
+                if rule.preset is None:
+                    rules.append(rule)
+                else:
+                    preset, every, rules = rule.preset, 1, []
+            again = applies and preset == "full" and run % every > 0
+            yield layer, _Decided(preset, tuple(rules), applies, again)
+            run += applies
+
+
+def _saving(decided: _Decided, block: Block, original: Block) -> LayerSaving:
+    """One layer's saving. block: lowered; original: as the graph has it."""
+    actions = _preset(decided.preset, original, block) if decided.applies else {}
     paths = {name: op.path for op in block.ops for name in op.outputs}
-    for rule in rules:
+    for rule in decided.rules:
         for name in _inner(block):
             if any(fnmatchcase(name, pattern) or fnmatchcase(paths[name], pattern) for pattern in rule.tensors):
                 actions[name] = rule.action
-    again = applies and saved.preset == "full" and run % saved.every > 0
-    policy = tuple((name, action) for name, action in actions.items() if action != "keep" or saved.preset != "none")
-    return LayerSaving(policy=policy, input="recompute" if again else "keep")
+    told = decided.preset != "none"
+    policy = tuple((name, action) for name, action in actions.items() if action != "keep" or told)
+    whole = decided.preset == "full" and any(action == "recompute" for _, action in policy)
+    return LayerSaving(policy=policy, input="recompute" if decided.again else "keep", whole=whole)
 
 
 def _inner(block: Block) -> tuple[str, ...]:
@@ -78,10 +116,10 @@ def _inner(block: Block) -> tuple[str, ...]:
     )
 
 
-def _preset(saved: Saved, original: Block, block: Block) -> dict[str, Action]:
-    if saved.preset == "full":
+def _preset(preset: Preset, original: Block, block: Block) -> dict[str, Action]:
+    if preset == "full":
         return {name: "recompute" for name in _inner(block)}
-    if saved.preset == "none":
+    if preset == "none":
         return {}
     cores = [f"{op.path}:*" for op in original.ops if op.kind == "attention"]
     return {name: "recompute" for name in _inner(block) if any(fnmatchcase(name, core) for core in cores)}

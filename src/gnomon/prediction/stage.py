@@ -293,7 +293,7 @@ def _stage_price(
             layout=plan.layout,
             links=tuple(sorted(links.items(), key=lambda item: item[0])),
             saving=saved,
-            whole_recompute=plan.saved.preset == "full" and bool(saved.policy),
+            whole_recompute=saved.whole,
             precision=_precision(plan, low),
             kernels=kernels,
             device=device,

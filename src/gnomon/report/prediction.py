@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gnomon.plans import Plan, Workload, batch
+from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Advice, Prediction, RankMemory
 from gnomon.report.tables import WIDTH, Column, gib, memory_unit, number, percent, ranges, table, wrapped
 from gnomon.units import show_seconds
@@ -60,8 +60,21 @@ def describe(plan: Plan, workload: Workload) -> str:
     tokens = f"{count} microbatch{'es' if count > 1 else ''} of {micro:g} x {max(workload.sequence_lengths())} tokens"
     return (
         f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
-        f"recompute {plan.saved.preset}"
+        f"recompute {_recompute(plan)}"
     )
+
+
+def _recompute(plan: Plan) -> str:
+    """The preset, and those of layers and stages that have another."""
+    others = [rule for rule in plan.saved.rules if rule.preset is not None]
+    words = [f"{rule.preset} in {_where(rule)}" for rule in others]
+    return ", ".join([plan.saved.preset, *words])
+
+
+def _where(rule: SavedRule) -> str:
+    first = "" if rule.first_per_stage is None else f"the first {rule.first_per_stage} of "
+    stages = f" of stage{'s' * (len(rule.stages) > 1)} {', '.join(map(str, rule.stages))}" if rule.stages else ""
+    return f"{first}{rule.calls}{stages}"
 
 
 def _heading(prediction: Prediction) -> tuple[str, ...]:

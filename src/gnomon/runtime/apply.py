@@ -18,7 +18,8 @@ from gnomon.errors import PlanError
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.graph import Graph, Layer
 from gnomon.models.llama import LlamaConfig
-from gnomon.plans import Plan, shared_parameters, stage_layers
+from gnomon.plans import Plan, layer_presets, shared_parameters, stage_layers
+from gnomon.plans.parts import Preset
 from gnomon.runtime.layers import TensorAxis, columns, cross_entropy, embedding, norm, row
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.model import NORM_EPS, attention_core, check_config, initial, rotary
@@ -41,7 +42,9 @@ class Stage(nn.Module):
         self.tape = Tape()
         self.first = layers[0].call.block == "embed"
         self.last = layers[-1].call.block == "head"
-        self.recompute, self.recompute_core, self.every = False, False, 1
+        self.presets: Mapping[str, Preset] = {}
+        """Label of a decoder layer -> what of it is computed again in backward; left out: nothing."""
+        self.every = 1
 
     def forward(self, x: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
         """x: (B, t, C) from the stage before, or any scalar that requires a gradient when it begins with the
@@ -59,17 +62,19 @@ class Stage(nn.Module):
         return self._through(run, x)
 
     def _through(self, run: Sequence[Layer], x: Tensor) -> Tensor:
-        """Decoder layers, `every` of them between two kept inputs under full recompute."""
-        step = self.every if self.recompute else 1
-        for first in range(0, len(run), step):
-            part = run[first : first + step]
+        """Decoder layers; of those under full recompute `every` neighbours between two kept inputs."""
+        first = 0
+        while first < len(run):
+            again = self.presets.get(run[first].label) == "full"
+            part = run[first : first + (self.every if again else 1)]
+            first += len(part)
 
             def forward(x: Tensor, part: Sequence[Layer] = part) -> Tensor:
                 for layer in part:
                     x = self._decoder(layer, x)
                 return x
 
-            x = _again(forward, x) if self.recompute else forward(x)
+            x = _again(forward, x) if again else forward(x)
         return x
 
     def _weight(self, layer: Layer, name: str, rows: int | None = None) -> Weight:
@@ -88,7 +93,8 @@ class Stage(nn.Module):
         if self.config.qk_norm:
             q, k = norm(q, w["self_attn.q_norm.weight"], NORM_EPS), norm(k, w["self_attn.k_norm.weight"], NORM_EPS)
         q, k = rotary(q), rotary(k)
-        core = _again(attention_core, q, k, v) if self.recompute_core else attention_core(q, k, v)
+        again = self.presets.get(layer.label) == "selective"
+        core = _again(attention_core, q, k, v) if again else attention_core(q, k, v)
         x = x + row(core.flatten(2), w["self_attn.o_proj.weight"], self.axis)
         normed = norm(x, w["post_attention_layernorm.weight"], NORM_EPS)
         gate, up = columns(normed, (w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]), self.axis)
@@ -134,6 +140,7 @@ def apply(
     sizes = {"batch": 1, "seq": 2 * mesh.tp}  # any that tp divides: only parameters are asked for
     sharded = shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
     shared, found, number = shared_parameters(plan, graph), dict[int, Stage](), 0
+    presets = layer_presets(plan, graph)
     for index, layers in enumerate(stage_layers(plan, graph)):
         for part in [(layer,) for layer in layers] if zero == 3 else [layers]:
             if plan.pipeline_ranks[index] == here.pipeline_rank:
@@ -148,7 +155,8 @@ def apply(
                     device=device,
                 )
                 held.fill(lambda slot: _part(slot, seed))
-                found[number] = _with_saving(Stage(config, part, held, axis), plan)
+                found[number] = Stage(config, part, held, axis)
+                found[number].presets, found[number].every = presets, plan.saved.every
             number += 1
     return found
 
@@ -160,7 +168,8 @@ def check_plan(plan: Plan) -> None:
         "layout.rules": bool(layout.rules),
         "layout.vocab_parallel = false": not layout.vocab_parallel,
         "layout.loss_parallel = false": not layout.loss_parallel,
-        "saved.rules": bool(saved.rules),
+        "saved.rules without a preset": any(rule.preset is None for rule in saved.rules),
+        "saved.rules beside saved.every": bool(saved.rules) and saved.every > 1,
         "overlap.splits": bool(plan.overlap.splits),
         "overlap.bucket_bytes": plan.overlap.bucket_bytes is not None,
         "optimizer.offload": optimizer.offload is not None,
@@ -189,12 +198,6 @@ def dtypes(plan: Plan) -> Dtypes:
         )
     master = None if p.master in ("none", p.param) else DTYPES[p.master]
     return Dtypes(param=DTYPES[p.param], grad=DTYPES[p.grad], master=master, states=DTYPES[p.states])
-
-
-def _with_saving(stage: Stage, plan: Plan) -> Stage:
-    stage.recompute, stage.every = plan.saved.preset == "full", plan.saved.every
-    stage.recompute_core = plan.saved.preset == "selective"
-    return stage
 
 
 def _slots(

@@ -96,7 +96,56 @@ def test_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main([*FEW, "--max-step", "1s"]) == 0
     assert "fewest devices for 1.00 s: 2, in whole nodes" in capsys.readouterr().out
     assert main([*FEW, "--max-step", "1us"]) == 1
-    assert "no number of nodes up to 1" in capsys.readouterr().out
+    assert "no number of nodes up to 2 devices" in capsys.readouterr().out
+
+
+BARE = ["plan", "llama-tiny", "--on", "2x2xa100-sxm-80gb", "--seq-len", "128", "--schedule", "one_f_one_b"]
+
+
+def test_costs_are_shown_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FEW, "--price", "3.6"]) == 0
+    out = capsys.readouterr().out
+    assert "1M tokens cost" in out and "rent: $3.60 a device-hour of a100-sxm-80gb, as given" in out
+    assert main([*FEW, "--price", "3.6", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    step = found["best"][0]["prediction"]["step_s"]
+    assert found["dollars_per_step"] == pytest.approx(2 * 3.6 / 3600 * step)
+    assert found["dollars_per_million_tokens"] == pytest.approx(found["dollars_per_step"] / (8 * 128) * 1e6)
+
+
+def test_a_batch_in_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BARE, "--tokens-per-batch", "2k", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"][0]["prediction"]["workload"]["global_batch_size"] == 16
+    assert main(["predict", *BARE[1:], "--tokens-per-batch", "2k", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workload"]["global_batch_size"] == 16
+
+
+def test_cheapest_fewest_and_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    batch = ["--tokens-per-batch", "8k"]
+    assert main([*BARE, *batch, "--vary", "nodes=1..2", "--best", "cost", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    costs = {case["label"]: case["dollars_per_million_tokens"] for case in found["cases"]}
+    assert found["said"].startswith(f"cheapest: {min(costs, key=lambda label: costs[label])}")
+    assert main([*BARE, *batch, "--deadline", "100d", "--tokens", "1G"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "fewest devices for 1G tokens in 100d (122,071 steps): 2, in whole nodes" in out and "the training takes" in out
+    )
+    assert main([*BARE, *batch, "--deadline", "1s", "--tokens", "1T"]) == 1
+    assert main([*BARE, *batch, "--max-devices", "3"]) == 0
+    assert "fastest on at most 3 devices, in whole nodes: 2" in capsys.readouterr().out
+    kinds = "on=1x2xa100-sxm-80gb,1x2xh100-sxm"
+    assert (
+        main([*BARE, *batch, "--max-step", "1s", "--best", "cost", "--vary", kinds, "--price", "a100-sxm-80gb=1,2"])
+        == 0
+    )
+    assert "cheapest machines for 1.00 s: 2, in whole nodes" in capsys.readouterr().out
+
+
+def test_the_largest_model(capsys: pytest.CaptureFixture[str]) -> None:
+    few = [*BARE[:3], "1x2xa100-sxm-80gb", *BARE[4:], "--global-batch", "2", "--recompute", "full"]
+    assert main([*few, "--largest", "llama-3.1-405b,llama-3.2-1b,llama-tiny"]) == 0
+    assert "largest that fits: llama-3.2-1b" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -107,6 +156,15 @@ def test_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--pareto", "--longest", "64"], "ask one at a time"),
         (["--pareto", "-o", "plan.toml"], "-o writes one plan"),
         (["--html", "page.html"], "--html draws several cases"),
+        (["--vary", "nodes=1..16", "--pareto"], "are different questions"),
+        (["--vary", "links=fast"], "takes factors"),
+        (["--vary", "nodes=4..2"], "a range goes up"),
+        (["--vary", "seq_len=64", "--vary", "seq_len=128"], "vary one thing, or two different ones"),
+        (["--deadline", "7d"], "belong together"),
+        (["--max-devices", "1"], "at most 1 devices, but a node"),
+        (["--largest", "layer"], "did you mean"),
+        (["--tokens-per-batch", "4k"], "both give the batch"),
+        (["--price", "cheap"], "is no price"),
     ],
 )
 def test_questions_that_do_not_go_together(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,13 +7,25 @@ from dataclasses import replace
 import pytest
 
 from gnomon.errors import GnomonError, PlanError
-from gnomon.hardware import Cluster, parse_cluster
-from gnomon.models.presets import model
+from gnomon.hardware import Cluster, local_cluster, parse_cluster, scaled
+from gnomon.models.presets import CONFIGS, build, model
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import make_space, parse_limit
-from gnomon.search.goals import Question, fewest_devices, longest, of_nodes, pareto, vary
+from gnomon.search.goals import (
+    Question,
+    among,
+    best_case,
+    fewest_devices,
+    longest,
+    of_nodes,
+    pareto,
+    peak_step_s,
+    up_to,
+)
+from gnomon.search.largest import grown, largest, largest_of, unit
+from gnomon.search.vary import Varied, sequences, sweep, vary
 
 CLUSTER = parse_cluster("1x2xa100-sxm-80gb")
 WORK = Workload(global_batch_size=4, seq_len=128)
@@ -78,3 +90,111 @@ def test_each_value_has_its_best_plan() -> None:
         assert case.found is not None and case.found.step_s == best
     with pytest.raises(PlanError, match="cannot vary"):
         vary(ASKED, CLUSTER, WORK, "heads", (1,))
+
+
+def test_two_things_vary_together() -> None:
+    other = parse_cluster("1x2xh100-sxm")
+    varied = (Varied(name="seq_len", values=(64, 128)), Varied(name="on", values=(CLUSTER, other)))
+    cases = sweep(ASKED, CLUSTER, WORK, varied)
+    labels = [f"{on} seq_len={n}" for n in (64, 128) for on in (CLUSTER.name, other.name)]
+    assert [case.label for case in cases] == labels
+    for case in cases:
+        assert case.found is not None
+        assert case.found.step_s == min(s for s, _ in everything(case.cluster, case.workload))
+    with pytest.raises(PlanError, match="together"):
+        sweep(ASKED, CLUSTER, WORK, (varied[0], varied[0]))
+
+
+def test_slower_links_and_less_memory_are_those_of_other_machines() -> None:
+    work = Workload(global_batch_size=8, seq_len=512)
+    asked = replace(ASKED, fixed={**ASKED.fixed, "tp": 2})
+    slow, same, fast = vary(asked, CLUSTER, work, "links", (0.01, 1.0, 4.0))
+    assert slow.found and same.found and fast.found
+    assert slow.found.step_s > same.found.step_s >= fast.found.step_s
+    assert same.found.step_s == asked.best(CLUSTER, work).found.step_s  # type: ignore[union-attr]
+    small, large = vary(ASKED, CLUSTER, work, "memory", (2**20, 80 * 2**30))
+    assert small.found is None and small.why == "nothing fits in memory" and large.found is not None
+    with pytest.raises(GnomonError, match="no network"):
+        scaled(local_cluster(2), network=2.0)
+
+
+def test_tokens_of_a_batch_are_whole_sequences() -> None:
+    varied = (Varied(name="seq_len", values=(64, 128)),)
+    cases = sweep(ASKED, CLUSTER, WORK, varied, tokens_per_batch=1024)
+    assert [case.workload.global_batch_size for case in cases] == [16, 8]
+    assert sequences(4 * 2**20, 4096) == 1024
+    with pytest.raises(PlanError, match=r"the nearest are 3,997,696 \(976\) or 4,001,792 \(977 sequences\)"):
+        sequences(4_000_000, 4096)
+
+
+def test_the_cheapest_is_not_the_fastest() -> None:
+    """Sums by hand: dollars of an hour over tokens of an hour."""
+    asked = replace(ASKED, prices={"a100-sxm-80gb": 1.0, "h100-sxm-80gb": 1000.0})
+    cases = among(asked, (CLUSTER, parse_cluster("1x2xh100-sxm")), WORK)
+    cheap, fast = best_case(cases, "cost"), best_case(cases, "step")
+    assert cheap is cases[0] and fast is cases[1]
+    assert cheap.found is not None and cheap.dollars_per_token is not None
+    tokens_an_hour = 4 * 128 / cheap.found.step_s * 3600
+    assert cheap.dollars_per_token == pytest.approx(2 * 1.0 / tokens_an_hour)
+    (lacking,) = among(ASKED, (parse_cluster("1x2xv100-sxm-32gb"),), WORK)
+    assert lacking.found is None and "no peak for 'bf16'" in lacking.why
+    unpriced = among(ASKED, (parse_cluster("1x2xa100-pcie-80gb"),), WORK)
+    with pytest.raises(PlanError, match="--price"):
+        best_case(unpriced, "cost")
+
+
+def test_no_step_is_shorter_than_at_the_peak_of_every_device() -> None:
+    for cluster in (CLUSTER, parse_cluster("1x2xh100-sxm")):
+        for work in (WORK, Workload(global_batch_size=64, seq_len=2048)):
+            assert peak_step_s(ASKED, cluster, work) < min(s for s, _ in everything(cluster, work))
+    (case,) = fewest_devices(ASKED, (CLUSTER,), WORK, peak_step_s(ASKED, CLUSTER, WORK) / 2)
+    assert case.found is None and "even at the peak" in case.why
+
+
+def test_whole_nodes_up_to_a_number_of_devices() -> None:
+    cluster = parse_cluster("4x8xh100-sxm")
+    assert [each.num_devices for each in up_to(cluster, 20)] == [8, 16]
+    with pytest.raises(PlanError, match="at most 4 devices, but a node"):
+        up_to(cluster, 4)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gpt2", "deepseek-v3"])
+def test_a_grown_model_follows_its_rule(name: str) -> None:
+    config = CONFIGS[name]()
+    same = build(replace(config, name="x"))  # type: ignore[arg-type]
+    deeper = grown(config, "layers", config.num_layers + 1)
+    assert deeper.config.hidden_size == config.hidden_size
+    assert deeper.graph.num_parameters() > same.num_parameters()
+    wide = unit(config, "hidden") * 6
+    wider = grown(config, "hidden", wide).config
+    assert wider.num_heads == wide and wider.hidden_size * config.num_heads == config.hidden_size * wide
+    both = grown(config, "both", config.num_layers * 2).config
+    assert both.hidden_size / both.num_layers == pytest.approx(config.hidden_size / config.num_layers, rel=0.5)
+
+
+def test_the_largest_depth_is_that_of_trying_all() -> None:
+    config, work = CONFIGS["llama-tiny"](), Workload(global_batch_size=4, seq_len=64)
+    asked = replace(ASKED, limits=(), fixed={**ASKED.fixed, "recompute": "none", "zero": 0, "pp": 1, "tp": 1})
+    eleven = replace(asked, graph=grown(config, "layers", 11).graph).best(CLUSTER, work)
+    assert eleven.found is not None
+    asked = replace(asked, goal=Goal(memory_bytes=eleven.found.prediction.tightest.peak_bytes))
+    cases = largest(asked, CLUSTER, work, config, "layers")
+    last = cases[-1]
+    assert last.found is not None
+
+    def fits(layers: int) -> bool:
+        each = replace(asked, graph=grown(config, "layers", layers).graph)
+        return each.best(CLUSTER, work).found is not None
+
+    layers = max(int(case.label.split("=")[1].split()[0]) for case in cases if case.found is not None)
+    assert last.label.startswith(f"layers={layers} ")
+    assert fits(layers) and not fits(layers + 1)
+    with pytest.raises(PlanError, match="not even layers=1"):
+        largest(replace(asked, goal=Goal(memory_bytes=2**20)), CLUSTER, work, config, "layers")
+
+
+def test_the_largest_of_models() -> None:
+    graphs = [model(name) for name in ("llama-tiny", "llama-3.1-405b", "llama-3.2-1b")]
+    cases = largest_of(ASKED, CLUSTER, WORK, graphs)
+    assert [case.label.split()[0] for case in cases] == ["llama-3.1-405b", "llama-3.2-1b"]
+    assert cases[-1].found is not None

@@ -15,13 +15,23 @@ fix a field; --forbid limits one: tp pp cp ep dp_replicate dp_shard zero
 virtual_stages micro_batch_size schedule recompute sequence_parallel
 keep_gathered context overlap.
 
+Other questions: --vary NAME=VALUES finds the best plan at each value of seq_len
+global_batch nodes on network links memory (nodes=1..16, on=4x8xh100-sxm,2xaws-p5,
+network=0.5,1,2 times its bandwidth, memory=40GiB,80GiB); two of them may be given.
+--max-step, --deadline with --tokens, and --max-devices choose among 1, 2, … nodes
+of CLUSTER, or among the values of --vary nodes or on; --best cost takes the
+cheapest in place of the fewest or the fastest.
+
 examples:
   gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 128 -o plan.toml
   gnomon plan llama-tiny --on local --global-batch 16 --seq-len 256
   gnomon plan gpt3-175b --on 64x8xa100-sxm-80gb --global-batch 512 \\
       --seq-len 2048 --forbid 'pp>8' --memory 70GiB
 
-exit status: 0 a plan was found; 1 no plan is as fast as --max-step; 2 there is
+  gnomon plan llama-3.1-8b --on 16x8xh100-sxm --tokens-per-batch 4M \\
+      --deadline 7d --tokens 1T --best cost --price 2.5
+
+exit status: 0 a plan was found; 1 no machines are as fast as asked; 2 there is
 none, or the request is wrong."""
 
 
@@ -58,6 +68,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         ("--seq-len", "tokens of a sequence"),
     ):
         work.add_argument(name, type=count, metavar="N", help=text)
+    work.add_argument(
+        "--tokens-per-batch", metavar="N", help="tokens of an optimizer step, for --global-batch; 4M = 4 x 1024 x 1024"
+    )
     axes = parser.add_argument_group("axes (ranks; dp-shard is what remains unless given)")
     for name in ("tp", "pp", "cp", "ep", "dp-shard", "dp-replicate"):
         axes.add_argument(f"--{name}", type=count, metavar="N")
@@ -81,13 +94,29 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")
     limits.add_argument("--memory", metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it")
-    other = parser.add_argument_group("other questions (one at a time)")
+    other = parser.add_argument_group("other questions")
     other.add_argument(
-        "--vary", metavar="NAME=N,N", help="best plan at each seq_len, global_batch or nodes; 4k tokens = 4096"
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=V,V",
+        help="the best plan at each value; may be given twice",
     )
     other.add_argument("--pareto", action="store_true", help="the front of time and memory")
     other.add_argument("--longest", type=count, metavar="N", help="the longest sequence that fits, a multiple of N")
+    other.add_argument(
+        "--largest",
+        metavar="RULE",
+        help="the largest model that fits: layers, hidden or both of MODEL, or names by commas",
+    )
     other.add_argument("--max-step", metavar="TIME", help="fewest nodes of CLUSTER whose step is no longer, as in 2s")
+    other.add_argument("--deadline", metavar="TIME", help="fewest nodes that train --tokens in this time, as in 7d")
+    other.add_argument("--tokens", metavar="N", help="tokens to train on, as in 1T; with --deadline")
+    other.add_argument("--max-devices", type=count, metavar="N", help="the best on whole nodes with at most N devices")
+    other.add_argument("--best", choices=("step", "cost"), default="step", help="shortest step, or cheapest token")
+    other.add_argument(
+        "--price", action="append", default=[], metavar="DOLLARS", help="of a device-hour, as in 2.5 or h100-sxm=2.5"
+    )
     other.add_argument("--html", metavar="FILE", help="the cases as a page with a plot")
     add_run_options(parser)
 

@@ -11,12 +11,12 @@ from datetime import date
 from pkgutil import resolve_name
 from typing import Any
 
-from gnomon.cli.plan_goals import answer, is_asked
-from gnomon.cli.request import PRECISIONS, SEQ_LEN, has_sequences, read_model
+from gnomon.cli.plan_goals import answer, is_asked, name_of
+from gnomon.cli.request import PRECISIONS, SEQ_LEN, given_batch, has_sequences, read_model
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.graph import Graph
-from gnomon.hardware import Cluster, parse_cluster
+from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
@@ -44,8 +44,10 @@ def run(options: argparse.Namespace) -> int:
     goal = Goal(memory_bytes=parse_bytes(options.memory)) if options.memory else Goal()
     if is_asked(options):
         limits = tuple(parse_limit(each) for each in options.forbid)
-        asked = Question(graph=graph, stack=stack, base=base, fixed=fixed, limits=limits, goal=goal)
+        prices = parse_prices(tuple(options.price))
+        asked = Question(graph=graph, stack=stack, base=base, fixed=fixed, limits=limits, goal=goal, prices=prices)
         return answer(options, asked, machines, workload, assumed)
+    cost = rent(machines, parse_prices(tuple(options.price)))
     progress: list[Progress] = []
 
     def told(done: int, size: int) -> None:
@@ -70,9 +72,10 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         save_plan_file(_file(options, found, assumed), options.output)
     if options.json:
-        print_json({**result_mapping(found), "assumptions": [*assumed, *found.best[0].prediction.assumptions]})
+        taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
+        print_json({**result_mapping(found, rent=cost), "assumptions": taken})
     else:
-        print_lines(plan_text(found, assumed=assumed, notes=notes))
+        print_lines(plan_text(found, assumed=assumed, notes=notes, rent=cost))
         if options.output:
             print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
     return 0
@@ -98,17 +101,22 @@ def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) ->
 
 
 def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
-    varied = (options.vary or "").partition("=")[0].strip().replace("-", "_")
-    batch = 1 if varied == "global_batch" else options.global_batch
-    if batch is None:
-        raise InputError("no batch to plan for; give --global-batch N, the sequences of an optimizer step")
+    varied = {name_of(each) for each in options.vary}
     seq_len = options.seq_len
     if seq_len is None and not has_sequences(graph):
         seq_len = 1
     elif seq_len is None:
         seq_len = SEQ_LEN
-        if varied != "seq_len" and not options.longest:
+        if "seq_len" not in varied and not options.longest:
             assumed.append(f"sequence length not given: {SEQ_LEN} tokens (--seq-len)")
+    # Under a fixed number of tokens, sequences are counted at each length that is tried.
+    batch = 1 if "seq_len" in varied and options.tokens_per_batch else given_batch(options, seq_len)
+    if batch is None and "global_batch" in varied:
+        batch = 1
+    if batch is None:
+        raise InputError(
+            "no batch to plan for; give --global-batch N, the sequences of an optimizer step, or --tokens-per-batch N"
+        )
     return Workload(global_batch_size=batch, seq_len=seq_len)
 
 

@@ -1,99 +1,260 @@
-"""`gnomon plan` with another question: `--vary`, `--pareto`, `--longest`, `--max-step`.
+"""`gnomon plan` with another question: `--vary`, `--pareto`, `--longest`, `--largest`, `--max-step`, `--deadline`,
+`--max-devices`.
 
 `answer` prints a table of cases and returns 0, or 1 when none of them is what was asked. Leaves out the searches
-(`gnomon.search.goals`).
+(`gnomon.search.goals`, `gnomon.search.vary`, `gnomon.search.largest`).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
+from gnomon.cli.request import read_config, read_model, tokens_of, tokens_per_batch
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
-from gnomon.hardware import Cluster
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.models.presets import PRESETS
 from gnomon.plans import Workload
 from gnomon.report.sweep import sweep_mapping, sweep_page, sweep_text
-from gnomon.report.tables import wrapped
-from gnomon.search.goals import VARIED, Case, Question, fewest_devices, longest, of_nodes, pareto, vary
-from gnomon.units import parse_count, parse_seconds, show_bytes, show_seconds
+from gnomon.report.tables import dollars, wrapped
+from gnomon.search.goals import (
+    Case,
+    Question,
+    among,
+    best_case,
+    fast_enough,
+    fewest_devices,
+    longest,
+    of_nodes,
+    pareto,
+    up_to,
+)
+from gnomon.search.largest import largest, largest_of
+from gnomon.search.vary import VARIED, Value, Varied, sweep
+from gnomon.units import parse_bytes, parse_count, parse_seconds, show_bytes, show_seconds
 
 RESOLUTION = 0.01
 """Share of a device's memory by which plans of a front differ at least."""
 
-ASKED = ("vary", "pareto", "longest", "max_step")
-"""Options that ask something else than the fastest plan."""
+ALONE = ("pareto", "longest", "largest", "max_step", "deadline")
+"""Options that ask something else than the fastest plan, one at a time."""
+
+MACHINES = ("nodes", "on")
+"""What varies machines: what `--max-step`, `--deadline` and `--max-devices` choose among."""
+
+Answer = tuple[Sequence[Case], str, bool]
+"""Cases, what they answer, and whether that is what was asked."""
 
 
 def is_asked(options: argparse.Namespace) -> bool:
     """Whether one of them is given. InputError for several, for what they do not go with, or `--html` without."""
-    given = [f"--{name.replace('_', '-')}" for name in ASKED if getattr(options, name) not in (None, False)]
+    given = [f"--{name.replace('_', '-')}" for name in ALONE if getattr(options, name) not in (None, False)]
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} are different questions; ask one at a time")
-    if given and options.output:
-        raise InputError(f"-o writes one plan, and {given[0]} finds several; fix the case and plan it alone")
-    if options.html and not given:
+    names = [name_of(each) for each in options.vary]
+    chooses = bool(options.max_devices) or given in (["--max-step"], ["--deadline"])
+    if names and (given or options.max_devices) and not (chooses and set(names) <= {*MACHINES} and len(names) == 1):
+        first = given[0] if given else "--max-devices"
+        raise InputError(
+            f"{first} and --vary {' and '.join(names)} are different questions; --max-step, --deadline and "
+            "--max-devices choose among the values of one --vary nodes or --vary on"
+        )
+    if options.max_devices and given and not chooses:
+        raise InputError(f"{given[0]} and --max-devices are different questions; ask one at a time")
+    if bool(options.deadline) != bool(options.tokens):
+        raise InputError("--deadline TIME and --tokens N belong together: so many tokens in so much time")
+    asked = [*given, *(["--max-devices"] if options.max_devices else []), *(["--vary"] if names else [])]
+    if asked and options.output:
+        raise InputError(f"-o writes one plan, and {asked[0]} finds several; fix the case and plan it alone")
+    if options.html and not asked:
         raise InputError("--html draws several cases; give --vary, --pareto, --longest or --max-step with it")
-    return bool(given)
+    if options.longest and options.tokens_per_batch:
+        raise InputError("--longest keeps the sequences of a step; give --global-batch in place of --tokens-per-batch")
+    return bool(asked)
+
+
+def name_of(text: str) -> str:
+    """What a `--vary` varies."""
+    return text.partition("=")[0].strip().replace("-", "_")
 
 
 def answer(
     options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]
 ) -> int:
     """Search, print, draw."""
-    met = True
-    if options.vary:
-        name, values = _varied(options.vary)
-        cases, said = vary(asked, cluster, workload, name, values), ""
-    elif options.pareto:
-        least = min(group.node.device.memory_bytes for group in cluster.groups)
-        resolution = int(least * RESOLUTION)
-        cases = pareto(asked, cluster, workload, resolution_bytes=resolution)
-        said = f"Each plan is the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more."
-        met = bool(cases)
+    if options.pareto:
+        cases, said, met = _front(asked, cluster, workload)
     elif options.longest:
         cases = longest(asked, cluster, workload, multiple=options.longest)
-        said = f"longest: {cases[-1].label}, in multiples of {options.longest}"
+        said, met = f"longest: {cases[-1].label}, in multiples of {options.longest}", True
+    elif options.largest:
+        cases = _largest(options, asked, cluster, workload)
+        said, met = f"largest that fits: {cases[-1].label}", True
+    elif options.max_step or options.deadline or options.max_devices:
+        cases, said, met = _machines(options, asked, cluster, workload)
     else:
-        limit = parse_seconds(options.max_step)
-        nodes = sum(group.count for group in cluster.groups)
-        clusters = [of_nodes(cluster, count) for count in range(1, nodes + 1)]
-        cases = fewest_devices(asked, clusters, workload, limit)
-        last = cases[-1]
-        met = last.found is not None and last.found.step_s <= limit
-        said = (
-            f"fewest devices for {show_seconds(limit)}: {last.cluster.num_devices}, in whole nodes"
-            if met
-            else f"no number of nodes up to {nodes} takes {show_seconds(limit)} or less"
-        )
+        cases, said, met = _swept(options, asked, cluster, workload)
     _show(options, cases, said, assumed)
     return 0 if met else 1
 
 
+def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+    resolution = int(min(group.node.device.memory_bytes for group in cluster.groups) * RESOLUTION)
+    cases = pareto(asked, cluster, workload, resolution_bytes=resolution)
+    said = f"Each plan is the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more."
+    return cases, said, bool(cases)
+
+
+def _largest(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> tuple[Case, ...]:
+    rule = options.largest
+    if rule in ("layers", "hidden", "both"):
+        config, _ = read_config(options.model)
+        if config is None:
+            raise InputError(
+                f"--largest {rule} makes a decoder deeper or wider, and {options.model} is none; name models"
+            )
+        return largest(asked, cluster, workload, config, rule)
+    names = [name.strip() for name in rule.split(",") if name.strip()]
+    if len(names) == 1 and names[0] not in PRESETS and not Path(names[0]).exists():
+        known = ("layers", "hidden", "both")
+        hint = nearest(rule, known)
+        raise InputError(f"--largest {rule[:40]!r} is no rule{hint}; write layers, hidden, both, or names of models")
+    return largest_of(asked, cluster, workload, [read_model(name)[0] for name in names])
+
+
+def _machines(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+    """Fewest, fastest or cheapest machines under limits on time and devices."""
+    clusters = _choices(options, cluster)
+    limit, steps, what = _time_limit(options, workload)
+    if limit == float("inf"):
+        cases = among(asked, clusters, workload)
+        found = best_case(cases, options.best)
+        word = "cheapest" if options.best == "cost" else "fastest"
+        said = f"{word} on at most {options.max_devices} devices, in whole nodes: "
+    elif options.best == "cost":
+        cases = tuple(fast_enough(asked, clusters, workload, limit))
+        found = best_case(cases, "cost", limit)
+        said = f"cheapest machines for {what}: "
+    else:
+        cases = fewest_devices(asked, clusters, workload, limit)
+        found = best_case(cases[-1:], "step", limit)
+        said = f"fewest devices for {what}: "
+    if found is None:
+        most = max(each.num_devices for each in clusters)
+        if limit == float("inf"):
+            return cases, f"nothing runs and fits on up to {most} devices", False
+        return cases, f"no number of nodes up to {most} devices takes {show_seconds(limit)} a step or less", False
+    return cases, said + _spent(found, steps), True
+
+
+def _choices(options: argparse.Namespace, cluster: Cluster) -> list[Cluster]:
+    """Machines to choose among, fewer devices first."""
+    if not options.vary:
+        return list(up_to(cluster, options.max_devices))
+    (varied,) = (_varied(text) for text in options.vary)
+    if varied.name == "nodes":
+        nodes = {int(value) for value in varied.values if not isinstance(value, Cluster)}
+        clusters = [
+            each for each in up_to(of_nodes(cluster, max(nodes)), options.max_devices) if each.num_nodes in nodes
+        ]
+    else:
+        kinds = [value for value in varied.values if isinstance(value, Cluster)]
+        fit = [kind for kind in kinds if options.max_devices is None or _node(kind) <= options.max_devices]
+        clusters = [each for kind in fit for each in up_to(kind, options.max_devices)]
+    if not clusters:
+        raise InputError(f"none of {options.vary[0][:60]!r} has {options.max_devices} devices or less")
+    return sorted(clusters, key=lambda each: each.num_devices)
+
+
+def _node(cluster: Cluster) -> int:
+    return cluster.groups[0].node.count
+
+
+def _time_limit(options: argparse.Namespace, workload: Workload) -> tuple[float, int, str]:
+    """(seconds that a step may take, steps of the whole training or 0, what was asked in words)."""
+    if options.max_step:
+        limit = parse_seconds(options.max_step)
+        return limit, 0, show_seconds(limit)
+    if not options.deadline:
+        return float("inf"), 0, ""
+    deadline, tokens = parse_seconds(options.deadline), parse_count(options.tokens)
+    if not tokens or not deadline:
+        raise InputError("--deadline and --tokens must be above 0")
+    steps = ceil(tokens / sum(workload.sequence_lengths()))
+    return deadline / steps, steps, f"{options.tokens} tokens in {options.deadline} ({steps:,} steps)"
+
+
+def _spent(case: Case, steps: int) -> str:
+    """Machines, and the whole training's time and rent if its length is known."""
+    assert case.found is not None
+    words = f"{case.cluster.num_devices}, in whole nodes ({case.cluster.name})"
+    if steps:
+        words += f"; the training takes {case.found.step_s * steps / 86400:.3g} days"
+        if case.dollars_per_step is not None:
+            words += f" and {dollars(case.dollars_per_step * steps)}"
+    elif case.dollars_per_token is not None:
+        words += f"; 1M tokens cost {dollars(case.dollars_per_token * 1e6)}"
+    return words
+
+
+def _swept(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+    varied = tuple(_varied(text) for text in options.vary)
+    cases = sweep(asked, cluster, workload, varied, tokens_per_batch=tokens_per_batch(options))
+    if options.best == "step":
+        return cases, "", True
+    found = best_case(cases, "cost")
+    if found is None or found.dollars_per_token is None:
+        return cases, "no case has a plan", False
+    return cases, f"cheapest: {found.label}, {dollars(found.dollars_per_token * 1e6)} for 1M tokens", True
+
+
 def _show(options: argparse.Namespace, cases: Sequence[Case], said: str, assumed: Sequence[str]) -> None:
     title = f"{options.model} on {options.on}"
+    priced = (line for case in cases if case.rent is not None for line in case.rent.sources)
+    taken = tuple(dict.fromkeys((*assumed, *priced)))
     if options.json:
-        print_json({**sweep_mapping(cases), "said": said, "assumptions": list(assumed)})
+        print_json({**sweep_mapping(cases), "said": said, "assumptions": list(taken)})
     else:
         first = "memory allowed" if options.pareto else "case"
         print_lines((title, "", *sweep_text(cases, first), *(("", *wrapped(said, indent="")) if said else ())))
-        if assumed:
-            print_lines(("", "assumed", *(line for each in assumed for line in wrapped(each, bullet="- "))))
+        if taken:
+            print_lines(("", "assumed", *(line for each in taken for line in wrapped(each, bullet="- "))))
     if options.html:
         Path(options.html).write_text(sweep_page(cases, title), encoding="utf-8")
 
 
-def _varied(text: str) -> tuple[str, tuple[int, ...]]:
-    """(name, values) of `seq_len=4k,32k`: lengths of sequences are counted in units of 1,024, as models are named."""
-    name, _, rest = text.partition("=")
-    name = name.strip().replace("-", "_")
+def _varied(text: str) -> Varied:
+    """What varies and its values, as in `seq_len=4k,32k`, `nodes=1..16`, `on=4x8xh100-sxm,2xaws-p5`."""
+    name, rest = name_of(text), text.partition("=")[2]
     if name not in VARIED:
         raise InputError(f"cannot vary {name[:40]!r}{nearest(name, VARIED)}; there are {', '.join(VARIED)}")
-    each_of = [each.strip() for each in rest.split(",") if each.strip()]
-    if name == "seq_len":
-        each_of = [f"{each[:-1]}Ki" if each[-1] in "kK" else each for each in each_of]
-    values = tuple(parse_count(each) for each in each_of)
-    if not values or min(values) < 1:
-        raise InputError(f"--vary {text[:40]!r} has no values; write {name}=N,N,…, as in seq_len=4k,32k")
-    return name, values
+    values = tuple(value for each in rest.split(",") if each.strip() for value in _values(name, each.strip()))
+    if not values:
+        raise InputError(f"--vary {text[:40]!r} has no values; write {name}=V,V,…, as in seq_len=4k,32k or nodes=1..16")
+    return Varied(name=name, values=values)
+
+
+def _values(name: str, text: str) -> tuple[Value, ...]:
+    """One value, or a range of whole numbers; lengths of sequences are counted in units of 1,024."""
+    if name == "on":
+        return (parse_cluster(text),)
+    if name == "memory":
+        return (parse_bytes(text),)
+    if name in ("network", "links"):
+        try:
+            return (float(text.removesuffix("x")),)
+        except ValueError:
+            raise InputError(f"--vary {name} takes factors, as in {name}=0.5,1,2, not {text[:20]!r}") from None
+    first, dots, last = text.partition("..")
+    if dots:
+        low, high = parse_count(first), parse_count(last)
+        if not 1 <= low <= high <= low + 4096:
+            raise InputError(f"--vary {name}={text[:40]}: a range goes up, from 1 on, over 4,096 values at most")
+        return tuple(range(low, high + 1))
+    value = tokens_of(text) if name == "seq_len" else parse_count(text)
+    if value < 1:
+        raise InputError(f"--vary {name}={text[:40]}: values are at least 1")
+    return (value,)

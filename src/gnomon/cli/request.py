@@ -38,6 +38,8 @@ from gnomon.plans import (
 from gnomon.plans.parts import ScheduleName
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.vary import sequences
+from gnomon.units import parse_count
 
 FORMATS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron")
 """Programs whose job files can be read."""
@@ -261,11 +263,36 @@ def has_sequences(graph: Graph) -> bool:
     return any(dim.size is None and dim.name == "seq" for block in graph.blocks for dim in block.dims)
 
 
+def given_batch(options: argparse.Namespace, seq_len: int) -> int | None:
+    """Sequences of a step from `--global-batch` or `--tokens-per-batch`; None without either."""
+    tokens = tokens_per_batch(options)
+    return options.global_batch if tokens is None else sequences(tokens, seq_len)
+
+
+def tokens_per_batch(options: argparse.Namespace) -> int | None:
+    """Tokens of `--tokens-per-batch`, in which k and M are 1,024 and its square, as batches of sequences are named."""
+    if options.tokens_per_batch is None:
+        return None
+    if options.global_batch is not None:
+        raise InputError("--global-batch and --tokens-per-batch both give the batch; use one of them")
+    text: str = options.tokens_per_batch.strip()
+    tokens = tokens_of(text)
+    if tokens < 1:
+        raise InputError(f"--tokens-per-batch {text[:40]!r} must be at least 1")
+    return tokens
+
+
+def tokens_of(text: str) -> int:
+    """A number of tokens in which k and M are 1,024 and its square, as lengths of contexts are named."""
+    return parse_count(f"{text[:-1]}{text[-1].upper()}i" if text[-1:] in ("k", "K", "M") else text)
+
+
 def _workload(
     graph: Graph, plan: Plan, options: argparse.Namespace, given: Workload | None, assumed: list[str]
 ) -> Workload:
     if given is not None:
-        changes = {"global_batch_size": options.global_batch, "seq_len": options.seq_len}
+        seq_len = options.seq_len or max(given.sequence_lengths(), default=1)
+        changes = {"global_batch_size": given_batch(options, seq_len), "seq_len": options.seq_len}
         return replace(given, **{name: value for name, value in changes.items() if value is not None})
     seq_len = options.seq_len
     if seq_len is None and not has_sequences(graph):
@@ -274,7 +301,7 @@ def _workload(
     elif seq_len is None:
         seq_len = SEQ_LEN
         assumed.append(f"sequence length not given: {SEQ_LEN} tokens (--seq-len)")
-    batch = options.global_batch
+    batch = given_batch(options, seq_len)
     if batch is None:
         ranks = plan.stage_mesh(0).data_ranks
         stages = plan.num_pipeline_ranks

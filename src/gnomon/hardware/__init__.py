@@ -18,6 +18,10 @@ from gnomon.hardware.measured import Axis as Axis
 from gnomon.hardware.measured import Measured as Measured
 from gnomon.hardware.measured import Table as Table
 from gnomon.hardware.measured import merged as merged
+from gnomon.hardware.rent import Rent as Rent
+from gnomon.hardware.rent import parse_prices as parse_prices
+from gnomon.hardware.rent import rent as rent
+from gnomon.hardware.scaled import scaled as scaled
 from gnomon.hardware.specs import load_cluster as load_cluster
 from gnomon.hardware.specs import load_cluster_file as load_cluster_file
 from gnomon.hardware.specs import local_cluster as local_cluster

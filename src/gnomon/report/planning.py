@@ -9,27 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gnomon.hardware import Rent
 from gnomon.report.prediction import WORDS, describe
-from gnomon.report.tables import Column, gib, memory_unit, number, percent, table, wrapped
+from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, wrapped
 from gnomon.search import Found, Result, loss
+from gnomon.search.goals import tokens_of
 from gnomon.units import show_bytes, show_seconds
 
 _WORDS = {**WORDS, "bubble": "bubble", "ahead": "waiting", "launch": "launches", "offload": "host copies"}
 """Part of the step -> what it is called where there is little room."""
 
 
-def plan_text(found: Result, *, assumed: Sequence[str] = (), notes: Sequence[str] = ()) -> tuple[str, ...]:
-    """Lines of at most 80 columns."""
+def plan_text(
+    found: Result, *, assumed: Sequence[str] = (), notes: Sequence[str] = (), rent: Rent | None = None
+) -> tuple[str, ...]:
+    """Lines of at most 80 columns. rent: of the cluster, if it has a price."""
     best = found.best[0]
     lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
     lines += wrapped(_choices(best))
-    lines += ["", *_speed(best), "", *wrapped(best.prediction.verdict, indent="")]
+    lines += ["", *_speed(best, rent), "", *wrapped(best.prediction.verdict, indent="")]
     lines += wrapped(_limit(found), indent="")
     lines += ["", *_runners(found)]
     if faster := _too_large(found):
         lines += ["", *faster]
     lines += ["", *_covered(found)]
-    taken = tuple(dict.fromkeys((*assumed, *best.prediction.assumptions)))
+    priced = rent.sources if rent else ()
+    taken = tuple(dict.fromkeys((*assumed, *priced, *best.prediction.assumptions)))
     for title, entries in (("assumed", taken), ("notes", (*best.prediction.notes, *notes))):
         if entries:
             lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
@@ -68,13 +73,16 @@ def short(found: Found) -> str:
     return "; ".join([" ".join(words), *schedule, *again])
 
 
-def _speed(best: Found) -> tuple[str, ...]:
+def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
     prediction = best.prediction
-    pairs = (
+    pairs = [
         ("step", show_seconds(prediction.step_s)),
         ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4)),
         ("MFU", f"{percent(prediction.mfu)} %"),
-    )
+    ]
+    if rent is not None:
+        step = rent.dollars_per_hour / 3600 * prediction.step_s
+        pairs += [("a step costs", dollars(step)), ("1M tokens cost", dollars(step / tokens_of(best) * 1e6))]
     return tuple(f"{name:<16}{value:>12}" for name, value in pairs)
 
 
@@ -123,12 +131,15 @@ def _covered(found: Result) -> tuple[str, ...]:
     )
 
 
-def result_mapping(found: Result) -> dict[str, Any]:
-    """Plain values for JSON, as `gnomon.search/1`."""
+def result_mapping(found: Result, *, rent: Rent | None = None) -> dict[str, Any]:
+    """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price."""
     counts = found.counts
+    step = None if rent is None else rent.dollars_per_hour / 3600 * found.best[0].step_s
     return {
         "schema": "gnomon.search/1",
         "limit_bytes": found.limit_bytes,
+        "dollars_per_step": step,
+        "dollars_per_million_tokens": None if step is None else step / tokens_of(found.best[0]) * 1e6,
         "best": [
             {
                 "point": each.point._asdict(),

@@ -6,11 +6,12 @@ Leaves out how the cases were found (`gnomon.search.goals`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
 from gnomon.report.planning import short
-from gnomon.report.tables import Column, gib, number, table
+from gnomon.report.tables import Column, dollars, gib, number, table, wrapped
 from gnomon.search import Found
 from gnomon.search.goals import Case
 from gnomon.units import show_seconds
@@ -18,26 +19,44 @@ from gnomon.units import show_seconds
 WIDTH, HEIGHT, EDGE = 640, 320, 70
 """Of the plot, in pixels; the edge is for its labels."""
 
+LONG = 20
+"""Characters from which labels are too long for a column of the text."""
+
+LABEL = 110
+"""Pixels that a case takes at least, for its label."""
+
 
 def sweep_text(cases: Sequence[Case], first: str) -> tuple[str, ...]:
-    """A table, a case a row. first: the heading of the labels."""
-    columns = (
-        Column(name=first, align="left"),
-        Column(name="devices"),
-        Column(name="step"),
-        Column(name="tokens/s/device"),
-        Column(name="GiB"),
-        Column(name="best plan", align="left"),
-    )
-    return table(columns, [_row(case) for case in cases])
+    """A table, a case a row, then why cases have no plan. first: the heading of the labels; long ones are numbered and
+    stand below."""
+    names = _heads(cases)
+    words = ("", "best plan")
+    columns = tuple(Column(name=n or first, align="left" if n in words else "right") for n in names)
+    long = any(len(case.label) > LONG for case in cases)
+    shown = [replace(case, label=f"{i}") if long else case for i, case in enumerate(cases, 1)]
+    lines = [*table(columns, [_row(case, names) for case in shown])]
+    if long:
+        lines += ["", *(line for i, c in enumerate(cases, 1) for line in wrapped(c.label, bullet=f"{i}: "))]
+    if any(case.found is None for case in cases):
+        lines += ["", "no plan"]
+        lines += [line for c in cases if c.found is None for line in wrapped(f"{c.label}: {c.why}", bullet="- ")]
+    return tuple(lines)
 
 
-def _row(case: Case) -> tuple[str, ...]:
+def _heads(cases: Sequence[Case]) -> tuple[str, ...]:
+    """Of the columns; cost only where some case has one."""
+    cost = ("$/1M tok",) if any(case.dollars_per_token is not None for case in cases) else ()
+    return ("", "devices", "step", "tok/s/device", "GiB", *cost, "best plan")
+
+
+def _row(case: Case, names: Sequence[str], *, whys: bool = False) -> tuple[str, ...]:
     devices, found = f"{case.cluster.num_devices:,}", case.found
     if found is None:
-        return case.label, devices, "", "", "", case.why
+        return case.label, devices, *("" for _ in names[3:]), case.why if whys else ""
     rate = number(found.prediction.tokens_per_s_per_device, 4)
-    return case.label, devices, show_seconds(found.step_s), rate, _gib(found), short(found)
+    spent = case.dollars_per_token
+    cost = ("" if spent is None else dollars(spent * 1e6).lstrip("$"),) if "$/1M tok" in names else ()
+    return case.label, devices, show_seconds(found.step_s), rate, _gib(found), *cost, short(found)
 
 
 def _gib(found: Found) -> str:
@@ -58,6 +77,8 @@ def _mapping(case: Case) -> dict[str, Any]:
         **given,
         "step_s": found.step_s,
         "tokens_per_s_per_device": found.prediction.tokens_per_s_per_device,
+        "dollars_per_step": case.dollars_per_step,
+        "dollars_per_million_tokens": None if case.dollars_per_token is None else case.dollars_per_token * 1e6,
         "peak_bytes": found.prediction.tightest.peak_bytes,
         "point": found.point._asdict(),
     }
@@ -65,8 +86,11 @@ def _mapping(case: Case) -> dict[str, Any]:
 
 def sweep_page(cases: Sequence[Case], title: str) -> str:
     """HTML with a plot of the step's seconds and a table. Cases without a plan have no bar, and say why."""
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _row(case))}</tr>" for case in cases)
-    heads = "".join(f"<th>{h}</th>" for h in ("", "devices", "step", "tokens/s/device", "GiB", "best plan"))
+    names = _heads(cases)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _row(case, names, whys=True))}</tr>" for case in cases
+    )
+    heads = "".join(f"<th>{h}</th>" for h in names)
     style = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
@@ -77,7 +101,8 @@ def sweep_page(cases: Sequence[Case], title: str) -> str:
 def _plot(cases: Sequence[Case]) -> str:
     """Bars of the step's seconds, from zero."""
     most = max((case.found.step_s for case in cases if case.found is not None), default=1.0)
-    wide = (WIDTH - EDGE) / max(1, len(cases))
+    width = max(WIDTH, EDGE + LABEL * len(cases))
+    wide = (width - EDGE) / max(1, len(cases))
     parts = []
     for index, case in enumerate(cases):
         left, seconds = EDGE + index * wide, 0.0 if case.found is None else case.found.step_s
@@ -90,4 +115,4 @@ def _plot(cases: Sequence[Case]) -> str:
             f'<text x="{left + wide / 2:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{escape(case.label)}</text>'
         )
     label = f'<text x="5" y="{HEIGHT / 2:.0f}">step</text>'
-    return f'<svg width="{WIDTH}" height="{HEIGHT}" font-size="11" role="img">{label}{"".join(parts)}</svg>'
+    return f'<svg width="{width}" height="{HEIGHT}" font-size="11" role="img">{label}{"".join(parts)}</svg>'

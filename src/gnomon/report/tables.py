@@ -91,6 +91,11 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 
 
+def dollars(value: float) -> str:
+    """As in `$0.0269`, `$1,234`: three significant digits, whole dollars from 100 on."""
+    return f"${value:,.0f}" if value >= 100 else f"${number(value, 3)}"
+
+
 def memory_unit(size: float) -> tuple[str, int]:
     """(unit, bytes) in which a size reads well: a model for a laptop would be all zeros in GiB."""
     return ("GiB", 2**30) if size >= 2**30 else ("MiB", 2**20)

@@ -1,22 +1,25 @@
-"""Other questions than the fastest plan, each answered by searches: fronts, fewest devices, longest sequences, sweeps.
+"""Other questions than the fastest plan, each answered by searches: fronts, fewest or cheapest machines, longest
+sequences.
 
-`pareto`, `fewest_devices`, `longest` and `vary` return `Case`s: machines and work with the best plan there. They are as
-exact as `solve` is, for the space that it searches; what is assumed beside that stands with each. Leaves out printing.
+`pareto`, `fewest_devices`, `among` and `longest` return `Case`s: machines and work with the best plan there, and what
+they cost. They are as exact as `solve` is, for the space that it searches; what is assumed beside that stands with
+each. Leaves out printing, sweeps (`search.vary`) and models of several sizes (`search.largest`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from gnomon.errors import PlanError
-from gnomon.graph import Graph
-from gnomon.hardware import Cluster
+from gnomon.errors import PlanError, UnpricedError
+from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
+from gnomon.hardware import Cluster, Rent, rent
 from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.search.requests import check_request
 from gnomon.search.solve import Found, memory_limit, solve
 from gnomon.search.space import Limit, make_space
-from gnomon.units import show_bytes
+from gnomon.units import show_bytes, show_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,32 @@ class Case:
     """None where nothing runs or fits."""
     why: str = ""
     """Why there is none."""
+    rent: Rent | None = None
+    """What the machines cost; None where no price is known."""
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens of a step; samples where the model has no sequences."""
+        return None if self.found is None else tokens_of(self.found)
+
+    @property
+    def dollars_per_step(self) -> float | None:
+        """Rent of a step's time; None without a plan or a price."""
+        if self.found is None or self.rent is None:
+            return None
+        return self.rent.dollars_per_hour / 3600 * self.found.step_s
+
+    @property
+    def dollars_per_token(self) -> float | None:
+        """The same over the tokens of a step."""
+        dollars, tokens = self.dollars_per_step, self.tokens
+        return None if dollars is None or tokens is None else dollars / tokens
+
+
+def tokens_of(found: Found) -> float:
+    """Tokens of a step, all devices together."""
+    prediction = found.prediction
+    return round(prediction.tokens_per_s_per_device * len(set(prediction.plan.device_of)) * found.step_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +72,13 @@ class Question:
     fixed: Mapping[str, object] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     goal: Goal = field(default_factory=Goal)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Dollars of a device-hour, as `hardware.rent` takes them."""
 
     def best(self, cluster: Cluster, workload: Workload, *, label: str = "", memory_bytes: int | None = None) -> Case:
         """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's."""
         goal = self.goal if memory_bytes is None else replace(self.goal, memory_bytes=memory_bytes)
-        case = Case(label=label, cluster=cluster, workload=workload, found=None)
+        case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
         try:
             check_request(self.graph, cluster, workload, self.base, self.fixed, cluster.num_devices)
             space = make_space(
@@ -55,7 +86,10 @@ class Question:
             )
         except PlanError as error:
             return replace(case, why=str(error))
-        found = solve(self.graph, cluster, workload, space, self.stack, goal, top=1)
+        try:
+            found = solve(self.graph, cluster, workload, space, self.stack, goal, top=1)
+        except UnpricedError as error:  # a kind of device that lacks the precision
+            return replace(case, why=str(error))
         if found.best:
             return replace(case, found=found.best[0])
         large = found.counts.too_large or found.counts.priced
@@ -88,14 +122,67 @@ def fewest_devices(
     asked: Question, clusters: Iterable[Cluster], workload: Workload, max_step_s: float
 ) -> tuple[Case, ...]:
     """Clusters in the order given, up to the first on which a step takes no longer than `max_step_s`; the last one is
-    the answer, if its plan is that fast."""
+    the answer, if its plan is that fast. See `fast_enough`."""
     cases: list[Case] = []
-    for cluster in clusters:
-        case = asked.best(cluster, workload, label=f"devices={cluster.num_devices}")
+    for case in fast_enough(asked, clusters, workload, max_step_s):
         cases.append(case)
         if case.found is not None and case.found.step_s <= max_step_s:
             break
     return tuple(cases)
+
+
+def fast_enough(asked: Question, clusters: Iterable[Cluster], workload: Workload, max_step_s: float) -> Iterator[Case]:
+    """The best plan on each cluster. One on which the peak of all devices would not reach `max_step_s` is not searched:
+    a kernel takes its FLOPs over its device's peak or longer, and a causal mask halves attention at most."""
+    for cluster in clusters:
+        label = f"devices={cluster.num_devices}"
+        least = peak_step_s(asked, cluster, workload)
+        if least > max_step_s:
+            why = f"even at the peak of every device a step takes {show_seconds(least)}"
+            yield Case(
+                label=label,
+                cluster=cluster,
+                workload=workload,
+                found=None,
+                why=why,
+                rent=rent(cluster, asked.prices),
+            )
+        else:
+            yield asked.best(cluster, workload, label=label)
+
+
+def peak_step_s(asked: Question, cluster: Cluster, workload: Workload) -> float:
+    """Seconds of a step if every device ran at its peak all the time, nothing were recomputed or waited for."""
+    lengths = workload.sequence_lengths()
+    sizes = {"batch": len(lengths), "seq": max(lengths), **dict(workload.sizes)}
+    work = graph_work(asked.graph, FUSED, Setting(sizes=sizes, dtypes=BF16, causal_flops="half"))
+    low = asked.base.precision.fp8
+    dtype = asked.base.precision.compute if low is None else "fp4" if low.recipe == "nvfp4" else "fp8"
+    rates = (g.node.device.flops_per_s(dtype) * g.node.count * g.count for g in cluster.groups)
+    return float(work.total.matmul_flops) / sum(rates)
+
+
+def among(asked: Question, clusters: Iterable[Cluster], workload: Workload) -> tuple[Case, ...]:
+    """The best plan on each of several clusters."""
+    return tuple(asked.best(each, workload, label=f"{each.name}, {each.num_devices} devices") for each in clusters)
+
+
+def best_case(cases: Iterable[Case], by: Literal["step", "cost"], max_step_s: float = float("inf")) -> Case | None:
+    """The case with the shortest step or the cheapest token, of those whose step is no longer than `max_step_s`; of
+    equal ones that with fewer devices. PlanError for the cheapest where machines have no price."""
+    able = [case for case in cases if case.found is not None and case.found.step_s <= max_step_s]
+    if by == "cost" and (unknown := [case for case in able if case.rent is None]):
+        raise PlanError(
+            f"no price of {unknown[0].cluster.name} is known; give dollars of a device-hour with --price 2.5, or "
+            f"--price DEVICE=2.5 for each kind"
+        )
+
+    def key(case: Case) -> tuple[float, int]:
+        assert case.found is not None
+        value = case.found.step_s if by == "step" else case.dollars_per_token
+        return value or 0.0, case.cluster.num_devices
+
+    return min(able, key=key, default=None)
 
 
 def longest(
@@ -126,30 +213,20 @@ def longest(
     return (*(case for count, case in sorted(tried.items()) if count != low), tried[low])
 
 
-VARIED = ("seq_len", "global_batch", "nodes")
-"""What `vary` changes."""
-
-
-def vary(asked: Question, cluster: Cluster, workload: Workload, name: str, values: Iterable[int]) -> tuple[Case, ...]:
-    """The best plan at each value of `seq_len`, `global_batch` or `nodes`."""
-    cases = []
-    for value in values:
-        machines, work = cluster, workload
-        if name == "nodes":
-            machines = of_nodes(cluster, value)
-        elif name == "seq_len":
-            work = replace(workload, seq_len=value)
-        elif name == "global_batch":
-            work = replace(workload, global_batch_size=value)
-        else:
-            raise PlanError(f"cannot vary {name[:40]!r}; there are {', '.join(VARIED)}")
-        cases.append(asked.best(machines, work, label=f"{name}={value}"))
-    return tuple(cases)
-
-
 def of_nodes(cluster: Cluster, nodes: int) -> Cluster:
     """So many nodes of a cluster's one kind. PlanError for a cluster of several kinds."""
     if len(cluster.groups) != 1:
         raise PlanError(f"{cluster.name} has several kinds of nodes; name one kind to vary their number")
     (group,) = cluster.groups
     return replace(cluster, name=f"{nodes} nodes of {cluster.name}", groups=(replace(group, count=nodes),))
+
+
+def up_to(cluster: Cluster, most: int | None = None) -> tuple[Cluster, ...]:
+    """1, 2, … whole nodes of a cluster, fewer devices first, with at most `most` devices. PlanError if not even one
+    node has so few."""
+    each = cluster.groups[0].node.count
+    nodes = sum(group.count for group in cluster.groups)
+    found = tuple(of_nodes(cluster, n) for n in range(1, nodes + 1) if most is None or n * each <= most)
+    if not found:
+        raise PlanError(f"at most {most} devices, but a node of {cluster.name} has {each}; allow {each}, or name parts")
+    return found

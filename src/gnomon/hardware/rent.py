@@ -1,0 +1,96 @@
+"""What a cluster costs to rent: a public price of each kind of device, or the user's own.
+
+`rent(cluster)` adds up the newest public price of every device (of several from the same time the lowest), `rent(…,
+given)` takes the user's. Returns None where some kind has no price: nothing is guessed. Leaves out what is not paid by
+the device-hour: storage, network traffic, idle time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gnomon.errors import InputError, nearest
+from gnomon.hardware.catalogue import device, device_names, prices
+from gnomon.hardware.types import Cluster, Price
+from gnomon.units import DollarsPerHour, parse_dollars_per_hour
+
+ANY = ""
+"""Key of a given price that holds for every kind of device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rent:
+    """What a cluster costs."""
+
+    dollars_per_hour: DollarsPerHour
+    """Of all its devices."""
+    sources: tuple[str, ...]
+    """A line for each kind of device: price of a device-hour, who offers it, when it was read."""
+
+
+def rent(cluster: Cluster, given: Mapping[str, float] | None = None) -> Rent | None:
+    """The rent of a cluster; None if a kind of device has no price.
+
+    given: dollars of a device-hour by name of the device, or for all kinds under `ANY`; goes before public prices.
+    """
+    own = given or {}
+    counts: dict[str, int] = {}
+    for group in cluster.groups:
+        name = group.node.device.name
+        counts[name] = counts.get(name, 0) + group.count * group.node.count
+    total, sources = 0.0, []
+    for name, count in counts.items():
+        if (mine := own.get(name, own.get(ANY))) is not None:
+            total += mine * count
+            sources.append(f"rent: ${mine:.2f} a device-hour of {name}, as given (--price)")
+            continue
+        public = newest_price(name)
+        if public is None:
+            return None
+        total += public.dollars_per_device_hour * count
+        sources.append(
+            f"rent: ${public.dollars_per_device_hour:.2f} a device-hour of {name} ({public.name}, {public.source}, "
+            f"{public.date}; --price overrides)"
+        )
+    return Rent(dollars_per_hour=total, sources=tuple(sources))
+
+
+def newest_price(name: str) -> Price | None:
+    """The newest public price of a device; of several from the same month the lowest; None without any."""
+    if name not in device_names():
+        return None
+    return min(prices(name), key=lambda p: (_ago(p.date), p.dollars_per_device_hour), default=None)
+
+
+def _ago(date: str) -> int:
+    """Months since year 0, negated: the newest comes first."""
+    return -(int(date[:4]) * 12 + int(date[5:7]))
+
+
+def parse_prices(texts: tuple[str, ...]) -> dict[str, float]:
+    """Given prices from `2.5` (all kinds) or `h100-sxm=2.5`; `$2.5/h` is read too. InputError for anything else."""
+    found: dict[str, float] = {}
+    for text in texts:
+        for part in text.split(","):
+            name, equals, value = part.strip().rpartition("=")
+            if equals and name not in device_names(aliases=True):
+                hint = nearest(name, device_names(aliases=True))
+                raise InputError(f"--price names no known device: {name[:40]!r}{hint}; write DEVICE=DOLLARS")
+            found[device(name).name if equals else ANY] = _dollars(value, text)
+    return found
+
+
+def _dollars(value: str, text: str) -> float:
+    if "/" in value:
+        dollars = parse_dollars_per_hour(value)
+    else:
+        try:
+            dollars = float(value.lstrip("$"))
+        except ValueError:
+            raise InputError(
+                f"--price {text[:40]!r} is no price; write dollars of a device-hour, as in 2.5 or h100-sxm=2.5"
+            ) from None
+    if not 0 < dollars < 1e6:
+        raise InputError(f"--price {text[:40]!r} must be above 0 and below a million dollars a device-hour")
+    return dollars

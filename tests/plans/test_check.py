@@ -25,6 +25,7 @@ from gnomon.plans import (
     Overlap,
     Plan,
     Precision,
+    RouterLoad,
     Saved,
     SavedRule,
     Schedule,
@@ -126,7 +127,53 @@ def test_padded_vocabulary_is_said() -> None:
 def test_ulysses_divides_heads_over_tp_and_cp() -> None:
     ulysses = replace(plan(mbs=1, tp=8, cp=8), layout=Layout(context="ulysses"))
     assert "tp x cp = 64 does not divide heads = 32" in errors(ulysses)["heads_not_divisible"]
-    assert "heads_not_divisible" not in errors(replace(ulysses, layout=Layout(context="ring")))
+    assert "or context = 'ring' or 'all_gather'" in errors(ulysses)["heads_not_divisible"]
+    for other in ("ring", "all_gather"):
+        assert "heads_not_divisible" not in errors(replace(ulysses, layout=Layout(context=other)))
+
+
+def test_key_value_heads_limit_ulysses_by_what_they_divide() -> None:
+    """Llama 3.1 8B has 32 heads and 8 key-value heads: up to 8 ranks divide them, multiples of 8 hold copies, others
+    cannot."""
+    by = {cp: replace(plan(mbs=1, cp=cp), layout=Layout(context="ulysses")) for cp in (4, 8, 16, 32)}
+    for cp in (4, 8):
+        assert errors(by[cp]) == {} and "kv_heads_replicated" not in notes(by[cp])
+    for cp in (16, 32):
+        assert f"each key-value head is held by {cp // 8} ranks" in notes(by[cp])["kv_heads_replicated"]
+    narrow = llama(replace(qwen2_5_7b(), num_heads=24, num_kv_heads=4, hidden_size=24 * 128, name="narrow"))
+    six = replace(plan(mbs=1, cp=6), layout=Layout(context="ulysses"))
+    assert "tp x cp = 6 does not divide kv_heads = 4" in errors(six, narrow)["kv_heads_not_divisible"]
+    ring = replace(six, layout=Layout(context="ring"))
+    assert errors(ring, narrow) == {}
+
+
+def test_ring_and_gather_are_limited_by_the_sequence_alone() -> None:
+    """A zig-zag needs 2 x cp pieces; Ulysses, which has whole sequences in attention, only cp."""
+    odd = Workload(global_batch_size=8, seq_len=4 * 1031)
+    for context in ("ring", "all_gather"):
+        four = replace(plan(mbs=1, cp=4), layout=Layout(context=context))
+        assert "2 x cp = 8" in errors(four, workload=odd)["sequence_not_divisible"]
+        plain = replace(four, layout=replace(four.layout, context_order="contiguous"))
+        assert "sequence_not_divisible" not in errors(plain, workload=odd)
+    ulysses = replace(plan(mbs=1, cp=4), layout=Layout(context="ulysses"))
+    assert "sequence_not_divisible" not in errors(ulysses, workload=odd)
+
+
+def test_router_loads_that_cannot_be_and_what_others_do() -> None:
+    def work(**load: object) -> Workload:
+        return Workload(global_batch_size=8, seq_len=4096, router=RouterLoad(**load))  # type: ignore[arg-type]
+
+    eight = plan(mbs=1, dp_shard=8, ep=8)
+    assert (
+        "3 counts, but the block has 8 experts"
+        in (errors(eight, MIXTRAL, workload=work(kind="histogram", counts=(1.0, 2.0, 3.0)))["router_counts"])
+    )
+    steep = errors(eight, MIXTRAL, workload=work(kind="zipf", s=2.0))["router_share"]
+    assert "65% of its (token, expert) pairs to one expert, but a token goes to 2" in steep
+    said = notes(eight, MIXTRAL, workload=work(kind="zipf", s=1.0, capacity=1.25))["router_load"]
+    assert "the busiest of ep = 8 ranks computes and holds 1.25 times the mean rows" in said and "drops 23.9%" in said
+    assert "has no experts" in notes(plan(mbs=1), LLAMA, workload=work(kind="zipf", s=1.0))["no_effect"]
+    assert "router_load" not in notes(eight, MIXTRAL, workload=work())
 
 
 def test_sequence_divides_into_what_the_axes_need() -> None:

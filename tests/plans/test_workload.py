@@ -5,6 +5,8 @@ The examples are a decode batch, chunks of a long sequence, uneven shares and a 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -127,6 +129,27 @@ def test_router_load() -> None:
         load_.fractions(8)
 
 
+def test_router_capacity() -> None:
+    """By hand: four experts get 60, 20, 10, 10 % of the rows; the mean is 25 %, a capacity of 1.2 is 30 %."""
+    load_ = RouterLoad(kind="histogram", counts=(6.0, 2.0, 1.0, 1.0), capacity=1.2)
+    assert load_.computed(4).tolist() == pytest.approx([0.3, 0.2, 0.1, 0.1])
+    assert load_.dropped(4) == pytest.approx(0.3)
+    assert load_.busiest(4, 2) == pytest.approx(1.0) and load_.busiest(4, 4) == pytest.approx(1.2)
+    padded = replace(load_, padded=True)
+    assert padded.busiest(4, 2) == pytest.approx(1.2) and padded.dropped(4) == pytest.approx(0.3)
+    assert RouterLoad(capacity=1.25).busiest(8, 4) == 1.0 and RouterLoad(capacity=1.25).dropped(8) == 0.0
+    assert RouterLoad(capacity=1.25, padded=True).busiest(8, 4) == pytest.approx(1.25)
+
+
+@given(st.integers(1, 6), st.floats(0, 4), st.floats(1, 4), st.booleans())
+def test_rows_are_computed_or_dropped(power: int, s: float, capacity: float, padded: bool) -> None:
+    experts = 2**power
+    load_ = RouterLoad(kind="zipf", s=s, capacity=capacity)
+    assert load_.computed(experts).sum() + load_.dropped(experts) == pytest.approx(1.0)
+    ways = [replace(load_, padded=padded).busiest(experts, 2**p) for p in range(power + 1)]
+    assert ways == pytest.approx(sorted(ways)) and ways[-1] <= capacity + 1e-9
+
+
 @given(st.integers(1, 64), st.floats(0, 4))
 def test_router_fractions_add_up_and_fall(num_experts: int, s: float) -> None:
     fractions = RouterLoad(kind="zipf", s=s).fractions(num_experts)
@@ -159,6 +182,8 @@ def test_workloads_as_text() -> None:
         (lambda: shared_units((1,) * 7, shares=(3, 1), num_microbatches=2), "need 8 sequences, but the batch has 7"),
         (lambda: RouterLoad(kind="histogram"), "needs counts"),
         (lambda: RouterLoad(s=2.0), "does not use s"),
+        (lambda: RouterLoad(capacity=0.5), "at least 1"),
+        (lambda: RouterLoad(padded=True), "give one"),
         (lambda: Arrivals(kind="poisson"), "positive"),
         (lambda: Arrivals(kind="trace", times_s=(2.0, 1.0)), "not decreasing"),
         (lambda: Lengths(values=(1, 2), weights=(1.0,)), "one weight for each"),

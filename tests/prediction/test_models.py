@@ -81,6 +81,12 @@ def test_skewed_routing_is_slower_and_expert_parallelism_divides_experts() -> No
     even, skewed = mixtral(8), mixtral(8, RouterLoad(kind="zipf", s=0.5))
     assert skewed.step_s > even.step_s
     assert skewed.breakdown["ep communication"] > even.breakdown["ep communication"]
+    assert skewed.tightest.by_class["activations"] > even.tightest.by_class["activations"]
+    # a capacity of the mean drops what is more, so that the busiest rank is as all are
+    level = mixtral(8, RouterLoad(kind="zipf", s=0.5, capacity=1.0))
+    assert (level.step_s, level.tightest.by_class) == (even.step_s, even.tightest.by_class)
+    padded = mixtral(8, RouterLoad(capacity=1.25, padded=True))
+    assert even.step_s < padded.step_s and any("drops 0.0%" in note for note in padded.notes)
     # experts of half of 32 layers, over 8 ranks: 3 matrices of 4096 x 14336 each
     assert mixtral(8).step.stages[0].elements[1] == 16 * 3 * 4096 * 14336
     assert mixtral(1).step.stages[0].elements[1] == 8 * 16 * 3 * 4096 * 14336

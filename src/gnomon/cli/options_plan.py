@@ -71,6 +71,15 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--tokens-per-batch", metavar="N", help="tokens of an optimizer step, for --global-batch; 4M = 4 x 1024 x 1024"
     )
+    work.add_argument(
+        "--router", metavar="LOAD", help="how tokens spread over experts: balanced, zipf:1.0, or a JSON list of counts"
+    )
+    work.add_argument(
+        "--capacity", type=float, metavar="C", help="rows an expert takes over the mean; more are dropped; no limit"
+    )
+    work.add_argument(
+        "--pad-experts", action="store_true", default=None, help="every expert computes its whole capacity"
+    )
     axes = parser.add_argument_group("axes (ranks; dp-shard is what remains unless given)")
     for name in ("tp", "pp", "cp", "ep", "dp-shard", "dp-replicate"):
         axes.add_argument(f"--{name}", type=count, metavar="N")
@@ -78,6 +87,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how it is run")
     how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), metavar="STAGE", help="ZeRO stage; 3 is FSDP")
     how.add_argument("--recompute", choices=("none", "selective", "full"), metavar="HOW", help="none, selective, full")
+    how.add_argument(
+        "--context", choices=("ring", "all_gather", "ulysses"), metavar="HOW", help="with cp: ring, all_gather, ulysses"
+    )
     how.add_argument("--schedule", metavar="NAME", help="as in one_f_one_b, zero_bubble_h1, v_half")
     how.add_argument("--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16 …")
     how.add_argument("--sequence-parallel", action="store_true", default=None, help="with tp")

@@ -12,12 +12,12 @@ from pkgutil import resolve_name
 from typing import Any
 
 from gnomon.cli.plan_goals import answer, is_asked, name_of
-from gnomon.cli.request import PRECISIONS, SEQ_LEN, given_batch, has_sequences, read_model
+from gnomon.cli.request import PRECISIONS, SEQ_LEN, given_batch, given_router, has_sequences, read_model
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
-from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
+from gnomon.plans import Goal, Plan, PlanFile, Predicted, RouterLoad, Stack, Workload, save_plan_file
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
@@ -29,6 +29,7 @@ FIELDS = {
     "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "dp_shard": "dp_shard", "dp_replicate": "dp_replicate",
     "vpp": "virtual_stages", "zero": "zero", "recompute": "recompute", "schedule": "schedule",
     "micro_batch_size": "micro_batch_size", "sequence_parallel": "sequence_parallel",
+    "context": "context",
 }  # fmt: skip
 """Option -> field of a point that it fixes."""
 
@@ -117,7 +118,7 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
         raise InputError(
             "no batch to plan for; give --global-batch N, the sequences of an optimizer step, or --tokens-per-batch N"
         )
-    return Workload(global_batch_size=batch, seq_len=seq_len)
+    return Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad()))
 
 
 def _file(options: argparse.Namespace, found: Result, assumed: list[str]) -> PlanFile:

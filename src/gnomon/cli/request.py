@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from gnomon.plans import (
     Plan,
     PlanFile,
     Precision,
+    RouterLoad,
     Saved,
     Schedule,
     Stack,
@@ -209,8 +211,10 @@ def _changed(plan: Plan, options: argparse.Namespace, machines: Cluster, *, keep
         changes["saved"] = Saved(preset=options.recompute)
     if options.precision is not None:
         changes["precision"] = PRECISIONS[options.precision]
-    if options.sequence_parallel:
-        changes["layout"] = replace(plan.layout, sequence_parallel=True)
+    layout: dict[str, Any] = {"sequence_parallel": True} if options.sequence_parallel else {}
+    layout |= {"context": options.context} if options.context is not None else {}
+    if layout:
+        changes["layout"] = replace(plan.layout, **layout)
     return replace(plan, schedule=_schedule(plan.schedule, options), **changes)
 
 
@@ -282,6 +286,48 @@ def tokens_per_batch(options: argparse.Namespace) -> int | None:
     return tokens
 
 
+def given_router(options: argparse.Namespace, before: RouterLoad) -> RouterLoad:
+    """The load of `--router`, `--capacity` and `--pad-experts`; what they do not say stays as it was."""
+    found = before
+    if options.router is not None:
+        kind, _, value = options.router.strip().partition(":")
+        if kind == "balanced" and not value:
+            found = RouterLoad()
+        elif kind == "zipf":
+            found = RouterLoad(kind="zipf", s=_exponent(value))
+        elif Path(options.router).suffix == ".json":
+            found = RouterLoad(kind="histogram", counts=_counts(Path(options.router)))
+        else:
+            raise InputError(
+                f"--router {options.router[:40]!r} is no load; write balanced, zipf:1.0, or the path of a .json file"
+            )
+        found = replace(found, capacity=before.capacity, padded=before.padded)
+    if options.capacity is not None:
+        found = replace(found, capacity=options.capacity)
+    return found if options.pad_experts is None else replace(found, padded=True)
+
+
+def _exponent(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"--router zipf:{text[:20]} has no exponent; write zipf:1.0") from None
+
+
+def _counts(path: Path) -> tuple[float, ...]:
+    """Tokens of each expert from a JSON list of numbers."""
+    text, _ = read_source(path)
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in found):
+        raise InputError(
+            f"{path} is no list of numbers; write the tokens that each expert of a layer got, [812, 95, …]"
+        )
+    return tuple(float(n) for n in found)
+
+
 def tokens_of(text: str) -> int:
     """A number of tokens in which k and M are 1,024 and its square, as lengths of contexts are named."""
     return parse_count(f"{text[:-1]}{text[-1].upper()}i" if text[-1:] in ("k", "K", "M") else text)
@@ -293,6 +339,7 @@ def _workload(
     if given is not None:
         seq_len = options.seq_len or max(given.sequence_lengths(), default=1)
         changes = {"global_batch_size": given_batch(options, seq_len), "seq_len": options.seq_len}
+        given = replace(given, router=given_router(options, given.router))
         return replace(given, **{name: value for name, value in changes.items() if value is not None})
     seq_len = options.seq_len
     if seq_len is None and not has_sequences(graph):
@@ -308,4 +355,4 @@ def _workload(
         count = plan.schedule.num_microbatches or (1 if stages == 1 else 4 * stages)
         batch = count * (plan.schedule.micro_batch_size or 1) * ranks
         assumed.append(f"global batch not given: {batch} (sequences a step; --global-batch)")
-    return Workload(global_batch_size=batch, seq_len=seq_len)
+    return Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad()))

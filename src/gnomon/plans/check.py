@@ -8,18 +8,18 @@ PlanError with the errors among them. `batch` says how the global batch divides 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
 from gnomon.errors import PlanError, nearest
-from gnomon.graph import Dim, Graph, Layer
+from gnomon.graph import Block, Dim, Graph, Layer
 from gnomon.graph import Op as GraphOp
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.plan import Plan
 from gnomon.plans.select import select
 from gnomon.plans.stages import dependencies, stage_layers, transfers
-from gnomon.plans.workload import Workload
+from gnomon.plans.workload import RouterLoad, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ def problems(
     if not any(problem.name == "layers_not_covered" for problem in found):
         found += _dims(plan, graph, workload)
     found += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
+    found += _router(plan, graph, workload)
     unique = dict.fromkeys(found)
     return tuple(sorted(unique, key=lambda problem: problem.severity))
 
@@ -338,7 +339,10 @@ def _head_ways(plan: Plan, mesh: Mesh) -> tuple[str, int]:
 
 
 def _heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
-    yield from _divides("heads_not_divisible", *_head_ways(plan, mesh), dim)
+    axis, ways = _head_ways(plan, mesh)
+    for problem in _divides("heads_not_divisible", axis, ways, dim):
+        more = ", or context = 'ring' or 'all_gather', which divide the sequence alone" if axis != "tp" else ""
+        yield replace(problem, message=problem.message + more)
 
 
 def _kv_heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
@@ -389,7 +393,8 @@ def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Pro
         return
     parts, why = 1, []
     if mesh.cp > 1:
-        zigzag = plan.layout.context_order == "zigzag"
+        # Under Ulysses every rank has whole sequences in attention: there is no mask to even out.
+        zigzag = plan.layout.context_order == "zigzag" and plan.layout.context != "ulysses"
         parts *= mesh.cp * (2 if zigzag else 1)
         why.append(f"{'2 x ' if zigzag else ''}cp = {parts}")
     if plan.layout.sequence_parallel and mesh.tp > 1:
@@ -418,6 +423,45 @@ def _positions(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
                     f"sequences of {longest} tokens, but {graph.name} has learned positions for {dim.size}; "
                     f"the longest legal seq_len is {dim.size}",
                 )
+
+
+def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Problem]:
+    """Whether routing as the workload has it can be, and what it does to the busiest rank."""
+    if workload is None or workload.router == RouterLoad():
+        return
+    router = workload.router
+    sizes = {(_size(block, "experts"), _size(block, "topk")) for block in graph.blocks} - {(0, 0)}
+    if not sizes:
+        yield _note("no_effect", f"the router's load has no effect: graph {graph.name!r} has no experts")
+    for experts, chosen in sorted(sizes):
+        try:
+            most = float(router.fractions(experts).max())
+        except PlanError as error:
+            yield _error("router_counts", str(error))
+            continue
+        if chosen and most > 1 / chosen + 1e-9:
+            yield _error(
+                "router_share",
+                f"the router sends {most:.0%} of its (token, expert) pairs to one expert, but a token goes to {chosen} "
+                f"different experts, so that none gets more than 1/{chosen}; use a flatter load",
+            )
+            continue
+        ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+        if experts % ep:
+            continue  # said already
+        said = (
+            f"the busiest of ep = {ep} ranks computes and holds {router.busiest(experts, ep):.2f} times the mean rows"
+        )
+        if router.capacity:
+            padded = ", and every expert computes its whole capacity" if router.padded else ""
+            lost = f"{router.dropped(experts):.1%} of (token, expert) pairs"
+            said += f"; capacity {router.capacity:g} drops {lost}{padded}"
+        yield _note("router_load", f"router load {router.kind}: {said}")
+
+
+def _size(block: Block, name: str) -> int:
+    """The size of a block's dim of that base name; 0 without one."""
+    return next((dim.size for dim in block.dims if dim.name.split(".")[-1] == name and dim.size), 0)
 
 
 def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:

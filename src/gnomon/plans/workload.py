@@ -158,8 +158,18 @@ class RouterLoad:
     """Exponent of `zipf`; 0 is balanced."""
     counts: tuple[float, ...] = ()
     """Tokens seen by each expert, for `histogram`; only the ratios matter."""
+    capacity: float = 0.0
+    """Rows that an expert takes, over the mean; what is routed to it beyond them is dropped (GShard, Lepikhin et al.
+    2020; Switch Transformer, Fedus et al. 2021). 0: none is."""
+    padded: bool = False
+    """Every expert computes its whole capacity, filled up with zeros, however few rows it gets (GShard, DeepSpeed-MoE;
+    Megatron-LM with `--moe-pad-expert-input-to-capacity`)."""
 
     def __post_init__(self) -> None:
+        if self.capacity and not 1 <= self.capacity < float("inf"):
+            raise PlanError(f"router capacity = {self.capacity} must be at least 1 (the mean), or 0 for no limit")
+        if self.padded and not self.capacity:
+            raise PlanError("router padded fills experts up to their capacity; give one, as in capacity = 1.25")
         if (self.kind == "zipf") != (self.s != 0.0) and not (self.kind == "zipf" and self.s == 0.0):
             raise PlanError(f"router load {self.kind!r} does not use s = {self.s}; write kind = 'zipf' or leave s out")
         if (self.kind == "histogram") != bool(self.counts):
@@ -181,14 +191,34 @@ class RouterLoad:
         fractions: NDArray[np.float64] = weights / weights.sum()
         return fractions
 
+    def computed(self, num_experts: int) -> NDArray[np.float64]:
+        """Rows that each expert computes, as a share of all that are routed: shape (num_experts,). Without a capacity
+        that is `fractions`."""
+        if self.padded:
+            return np.full(num_experts, self.capacity / num_experts)
+        found = self.fractions(num_experts)
+        return np.minimum(found, self.capacity / num_experts) if self.capacity else found
+
+    def dropped(self, num_experts: int) -> float:
+        """Share of routed (token, expert) pairs that no expert has room for."""
+        if not self.capacity:
+            return 0.0
+        return float(np.maximum(self.fractions(num_experts) - self.capacity / num_experts, 0.0).sum())
+
+    def busiest(self, num_experts: int, ep: int) -> float:
+        """Rows that the busiest of `ep` ranks computes over those of balanced routing without drops."""
+        if self.kind == "balanced" and not self.padded:
+            return 1.0
+        return float(self.rank_fractions(num_experts, ep).max() * ep)
+
     def rank_fractions(self, num_experts: int, ep: int) -> NDArray[np.float64]:
-        """Share of routed tokens on each of `ep` ranks, which hold consecutive experts. The largest times `ep` is the
-        slowdown of the slowest rank; 1 when balanced."""
+        """Share of routed tokens that each of `ep` ranks computes; a rank holds consecutive experts. The largest times
+        `ep` is the slowdown of the slowest rank; 1 when balanced."""
         if num_experts % ep:
             raise PlanError(
                 f"{num_experts} experts do not divide over ep = {ep}; choose ep from the divisors of {num_experts}"
             )
-        fractions: NDArray[np.float64] = self.fractions(num_experts).reshape(ep, -1).sum(axis=1)
+        fractions: NDArray[np.float64] = self.computed(num_experts).reshape(ep, -1).sum(axis=1)
         return fractions
 
 

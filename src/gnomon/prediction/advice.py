@@ -150,6 +150,8 @@ def _parallel(plan: Plan) -> Iterator[Change]:
         layout = replace(plan.layout, sequence_parallel=True)
         moved = replace(mesh, dp_shard=mesh.dp_shard // ways, tp=mesh.tp * ways)
         yield f"tp {mesh.tp} -> {moved.tp}", replace(plan, mesh=moved, layout=layout)
+        if moved.dp_shard * mesh.cp * mesh.tp % (mesh.ep * mesh.etp):
+            continue  # a pipeline would leave too few ranks to the experts
         if size is not None or plan.schedule.num_microbatches:
             moved = replace(mesh, dp_shard=mesh.dp_shard // ways, pp=mesh.pp * ways)
             yield f"pp {mesh.pp} -> {moved.pp}", replace(plan, mesh=moved)

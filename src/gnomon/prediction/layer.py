@@ -48,6 +48,7 @@ from gnomon.prices.kernels import (
 )
 from gnomon.prices.links import AxisLink
 from gnomon.sharding import Collective, ShardedBlock, causal_shares, shard_block
+from gnomon.sharding.homes import routed_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +218,7 @@ class _Pricing:
         self.ops = {op.path: op for op in self.block.ops}
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
         self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
+        self.routed = routed_tensors(self.block) if context.load != 1 else frozenset()
         self.wide = self._wide()
         self.into_add = self._into_add() if context.dropout_add_fused else frozenset()
         # gradients written over a tensor that is kept anyway take no memory of their own
@@ -419,8 +421,12 @@ class _Pricing:
         return [c for c in self.sharded.forward if c.path in origins]
 
     def _bytes(self, tensor: Tensor) -> int:
-        found: int = _whole(self.sharded.kept_bytes_of(tensor))
+        found: int = _whole(self.sharded.kept_bytes_of(tensor) * self._skew(tensor))
         return found
+
+    def _skew(self, tensor: Tensor) -> float:
+        """Rows of a tensor on the busiest rank over those of balanced routing: 1 but for the rows of experts."""
+        return self.context.load if tensor.name in self.routed and tensor.kind != "parameter" else 1
 
     def _kept(self, entries: Sequence[SavedTensor]) -> tuple[Kept, ...]:
         roots = storages(self.block, self.dtypes)
@@ -453,7 +459,8 @@ class _Pricing:
         reads = {roots[name] for grad in steps for name in grad.reads}
         found = sum(self._bytes(self.block.tensor(name)) for name in sorted(reads))
         for name, path in {name: grad.path for grad in steps for name in grad.grads_in}.items():
-            found += _whole(nbytes(self.block.tensor(name), self.sharded.sizes(path), self.dtypes))
+            tensor = self.block.tensor(name)
+            found += _whole(nbytes(tensor, self.sharded.sizes(path), self.dtypes) * self._skew(tensor))
         return found
 
     def _transient(self) -> int:
@@ -474,7 +481,7 @@ class _Pricing:
         tensor = self.block.tensor(name)
         if tensor.kind == "parameter" or name in self.no_bytes:
             return 0
-        found: int = _whole(self.sharded.bytes_of(tensor))
+        found: int = _whole(self.sharded.bytes_of(tensor) * self._skew(tensor))
         return found
 
 

@@ -214,10 +214,7 @@ def _workers(
     experts = {dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"} - {
         None
     }
-    load = 1.0
-    if experts and workload.router.kind != "balanced":
-        fractions = workload.router.rank_fractions(max(e for e in experts if e is not None), mesh.ep)
-        load = float(max(fractions) * len(fractions))
+    load = workload.router.busiest(max(e for e in experts if e is not None), mesh.ep) if experts else 1.0
     return stage_prices(
         plan,
         graph,

@@ -32,10 +32,12 @@ class Graph:
     _blocks: Mapping[str, Block] = field(init=False, repr=False, compare=False)
     _calls: Mapping[str, Call] = field(init=False, repr=False, compare=False)
     _parameters: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)
+    _layers: tuple[Layer, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_blocks", {b.name: b for b in self.blocks})
         object.__setattr__(self, "_calls", {c.name: c for c in self.calls})
+        object.__setattr__(self, "_layers", tuple(layers_of(self.calls)))
         names = [*(b.name for b in self.blocks), *(c.name for c in self.calls)]
         if len(self._blocks) != len(self.blocks) or len(self._calls) != len(self.calls):
             raise GraphError(f"graph {self.name!r} names a block or call twice: {names}")
@@ -82,7 +84,10 @@ class Graph:
 
     def layers(self) -> tuple[Layer, ...]:
         """Every (call, index) with repeats expanded, in the order in which they run."""
-        return tuple(layers_of(self.calls))
+        return self._layers
+
+    def __hash__(self) -> int:  # blocks know theirs; what calls differ in is left to comparing
+        return hash((*self.blocks, len(self.calls), *(call.repeat for call in self.calls)))
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Full name -> parameter, each once however many calls share it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
+from zlib import crc32
 
 from gnomon.errors import GraphError, nearest
 from gnomon.graph.dims import DTYPE_BITS, SYMBOLIC_DTYPES, Dim, check_name
@@ -159,10 +160,18 @@ class Block:
     ops: tuple[Op, ...]
     """In issue order: an op reads only inputs, parameters, states and outputs of earlier ops."""
     _index: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)
+    _parameters: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+    _dims: tuple[Dim, ...] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name, "block")
         object.__setattr__(self, "_index", {t.name: t for t in self.tensors})
+        object.__setattr__(self, "_parameters", tuple(t for t in self.tensors if t.kind == "parameter"))
+        object.__setattr__(self, "_dims", tuple(dict.fromkeys(atom for t in self.tensors for atom in t.atoms)))
+        # the same in every process, because blocks travel between them
+        told = f"{self.name} {len(self.ops)} {' '.join(map(str, self.tensors))}"
+        object.__setattr__(self, "_hash", crc32(told.encode()))
         if len(self._index) != len(self.tensors):
             names = [t.name for t in self.tensors]
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -189,12 +198,15 @@ class Block:
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The parameters, in order of declaration."""
-        return tuple(t for t in self.tensors if t.kind == "parameter")
+        return self._parameters
 
     @property
     def dims(self) -> tuple[Dim, ...]:
         """Every dim that is not a product, once, in order of first use."""
-        return tuple(dict.fromkeys(atom for t in self.tensors for atom in t.atoms))
+        return self._dims
+
+    def __hash__(self) -> int:  # blocks are part of every key of a memo
+        return self._hash
 
     def _check_dims(self) -> None:
         seen: dict[str, tuple[Dim, str]] = {}

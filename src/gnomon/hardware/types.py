@@ -142,6 +142,9 @@ class Device:
             fabric_bytes_per_s=self.fabric_bytes_per_s,
         )
 
+    def __hash__(self) -> int:  # part of every key of a memo; devices of one name seldom differ
+        return hash((self.name, self.arch, self.memory_bytes, self.num_sms))
+
     def flops_per_s(self, dtype: str) -> float:
         """Dense peak for `dtype`: a field of PeakFlops, or a format of its width (`fp8_e4m3`, `fp4_e2m1`).
 

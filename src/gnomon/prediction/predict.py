@@ -16,7 +16,7 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
-from gnomon.plans import Fact, Plan, Precision, Saved, Stack, Workload, batch, check, stage_layers
+from gnomon.plans import Fact, Plan, Precision, Saved, Stack, Workload, batch, check
 from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.evidence import evidence
@@ -27,8 +27,7 @@ from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prices.curves import curves_with
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
-from gnomon.schedules import lower
-from gnomon.schedules.optimizer import effective_zero
+from gnomon.schedules.lower import Outline, build, outline, refuse_passes
 from gnomon.schema import to_mapping
 from gnomon.simulate import Clock, period, play
 from gnomon.simulate import simulate as play_timeline
@@ -235,13 +234,19 @@ def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[t
     schedule = replace(plan.schedule, micro_batch_size=None, num_microbatches=count)
     # Workers with unequal shares or devices wait for the slowest, whose price every stage has: one class is enough.
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)
-    program = lower(graph, replace(plan, schedule=schedule, stages=equal))
-    layers = stage_layers(plan, graph)
-    if effective_zero(plan) == 3:  # the Program's stages are then layers
-        blocks = tuple((stage, i) for stage, part in enumerate(layers) for i in range(len(part)))
+    refuse_passes(plan.schedule.passes)
+    outlined = outline(graph, replace(plan, schedule=schedule, stages=equal))
+    if outlined.zero == 3:  # the Program's stages are then layers
+        blocks = tuple((stage, i) for stage, layers in enumerate(outlined.layers) for i in range(layers))
     else:
-        blocks = tuple((stage, -1) for stage in range(len(layers)))
-    return validate(program), blocks
+        blocks = tuple((stage, -1) for stage in range(len(outlined.layers)))
+    return _validated(outlined), blocks
+
+
+@lru_cache(maxsize=64)
+def _validated(outlined: Outline) -> Structure:
+    """Plans of one outline share their Program, whatever their sizes and prices."""
+    return validate(build(outlined))
 
 
 def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
@@ -283,9 +288,7 @@ def _prediction(
     found = period(structure, step.durations)
     lengths = workload.sequence_lengths()
     tokens = sum(lengths) if _has_sequences(graph) else len(lengths)
-    sizes = {"batch": len(lengths), "seq": lengths[0], **dict(workload.sizes)}
-    work = graph_work(graph, kernels, Setting(sizes=sizes, dtypes=BF16, causal_flops="full"))
-    flops = float(work.total.matmul_flops)
+    flops = _model_flops(graph, kernels, len(lengths), lengths[0], workload.sizes)
     every = cluster.devices
     devices = Counter(every[d] for d in set(plan.device_of))
     peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())
@@ -325,6 +328,13 @@ def _prediction(
         structure=structure,
         pricing=pricing,
     )
+
+
+@lru_cache(maxsize=64)
+def _model_flops(graph: Graph, kernels: Kernels, batch: int, seq: int, sizes: tuple[tuple[str, int], ...]) -> float:
+    """Matrix FLOPs of a step, all devices; plans of one model and batch share them."""
+    setting = Setting(sizes={"batch": batch, "seq": seq, **dict(sizes)}, dtypes=BF16, causal_flops="full")
+    return float(graph_work(graph, kernels, setting).total.matmul_flops)
 
 
 def _has_sequences(graph: Graph) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
+from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Mesh, Plan, Precision, savings, select, stage_layers
 from gnomon.prediction.layer import Kept, LayerPrice, LocalContext, Phase, layer_price
@@ -255,6 +255,27 @@ def _seconds(stage: StagePrice) -> float:
 _savings = lru_cache(maxsize=16)(savings)
 """Stages of one plan share what each layer keeps."""
 
+_layers = lru_cache(maxsize=16)(stage_layers)
+"""And which layers each has."""
+
+
+@lru_cache(maxsize=16)
+def _numbers(graph: Graph) -> Mapping[str, int]:
+    """Label of a layer -> its place in the graph."""
+    return {layer.label: i for i, layer in enumerate(graph.layers())}
+
+
+@lru_cache(maxsize=16)
+def _selected(selectors: tuple[str, ...], graph: Graph) -> frozenset[str]:
+    """Labels of the layers that any selector names."""
+    return frozenset(layer.label for layer in select(selectors, graph))
+
+
+@lru_cache(maxsize=256)
+def _routes(block: Block) -> bool:
+    """Whether a block has routed experts."""
+    return bool(routed_tensors(block))
+
 
 def _stage_price(
     plan: Plan,
@@ -273,11 +294,11 @@ def _stage_price(
     links = stage_links(plan, cluster, mesh, ranks, experts=bool(_experts(plan, graph, stage)))
     saving = _savings(plan, graph, kernels)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
-    numbers = {layer.label: i for i, layer in enumerate(graph.layers())}
-    narrow = {layer.label for layer in select(plan.precision.fp8.calls, graph)} if plan.precision.fp8 else set()
+    numbers = _numbers(graph)
+    narrow = _selected(plan.precision.fp8.calls, graph) if plan.precision.fp8 else frozenset()
     # what layers differ in: a context is long to hash, so there is one for each group
     groups: dict[tuple[str, tuple[str, ...], LayerSaving, bool], list[Layer]] = {}
-    for layer in stage_layers(plan, graph)[stage]:
+    for layer in _layers(plan, graph)[stage]:
         no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
         alike = (layer.call.block, no_grad, saving[layer.label], layer.label in narrow)
         groups.setdefault(alike, []).append(layer)
@@ -322,8 +343,8 @@ def _precision(plan: Plan, narrow: bool) -> Precision:
 
 def _experts(plan: Plan, graph: Graph, stage: int) -> set[str]:
     """Blocks of the stage that have routed experts."""
-    names = {layer.call.block for layer in stage_layers(plan, graph)[stage]}
-    return {name for name in names if routed_tensors(graph.block(name))}
+    names = {layer.call.block for layer in _layers(plan, graph)[stage]}
+    return {name for name in names if _routes(graph.block(name))}
 
 
 def stage_links(
@@ -334,11 +355,20 @@ def stage_links(
     device_of = _places(plan)
     place: NDArray[np.int64] = device_of[np.array(ranks)]
     links = {}
+    for name, groups in _groups(mesh, experts):
+        links[name] = axis_link(cluster, place[groups])
+    return links
+
+
+@lru_cache(maxsize=64)
+def _groups(mesh: Mesh, experts: bool) -> tuple[tuple[str, NDArray[np.int64]], ...]:
+    """Groups of two ranks or more that communicate, by name."""
     views = {"dense": mesh.dense, "experts": mesh.experts if experts else mesh.dense}
+    found = []
     for name, (view, axes) in GROUPS.items():
         if (view == "experts" and not experts) or any(axis not in views[view].axes for axis in axes):
             continue
         groups = views[view].groups(*axes)
         if groups.shape[1] > 1:
-            links[name] = axis_link(cluster, place[groups])
-    return links
+            found.append((name, groups))
+    return tuple(found)

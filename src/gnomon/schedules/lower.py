@@ -10,6 +10,7 @@ prices look up by the Program's keys, and everything within a stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,20 @@ import numpy as np
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
-from gnomon.plans import Pass, Plan, Unit, Workload, batch, check, normalised, stage_layers, transfers
+from gnomon.plans import (
+    Optimizer,
+    Overlap,
+    Pass,
+    Plan,
+    Schedule,
+    Unit,
+    Workload,
+    batch,
+    check,
+    normalised,
+    stage_layers,
+    transfers,
+)
 from gnomon.program import Communicator, Program
 from gnomon.schedules.dualpipe_v import dualpipe_v
 from gnomon.schedules.gpipe import gpipe
@@ -77,43 +91,123 @@ def lower(
     has them bound.
     """
     check(plan, graph, cluster, workload)
-    _refuse_unexpressed(plan)
-    count, units = _units(plan, workload)
-    rows = compute_rows(plan, count)
-    zero, layers, workers = effective_zero(plan), stage_layers(plan, graph), alike(plan, cluster)
-    if len(workers) > 1:
-        if zero:
-            raise PlanError(f"ZeRO stage {zero} over unlike workers has no rows yet; use optimizer.zero = 0")
-        rows, units = split(rows, len(workers)), divided_units(units, count, workers)
-    shared = shared_stages(graph, layers, plan.pipeline_ranks)
-    rows = _with_reductions(rows, plan, shared, unlike=len(workers) > 1)
-    rows = with_optimizer(rows, without=[same for _, same in shared])
-    parts = [(plan.stage_mesh(stage), part) for stage, part in enumerate(layers)]
-    if zero == 3:
-        parts = [(mesh, (layer,)) for mesh, part in parts for layer in part]
-    tied, sums = tied_stages(graph, [part for _, part in parts]), tensor_sums(graph, plan.layout, parts)
-    if not zero:  # a pass that divides gradients must come before ranks meet
-        rows = with_tensor_sums(rows, sums)
-        rows = with_meetings(rows, tied, clip=plan.optimizer.clip and plan.optimizer.offload is None)
-    program = _program(rows, graph, plan, units, workers, shared, messages)
-    program = apply_optimizer(program, plan, [len(part) for part in layers])
-    if zero and tied and plan.optimizer.offload is not None:
-        raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
-    if zero:
-        buffer = "G" if zero == 1 else "GS"
-        rows = with_tensor_sums(Rows.of(program), sums, buffer=buffer)
-        rows = with_meetings(rows, tied, clip=plan.optimizer.clip, buffer=buffer)
-        program = rows.like(program)
+    program = build(outline(graph, plan, cluster, workload), messages=messages)
     for given in plan.schedule.passes:
         if given.name not in ROW_PASSES:
             program = _find(given, passes or {})(program, given)
     return program
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """All that a plan's Program follows from, passes that edit it aside: plans of one outline have the same rows."""
+
+    schedule: Schedule
+    """Of the plan."""
+    overlap: Overlap
+    """Of the plan."""
+    optimizer: Optimizer
+    """Of the plan."""
+    zero: int
+    """ZeRO stage, 0 where there is nothing to divide over."""
+    replicated: bool
+    """Whether shards have copies (`dp_replicate`)."""
+    pipeline_ranks: tuple[int, ...]
+    """Pipeline rank of each stage."""
+    counts: tuple[int, ...]
+    """Ranks of each rank class."""
+    num_microbatches: int
+    """Of one step."""
+    units: tuple[Unit, ...]
+    """What each holds; none where nothing is said."""
+    workers: tuple[Workers, ...]
+    """Data-parallel workers that are alike."""
+    layers: tuple[int, ...]
+    """Of each stage."""
+    reduced: frozenset[int]
+    """Stages whose gradients several ranks add up."""
+    shared: tuple[Shared, ...]
+    """Stages of one rank that hold the same parameters."""
+    tied: tuple[tuple[int, ...], ...]
+    """Stages of several ranks that do; of blocks under ZeRO 3."""
+    sums: tuple[tuple[int, str], ...]
+    """Gradients that tensor-parallel ranks add up once a step; of blocks under ZeRO 3."""
+    starts: tuple[int, ...]
+    """Stages that read nothing from the stage before them."""
+    skips: tuple[Skip, ...]
+    """Pairs of stages of which one reads the other from afar."""
+
+
+def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: Workload | None = None) -> Outline:
+    """What the Program of a plan that was checked follows from. PlanError for what rows cannot say."""
+    _refuse_unexpressed(plan)
+    count, units = _units(plan, workload)
+    zero, layers, workers = effective_zero(plan), stage_layers(plan, graph), alike(plan, cluster)
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    parts = list(zip(meshes, layers, strict=True))
+    if zero == 3:
+        parts = [(mesh, (layer,)) for mesh, part in parts for layer in part]
+    starts, skips = _chains(graph, plan)
+    ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
+    members = [len(group.members) for group in workers]
+    return Outline(
+        schedule=plan.schedule,
+        overlap=plan.overlap,
+        optimizer=plan.optimizer,
+        zero=zero,
+        replicated=meshes[0].dp_replicate > 1,
+        pipeline_ranks=plan.pipeline_ranks,
+        counts=tuple(len(ranks_of[r]) * n // sum(members) for r in range(plan.num_pipeline_ranks) for n in members),
+        num_microbatches=count,
+        units=units,
+        workers=workers,
+        layers=tuple(len(part) for part in layers),
+        reduced=frozenset(stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1),
+        shared=shared_stages(graph, layers, plan.pipeline_ranks),
+        tied=tied_stages(graph, [part for _, part in parts]),
+        sums=tensor_sums(graph, plan.layout, parts),
+        starts=starts,
+        skips=skips,
+    )
+
+
+def build(given: Outline, *, messages: Literal["buffered", "rendezvous"] = "buffered") -> Program:
+    """The Program of an outline, without the plan's passes that edit Programs."""
+    rows, units = _scheduled(given.schedule, given.pipeline_ranks, given.num_microbatches), given.units
+    unlike = len(given.workers) > 1
+    if unlike:
+        if given.zero:
+            raise PlanError(f"ZeRO stage {given.zero} over unlike workers has no rows yet; use optimizer.zero = 0")
+        rows = split(rows, len(given.workers))
+        units = divided_units(units, given.num_microbatches, given.workers)
+    rows = _with_reductions(rows, given, unlike=unlike)
+    rows = with_optimizer(rows, without=[same for _, same in given.shared])
+    optimizer = given.optimizer
+    if not given.zero:  # a pass that divides gradients must come before ranks meet
+        rows = with_tensor_sums(rows, given.sums)
+        rows = with_meetings(rows, given.tied, clip=optimizer.clip and optimizer.offload is None)
+    program = _program(rows, given, units, messages)
+    program = apply_optimizer(
+        program, optimizer, given.overlap, given.zero, replicated=given.replicated, blocks=given.layers
+    )
+    if given.zero and given.tied and optimizer.offload is not None:
+        raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
+    if given.zero:
+        buffer = "G" if given.zero == 1 else "GS"
+        rows = with_tensor_sums(Rows.of(program), given.sums, buffer=buffer)
+        rows = with_meetings(rows, given.tied, clip=optimizer.clip, buffer=buffer)
+        program = rows.like(program)
+    return program
+
+
 def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
     """The plan's schedule: forwards and backwards of every pipeline rank."""
-    name, ranks = plan.schedule.name, plan.num_pipeline_ranks
-    chosen = [given for given in plan.schedule.passes if given.name in ROW_PASSES]
+    return _scheduled(plan.schedule, plan.pipeline_ranks, num_microbatches)
+
+
+def _scheduled(schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbatches: int) -> Rows:
+    name, ranks = schedule.name, max(pipeline_ranks) + 1
+    chosen = [given for given in schedule.passes if given.name in ROW_PASSES]
     if chosen and name != "one_f_one_b":
         raise PlanError(f"pass {chosen[0].name} changes one_f_one_b, but the schedule is {name}; choose one of the two")
     if chosen:
@@ -121,10 +215,10 @@ def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
     elif name in FLAT:
         rows = FLAT[name](ranks, num_microbatches)
     elif name in LOOPED:
-        rows = LOOPED[name](ranks, num_microbatches, plan.num_stages // ranks)
+        rows = LOOPED[name](ranks, num_microbatches, len(pipeline_ranks) // ranks)
     else:
         raise PlanError(f"schedule {name!r} has no builder yet; there are {', '.join(sorted({*FLAT, *LOOPED}))}")
-    _check_placement(plan, rows)
+    _check_placement(name, pipeline_ranks, rows)
     return rows
 
 
@@ -150,40 +244,30 @@ ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {"dapple_warmup": _
 """Passes that choose the order of compute rows themselves: (ranks, microbatches, pass) -> rows."""
 
 
-def _with_reductions(rows: Rows, plan: Plan, shared: Sequence[Shared], *, unlike: bool) -> Rows:
+def _with_reductions(rows: Rows, given: Outline, *, unlike: bool) -> Rows:
     """The rows with the reductions over data-parallel ranks. unlike: of several classes, which meet in them."""
-    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
-    reduced = {stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1}
-    rows = with_all_reduce(rows, reduced - {s for pair in shared for s in pair}, overlap=plan.overlap.grad_reduce)
-    rows = with_all_reduce(rows, reduced & {one for one, _ in shared}, overlap=False)  # complete only after both
-    return meet(rows, plan.pipeline_ranks) if unlike else rows
+    pairs = {stage for pair in given.shared for stage in pair}
+    rows = with_all_reduce(rows, given.reduced - pairs, overlap=given.overlap.grad_reduce)
+    rows = with_all_reduce(rows, given.reduced & {one for one, _ in given.shared}, overlap=False)  # after both
+    return meet(rows, given.pipeline_ranks) if unlike else rows
 
 
 def _program(
-    rows: Rows,
-    graph: Graph,
-    plan: Plan,
-    units: tuple[Unit, ...],
-    workers: Sequence[Workers],
-    shared: Sequence[Shared],
-    messages: Literal["buffered", "rendezvous"],
+    rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Literal["buffered", "rendezvous"]
 ) -> Program:
     """The Program of the rows, with messages between stages."""
-    chains, skips = _chains(graph, plan)
-    rows = with_skips(rows, skips, blocking=not plan.overlap.pipeline_sends)
-    rows = with_messages(rows, chains=chains, blocking=() if plan.overlap.pipeline_sends else MESSAGES)
-    ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
-    members = [len(group.members) for group in workers]
-    counts = tuple(len(ranks_of[r]) * n // sum(members) for r in range(plan.num_pipeline_ranks) for n in members)
-    names = () if messages == "buffered" else ("fwd", "bwd", *(("skip", "skip_grad") if skips else ()))
+    beside = given.overlap.pipeline_sends
+    rows = with_skips(rows, given.skips, blocking=not beside)
+    rows = with_messages(rows, chains=given.starts, blocking=() if beside else MESSAGES)
+    names = () if messages == "buffered" else ("fwd", "bwd", *(("skip", "skip_grad") if given.skips else ()))
     comms = tuple(Communicator(name=name, semantics=messages) for name in names)
     return rows.program(
         units=units,
-        counts=counts,
-        buffers=skip_buffers(skips),
-        chains=chains,
+        counts=given.counts,
+        buffers=skip_buffers(given.skips),
+        chains=given.starts,
         comms=comms,
-        aliases=shared_buffers(shared),
+        aliases=shared_buffers(given.shared),
     )
 
 
@@ -223,15 +307,22 @@ def _chains(graph: Graph, plan: Plan) -> tuple[tuple[int, ...], tuple[Skip, ...]
     return starts, tuple(sorted((a, b) for a, b in pairs if b != a + 1))
 
 
-def _check_placement(plan: Plan, rows: Rows) -> None:
+def _check_placement(name: str, pipeline_ranks: tuple[int, ...], rows: Rows) -> None:
     """PlanError unless the schedule puts every stage on the rank that the plan gives it."""
     scheduled = np.full(rows.num_stages, -1)
     scheduled[rows.stage] = rows.rank_class
-    if tuple(scheduled.tolist()) != plan.pipeline_ranks:
+    if tuple(scheduled.tolist()) != pipeline_ranks:
         raise PlanError(
-            f"schedule {plan.schedule.name} puts stages 0 … {rows.num_stages - 1} on ranks {scheduled.tolist()}, but "
-            f"the plan has them on {list(plan.pipeline_ranks)}; change placement, virtual_stages or the stages' devices"
+            f"schedule {name} puts stages 0 … {rows.num_stages - 1} on ranks {scheduled.tolist()}, but "
+            f"the plan has them on {list(pipeline_ranks)}; change placement, virtual_stages or the stages' devices"
         )
+
+
+def refuse_passes(passes: Sequence[Pass]) -> None:
+    """PlanError for passes that edit Programs, where none can be given."""
+    for given in passes:
+        if given.name not in ROW_PASSES:
+            _find(given, {})
 
 
 def _find(given: Pass, passes: Mapping[str, ProgramPass]) -> ProgramPass:

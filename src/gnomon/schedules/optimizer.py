@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from gnomon.errors import PlanError
-from gnomon.plans import Plan
+from gnomon.plans import Optimizer, Overlap, Plan
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Kind, Override, Program, RowEffect, with_kinds
 from gnomon.schedules.blocks import with_blocks
 from gnomon.schedules.data_parallel import shard_state
@@ -25,25 +25,26 @@ NORM = Kind(name="NORM", comm="norm")
 """The global gradient norm: own gradients, then one small all-reduce over all ranks. Holds the compute stream."""
 
 
-def apply_optimizer(program: Program, plan: Plan, blocks: Sequence[int]) -> Program:
-    """The Program with states, gradients and parameters divided, and updates moved, as the plan says.
+def apply_optimizer(
+    program: Program, optimizer: Optimizer, overlap: Overlap, zero: int, *, replicated: bool, blocks: Sequence[int]
+) -> Program:
+    """The Program with states, gradients and parameters divided, and updates moved, as the optimizer says.
 
-    blocks: layers of each stage; under ZeRO 3 a stage is taken apart into them, because each is gathered by itself.
+    zero: the ZeRO stage in effect (`effective_zero`). replicated: whether shards have copies. blocks: layers of each
+    stage; under ZeRO 3 a stage is taken apart into them, because each is gathered by itself.
     PlanError for a combination that the passes do not express.
     """
-    if plan.optimizer.offload is not None and plan.optimizer.clip:
+    if optimizer.offload is not None and optimizer.clip:
         raise PlanError(
             "optimizer.offload updates tile by tile as gradients arrive, but clip waits for the norm of all of them; "
             "set optimizer.clip = false"
         )
-    zero = effective_zero(plan)
-    mesh = plan.stage_mesh(0)
     return shard_state(
         with_blocks(program, blocks) if zero == 3 else program,
-        plan.optimizer,
-        plan.overlap,
-        shards=mesh.dp_shard * mesh.cp if zero else 1,
-        replicas=mesh.dp_replicate,
+        optimizer,
+        overlap,
+        shards=2 if zero else 1,  # more are the same rows
+        replicas=2 if replicated else 1,
     )
 
 

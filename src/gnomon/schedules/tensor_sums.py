@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
 from gnomon.errors import PlanError
-from gnomon.graph import BF16, Graph, Layer
+from gnomon.graph import BF16, Block, Graph, Layer
 from gnomon.plans import Layout, Mesh
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Override, RowEffect
 from gnomon.schedules.rows import KIND, Inserted, Rows, insert
@@ -30,19 +30,21 @@ def tensor_sums(
 ) -> tuple[tuple[int, str], ...]:
     """(stage, TERMS or COPIES) of each sum. parts: mesh and layers of each stage."""
 
-    @cache
-    def needed(name: str, mesh: Mesh) -> tuple[str, ...]:
-        block = graph.block(name)
-        sizes = {dim.name: 2 * mesh.cp * mesh.tp for dim in block.dims if dim.size is None}  # any that axes divide
-        sharded = shard_block(block, layout, mesh, sizes, BF16)
-        terms = any("tp" in axes for axes in sharded.partial_grads.values())
-        return (*((TERMS,) if terms else ()), *((COPIES,) if sharded.copies else ()))
-
     found: dict[tuple[int, str], None] = {}
     for stage, (mesh, layers) in enumerate(parts):
-        names = [needed(layer.call.block, mesh) for layer in layers] if mesh.tp > 1 else []
+        blocks = dict.fromkeys(layer.call.block for layer in layers) if mesh.tp > 1 else ()
+        names = [_needed(graph.block(name), layout, mesh) for name in blocks]
         found.update(((stage, name), None) for name in (TERMS, COPIES) if any(name in each for each in names))
     return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _needed(block: Block, layout: Layout, mesh: Mesh) -> tuple[str, ...]:
+    """The sums that a block's parameters need."""
+    sizes = {dim.name: 2 * mesh.cp * mesh.tp for dim in block.dims if dim.size is None}  # any that axes divide
+    sharded = shard_block(block, layout, mesh, sizes, BF16)
+    terms = any("tp" in axes for axes in sharded.partial_grads.values())
+    return (*((TERMS,) if terms else ()), *((COPIES,) if sharded.copies else ()))
 
 
 def with_tensor_sums(rows: Rows, sums: Sequence[tuple[int, str]], *, buffer: str = "G") -> Rows:

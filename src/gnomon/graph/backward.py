@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from gnomon.errors import GraphError, nearest
@@ -97,6 +98,7 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
     return frozenset(wanted)
 
 
+@lru_cache(maxsize=256)
 def backward(
     block: Block,
     kernels: Kernels,

@@ -9,6 +9,7 @@ Leaves out: which implementation is fastest, tiles, launch costs (room `prices`)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from gnomon.errors import GraphError
@@ -52,6 +53,7 @@ def kv_dim(dim: Dim) -> Dim:
     return Dim(name=f"kv_{dim.name}", same_as=dim.name)
 
 
+@lru_cache(maxsize=256)
 def lower(block: Block, kernels: Kernels) -> Block:
     """The same block in the ops that kernels run. Idempotent on ops that have no choice."""
     low = _Lowering(block)

@@ -29,7 +29,7 @@ from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
 from gnomon.schedules.lower import Outline, build, outline, refuse_passes
 from gnomon.schema import to_mapping
-from gnomon.simulate import Clock, period, play
+from gnomon.simulate import period
 from gnomon.simulate import simulate as play_timeline
 from gnomon.timeline import Timeline
 
@@ -231,7 +231,7 @@ def _workers(
 def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[tuple[int, int], ...]]:
     """The plan's Program, validated, and what its stages stand for. What only prices depend on (precision, what is
     saved, placement) is left at its default, so that plans share it."""
-    schedule = replace(plan.schedule, micro_batch_size=None, num_microbatches=count)
+    schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
     # Workers with unequal shares or devices wait for the slowest, whose price every stage has: one class is enough.
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)
     refuse_passes(plan.schedule.passes)
@@ -239,13 +239,14 @@ def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[t
     if outlined.zero == 3:  # the Program's stages are then layers
         blocks = tuple((stage, i) for stage, layers in enumerate(outlined.layers) for i in range(layers))
     else:
-        blocks = tuple((stage, -1) for stage in range(len(outlined.layers)))
-    return _validated(outlined), blocks
+        blocks = tuple((stage, -1) for stage in range(plan.num_stages))
+    shared = _validated(replace(outlined, counts=()))
+    return replace(shared, program=replace(shared.program, counts=outlined.counts)), blocks
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _validated(outlined: Outline) -> Structure:
-    """Plans of one outline share their Program, whatever their sizes and prices."""
+    """Plans of one outline share their Program, whatever their sizes and prices and however many ranks a class has."""
     return validate(build(outlined))
 
 
@@ -293,7 +294,6 @@ def _prediction(
     devices = Counter(every[d] for d in set(plan.device_of))
     peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())
     again = sum(s.phase("recompute").flops * len(s.ranks) for s in step.stages) * _microbatches(structure)
-    from_rest = play(Clock.of(structure, step.durations)).end
     kinds = {device.name: device for device in devices}
     hosts = [host_cost(stack, device) for device in kinds.values()]
     if plan.precision.fp8 is not None:
@@ -316,7 +316,7 @@ def _prediction(
         plan=plan,
         workload=workload,
         step_s=found.seconds,
-        makespan_s=float(from_rest.max(initial=0.0)),
+        makespan_s=found.makespan_s,
         tokens_per_s_per_device=tokens / found.seconds / sum(devices.values()),
         mfu=flops / found.seconds / peak,
         hfu=(flops + again) / found.seconds / peak,

@@ -107,6 +107,8 @@ class Pricing:
         self.count = count
         self._phases: dict[tuple[str, int], Phase] = {}
         self._extras: dict[tuple[str, int], OpPrice] = {}
+        self._updates: dict[int, tuple[float, int, float]] = {}
+        self._wired: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = {}
         self._wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = {}
         self._memo: dict[tuple[str, int, str], float] = {}
         self._apart: bool | None = None
@@ -479,6 +481,12 @@ class Pricing:
 
     def _reduced(self, kind: str, block: int, buckets: int) -> float:
         """Seconds of a stage's collective in so many buckets, if nothing runs beside it."""
+        if (kind, block, buckets) not in self._wired:
+            self._wired[kind, block, buckets] = self._reductions(kind, block, buckets)
+        return sum(seconds * self._slower(link) for seconds, link in self._wired[kind, block, buckets])
+
+    def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
+        """(price, link) of a stage's collective on each group of ranks that it runs on."""
         stage, layers = self._layers(block)
         name, moments = _WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
@@ -486,12 +494,12 @@ class Pricing:
             for found in stage.collectives(layer):
                 if found.kind == name and found.when in moments:
                     groups.setdefault(found.axes, []).append((found, times))
-        total = 0.0
+        found_s = []
         for axes, members in groups.items():
             size = sum(c.bytes * n for c, n in members) / buckets
             link = self._link(stage, axes)
-            total += buckets * float(collective_seconds(name, size, link)) * self._slower(link)
-        return total
+            found_s.append((buckets * float(collective_seconds(name, size, link)), link))
+        return found_s
 
     def _slower(self, link: AxisLink) -> float:
         """Seconds over price of what travels over a link, as training runs show it."""
@@ -504,6 +512,13 @@ class Pricing:
         return stage.links[name]
 
     def _update(self, block: int) -> float:
+        if block not in self._updates:
+            self._updates[block] = self._update_parts(block)
+        device_s, kernels, before = self._updates[block]
+        return max(device_s, kernels * self.launch_s[self.blocks[block][0]]) + before
+
+    def _update_parts(self, block: int) -> tuple[float, int, float]:
+        """(device seconds, launches, seconds before them) of an update."""
         stage, layers = self._layers(block)
         whole = self.blocks[block][1] < 0
         share = 1.0
@@ -531,7 +546,7 @@ class Pricing:
             for found in stage.collectives(layer):
                 if found.when == "before_step":
                     before += times * float(collective_seconds(found.kind, found.bytes, stage.links["tp"]))
-        return max(float(price.device_s), price.kernels * self.launch_s[stage.stage]) + before
+        return float(price.device_s), price.kernels, before
 
 
 def local_sizes(workload: Workload, microbatch: int, data_ranks: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ prices look up by the Program's keys, and everything within a stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -103,7 +103,7 @@ class Outline:
     """All that a plan's Program follows from, passes that edit it aside: plans of one outline have the same rows."""
 
     schedule: Schedule
-    """Of the plan."""
+    """Of the plan, without what rows do not show."""
     overlap: Overlap
     """Of the plan."""
     optimizer: Optimizer
@@ -123,7 +123,7 @@ class Outline:
     workers: tuple[Workers, ...]
     """Data-parallel workers that are alike."""
     layers: tuple[int, ...]
-    """Of each stage."""
+    """Of each stage, where each is gathered by itself; else none."""
     reduced: frozenset[int]
     """Stages whose gradients several ranks add up."""
     shared: tuple[Shared, ...]
@@ -151,7 +151,7 @@ def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: 
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
     members = [len(group.members) for group in workers]
     return Outline(
-        schedule=plan.schedule,
+        schedule=replace(plan.schedule, micro_batch_size=None, num_microbatches=count, layers_per_stage=()),
         overlap=plan.overlap,
         optimizer=plan.optimizer,
         zero=zero,
@@ -161,7 +161,7 @@ def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: 
         num_microbatches=count,
         units=units,
         workers=workers,
-        layers=tuple(len(part) for part in layers),
+        layers=tuple(len(part) for part in layers) if zero == 3 else (),
         reduced=frozenset(stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1),
         shared=shared_stages(graph, layers, plan.pipeline_ranks),
         tied=tied_stages(graph, [part for _, part in parts]),

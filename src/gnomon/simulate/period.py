@@ -35,6 +35,8 @@ class Period:
 
     seconds: float
     """Seconds per step: cycle_seconds / cycle_steps."""
+    makespan_s: float
+    """Seconds of one step from rest."""
     cycle_seconds: float
     """Length of the critical cycle, exact."""
     cycle_steps: int
@@ -52,9 +54,10 @@ def period(structure: Structure, durations: Durations) -> Period:
     clock = Clock.of(structure, durations)
     order = structure.order
     if not order.size:
-        return Period(seconds=0.0, cycle_seconds=0.0, cycle_steps=1, proof="repeats", plays=0, cycle=())
+        return Period(seconds=0.0, makespan_s=0.0, cycle_seconds=0.0, cycle_steps=1, proof="repeats", plays=0, cycle=())
     reach = int(order.before[2].max())
     steps, plays = [play(clock)], 1
+    makespan_s = float(steps[0].end.max(initial=0.0))
     window = max(_QUICK + reach, int(_WINDOW_BYTES // (24 * order.size)))
     target = _QUICK
     while plays <= _MOST:
@@ -64,7 +67,13 @@ def period(structure: Structure, durations: Durations) -> Period:
             advance = _common_advance(order, steps, reach)
             if advance is not None:
                 return Period(
-                    seconds=advance, cycle_seconds=advance, cycle_steps=1, proof="repeats", plays=plays, cycle=()
+                    seconds=advance,
+                    makespan_s=makespan_s,
+                    cycle_seconds=advance,
+                    cycle_steps=1,
+                    proof="repeats",
+                    plays=plays,
+                    cycle=(),
                 )
         ratio, cycle = _cycle(structure, steps)
         proved, extra = _prove(clock, steps[-1], ratio, reach) if ratio is not None else (False, 0)
@@ -72,6 +81,7 @@ def period(structure: Structure, durations: Durations) -> Period:
         if proved and ratio is not None:
             return Period(
                 seconds=float(ratio[0] / ratio[1]),
+                makespan_s=makespan_s,
                 cycle_seconds=ratio[0],
                 cycle_steps=ratio[1],
                 proof="fixed point",

@@ -58,7 +58,8 @@ def test_every_row_of_the_files_says_from_where_when_and_per_what() -> None:
 def test_peaks_are_dense_and_keep_the_ratios_of_the_hardware(device: hardware.Device) -> None:
     peak = device.dense_peak
     if peak.bf16 and peak.fp16:
-        assert peak.bf16 == peak.fp16
+        # MI100 alone multiplies bf16 at half the rate of fp16.
+        assert peak.bf16 == peak.fp16 / (2 if device.arch == "cdna1" else 1)
     if peak.tf32 and peak.bf16:
         # 2 exactly but for rounding, and for 1100 where a B200 sheet rounds 1125.
         assert peak.bf16 / peak.tf32 == pytest.approx(2, rel=0.03)

@@ -155,13 +155,17 @@ def _of_device(device: Device, numbers: list[int]) -> tuple[list[NodeGroup], lis
     if row.tray == per_node and nodes > 1:
         groups = _racks(row, device, nodes)
         each = ", ".join(f"{group.count} x {group.node.count}" for group in groups)
-        assumptions.append(f"{nodes} trays of {per_node} {device.name} in NVLink domains: {each} devices")
+        assumptions.append(f"{nodes} trays of {per_node} {device.name} in {_domain(device)}: {each} devices")
     else:
         groups = [NodeGroup(node=catalogue.build_node(row, device, per_node), count=nodes)]
     node = groups[0].node
     network = f", {node.nics} x {node.nic.name} a node" if node.nic else ""
     assumptions.append(f"{device.name} in nodes like {row.name}: {node.intra.name} inside{network}")
     return groups, [*assumptions, *_unchecked(device), *_unchecked(node)]
+
+
+def _domain(device: Device) -> str:
+    return "slices" if device.kind == "tpu" else "NVLink domains"
 
 
 def _racks(row: catalogue.NodeRow, device: Device, trays: int) -> list[NodeGroup]:

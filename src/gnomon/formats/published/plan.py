@@ -230,7 +230,7 @@ def cluster(row: Row) -> tuple[Cluster, Notes]:
     if row.num_devices is None:
         raise InputError("num_devices not given")
     devices = row.num_devices
-    per_node = row.devices_per_node or 8
+    per_node = row.devices_per_node or _usual_tray(device)
     if devices > per_node and devices % per_node:
         fitting = gcd(devices, per_node)
         note = f"{note}; " * bool(note) + f"{devices} devices do not fill nodes of {per_node}: nodes of {fitting}"
@@ -238,6 +238,14 @@ def cluster(row: Row) -> tuple[Cluster, Notes]:
     shape = (devices // per_node, per_node) if devices > per_node else (1, devices)
     found = next((rest for p, *rest in NETWORKS if re.search(p, row.interconnect or "")), (None, None, 0))
     return _cluster(device, shape, *found), (note,) if note else ()
+
+
+def _usual_tray(device: str) -> int:
+    """Devices of a host where the source does not say: trays and TPU hosts are packed into domains and slices."""
+    if device not in catalogue.device_names(aliases=True):
+        return 8
+    usual = catalogue.default_row(catalogue.device(device))
+    return usual.tray or min(usual.count, 8)
 
 
 def _device(row: Row) -> tuple[str, str]:

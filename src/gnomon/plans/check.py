@@ -16,6 +16,7 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dim, Graph, Layer
 from gnomon.graph import Op as GraphOp
 from gnomon.plans.mesh import Mesh
+from gnomon.plans.parts import INPUT
 from gnomon.plans.plan import Plan
 from gnomon.plans.select import select
 from gnomon.plans.stages import dependencies, stage_layers, transfers
@@ -268,7 +269,7 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
     names = {tensor.name for block in graph.blocks for tensor in block.tensors} | set(ops)
     for rule in plan.saved.rules:
         for pattern in rule.tensors:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if pattern != INPUT and not any(fnmatchcase(name, pattern) for name in names):
                 yield _error("selector", f"saved rule on {pattern!r} matches no tensor or op{nearest(pattern, names)}")
     for layout in plan.layout.rules:
         chosen_blocks = [block for block in graph.blocks if fnmatchcase(block.name, layout.region)]

@@ -36,6 +36,9 @@ ScheduleName = Literal[
     "generate",
 ]
 
+INPUT = "input"
+"""What a `SavedRule` calls that which a layer reads from the one before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -134,7 +137,7 @@ class SavedRule:
     """Selector of layers, as in `layers[0:8]`; `*` for all."""
     tensors: tuple[str, ...] = ("*",)
     """Patterns over tensor names and op paths within the block, with `*` for any text, as in `attention.*` or
-    `gate_up`."""
+    `gate_up`; the word `input` is what a layer reads from the one before, which can be kept or offloaded."""
     action: Action = "keep"
     """`keep` in device memory, `recompute` from what is kept before it, or `offload` to the host until backward."""
     first_per_stage: int | None = None
@@ -154,6 +157,11 @@ class SavedRule:
             raise PlanError(f"saved rule for {self.calls} has stages {self.stages}; list each once, from 0 on")
         if not self.tensors:
             raise PlanError(f"saved rule for {self.calls} names no tensors; give patterns, or '*' for all")
+        if self.action == "recompute" and INPUT in self.tensors:
+            raise PlanError(
+                f"saved rule for {self.calls} recomputes {INPUT!r}, from which everything else is made again; offload "
+                "it, or keep fewer with preset 'full' and every = 2 or more"
+            )
         if self.first_per_stage is not None and self.first_per_stage < 0:
             raise PlanError(f"saved rule first_per_stage = {self.first_per_stage} must be at least 0")
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from gnomon.graph import Block, Graph, Kernels, Layer, lower
-from gnomon.plans.parts import Action, Preset, SavedRule
+from gnomon.plans.parts import INPUT, Action, Preset, SavedRule
 from gnomon.plans.plan import Plan
 from gnomon.plans.select import select
 from gnomon.plans.stages import stage_layers
@@ -28,7 +28,7 @@ class LayerSaving:
     `graph.saved`."""
     input: Action
     """What happens to what the layer reads from the one before: `recompute` only in a run of several layers under
-    preset `full`, where it is made again from the first layer's input."""
+    preset `full`, where it is made again from the first layer's input; `offload` where a rule names `input`."""
     whole: bool = False
     """Its whole forward is run again, as under preset `full`, not the least that makes again what was not kept."""
 
@@ -106,7 +106,9 @@ def _saving(decided: _Decided, block: Block, original: Block) -> LayerSaving:
     told = decided.preset != "none"
     policy = tuple((name, action) for name, action in actions.items() if action != "keep" or told)
     whole = decided.preset == "full" and any(action == "recompute" for _, action in policy)
-    return LayerSaving(policy=policy, input="recompute" if decided.again else "keep", whole=whole)
+    away = any(rule.action == "offload" and INPUT in rule.tensors for rule in decided.rules)
+    what: Action = "recompute" if decided.again else "offload" if away else "keep"
+    return LayerSaving(policy=policy, input=what, whole=whole)
 
 
 def _inner(block: Block) -> tuple[str, ...]:

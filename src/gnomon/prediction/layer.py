@@ -157,8 +157,9 @@ class LayerPrice:
     """What leaves device memory and comes back."""
     remade_bytes: int
     """What recomputation makes again: alive while this layer's backward runs."""
-    input_again: bool
-    """What it reads from the layer before is made again with it (recompute of runs of layers), so it is not kept."""
+    input_away: bool
+    """What it reads from the layer before is not kept: made again with it (recompute of runs of layers), or
+    offloaded."""
     transient_bytes: int
     """Gradients of activations alive at once inside the backward, at most."""
     deferred_bytes: int
@@ -236,6 +237,7 @@ class _Pricing:
         forward = self.forward
         fates = saved(self.back, dict(self.context.saving.policy), self.dtypes)
         again = self._again(fates.recompute_ops)
+        inputs = sum(self._bytes(self.block.tensor(n)) for n in self.block.inputs if n not in self.context.no_grad)
         return LayerPrice(
             forward=self._sum(forward.items(), self._forward_flops(forward), self.sharded.forward),
             input_grad=self._backward(weight=False),
@@ -246,15 +248,14 @@ class _Pricing:
                 self._collectives_again(again),
             ),
             kept=self._kept(fates.kept),
-            offloaded_bytes=sum(self._bytes(entry.tensor) for entry in fates.offloaded),
+            offloaded_bytes=sum(self._bytes(entry.tensor) for entry in fates.offloaded)
+            + (inputs if self.context.saving.input == "offload" else 0),
             remade_bytes=sum(self._bytes(entry.tensor) for entry in fates.recomputed),
-            input_again=self.context.saving.input == "recompute",
+            input_away=self.context.saving.input != "keep",
             transient_bytes=self._transient(),
             deferred_bytes=self._deferred(),
             weight_cast=self._weight_cast(),
-            input_bytes=sum(
-                self._bytes(self.block.tensor(n)) for n in self.block.inputs if n not in self.context.no_grad
-            ),
+            input_bytes=inputs,
             output_bytes=sum(self._bytes(self.block.tensor(n)) for n in self.block.outputs),
             sharded=self.sharded,
         )

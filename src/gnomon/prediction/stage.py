@@ -98,8 +98,8 @@ class StagePrice:
             size = 0
             for kept in price.kept:
                 source = _source(layer, kept, price)
-                again = price.input_again and kept.tensor in {own for _, own in layer.call.chain}
-                if not again and source not in seen:
+                away = price.input_away and kept.tensor in {own for _, own in layer.call.chain}
+                if not away and source not in seen:
                     size += kept.bytes
                 seen.add(source)
             out.append(size)

@@ -10,7 +10,7 @@ where the numbers are applied (`prediction.step`) and anything about one run, on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -193,6 +193,13 @@ class Fitted:
                     chosen[number.name] = number.value
         return Rates(**chosen)
 
+    def of_generations(self) -> Fitted:
+        """Only the numbers of all stacks that name a generation of devices."""
+        if self.universal is None:
+            return Fitted()
+        numbers = tuple(number for number in self.universal.numbers if number.arch)
+        return Fitted(universal=replace(self.universal, numbers=numbers))
+
     def link_factor(self, name: str) -> float:
         """Seconds over price of a network in training runs; 1 where nothing was fitted."""
         return next((number.factor for number in self.links if number.link == name), 1.0)
@@ -216,10 +223,11 @@ def fitted() -> Fitted:
 
 
 def rates(stack: Stack, device: Device, numbers: Fitted | None = None) -> Rates:
-    """A stack's rates on a device; those of all stacks where nothing was fitted (`rates_note` says so), and neutral but
-    for the user's own numbers where a device has no launches to pay for. numbers: in place of those on record."""
-    known = (numbers or fitted()) if device.kind == "gpu" else Fitted()
-    return known.rates(stack, device.arch)
+    """A stack's rates on a device; those of all stacks where nothing was fitted (`rates_note` says so). Where a device
+    has no launches to pay for, of those of all stacks only what is of its own generation, beside the user's own
+    numbers. numbers: in place of those on record."""
+    known = numbers or fitted()
+    return (known if device.kind == "gpu" else known.of_generations()).rates(stack, device.arch)
 
 
 MODEL_FOLDS = 4
@@ -278,10 +286,8 @@ def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
     found = numbers or fitted()
     if stack.own is not None:
         return "own"
-    if device.kind != "gpu":
-        return "nothing"
     record = found.record(stack.name)
-    if record is not None:
+    if record is not None and device.kind == "gpu":
         return "stack" if device.arch in record.provenance.range.split(";")[0].split(", ") else "stack elsewhere"
     everywhere = found.universal.numbers if found.universal else ()
     return "device" if any(n.arch and device.arch.startswith(n.arch) for n in everywhere) else "nothing"

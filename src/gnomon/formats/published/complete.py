@@ -14,6 +14,9 @@ from gnomon.formats.published.row import Row
 PER_DEVICE = r"maxtext|paxml"
 """Programs whose recipes give the batch by device (`per_device_batch_size`), whatever the axes are."""
 
+MICROBATCHES = 8
+"""Of a step whose batch is not given."""
+
 
 def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
     """The row with what its other columns and notes imply, and how it was found."""
@@ -21,6 +24,14 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
     if row.num_devices is None and None not in (row.tp, row.pp, row.dp):
         row = replace(row, num_devices=(row.tp or 1) * (row.pp or 1) * (row.dp or 1) * (row.cp or 1))
         notes.append(f"{row.num_devices} devices: the product of the axes")
+    if row.num_devices and None not in (row.tp, row.dp) and row.pp is None:
+        rest = (row.tp or 1) * (row.dp or 1) * (row.cp or 1)
+        if row.num_devices % rest == 0:
+            row = replace(row, pp=row.num_devices // rest)
+            notes.append(f"pp {row.pp}: the devices over the other axes")
+    if row.global_batch is None and row.micro_batch and row.dp and not _by_device(row) and _of_tokens(row):
+        row = replace(row, global_batch=row.micro_batch * row.dp * MICROBATCHES)
+        notes.append(f"global batch not given: {MICROBATCHES} microbatches, which tokens/s hardly depend on")
     if row.global_batch is None and row.micro_batch and row.num_devices and _by_device(row):
         batch = row.micro_batch * row.num_devices
         row = replace(row, global_batch=batch)
@@ -29,11 +40,19 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
         ranks = max(1, row.num_devices // ((row.tp or 1) * (row.pp or 1) * (row.cp or 1)))
         if row.global_batch == row.micro_batch * row.num_devices != row.micro_batch * ranks:
             row = replace(row, micro_batch=row.global_batch // ranks)
+        elif row.micro_batch is not None and (each := (row.global_batch or 0) // ranks) < row.micro_batch and each:
+            row = replace(row, micro_batch=each)
+            notes.append(f"{each} sequences of a device: the global batch over the devices")
     found = re.search(r"tokens/step=(\d+)", row.notes)
     if found and row.seq_len is None and row.global_batch and int(found[1]) % row.global_batch == 0:
         row = replace(row, seq_len=int(found[1]) // row.global_batch)
         notes.append(f"sequences of {row.seq_len}: {found[1]} tokens a step")
     return row, tuple(notes)
+
+
+def _of_tokens(row: Row) -> bool:
+    """Whether what was measured is a rate of one device, without stages that would wait for microbatches."""
+    return row.pp == 1 and row.metric in ("tokens_per_s_per_device", "tflops_per_device", "mfu_pct")
 
 
 def _by_device(row: Row) -> bool:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from gnomon.errors import InputError
 from gnomon.formats.published.megatron_ci import is_test
 from gnomon.formats.published.row import Row
+from gnomon.formats.published.sizes import MAXTEXT
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3, deepseek_v3_671b
@@ -35,6 +36,10 @@ VOCABULARIES = (
     (r"gpt", 50_257, "GPT-2's tokenizer"),
 )
 """(pattern of model names, rows, why) where a table leaves the vocabulary out."""
+
+MAXTEXT_HEAD_DIM = 256
+"""Of MaxText's v4 recipes, whose feed-forward has no gate: with both, sizes give the parameters that the models are
+named by."""
 
 HEAD_DIMS = ((r"qwen3", 128), (r"gpt.oss", 64))
 """Head widths that are not hidden / heads."""
@@ -76,7 +81,9 @@ def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
         config, more = _bert(row, vocab), ()
     elif re.search(r"llama|mistral|qwen", name):
         config, more = _llama(row, name, vocab), ()
-    elif "nemotron" in name or _kv_heads(row) != _int(row, "heads"):
+    elif re.match(MAXTEXT, name) and "global_parameter_scale" in row.notes:
+        config, more = _llama(row, name, vocab), ()
+    elif re.match(MAXTEXT, name) or "nemotron" in name or _kv_heads(row) != _int(row, "heads"):
         config, more = _ungated(row, name, vocab)
     else:
         config, more = _gpt(row, vocab), ()
@@ -142,6 +149,8 @@ def _head_dim(row: Row, name: str) -> int:
     for pattern, size in HEAD_DIMS:
         if re.search(pattern, name):
             return size
+    if re.match(MAXTEXT, name):
+        return 128 if "global_parameter_scale" in row.notes else MAXTEXT_HEAD_DIM
     if hidden % heads:
         raise InputError(f"hidden = {hidden} is not divisible by heads = {heads}")
     return hidden // heads

@@ -18,15 +18,15 @@ MemoryMetric = Literal["allocated", "reserved", "device", "unstated"]
 _RELEASES = (r"release (v[\d.]+)", r"NeMo container ([\d.]+)", r"image (torch [\d.]+)", r"@(v[\d.]+)")
 
 _ORDERS = (
-    r"\b(zb-?h[12]|zb[12]p|zb-?v|zbv|v-?half|v-?min|1f1b-i|interleaved[- ]?1f1b|interleaved1f1b|gpipe|dualpipe-?v?)\b",
+    r"\b(zb-?h[12]|zb-?[12]p|zb-?v|v-?half|v-?min|1f1b-i|interleaved[- ]?1f1b|gpipe|dualpipe-?v?)\b",
     r"\b(1f1b)\b",
 )
 """Pipeline schedules by their usual names, where a source does not say `schedule`."""
 
 _MEMORY: tuple[tuple[str, MemoryMetric], ...] = (
     (r"nvidia-smi", "device"),
-    (r"max[-_ ](?:memory[-_ ])?allocated", "allocated"),
-    (r"max[-_ ](?:memory[-_ ])?reserved", "reserved"),
+    (r"max[-_ ](?:memory[-_ ])?allocated|peak allocated|allocated memory", "allocated"),
+    (r"max[-_ ](?:memory[-_ ])?reserved|peak reserved|reserved memory", "reserved"),
     (r"mem = peak gpu memory", "reserved"),  # nanotron's log: torch's own figure, without what lies outside
 )
 
@@ -100,7 +100,9 @@ def _memory_rank(row: Row, stated: re.Match[str] | None) -> int | None:
 
 
 def _compiled(notes: str, program: str) -> bool | None:
-    if re.search(r"no (?:torch\.)?compile|without (?:torch\.)?compile|compile[= ](?:off|no|false)", notes):
+    if re.search(
+        r"no (?:torch\.)?compile|not compiled|eager mode|without (?:torch\.)?compile|compile[= ](?:off|no|false)", notes
+    ):
         return False
     if re.search(r"torch\.compile", program) or re.search(r"\bcompile(?:d)?\b", notes):
         return True

@@ -16,6 +16,7 @@ from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
 from gnomon.formats.published import settings
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
+from gnomon.formats.published.model import Config
 from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.formats.published.settings import XLA
@@ -43,7 +44,8 @@ FRAMEWORKS = (
     (r"composer|llm-foundry", "llm-foundry"),
     (r"megatron", "megatron-lm"),
     (r"deepspeed", "deepspeed"),
-    (r"pytorch|fsdp1", "pytorch-fsdp"),
+    (r"colossal|gemini", "deepspeed"),
+    (r"pytorch|fsdp|accelerate|hugging|transformers|\bhf\b|lightning|litgpt|torchtune|\bddp\b", "pytorch-fsdp"),
 )
 """(pattern of frameworks, stack that it is, or that is nearest to it). What matches none is a stack of which nothing is
 known."""
@@ -71,15 +73,39 @@ DEVICE_WORDS = (
     (r"h200", "h200-sxm-141gb"),
     (r"b200", "b200-sxm-180gb"),
     (r"b300", "b300-sxm-288gb"),
-    (r"a100.*pcie.*40", "a100-pcie-40gb"),
+    (r"a100.*pcie.*40|a100.*40.*pcie", "a100-pcie-40gb"),
+    (r"gh200", "gh200-96gb"),
+    (r"h800", "h800-sxm-80gb"),
+    (r"h20", "h20-sxm-96gb"),
+    (r"a800", "a800-sxm-80gb"),
+    (r"rtx.?a6000|a6000", "rtx-a6000-48gb"),
+    (r"6000.?ada", "rtx-6000-ada-48gb"),
+    (r"3090", "rtx-3090-24gb"),
+    (r"4090", "rtx-4090-24gb"),
+    (r"5090", "rtx-5090-32gb"),
+    (r"titan.?rtx", "titan-rtx-24gb"),
+    (r"2080.?ti", "rtx-2080-ti-11gb"),
+    (r"l40s", "l40s-48gb"),
+    (r"l40", "l40-48gb"),
+    (r"l4", "l4-24gb"),
+    (r"a40", "a40-48gb"),
+    (r"a30", "a30-24gb"),
+    (r"a10g", "a10g-24gb"),
+    (r"a10", "a10-24gb"),
+    (r"(?:tesla.?)?t4", "t4-16gb"),
+    (r"(?:tesla.?)?p100", "p100-sxm-16gb"),
+    (r"v100.*dgx-?2|dgx-?2.*v100", "v100-sxm3-32gb"),
     (r"a100.*pcie", "a100-pcie-80gb"),
     (r"a100.*40", "a100-sxm-40gb"),
-    (r"a100|a800", "a100-sxm-80gb"),
+    (r"a100", "a100-sxm-80gb"),
     (r"v100.*16", "v100-sxm-16gb"),
     (r"v100", "v100-sxm-32gb"),
     (r"mi355", "mi355x-288gb"),
     (r"mi325", "mi325x-256gb"),
+    (r"mi350", "mi350x-288gb"),
     (r"mi300", "mi300x-192gb"),
+    (r"mi100", "mi100-32gb"),
+    (r"mi210", "mi210-64gb"),
     (r"mi250x", "mi250x-gcd"),
     (r"mi250", "mi250-gcd"),
     (r"tpu.*(7x|v7|ironwood)", "tpu-7x"),
@@ -87,6 +113,7 @@ DEVICE_WORDS = (
     (r"tpu.*v5p", "tpu-v5p"),
     (r"tpu.*(v5e|v5 ?lite)", "tpu-v5e"),
     (r"tpu.*v4", "tpu-v4"),
+    (r"tpu.*v3", "tpu-v3"),
 )
 """(pattern of a device that the catalogue does not list by that name, the device it is)."""
 
@@ -101,6 +128,9 @@ EAGER = {"norm": "unfused", "activation": "unfused", "cross_entropy": "unfused",
 """What that code does (huggingface/transformers modeling_llama.py LlamaRMSNorm and eager_attention_forward,
 activations.py NewGELUActivation, read 2026-11-21); the update is AdamW a parameter at a time."""
 
+COMPILED = {"norm": "fused", "activation": "fused", "cross_entropy": "fused", "rotary": "fused"}
+"""What torch.compile makes one kernel each of, over a layer and over the loss."""
+
 NETWORKS = (
     (r"AWS EFA", "aws-p5", None, 0),
     (r"Omni-Path", "jean-zay-a100", None, 0),
@@ -114,10 +144,23 @@ NETWORKS = (
 """(pattern of the interconnect column, node, port, ports a node). What matches none keeps the device's usual node."""
 
 
+DATA_PARALLEL = r"fsdp|\bddp\b|hugging|transformers|accelerate|\bhf\b|trainer|composer|zero-?[23]"
+"""Programs and shardings without tensor or pipeline parallelism unless they say so."""
+
+
+MEGATRON = r"megatron|nemo|zero-?bubble"
+"""Programs that count the embedding and the loss as layers when layers do not divide otherwise (Megatron Core
+transformer_config.py account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split; the zero-bubble
+fork takes one layer from the first and one from the last stage)."""
+
+
 def mesh(row: Row) -> tuple[Mesh, Notes]:
     """Axes. InputError when an axis is not given, or the product is not the number of devices."""
     missing = [c for c in ("tp", "pp") if getattr(row, c) is None]
     notes: Notes = ()
+    if missing and re.search(DATA_PARALLEL, f"{row.framework} {row.zero_or_fsdp or ''}".lower()):
+        missing = []
+        notes = ("tp, pp not given: 1, as programs that only divide data leave them",)
     if missing and re.search(XLA, row.framework.lower()):
         notes = (f"{', '.join(missing)} not given: 1, as {row.framework} leaves axes that a recipe does not name",)
     elif missing:
@@ -129,10 +172,13 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
     if row.dp is not None and row.dp != dp:
         raise InputError(f"dp = {row.dp}, but {devices} devices / (tp {tp} x pp {pp} x cp {cp}) = {dp}")
     shard = dp // optimizer_instances(row)
-    if found := re.search(r"(?:shard|fsdp)=?(\d\d+|(?<==)\d)", row.zero_or_fsdp or ""):
+    said = re.search(r"(?:shard|fsdp)=?(\d\d+|(?<==)\d)", row.zero_or_fsdp or "")
+    if (found := said) and not (found[1] == "1" and re.search(XLA, row.framework.lower())):
         shard = min(int(found[1]), dp)
-    elif (row.zero_or_fsdp or "").lower().startswith("hsdp"):
+    elif re.match("hsdp|hybrid", (row.zero_or_fsdp or "").lower()):
         shard = min(row.devices_per_node or 8, dp)
+    elif (found := re.search(r"\b(\d+) slices? of", row.notes)) and dp % int(found[1]) == 0:
+        shard = dp // int(found[1])  # MaxText divides within a slice and replicates over slices
     if dp % shard:
         raise InputError(f"{dp} data-parallel ranks are not a multiple of the {shard} that shard")
     etp = expert_slices(row, tp)
@@ -174,8 +220,14 @@ def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
     raise InputError("micro_batch not given")
 
 
-def with_stages(made: Plan, row: Row, config: object) -> tuple[Plan, Notes]:
+def with_stages(made: Plan, row: Row, config: Config) -> tuple[Plan, Notes]:
     """The plan with the stages that the program cuts, where it does not divide layers evenly."""
+    stages, layers = made.num_stages, getattr(config, "num_layers", 0)
+    if stages > 1 and layers % stages and (layers + 2) % stages == 0 and re.search(MEGATRON, row.framework.lower()):
+        each = (layers + 2) // stages
+        note = f"stages of {each} layers, the first and the last one fewer: they have the embedding and the head"
+        counts = (each - 1, *[each] * (stages - 2), each - 1)
+        return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
     if not re.search(r"nanotron", row.framework.lower()) or not isinstance(config, LlamaConfig):
         return made, ()
     counts = stages_of(config, made.mesh.pp)
@@ -206,11 +258,13 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     attention = None
     if row.flash_attention:
         attention = "unfused" if row.flash_attention.startswith("no") else "flash"
-    eager = bool(re.search(HUGGING_FACE, program))
+    eager = bool(re.search(HUGGING_FACE, program)) and not facts.compiled
     if eager and attention == "unfused" and re.search(r"llama|mistral|mixtral|qwen", row.model.lower()):
         attention = "unfused_fp32_softmax"
     launch = "compiled" if facts.compiled or re.search(XLA, program) else None
     found = _chosen(name, row.framework, row.family, attention, launch)
+    if facts.compiled and not re.search(XLA, program):
+        found = chosen(found, "torch.compile fuses what lies between products", **COMPILED)
     if re.search(XLA, program):
         found = chosen(found, "XLA fuses what lies between products", cross_entropy="fused")
     if eager:
@@ -230,7 +284,12 @@ def cluster(row: Row) -> tuple[Cluster, Notes]:
     if row.num_devices is None:
         raise InputError("num_devices not given")
     devices = row.num_devices
-    per_node = row.devices_per_node or _usual_tray(device)
+    if device == "v100-sxm-32gb" and row.devices_per_node == 16:
+        device = "v100-sxm3-32gb"  # only a DGX-2 has sixteen
+    per_node, most = row.devices_per_node or _usual_tray(device), _largest_node(device)
+    if per_node > most:
+        note = f"{note}; " * bool(note) + f"nodes of {per_node} taken as nodes of {most}, the most on record"
+        per_node = most
     if devices > per_node and devices % per_node:
         fitting = gcd(devices, per_node)
         note = f"{note}; " * bool(note) + f"{devices} devices do not fill nodes of {per_node}: nodes of {fitting}"
@@ -246,6 +305,11 @@ def _usual_tray(device: str) -> int:
         return 8
     usual = catalogue.default_row(catalogue.device(device))
     return usual.tray or min(usual.count, 8)
+
+
+def _largest_node(device: str) -> int:
+    known = device in catalogue.device_names(aliases=True)
+    return catalogue.default_row(catalogue.device(device)).count if known else 1 << 20
 
 
 def _device(row: Row) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
 from gnomon.formats.published.plan import cluster, plan, stack, with_stages, workload
 from gnomon.formats.published.row import Refused, Row, read_table
 from gnomon.formats.published.settings import saved as saved_of
+from gnomon.formats.published.sizes import with_sizes
 from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Stack, Workload
@@ -99,6 +100,7 @@ def _runs(rows: Iterable[Row], refused: list[Refused]) -> tuple[tuple[Run, ...],
 
 def to_run(row: Row) -> Run:
     """The run of a row. GnomonError says what is missing or cannot be expressed."""
+    row, sized = with_sizes(row)
     row, implied = completed(row)
     row, from_test = with_test_facts(row)
     facts = read_notes(row)
@@ -125,7 +127,7 @@ def to_run(row: Row) -> Run:
         memory_metric=facts.memory_metric,
         memory_rank=made.world_size - 1 if facts.memory_rank == -1 else facts.memory_rank,
         facts=facts,
-        notes=(*implied, *from_test, *from_model, *from_cluster, *from_plan, *from_stages, *from_stack),
+        notes=(*sized, *implied, *from_test, *from_model, *from_cluster, *from_plan, *from_stages, *from_stack),
         row=row,
     )
 

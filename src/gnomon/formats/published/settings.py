@@ -14,7 +14,8 @@ from typing import Any
 from gnomon.errors import InputError
 from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
-from gnomon.plans import DType, Fp8, Optimizer, Precision, Saved, SavedRule, Schedule
+from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule
+from gnomon.plans.parts import INPUT
 
 Notes = tuple[str, ...]
 
@@ -41,8 +42,8 @@ MODULES = (
 """(pattern of Megatron Core's recompute modules, tensors of our blocks)."""
 
 SCHEDULES = (
-    (r"zb-?h1|zb1p|zerobubbleh1|zero-bubble-1", ("zero_bubble_h1", 1, "loop")),
-    (r"zb-?h2|zb2p|zb-inf|zero-bubble-2", ("zero_bubble_h2", 1, "loop")),
+    (r"zb-?h1|zb-?1p|zerobubbleh1|zero-bubble-1", ("zero_bubble_h1", 1, "loop")),
+    (r"zb-?h2|zb-?2p|zb-inf|zero-bubble-2", ("zero_bubble_h2", 1, "loop")),
     (r"interleaved-?zero|interleavedzerobubble|zb-?vpp", ("interleaved_zero_bubble", 2, "loop")),
     (r"zb-?v|zbv", ("zero_bubble_v", 2, "v")),
     (r"v-?half", ("v_half", 2, "v")),
@@ -77,17 +78,17 @@ def precision(row: Row) -> tuple[Precision, Notes]:
         base = Precision(param="fp32", master="none") if whole else Precision()
         recipe: Any = next((to for pattern, to in RECIPES if re.search(pattern, name)), "delayed")
         return replace(base, fp8=Fp8(recipe=recipe)), notes
-    if re.fullmatch(r"(tf32|fp32|float32)(\+tf32)?", name):
+    if re.fullmatch(r"(tf32|fp32|float32|32-?(?:true|bit)?)(\+tf32)?", name):
         compute: DType = "tf32" if "tf32" in name else "fp32"
         return Precision(param="fp32", compute=compute, grad="fp32", reduce="fp32", master="none"), notes
-    if re.search(r"bf16|bfloat16", name):
+    if re.search(r"bf-?16|bfloat16", name):
         reduce: DType = "bf16" if "pure" in name else "fp32"
         if whole:  # FSDP keeps fp32 shards and gathers them in bf16
             return Precision(param="fp32", compute="bf16", grad="fp32", reduce=reduce, master="none"), notes
         return Precision(reduce=reduce), notes
-    if re.search(r"fp16|float16|half|^amp$", name) and whole:
+    if re.search(r"fp-?16|float16|half|^amp$|^16", name) and whole:
         return Precision(param="fp32", compute="fp16", grad="fp32", reduce="fp16", master="none"), notes
-    if re.search(r"fp16|float16|half|^amp$", name):
+    if re.search(r"fp-?16|float16|half|^amp$|^mixed$|^16", name):
         # Megatron-LM accumulates and reduces fp16 gradients in fp16 unless told otherwise.
         return Precision(param="fp16", compute="fp16", grad="fp16", reduce="fp16"), notes
     raise InputError(f"precision {row.precision!r} cannot be said in a plan")
@@ -100,13 +101,19 @@ def _before_bf16_optimizer(row: Row) -> bool:
 
 def saved(row: Row) -> tuple[Saved, Notes, bool]:
     """What is recomputed or offloaded, notes, and whether the source leaves recompute open."""
-    how, offload = (row.recompute or "").lower(), row.offload or "none"
+    how, offload = (row.recompute or "").lower(), (row.offload or "none").lower()
+    if found := re.match(r"act:(.*)", offload):
+        return _remat(found[1].split(","))
+    if how == "qkv_proj_offloaded":
+        return _remat(["query_proj", "key_proj", "value_proj"])
+    if moves_optimizer(row) and not re.search(r"activation", offload):
+        offload = "none"
     if found := re.fullmatch(r"activation cpu offload num_layers=(\d+)", offload):
         if (row.pp or 1) > 1:
             raise InputError(f"offload {row.offload!r} with pp = {row.pp}: which layers is not said")
         rules = (SavedRule(calls=f"layers[0:{found[1]}]", action="offload"),)
         return Saved(rules=rules), () if how else (_OPEN,), not how
-    if offload != "none":
+    if offload not in ("none", "no", "off", "false", "0", "-"):
         return Saved(), (f"offload {row.offload!r} of named tensors is left out: memory is over-estimated",), True
     if "every k-th block" in row.notes or "k-th" in how:
         return Saved(), ("the share of blocks that are recomputed is not given",), True
@@ -115,11 +122,33 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
 
 _OPEN = "recompute not stated"
 
+REMAT = {"query_proj": "*q_proj", "key_proj": "*k_proj", "value_proj": "*v_proj", "out_proj": "*o_proj"}
+"""MaxText's names of tensors -> ours (src/MaxText/configs/base.yml, custom remat_policy; read 2026-11-22)."""
+
+
+def _remat(moved: list[str]) -> tuple[Saved, Notes, bool]:
+    """MaxText's `remat_policy: custom` with tensors on the host: they are not made again, everything else is."""
+    names = [REMAT[name] for name in moved if name in REMAT]
+    tensors = ((INPUT,) if "decoder_layer_input" in moved else ()) + tuple(names)
+    rules = (SavedRule(tensors=tensors, action="offload"),) if tensors else ()
+    return Saved(preset="full", rules=rules), (f"custom remat: {', '.join(moved)} on the host, the rest again",), False
+
+
+def moves_optimizer(row: Row) -> bool:
+    """Whether optimizer states are on the host."""
+    said = f"{row.offload or ''} {row.zero_or_fsdp or ''} {row.framework}".lower()
+    return bool(
+        re.search(r"optim\w*[- _]?(?:cpu|offload|to cpu)|cpu[- _]?optim|cpu[- _]?adam|zero[- _]?offload", said)
+        or re.search(r"optim|^cpu$|^yes$|^true$", (row.offload or "").lower())
+    )
+
 
 def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
     if not how:
         return Saved(), (_OPEN,), True
-    if how in ("none", "no", "off", "false", "0"):
+    if how in ("-", "?", "unknown", "default", "custom"):
+        return Saved(), (f"recompute {row.recompute!r}: what of, is not said; taken as not stated",), True
+    if how in ("none", "no", "off", "false", "0", "no_recompute") or re.search(r"=\s*(?:false|off|none|0)$", how):
         return Saved(), (), False
     if how == "full block num_layers=none":
         return Saved(), (f"recompute {row.recompute!r}: {OLDER_THAN_RECIPES}",), False
@@ -127,7 +156,9 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
         return Saved(rules=(SavedRule(first_per_stage=int(found[1]), action="recompute"),)), (), False
     if found := re.search(r"uniform\D*(\d+)", how):
         return Saved(preset="full", every=int(found[1])), (), False
-    if how.startswith(("full", "yes", "ac full", "true", "all", "layer")):
+    if how.startswith(("full", "yes", "ac full", "true", "all", "layer", "on")) or re.search(
+        r"(?:gradient|activation)[-_ ]?(?:checkpoint|ckpt)\w*(?:$|\s*[=:]\s*(?:true|yes|on|full|1))|_offloaded$", how
+    ):
         return Saved(preset="full"), (), False
     if found := re.search(r"(?:every|selective[ :=(]*)\D*(\d+)", how):  # torchtitan: every n-th layer is recomputed
         count = row.layers or 0
@@ -140,24 +171,35 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
             if re.search(pattern, found[1])
         )
         return Saved(rules=rules), (f"recompute {row.recompute}: what our blocks have of these modules",), False
-    if re.search(r"\bop\b|sac|per.?op", how):
+    if re.search(r"\bop\b|sac|per.?op|^minimal|save_dot", how):
         note = "recompute of chosen ops: every product kept, what lies between them made again"
-        return Saved(rules=(SavedRule(tensors=("*norm*", "*act*", "*residual*"), action="recompute"),)), (note,), False
+        # MaxText's `minimal` is the least of its presets, and what else a recipe moves to the host is not said
+        open_ = how.startswith("minimal")
+        rule = SavedRule(tensors=("*norm*", "*act*", "*residual*"), action="recompute")
+        return Saved(rules=(rule,)), (note,), open_
     if how.startswith("selective"):
         return Saved(preset="selective"), (), False
     return Saved(), (f"recompute {row.recompute!r} is not understood: taken as not stated",), True
 
 
-def lighter_first(layers: int, stages: int) -> tuple[Saved, ...]:
+def lighter_first(layers: int, stages: int, *, offloads: bool) -> tuple[Saved, ...]:
     """What a run whose source is silent may have recomputed, the least first: nothing; norms and activations; whole
-    layers, a quarter of each stage's at a time; all of them."""
+    layers, a quarter of each stage's at a time; all of them. offloads: then with what layers read moved to the host,
+    as MaxText's recipes have it (`decoder_layer_input: offload`, configs/base.yml; read 2026-11-22)."""
     between = SavedRule(tensors=("*norm*", "*act", "*.act"), action="recompute")
     found = [Saved(), Saved(rules=(between,))]
     each = -(-layers // max(stages, 1))
     for quarter in (1, 2, 3):
         if (count := each * quarter // 4) > 0:
             found.append(Saved(rules=(between, SavedRule(first_per_stage=count, action="recompute"))))
-    return (*dict.fromkeys(found), Saved(preset="full"))
+    away = SavedRule(tensors=("input",), action="offload")
+    last = (Saved(preset="full", rules=(away,)),) if offloads else ()
+    return (*dict.fromkeys(found), Saved(preset="full"), *last)
+
+
+def _unmoved(name: str) -> str:
+    """Words of sharding without those of offloading."""
+    return re.sub(r"[-_ ]?offload\w*", "", name).strip(" +,") or "none"
 
 
 def _virtual_stages(row: Row, pp: int) -> int:
@@ -191,6 +233,9 @@ def schedule(row: Row, facts: NoteFacts, pp: int, micro_batch: int) -> Schedule:
 def optimizer(row: Row) -> tuple[Optimizer, Notes]:
     """How ZeRO divides. A word that is not known is a refusal: it says what every rank holds."""
     name = (row.zero_or_fsdp or "none").lower()
+    if moves_optimizer(row):
+        part, notes = optimizer(replace(row, offload=None, zero_or_fsdp=_unmoved(name), framework="-"))
+        return replace(part, offload=Offload(), clip=False), (*notes, "optimizer states and the update on the host")
     if row.zero_or_fsdp is None and re.search(XLA, row.framework.lower()):
         return Optimizer(zero=3), (f"sharding not given: fsdp over all devices, {row.framework}'s default",)
     if name in ("none", "ddp", "no"):
@@ -200,8 +245,10 @@ def optimizer(row: Row) -> tuple[Optimizer, Notes]:
         return Optimizer(zero=stage), ()
     if re.search(r"grad_op|shard_grad|no.?reshard", name):
         return Optimizer(zero=3, reshard_after_forward=False), ()
-    if re.search(r"fsdp|hsdp|gemini", name):
+    if re.search(r"fsdp|hsdp|gemini|full[-_ ]?shard|hybrid[-_ ]?shard|sharded", name):
         return Optimizer(zero=3), ()
-    if re.search(r"dist\w*[- _]opt", name):
+    if re.search(r"dist\w*[- _]opt|hybrid[-_ ]?zero|^zero\b|\bos\b|use_distributed", name):
         return Optimizer(zero=1), ()
+    if re.search(r"ddp|data.?parallel|replicat|^dp\b|horovod|^-$|^false$|^off$", name):
+        return Optimizer(zero=0), ()
     raise InputError(f"zero_or_fsdp = {row.zero_or_fsdp!r} cannot be said in a plan")

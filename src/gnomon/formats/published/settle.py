@@ -7,11 +7,12 @@ does. A source that states its recompute is taken at its word.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from gnomon.errors import GnomonError
 from gnomon.formats.published.run import Run
-from gnomon.formats.published.settings import lighter_first
+from gnomon.formats.published.settings import XLA, lighter_first
 from gnomon.plans import Saved
 from gnomon.prediction import Prediction, predict
 
@@ -22,7 +23,8 @@ def settled(run: Run) -> tuple[Run, Prediction]:
     if first.fits or not run.recompute_open:
         return run, first
     last = run, first
-    for saved in lighter_first(run.row.layers or 0, run.plan.num_stages)[1:]:
+    xla = bool(re.search(XLA, run.row.framework.lower()))
+    for saved in lighter_first(run.row.layers or 0, run.plan.num_stages, offloads=xla)[1:]:
         tried = replace(run, plan=replace(run.plan, saved=saved))
         try:
             found = predict(tried.graph, tried.cluster, tried.plan, tried.workload, tried.stack)
@@ -37,7 +39,7 @@ def settled(run: Run) -> tuple[Run, Prediction]:
 
 def _words(saved: Saved) -> str:
     if saved.preset == "full":
-        return "all layers"
+        return "all layers, their inputs on the host" if saved.rules else "all layers"
     counts = [rule.first_per_stage for rule in saved.rules if rule.first_per_stage is not None]
     layers = f"{counts[0]} layers of each stage, " if counts else ""
     return f"{layers}norms and activations"

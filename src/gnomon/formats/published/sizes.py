@@ -1,0 +1,112 @@
+"""Sizes of a model that its row leaves out: known by its name, by MaxText's one scale, or by custom.
+
+`with_sizes(row)` returns the row with layers, hidden, heads, feed-forward and vocabulary filled in where they follow,
+and notes. A size that a row gives is never changed. Leaves out models that no name settles.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from gnomon.formats.published.row import Row
+
+KNOWN = (
+    (r"llama[- _]?2[- _]?7b", (32, 4096, 32, 32, "11008", 32_000, None, None)),
+    (r"llama[- _]?2[- _]?13b", (40, 5120, 40, 40, "13824", 32_000, None, None)),
+    (r"llama[- _]?2[- _]?70b", (80, 8192, 64, 8, "28672", 32_000, None, None)),
+    (r"llama[- _]?3(?:\.\d)?[- _]?8b", (32, 4096, 32, 8, "14336", 128_256, None, None)),
+    (r"llama[- _]?3(?:\.\d)?[- _]?70b", (80, 8192, 64, 8, "28672", 128_256, None, None)),
+    (r"llama[- _]?3(?:\.\d)?[- _]?405b", (126, 16384, 128, 8, "53248", 128_256, None, None)),
+    (r"llama[- _]?3\.2[- _]?1b", (16, 2048, 32, 8, "8192", 128_256, None, None)),
+    (r"llama[- _]?3\.2[- _]?3b", (28, 3072, 24, 8, "8192", 128_256, None, None)),
+    (r"llama[- _]?7b", (32, 4096, 32, 32, "11008", 32_000, None, None)),
+    (r"llama[- _]?13b", (40, 5120, 40, 40, "13824", 32_000, None, None)),
+    (r"llama[- _]?(?:30|33)b", (60, 6656, 52, 52, "17920", 32_000, None, None)),
+    (r"llama[- _]?65b", (80, 8192, 64, 64, "22016", 32_000, None, None)),
+    (r"mistral[- _]?7b", (32, 4096, 32, 8, "14336", 32_000, None, None)),
+    (r"mixtral[- _]?8[x×]7b", (32, 4096, 32, 8, "14336", 32_000, "8", 2)),
+    (r"mixtral[- _]?8[x×]22b", (56, 6144, 48, 8, "16384", 32_768, "8", 2)),
+    (r"qwen2\.5[- _]?7b", (28, 3584, 28, 4, "18944", 152_064, None, None)),
+    (r"qwen2\.5[- _]?14b", (48, 5120, 40, 8, "13824", 152_064, None, None)),
+    (r"qwen2\.5[- _]?32b", (64, 5120, 40, 8, "27648", 152_064, None, None)),
+    (r"qwen2\.5[- _]?72b", (80, 8192, 64, 8, "29568", 152_064, None, None)),
+    (r"qwen3[- _]?8b", (36, 4096, 32, 8, "12288", 151_936, None, None)),
+    (r"qwen3[- _]?14b", (40, 5120, 40, 8, "17408", 151_936, None, None)),
+    (r"qwen3[- _]?32b", (64, 5120, 64, 8, "25600", 151_936, None, None)),
+    (r"qwen3[- _]?30b", (48, 2048, 32, 4, "768 expert", 151_936, "128", 8)),
+    (r"qwen3[- _]?235b", (94, 4096, 64, 4, "1536 expert", 151_936, "128", 8)),
+    (r"gpt[- _]?oss[- _]?20b", (24, 2880, 64, 8, "2880 expert", 201_088, "32", 4)),
+    (r"gpt[- _]?oss[- _]?120b", (36, 2880, 64, 8, "2880 expert", 201_088, "128", 4)),
+    (r"deepseek[- _]?v3\b", (61, 7168, 128, "MLA", "18432 dense / 2048 expert", 129_280, "256+1 shared", 8)),
+    (r"gpt2[- _]?xl", (48, 1600, 25, 25, "6400", 50_257, None, None)),
+    (r"gpt2[- _]?large", (36, 1280, 20, 20, "5120", 50_257, None, None)),
+    (r"gpt2[- _]?medium", (24, 1024, 16, 16, "4096", 50_257, None, None)),
+    (r"gpt[- _]?3[- _]?175b", (96, 12288, 96, 96, "49152", 51_200, None, None)),
+    (r"bert[- _]?large", (24, 1024, 16, 16, "4096", 30_522, None, None)),
+)
+"""(pattern of names, layers, hidden, heads, kv heads, feed-forward, vocabulary, experts, experts a token) of the
+models' own config.json on Hugging Face; GPT-3: Brown et al. 2020."""
+
+FIELDS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")
+
+MAXTEXT = r"maxtext-\d+b"
+"""Names of the models of MaxText's own pages, which are nothing but a number of parameters."""
+MAXTEXT_ROWS = 32_000
+"""vocab_size of MaxText's src/MaxText/configs/base.yml (read 2026-11-22), as are the next two."""
+MAXTEXT_SEQ = 2048
+"""max_target_length."""
+MAXTEXT_BASE = {"hidden": 2048, "heads": 16, "ffn": 7168, "layers": 16}
+"""base_emb_dim, base_num_query_heads, base_mlp_dim, base_num_decoder_layers; head_dim is 128 at every scale."""
+
+
+def with_sizes(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """The row with the sizes that follow, and how."""
+    if re.search("maxtext", row.framework.lower()):
+        row, notes = _maxtext(row)
+    else:
+        notes = ()
+    if row.layers is None and row.hidden is None and not re.search("lora", row.model.lower()):
+        found = next((values for pattern, values in KNOWN if re.search(pattern, row.model.lower())), None)
+        if found is not None:
+            row = _filled(row, dict(zip(FIELDS, found, strict=True)))
+            notes = (*notes, f"sizes not in the row: those of {row.model}'s own config")
+    return _implied(row, notes)
+
+
+def _filled(row: Row, values: dict[str, Any]) -> Row:
+    """The row with those of the values that it leaves out."""
+    given: dict[str, Any] = {
+        name: str(value) if name == "kv_heads" else value
+        for name, value in values.items()
+        if value is not None and getattr(row, name) is None
+    }
+    return replace(row, **given)
+
+
+def _maxtext(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """MaxText's defaults, and its one scale: steps of two go to heads and feed-forward, then to the width, then to the
+    number of layers (src/MaxText/configs/types.py get_individual_scales, read 2026-11-22)."""
+    row = _filled(row, {"vocab": MAXTEXT_ROWS if re.match(MAXTEXT, row.model.lower()) else None})
+    if re.match(MAXTEXT, row.model.lower()) and row.seq_len is None:
+        row = replace(row, seq_len=MAXTEXT_SEQ)
+    found = re.search(r'"global_parameter_scale": "(\d+)"', row.notes)
+    scale = int(found[1]) if found else 0
+    if scale < 1 or scale & (scale - 1) or row.layers is not None:
+        return row, ()
+    whole, rest = divmod(scale.bit_length() - 1, 3)
+    steps = {"heads": whole + (rest > 0), "ffn": whole + (rest > 0), "hidden": whole + (rest > 1), "layers": whole}
+    sizes: dict[str, Any] = {name: MAXTEXT_BASE[name] << step for name, step in steps.items()}
+    sizes |= {"kv_heads": sizes["heads"], "ffn": str(sizes["ffn"])}
+    return _filled(row, sizes), (f"sizes of MaxText at scale {scale}",)
+
+
+def _implied(row: Row, notes: tuple[str, ...]) -> tuple[Row, tuple[str, ...]]:
+    """The feed-forward of a dense GPT: four times the width (Radford et al. 2019, Brown et al. 2020)."""
+    if row.hidden is None or row.experts is not None or row.arch == "moe":
+        return row, notes
+    if row.ffn is None and row.model.lower().startswith(("gpt", "bloom")):
+        row = replace(row, ffn=str(4 * row.hidden))
+        notes = (*notes, "feed-forward not in the row: four times the width")
+    return row, notes

@@ -92,7 +92,9 @@ def test_steps_that_agree_blame_no_price() -> None:
     found = compare(PREDICTED, replace(PREDICTED, clock="measured"))
     assert found.largest is None
     assert found.sentence == "no price is wrong by more than 1% of the step"
-    assert comparison_text(found)[0] == "step: 12.5 s predicted, 12.5 s measured: the prediction is 0.0% too long"
+    assert comparison_text(found)[0] == "step: 12.5 s predicted, 12.5 s measured: equal"
+    near = replace(run(1.0, 2.0, 0.5 + 2**-10), clock="measured")
+    assert comparison_text(compare(PREDICTED, near))[0].endswith("12.5 s measured: equal to 0.1%")
 
 
 _SECONDS = st.integers(1, 64).map(lambda eighths: eighths / 8)
@@ -147,6 +149,25 @@ def test_memory_is_compared_by_class() -> None:
     assert "activations" in text
     assert "what did not change" in text
     assert "one of the two has no memory" in "\n".join(comparison_text(compare(PREDICTED, MEASURED)))
+
+
+def test_classes_that_only_one_side_tells_of_are_named_and_not_compared() -> None:
+    """A measurement sees nothing of what lives inside an action, and never saw a byte of logits."""
+
+    def held(timeline: Timeline, buffers: tuple[str, ...], resident: list[float]) -> Timeline:
+        memory = Memory.of(worker=[], buffer=[], span=[], time_s=[], change_bytes=[], resident_bytes=[resident])
+        return replace(timeline, buffers=buffers, memory=memory)
+
+    mib = float(1 << 20)
+    one = held(PREDICTED, ("parameters", "logits", "temporary"), [4 * mib, 2 * mib, 3 * mib])
+    found = compare(one, held(MEASURED, ("parameters", "logits"), [5 * mib, 0.0]))
+    assert found.peak_bytes == {"class 0": (4 * mib, 5 * mib)}
+    assert found.left_out == {"logits": (2 * mib, 0.0), "temporary": (3 * mib, 0.0)}
+    assert [change.buffer for change in found.difference.memory] == ["parameters"]
+    text = "\n".join(comparison_text(found))
+    assert "only predicted has, at its most on a rank: logits (2.00), temporary (3.00)" in text
+    assert "logits  " not in text
+    assert found.to_mapping()["memory_left_out"]["temporary"] == [3 * mib, 0.0]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

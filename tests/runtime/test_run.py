@@ -186,6 +186,38 @@ def test_a_rank_that_is_killed_is_one_clear_error_and_the_checkpoint_before_is_w
     assert list(losses(out)) == [done + 1, done + 2]
 
 
+FULL_DISK = ("bash", "-c", 'ulimit -f 16; exec "$@"', "-", *GNOMON)
+"""No file of the command can be over 16 KiB, as if the disk were full."""
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_clear_error(folder: Folder) -> None:
+    status, out, err = folder.run(*TRAIN, "--steps", "4", "--checkpoints", "saved", prefix=FULL_DISK)
+    assert status == 2, (out, err)
+    said = err.rstrip().split("\n")[-1]
+    assert said.startswith("gnomon: cannot write a checkpoint to 'saved': ")
+    assert "File too large" in said and "there is no earlier one" in said and "lost" not in said
+    assert not list((folder.path / "saved").glob("*step*"))
+
+
+def test_a_checkpoint_that_one_rank_alone_cannot_write_does_not_hang(folder: Folder) -> None:
+    """A file lies where rank 0 makes a folder; the one before stays."""
+    every = (*TRAIN, "--checkpoints", "saved", "--checkpoint-every", "2")
+    (folder.path / "saved").mkdir()
+    (folder.path / "saved" / ".step-000004.partial").write_text("in the way")
+    status, _, err = folder.run(*every, "--steps", "4")
+    assert status == 2, err
+    said = err.rstrip().split("\n")[-1]
+    assert "cannot write a checkpoint to 'saved': File exists (rank 0)" in said
+    assert "saved/step-000002 is whole: go on from it with --resume" in said
+
+
+@pytest.mark.parametrize("place", ["plan.toml", "plan.toml/inside", "/proc/nowhere"])
+def test_a_folder_that_cannot_hold_checkpoints_is_refused_before_training(folder: Folder, place: str) -> None:
+    status, out, err = folder.run(*TRAIN, "--steps", "2", "--checkpoints", place)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"gnomon: cannot write checkpoints to {place!r}: ")
+
+
 def test_inside_the_users_own_torchrun(folder: Folder) -> None:
     script = folder.path / "job.py"
     script.write_text("import sys\nfrom gnomon.cli import main\nsys.exit(main())\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,6 +17,7 @@ from typing import Any
 
 from gnomon import schema
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.values import not_writable
 from gnomon.errors import InputError
 from gnomon.hardware import NOISY_SPREAD, Cluster, Measured, Table, local_file, measured_cluster
 
@@ -39,9 +39,10 @@ def run(options: argparse.Namespace) -> int:
     _check_writable(target)
     calibrate, budget, cores, memory = _runtime()
     count = options.processes or cores()
+    _check_processes(count)
     measured: Measured = calibrate(count, budget(seconds=float(options.seconds), quiet=False))
     cluster = measured_cluster(measured, memory())
-    write_atomically(target, schema.dump(cluster))
+    schema.save_file(cluster, target)
     if options.json:
         print_json({"file": str(target), "noisy": measured.noisy, **_mapping(cluster)})
     else:
@@ -69,22 +70,17 @@ def _check_writable(target: Path) -> None:
         raise InputError(f"{str(target)!r}: a cluster file ends with .toml")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
-            pass
     except OSError as error:
         raise InputError(f"Cannot write {str(target)!r}: {error.strerror}; choose another place with -o") from error
-    if target.is_dir():
-        raise InputError(f"Cannot write {str(target)!r}: it is a folder; choose another name with -o")
+    if problem := not_writable(target):
+        raise InputError(f"Cannot write {str(target)!r}: {problem}; choose another place with -o")
 
 
-def write_atomically(target: Path, text: str) -> None:
-    """The file as a whole or not at all."""
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+def _check_processes(count: int) -> None:
+    """InputError for more processes than cores: they would take turns, and measure that."""
+    cores = max(2, os.cpu_count() or 1)
+    if count > cores:
+        raise InputError(f"--processes {count}: this machine has {cores} cores; measure {cores} processes or fewer")
 
 
 def report(cluster: Cluster, target: Path) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gnomon import schema
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.values import not_writable
 from gnomon.errors import InputError
 from gnomon.formats.published import read_runs
 from gnomon.report.own_runs import FEW, OwnFit, fit_own
@@ -25,6 +26,10 @@ SHOWN = 20
 def run(options: argparse.Namespace) -> int:
     """Read, fit, write, print."""
     source = Path(options.runs)
+    if problem := not_writable(Path(options.output or "own.toml")):
+        raise InputError(
+            f"cannot write {options.output or 'to this folder'!r}: {problem}; choose another place with -o"
+        )
     runs, refused = read_runs(source)
     if not runs:
         why = f": {refused[0].id}: {refused[0].reason}" if refused else ""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 from pkgutil import resolve_name
+from typing import NoReturn
 
-from gnomon.cli.options_plan import EXPLAIN_TEXT, PLAN_TEXT, add_run_options, count, explain_options, plan_options
+from gnomon.cli.options_plan import EXPLAIN_TEXT, PLAN_TEXT, add_run_options, explain_options, plan_options
+from gnomon.cli.values import at_most, count, new_file, rate
 
 _EPILOG = """\
 examples, all of which run on a laptop:
@@ -122,8 +124,15 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, in place of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def _parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=name, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
@@ -149,9 +158,11 @@ def _predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stack", metavar="NAME", help="the program that will run it (gnomon catalogue stacks)")
     parser.add_argument("--json", action="store_true", help="for programs")
     files = parser.add_argument_group("files to write, of one step from rest")
-    files.add_argument("--html", metavar="FILE", help="a page with everything, for a browser")
-    files.add_argument("--trace", metavar="FILE", help="a trace for ui.perfetto.dev")
-    files.add_argument("--timeline", metavar="FILE", help="the timeline, for gnomon report and gnomon compare")
+    files.add_argument("--html", type=new_file, metavar="FILE", help="a page with everything, for a browser")
+    files.add_argument("--trace", type=new_file, metavar="FILE", help="a trace for ui.perfetto.dev")
+    files.add_argument(
+        "--timeline", type=new_file, metavar="FILE", help="the timeline, for gnomon report and gnomon compare"
+    )
     add_run_options(parser)
 
 
@@ -160,16 +171,24 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", nargs="?", metavar="MEASURED", help="a second one, to show beside it")
     parser.add_argument("--plan", metavar="FILE", help="the plan file that both are of")
     parser.add_argument("--title", metavar="TEXT", help="heading; default the plan's model and machines")
-    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="default report.html")
-    parser.add_argument("--trace", metavar="FILE", help="the same timelines as a trace for ui.perfetto.dev")
+    parser.add_argument(
+        "-o", "--output", type=new_file, metavar="FILE", default="report.html", help="default report.html"
+    )
+    parser.add_argument(
+        "--trace", type=new_file, metavar="FILE", help="the same timelines as a trace for ui.perfetto.dev"
+    )
 
 
 def _validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="RUNS.csv", help="measured runs")
     parser.add_argument("--family", metavar="NAME", help="only rows of this family")
     parser.add_argument("--explain", metavar="ID", help="one run in full: prediction, measurement, what was assumed")
-    parser.add_argument("--rows", metavar="OUT.csv", help="write every row's prediction, or why there is none")
-    parser.add_argument("--workers", type=count, metavar="N", help="processes; default the machine's cores, at most 8")
+    parser.add_argument(
+        "--rows", type=new_file, metavar="OUT.csv", help="write every row's prediction, or why there is none"
+    )
+    parser.add_argument(
+        "--workers", type=at_most(256), metavar="N", help="processes; default the machine's cores, at most 8"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -177,12 +196,14 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
     parser.add_argument("--data", metavar="FOLDER", help="text to train on; default Python's standard library")
     parser.add_argument("--steps", type=count, default=200, metavar="N", help="in all, with those before a resume; 200")
-    parser.add_argument("--lr", type=float, default=1e-3, metavar="RATE", help="of AdamW; 0.001")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of parameters and order of data; 0")
+    parser.add_argument("--lr", type=rate, default=1e-3, metavar="RATE", help="of AdamW; 0.001")
+    parser.add_argument(
+        "--seed", type=at_most(2**32 - 1, least=0), default=0, metavar="N", help="of parameters and order of data; 0"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("--checkpoints", metavar="DIR", help="also at the end; default PLAN.checkpoints, when stopped")
     parser.add_argument("--checkpoint-every", type=count, metavar="N", help="steps; 100 with --checkpoints")
-    parser.add_argument("--timeline", metavar="FILE", help="write the measured Timeline of a step")
+    parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")
 
@@ -195,8 +216,12 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
         help="instead: a stack file, for --stack, from 3 to 10 measured runs of one program (columns as validate's)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write; default local.toml in $GNOMON_HOME")
-    parser.add_argument("--processes", type=count, metavar="N", help="at once; default the machine's physical cores")
-    parser.add_argument("--seconds", type=count, default=40, metavar="S", help="of measuring, about; default 40")
+    parser.add_argument(
+        "--processes", type=at_most(256), metavar="N", help="at once; default the machine's physical cores"
+    )
+    parser.add_argument(
+        "--seconds", type=at_most(3600), default=40, metavar="S", help="of measuring, about; default 40"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -211,7 +236,7 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", required=True, metavar="PROGRAM", help="megatron, torchtitan, deepspeed, accelerate or nanotron"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="default standard output")
+    parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="default standard output")
     parser.add_argument("--force", action="store_true", help="write over FILE")
     parser.add_argument("--strict", action="store_true", help="an error if something is not expressed")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+from gnomon.cli.values import at_most, count, new_file
+
 PLAN_TEXT = """\
 Searches every arrangement of axes, schedules, ZeRO stages, recompute and
 microbatch sizes, and prints the fastest that fits in memory, the next ones with
@@ -46,17 +48,6 @@ example:
   gnomon explain plan.toml
 
 exit status: 0 the plan fits; 1 it does not; 2 wrong request."""
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
-    if not 1 <= value <= 10**9:
-        raise argparse.ArgumentTypeError(f"{value} is not between 1 and 1000000000")
-    return value
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -99,8 +90,8 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     """All options of `gnomon plan`."""
     parser.add_argument("model", metavar="MODEL", help="name, config.json or its folder")
     parser.add_argument("--on", required=True, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm or local")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the best plan to a plan file")
-    parser.add_argument("--top", type=count, default=5, metavar="N", help="plans to show; 5")
+    parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the best plan to a plan file")
+    parser.add_argument("--top", type=at_most(1000), default=5, metavar="N", help="plans to show; 5")
     parser.add_argument("--stack", metavar="NAME", help="the program that will run it (gnomon catalogue stacks)")
     parser.add_argument("--json", action="store_true", help="for programs")
     limits = parser.add_argument_group("limits")
@@ -129,7 +120,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     other.add_argument(
         "--price", action="append", default=[], metavar="DOLLARS", help="of a device-hour, as in 2.5 or h100-sxm=2.5"
     )
-    other.add_argument("--html", metavar="FILE", help="the cases as a page with a plot")
+    other.add_argument("--html", type=new_file, metavar="FILE", help="the cases as a page with a plot")
     add_run_options(parser)
 
 

@@ -20,6 +20,7 @@ from gnomon.models.presets import PRESETS
 from gnomon.plans import Workload
 from gnomon.report.sweep import sweep_mapping, sweep_page, sweep_text
 from gnomon.report.tables import dollars, wrapped
+from gnomon.schema import save_text
 from gnomon.search.goals import (
     Case,
     Question,
@@ -223,7 +224,7 @@ def _show(options: argparse.Namespace, cases: Sequence[Case], said: str, assumed
         if taken:
             print_lines(("", "assumed", *(line for each in taken for line in wrapped(each, bullet="- "))))
     if options.html:
-        Path(options.html).write_text(sweep_page(cases, title), encoding="utf-8")
+        save_text(sweep_page(cases, title), options.html)
 
 
 def _varied(text: str) -> Varied:

@@ -20,6 +20,7 @@ from typing import Any
 
 from gnomon import schema
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.values import no_folder
 from gnomon.errors import CatalogueError, InputError, PlanError, nearest
 from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import read_source
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     if any(each.kind != KINDS[device] for each in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
-    notes += _check_checkpoints(folder, resume=options.resume)
+    notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
     shown = _is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, found, notes, options))
@@ -143,8 +144,13 @@ def _is_rank_0() -> bool:
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def _check_checkpoints(folder: Path, *, resume: bool) -> tuple[str, ...]:
-    """A note when there is nothing to resume from; InputError when what is there would be mixed up with this run."""
+def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[str, ...]:
+    """Notes on checkpoints. InputError when what is there would be mixed up with this run, or when a folder that the
+    user asked for cannot be written to."""
+    if problem := no_folder(folder):
+        if asked:
+            raise InputError(f"cannot write checkpoints to {str(folder)!r}: {problem}; give another --checkpoints")
+        return (f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",)
     if not resume:
         resolve_name("gnomon.runtime.train:check_unused")(folder)
     elif resolve_name("gnomon.runtime.checkpoint:newest")(folder) is None:

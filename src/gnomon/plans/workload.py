@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
 
+MAX_SEQUENCES = 10**7
+"""Most sequences of a step: a hundred times the largest batch that anyone has published."""
+
 Piece = tuple[int, int, int]
 """(sequence, start, stop): tokens start … stop-1 of that sequence of the global batch."""
 
@@ -307,6 +310,11 @@ class Workload:
             )
         if not self.lengths and self.global_batch_size < 1:
             raise PlanError("a workload needs global_batch_size >= 1: sequences in one optimizer step over all ranks")
+        if self.global_batch_size > MAX_SEQUENCES:
+            raise PlanError(
+                f"a global batch of {self.global_batch_size:,} sequences is over the limit of {MAX_SEQUENCES:,}; give "
+                f"the sequences of one optimizer step"
+            )
         names = [name for name, _ in self.sizes]
         if len(set(names)) != len(names) or any(size < 1 for _, size in self.sizes):
             raise PlanError(f"workload sizes {self.sizes} must name each dim once, with a size of at least 1")

@@ -17,13 +17,27 @@ import numpy as np
 from gnomon.errors import InputError
 from gnomon.report.prediction import WORDS
 from gnomon.report.tables import Column, number, table, wrapped
-from gnomon.timeline import ROLES, Change, Difference, MemoryChange, Timeline, difference, peaks
+from gnomon.timeline import (
+    ROLES,
+    Change,
+    Difference,
+    MemoryChange,
+    Timeline,
+    difference,
+    memory_curve,
+    of_buffers,
+    peaks,
+    seen_buffers,
+)
 
 ROWS = 12
 """Rows shown of a worker; the smallest changes are added up in one more."""
 
 SAME = 0.01
 """Share of a step below which two steps are the same: no price is then said to be wrong."""
+
+SHOWN = 0.001
+"""Share below which a difference would be shown as 0.0 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +72,9 @@ class Comparison:
     difference: Difference
     """Change by change."""
     peak_bytes: Mapping[str, tuple[float, float]]
-    """Worker -> peak in both; empty where one has no memory."""
+    """Worker -> peak in both, of the classes that both tell of; empty where one has no memory."""
+    left_out: Mapping[str, tuple[float, float]]
+    """Class of memory that only one of the two tells of -> its most bytes on any worker in both."""
     prices: tuple[Price, ...]
     """Most wrong first."""
 
@@ -114,6 +130,7 @@ class Comparison:
             "memory": [
                 {"worker": m.worker, "class": m.buffer, "bytes": [m.before_bytes, m.after_bytes]} for m in d.memory
             ],
+            "memory_left_out": {name: list(pair) for name, pair in self.left_out.items()},
         }
 
 
@@ -127,12 +144,26 @@ def compare(one: Timeline, two: Timeline, names: tuple[str, str] = ("first", "se
         one, two = (one, two) if one.clock == "predicted" else (two, one)
         names = ("predicted", "measured")
     _check_same(one, two)
-    found = difference(one, two)
     held: dict[str, tuple[float, float]] = {}
+    left_out: dict[str, tuple[float, float]] = {}
     if one.memory is not None and two.memory is not None:
+        both = set(seen_buffers(one)) & set(seen_buffers(two))
+        for name in dict.fromkeys((*one.buffers, *two.buffers)):
+            most = _most(one, name), _most(two, name)
+            if name not in both and any(most):
+                left_out[name] = most
+        one, two = of_buffers(one, both), of_buffers(two, both)
         pairs = zip(peaks(one), peaks(two), strict=True)
         held = {before.worker: (before.bytes, after.bytes) for before, after in pairs}
-    return Comparison(names=names, difference=found, peak_bytes=held, prices=_prices(one, found))
+    found = difference(one, two)
+    return Comparison(names=names, difference=found, peak_bytes=held, left_out=left_out, prices=_prices(one, found))
+
+
+def _most(timeline: Timeline, buffer: str) -> float:
+    """Most bytes of a class on any worker; 0 where it is not named."""
+    if buffer not in timeline.buffers:
+        return 0.0
+    return max(float(memory_curve(timeline, worker.name, buffer).bytes.max()) for worker in timeline.workers)
 
 
 def _actions(timeline: Timeline) -> dict[tuple[str, str], int]:
@@ -223,7 +254,12 @@ def _memory(found: Comparison, worker: str) -> tuple[str, ...]:
         *(Column(name=n) for n in (*found.names, "difference")),
     )
     rows = [_held(change.buffer, change.before_bytes, change.after_bytes) for change in changes[:ROWS]]
-    return table(columns, [*rows, *_unchanged(changes, before), _held("peak", before, after)])
+    lines = table(columns, [*rows, *_unchanged(changes, before), _held("peak of these", before, after)])
+    if not found.left_out:
+        return tuple(lines)
+    told = ", ".join(f"{name} ({number(max(pair) / 2**20)})" for name, pair in found.left_out.items())
+    whose = found.names[0] if all(pair[0] for pair in found.left_out.values()) else "one of the two"
+    return (*lines, *wrapped(f"only {whose} has, at its most on a rank: {told}", indent=""))
 
 
 def _unchanged(changes: Sequence[MemoryChange], peak: float) -> tuple[tuple[str, ...], ...]:
@@ -258,4 +294,9 @@ def _signed(value: float) -> str:
 def _percent(before: float, after: float) -> str:
     if not after:
         return "nothing was measured"
-    return f"the prediction is {abs(before / after - 1):.1%} too {'short' if before < after else 'long'}"
+    if before == after:
+        return "equal"
+    off = abs(before / after - 1)
+    if off < SHOWN:
+        return f"equal to {SHOWN:.1%}"
+    return f"the prediction is {off:.1%} too {'short' if before < after else 'long'}"

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -33,7 +34,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from gnomon.errors import InputError
+from gnomon.errors import InputError, RunError
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.parameters import Range, Slot
 
@@ -172,30 +173,77 @@ def fingerprint(executor: Executor) -> str:
 
 
 def save(folder: Path, executor: Executor, step: int) -> Path:
-    """Writes `folder/step-000120` after 120 steps; all ranks must call it. Returns its path."""
+    """Writes `folder/step-000120` after 120 steps; all ranks must call it. Returns its path.
+
+    RunError on all ranks if any of them cannot write its part; checkpoints from before are left as they are.
+    """
     executor.synchronise()
     done = folder / f"step-{step:06}"
     partial = folder / f".{done.name}.partial"
     first = dist.get_rank() == 0
-    if first:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    save_state({}, checkpoint_id=partial, planner=_Save(tuple(pieces(executor, writes=True))))
-    if first:
-        updates = max((adam.steps for adam in executor.state.adam.values()), default=0)
-        record = {"fingerprint": fingerprint(executor), "step": step, "updates": updates}
-        with (partial / RECORD).open("w") as written:
-            json.dump(record, written)
-            written.flush()
-            os.fsync(written.fileno())
-        if done.exists():
-            shutil.rmtree(done)
-        partial.rename(done)
-        for old in _complete(folder)[:-KEEP]:
-            shutil.rmtree(old)
-    dist.barrier()
+    with _written_by_all(partial):
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    with _written_by_all(partial):
+        save_state({}, checkpoint_id=partial, planner=_Save(tuple(pieces(executor, writes=True))))
+    with _written_by_all(partial):
+        if first:
+            _complete_and_rename(folder, executor, step)
     return done
+
+
+def _complete_and_rename(folder: Path, executor: Executor, step: int) -> None:
+    """What rank 0 does when all parts are there."""
+    done = folder / f"step-{step:06}"
+    partial = folder / f".{done.name}.partial"
+    updates = max((adam.steps for adam in executor.state.adam.values()), default=0)
+    record = {"fingerprint": fingerprint(executor), "step": step, "updates": updates}
+    with (partial / RECORD).open("w") as written:
+        json.dump(record, written)
+        written.flush()
+        os.fsync(written.fileno())
+    if done.exists():
+        shutil.rmtree(done)
+    partial.rename(done)
+    for old in _complete(folder)[:-KEEP]:
+        shutil.rmtree(old)
+
+
+@contextmanager
+def _written_by_all(partial: Path) -> Iterator[None]:
+    """Ranks leave together: RunError on all of them when writing failed on one, which is why nobody waits for it."""
+    said = ""
+    try:
+        yield
+    except (OSError, CheckpointException) as error:
+        said = _why(error)
+    everyone: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(everyone, said)
+    if failed := [(rank, why) for rank, why in enumerate(everyone) if why]:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        rank, why = failed[0]
+        left = newest(partial.parent)
+        after = f"{left} is whole: go on from it with --resume" if left else "there is no earlier one"
+        raise RunError(
+            f"cannot write a checkpoint to {str(partial.parent)!r}: {why} (rank {rank}), so the run ended; {after}. "
+            f"Make room there, or give another folder (--checkpoints)"
+        )
+
+
+def _why(error: BaseException) -> str:
+    """The system's reason, which torch wraps more than once."""
+    seen: list[BaseException] = [error]
+    if isinstance(error, CheckpointException):
+        seen += [each for each, _ in error.failures.values()]
+    for each in seen:
+        inner: BaseException | None = each
+        while inner is not None:
+            if isinstance(inner, OSError) and inner.strerror:
+                return inner.strerror
+            inner = inner.__cause__ or inner.__context__
+    return str(seen[-1]).strip().splitlines()[-1][:200] if str(seen[-1]).strip() else type(error).__name__
 
 
 def _complete(folder: Path) -> list[Path]:

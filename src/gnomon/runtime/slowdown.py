@@ -1,9 +1,10 @@
 """How much slower this machine is now than when it was calibrated: a few of the calibrated points, measured again.
 
 `slowdown_now(cluster)` takes about a second and returns (ratio, sentence). In a job all processes call it together;
-elsewhere it starts as many as the cluster has. A ratio is of means: where other work takes turns with this one on a
-core, most short operations run undisturbed, and a step waits for the few that do not. Leaves out what the caller
-does about it.
+elsewhere it starts as many as the cluster has. The ratio is that of the middle point: a burst of other work that hits
+one of them says little of the minutes that follow. A point is the mean of its repeats, on all processes: where other
+work takes turns with this one on a core, most short operations run undisturbed, and a step waits for the few that do
+not. Leaves out what the caller does about it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gc
 import math
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,9 @@ POINTS: tuple[tuple[str, str, dict[str, int]], ...] = (
 SECONDS = 1.0
 """Of measuring, all points together."""
 
+ROUNDS = 3
+"""Times that each point has its turn: a burst is then not all in one of them."""
+
 SAME = 1.15
 """Ratios up to this, and down to its inverse, are called as fast as then: repeats of a quiet machine spread so far."""
 
@@ -45,7 +50,7 @@ class Again:
     then_s: float
     """In the calibration."""
     now_s: float
-    """Mean of the repeats on the slowest process."""
+    """Mean of the repeats on all processes."""
 
 
 def slowdown_now(cluster: Cluster, *, step_s: float | None = None) -> tuple[float, str]:
@@ -63,20 +68,20 @@ def slowdown_now(cluster: Cluster, *, step_s: float | None = None) -> tuple[floa
 
 
 def ratio(found: tuple[Again, ...]) -> float:
-    """Geometric mean over the points."""
-    return math.exp(sum(math.log(each.now_s / each.then_s) for each in found) / len(found))
+    """Of the middle point; of two in the middle, their geometric mean."""
+    return math.exp(median(math.log(each.now_s / each.then_s) for each in found))
 
 
 def sentence(found: tuple[Again, ...], measured: Measured, step_s: float | None = None) -> str:
     """`this machine is 3.1 times slower now than when it was calibrated (…: 1.2 ms then, 3.8 ms now)`."""
     factor = ratio(found)
-    worst = max(found, key=lambda each: abs(math.log(each.now_s / each.then_s)))
+    like = min(found, key=lambda each: abs(math.log(each.now_s / each.then_s / factor)))
     if 1 / SAME <= factor <= SAME:
         return f"this machine is as fast now as when it was calibrated, {measured.date}"
     times = f"{factor:.1f} times slower" if factor > 1 else f"{1 / factor:.1f} times faster"
     said = (
-        f"this machine is {times} now than when it was calibrated ({worst.what}: {1e3 * worst.then_s:.2g} ms then, "
-        f"{1e3 * worst.now_s:.2g} ms now)"
+        f"this machine is {times} now than when it was calibrated ({like.what}: {1e3 * like.then_s:.2g} ms then, "
+        f"{1e3 * like.now_s:.2g} ms now)"
     )
     return said if step_s is None else f"{said}; expected {factor * step_s:.3g} s a step as it is now"
 
@@ -86,18 +91,21 @@ def again(measured: Measured) -> tuple[Again, ...]:
     known = [point for point in POINTS if has(measured, point[0], "fp32", point[1])]
     if not known:
         raise InputError(f"the calibration of {measured.host} has no operation in fp32; run `gnomon calibrate` again")
-    found = []
+    ready = [build_case(what, "fp32", direction, sizes) for what, direction, sizes in known]
+    repeats: list[list[float]] = [[] for _ in known]
     gc.disable()
     try:
-        for what, direction, sizes in known:
-            ready = build_case(what, "fp32", direction, sizes)
-            _meet()
-            repeats = repeated(ready, SECONDS / len(known), 3)
-            then = float(table_seconds(measured, what, "fp32", direction, **sizes))
-            name = " ".join((what, "fp32", *(f"{axis}={size}" for axis, size in sizes.items())))
-            found.append(Again(what=name, then_s=then, now_s=_slowest(sum(repeats) / len(repeats))))
+        for _ in range(ROUNDS):
+            for case, so_far in zip(ready, repeats, strict=True):
+                _meet()
+                so_far += repeated(case, SECONDS / ROUNDS / len(known), 2)
     finally:
         gc.enable()
+    found = []
+    for (what, direction, sizes), seconds in zip(known, repeats, strict=True):
+        then = float(table_seconds(measured, what, "fp32", direction, **sizes))
+        name = " ".join((what, "fp32", *(f"{axis}={size}" for axis, size in sizes.items())))
+        found.append(Again(what=name, then_s=then, now_s=_of_all(sum(seconds) / len(seconds))))
     return tuple(found)
 
 
@@ -106,10 +114,9 @@ def _meet() -> None:
         dist.barrier()
 
 
-def _slowest(seconds: float) -> float:
-    """Of all processes: the others would wait for it."""
-    if dist.get_world_size() == 1:
-        return seconds
-    most = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return float(most)
+def _of_all(seconds: float) -> float:
+    """Mean over all processes."""
+    total = torch.tensor(seconds, dtype=torch.float64)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    return float(total) / dist.get_world_size()

@@ -80,15 +80,24 @@ def save_file(value: object, path: str | Path) -> None:
 
 
 def save_text(text: str, path: str | Path) -> None:
-    """Writes a file whole or not at all: beside its place first, then renamed. InputError if it cannot be written."""
+    """Writes a file whole or not at all: beside its place first, then renamed. What is there and no file, as
+    `/dev/stdout`, is written to. InputError if it cannot be written."""
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"Cannot write {str(path)!r}: {error.strerror}") from error
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_text(text, encoding="utf-8")
+            return
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(target)
+        except OSError:
+            if partial.is_file():
+                partial.unlink()
+            raise
+    except (OSError, ValueError) as error:  # ValueError: no name, or a NUL in it
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"Cannot write {str(path)!r}: {reason}") from error
 
 
 def dump(value: object) -> str:

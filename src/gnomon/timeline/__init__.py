@@ -20,7 +20,9 @@ from gnomon.timeline.lanes import rows as rows
 from gnomon.timeline.memory import Curve as Curve
 from gnomon.timeline.memory import Peak as Peak
 from gnomon.timeline.memory import memory_curve as memory_curve
+from gnomon.timeline.memory import of_buffers as of_buffers
 from gnomon.timeline.memory import peaks as peaks
+from gnomon.timeline.memory import seen_buffers as seen_buffers
 from gnomon.timeline.text import HEADER as HEADER
 from gnomon.timeline.text import parse_timeline as parse_timeline
 from gnomon.timeline.text import print_timeline as print_timeline

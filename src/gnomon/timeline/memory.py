@@ -9,7 +9,8 @@ is the peak in issue order (`program.issue_order_peak`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,29 @@ def _peak(timeline: Timeline, worker: int) -> Peak:
         span=span,
         by_buffer=tuple(zip(timeline.buffers, level.tolist(), strict=True)),
     )
+
+
+def seen_buffers(timeline: Timeline) -> tuple[str, ...]:
+    """Classes of buffer that the timeline can tell of: a prediction of all that it names, a measurement of those that
+    it ever saw a byte of. InputError for a timeline without memory."""
+    memory = _of(timeline)
+    if timeline.clock == "predicted":
+        return timeline.buffers
+    held = set(np.flatnonzero(np.abs(memory.resident_bytes).sum(axis=0)).tolist())
+    held |= set(memory.buffer[memory.change_bytes != 0].tolist())
+    return tuple(name for i, name in enumerate(timeline.buffers) if i in held)
+
+
+def of_buffers(timeline: Timeline, names: Collection[str]) -> Timeline:
+    """The same timeline with no other classes of buffer than these. InputError for one without memory."""
+    memory = _of(timeline)
+    kept = [i for i, name in enumerate(timeline.buffers) if name in names]
+    number = np.full(len(timeline.buffers), NONE)
+    number[kept] = np.arange(len(kept))
+    rows = number[memory.buffer] != NONE
+    columns = {name: getattr(memory, name)[rows] for name in ("worker", "span", "time_s", "change_bytes")}
+    only = Memory.of(buffer=number[memory.buffer[rows]], resident_bytes=memory.resident_bytes[:, kept], **columns)
+    return replace(timeline, buffers=tuple(timeline.buffers[i] for i in kept), memory=only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,87 @@
+"""Values of options that are refused as soon as they are read: counts, rates, and files to be written.
+
+Each function takes the text of an option and returns its value, or raises argparse.ArgumentTypeError, which ends the
+command with status 2 before any work. Only the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+MOST = 10**9
+"""Largest count."""
+
+
+def at_most(limit: int, least: int = 1) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` to `limit`."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+        if not least <= value <= limit:
+            raise argparse.ArgumentTypeError(f"{text[:40]} is not between {least} and {limit}")
+        return value
+
+    return read
+
+
+count = at_most(MOST)
+"""A whole number of at least 1."""
+
+
+def rate(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number") from None
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not a finite number above 0")
+    return value
+
+
+def new_file(text: str) -> str:
+    """The path of a file that can be written. Nothing is left behind, and a file that is there stays as it is."""
+    if problem := not_writable(Path(text)) if text else "the name is empty":
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: {problem}; give another place")
+    return text
+
+
+def not_writable(path: Path) -> str:
+    """Why a file cannot be written; empty if it can."""
+    try:
+        if path.is_dir():
+            return "it is a folder"
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            return ""  # a pipe or a device: written as it is
+        if not path.parent.exists():
+            return f"there is no folder {str(path.parent)!r}"
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}."):
+            return ""
+    except (OSError, ValueError) as error:
+        return reason(error)
+
+
+def no_folder(path: Path) -> str:
+    """Why files cannot be put in a folder, which need not exist yet; empty if they can."""
+    try:
+        while not path.exists():
+            path = path.parent
+        if not path.is_dir():
+            return f"{str(path)!r} is no folder"
+        with tempfile.NamedTemporaryFile(dir=path):
+            return ""
+    except (OSError, ValueError) as error:
+        return reason(error)
+
+
+def reason(error: Exception) -> str:
+    """What an error of the system says, without its number and path."""
+    return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__

@@ -47,6 +47,43 @@ def test_what_the_stack_lacks() -> None:
         gnomon.plan("llama-tiny", TWO, SMALL, stack("gnomon"), fixed={"cp": 2})
 
 
+@pytest.mark.parametrize(
+    ("name", "fixed", "said"),
+    [
+        ("megatron-lm", {"zero": 3}, r"zero = 3 is asked for.*zero=2 \(stack megatron-lm has it not\), zero=3"),
+        ("nanotron", {"zero": 2}, "stack nanotron has it not"),
+        ("torchtitan", {"zero": 1}, "stack torchtitan has it not"),
+        ("llm-foundry", {"cp": 2}, r"cp>1 \(stack llm-foundry has it not\)"),
+        ("deepspeed", {"context": "ring"}, "stack deepspeed has it not"),
+        ("megatron-lm", {"schedule": "zero_bubble_v"}, "stack megatron-lm has it not"),
+        ("deepspeed", {"zero": 3, "pp": 2}, "can run on"),
+    ],
+)
+def test_what_a_stacks_record_rules_out(name: str, fixed: dict[str, object], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        gnomon.plan("llama-tiny", TWO, SMALL, stack(name), fixed=fixed)
+
+
+def test_deepspeed_divides_gradients_where_there_is_no_pipeline() -> None:
+    found = gnomon.plan("llama-tiny", TWO, SMALL, stack("deepspeed"), fixed={"zero": 3}, top=100)
+    assert {each.plan.mesh.pp for each in found.best} == {1}
+    assert found.counts.covered == found.space.size
+
+
+@pytest.mark.parametrize(
+    ("model", "base", "said"),
+    [
+        ("gpt2", Plan(), "runs Llamas and their kin, and gpt2 has dropout; plan for another program"),
+        ("mistral-7b", Plan(), "mistral-7b has attention with window"),
+        ("pythia-1.4b", Plan(), r"pythia-1.4b has norm \(layer\)"),
+        ("llama-tiny", Plan(precision=Precision(param="fp16", compute="fp16")), "has no fp16, only fp64, fp32, bf16"),
+    ],
+)
+def test_what_our_own_runtime_does_not_run(model: str, base: Plan, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        gnomon.plan(model, TWO, SMALL, stack("gnomon"), base=base)
+
+
 def test_fp8_where_there_is_none() -> None:
     with pytest.raises(PlanError, match=r"a100-sxm-80gb has none; use bf16, or devices with fp8"):
         gnomon.plan("llama-tiny", TWO, SMALL, base=Plan(precision=Precision(fp8=Fp8(recipe="tensorwise"))))

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     stack, base = _stack(options, machines, assumed), _base(options, machines, assumed)
     workload = _workload(options, graph, assumed)
     fixed = {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
-    goal = Goal(memory_bytes=parse_bytes(options.memory)) if options.memory else Goal()
+    goal = Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory))
     if is_asked(options):
         limits = tuple(parse_limit(each) for each in options.forbid)
         prices = parse_prices(tuple(options.price))
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Stack:
     """The stack that is named; for this machine, Gnomon's own runtime."""
-    if options.stack:
+    if options.stack is not None:
         return named_stack(options.stack)
     if options.on.partition(":")[0] == "local":
         assumed.append("stack not given: on this machine, Gnomon's own runtime (--stack)")

@@ -96,8 +96,8 @@ def read_request(options: argparse.Namespace) -> Request:
     workload = _workload(graph, plan, options, given, assumed)
     if job is not None:
         notes += tuple(f"not predicted: {field}" for field in job.unexpressed)
-    name = options.stack or (file.stack if file else "")
-    stack = named_stack(name) if name else (job.stack if job else PLAIN_STACK)
+    name = options.stack if options.stack is not None or file is None else file.stack or None
+    stack = named_stack(name) if name is not None else (job.stack if job else PLAIN_STACK)
     return Request(
         graph=graph,
         cluster=machines,

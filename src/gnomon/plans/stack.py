@@ -124,6 +124,12 @@ class Stack:
     """Tokens an expert takes, over the mean; None while unknown, 0 for dropless."""
     schedules: tuple[str, ...] = ()
     """Schedules it can run."""
+    zero: tuple[Literal[0, 1, 2, 3], ...] = ()
+    """ZeRO stages it can run; empty while unknown."""
+    zero_in_pipeline: tuple[Literal[0, 1, 2, 3], ...] = ()
+    """The same with more than one pipeline rank, where those are fewer."""
+    contexts: tuple[Literal["ring", "all_gather", "ulysses", "none"], ...] = ()
+    """How it exchanges context with cp > 1; `none`: it has no context parallelism. Empty while unknown."""
     overlaps: tuple[str, ...] = ()
     """Fields of `Overlap` that it honours."""
     device_overhead_bytes: int | None = None
@@ -153,6 +159,8 @@ class Stack:
     """Numbers of the user's own runs, which go before those on record."""
 
     def __post_init__(self) -> None:
+        if "none" in self.contexts and len(self.contexts) > 1:
+            raise PlanError(f"stack {self.name!r}: contexts has 'none' beside others; leave it out")
         known = {f.name for f in fields(self)} - {"name", "version", "facts", "own"}
         proven = {fact.field for fact in self.facts}
         if wrong := sorted(proven - known):

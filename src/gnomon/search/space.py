@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
@@ -140,8 +140,13 @@ class Space:
     """The model has tied weights, and what runs it does not divide those that several stages hold: no ZeRO in a
     pipeline, and no ZeRO 3, whose stages are layers."""
 
+    zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that the stack runs with several pipeline ranks."""
+
     def runs(self, pp: int, zero: int) -> bool:
         """Whether the stack runs a ZeRO stage over several ranks with so many pipeline ranks."""
+        if pp > 1 and zero not in self.zero_in_pipeline:
+            return False
         return not (self.tied_whole and zero and (pp > 1 or zero == 3))
 
     def plan(self, point: Point) -> Plan:
@@ -287,6 +292,8 @@ def make_space(
     cluster. PlanError when a field is left without a choice.
     """
     base = base or Plan()
+    if stack is not None and stack.name == "gnomon":
+        _check_own(graph, base)
     count = cluster.num_devices if devices is None else devices
     num_layers = count_layers(graph)
     experts = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
@@ -327,6 +334,7 @@ def make_space(
         num_layers=num_layers,
         experts=bool(experts),
         tied_whole=stack is not None and stack.name == "gnomon" and has_tied(graph),
+        zero_in_pipeline=(stack.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
         **choices,  # type: ignore[arg-type]
     )
     if not found.size:
@@ -367,8 +375,8 @@ def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
 
 def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple[Limit, ...]:
     """What a program does not run, as limits. Gnomon's own runtime refuses some axes and tied weights in some places
-    (docs/runtime.md); other stacks are limited by the schedules that their records name. ranks: numbers of
-    tensor-parallel ranks that are open."""
+    (docs/runtime.md); other stacks are limited by the schedules, ZeRO stages and ways to exchange context that their
+    records name. ranks: numbers of tensor-parallel ranks that are open."""
     found = []
     if stack.name == "gnomon":
         found += _own_limits(graph, ranks)
@@ -376,7 +384,56 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
         why = f"stack {stack.name} has it not"
         names = [name for name in SCHEDULES if name not in stack.schedules]
         found += [Limit(field="schedule", op="=", value=name, why=why) for name in names]
-    return tuple(found)
+    return (*found, *_of_record(stack))
+
+
+def _of_record(stack: Stack) -> list[Limit]:
+    """ZeRO stages and ways to exchange context that a stack's record does not name, where it names any."""
+    why = f"stack {stack.name} has it not"
+    found = []
+    if stack.zero:
+        lacks = [stage for stage in (0, 1, 2, 3) if stage not in stack.zero]
+        found += [Limit(field="zero", op="=", value=stage, why=why) for stage in lacks]
+    if stack.contexts == ("none",):
+        found.append(Limit(field="cp", op=">", value=1, why=why))
+    elif stack.contexts:
+        lacks_context = [name for name in get_args(Context) if name not in stack.contexts]
+        found += [Limit(field="context", op="=", value=name, why=why) for name in lacks_context]
+    return found
+
+
+OWN_OPS = {
+    "add": (), "attention": ("causal",), "cross_entropy": None, "embedding": None, "glu": None, "linear": None,
+    "norm": None, "rotary": None,
+}  # fmt: skip
+"""Kinds of operation that Gnomon's runtime computes -> the attributes that it knows; None for all."""
+
+OWN_FUNCTIONS = {"glu": "silu", "norm": "rms"}
+"""Kind of operation -> the one function that Gnomon's runtime has for it."""
+
+OWN_DTYPES = ("fp64", "fp32", "bf16")
+"""What Gnomon's runtime stores and computes in."""
+
+
+def _check_own(graph: Graph, base: Plan) -> None:
+    """PlanError for a model or a precision that Gnomon's own runtime does not run, which no choice of axes helps."""
+    other = "plan for another program with --stack (gnomon catalogue stacks)"
+    for op in (op for block in graph.blocks for op in block.ops):
+        known, attrs = OWN_OPS.get(op.kind, ()), dict(op.attrs)
+        what = "" if op.kind in OWN_OPS else op.kind
+        if not what and known is not None and (unknown := [name for name in attrs if name not in known]):
+            what = f"{op.kind} with {unknown[0]}"
+        if not what and attrs.get("fn", OWN_FUNCTIONS.get(op.kind)) != OWN_FUNCTIONS.get(op.kind):
+            what = f"{op.kind} ({attrs['fn']})"
+        if what:
+            raise PlanError(f"gnomon's runtime runs Llamas and their kin, and {graph.name} has {what}; {other}")
+    p = base.precision
+    dtypes: set[str] = {p.param, p.compute, p.grad, p.reduce, p.states, *({p.master} - {"none"})}
+    if lacks := sorted((dtypes | ({"fp8"} if p.fp8 else set())) - set(OWN_DTYPES)):
+        raise PlanError(
+            f"gnomon's runtime has no {' and no '.join(lacks)}, only {', '.join(OWN_DTYPES)}; use --precision bf16 or "
+            f"fp32, or {other}"
+        )
 
 
 def _own_limits(graph: Graph, ranks: Iterable[int]) -> list[Limit]:

@@ -1,0 +1,158 @@
+"""What every command refuses before it works: numbers out of range, and files that cannot be read or written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from gnomon.cli import main
+from gnomon.cli.values import no_folder, not_writable
+
+ON = ("--on", "1x2xa100-sxm-80gb")
+PREDICT = ("predict", "llama-tiny", *ON)
+PLAN = ("plan", "llama-tiny", *ON, "--global-batch", "8", "--seq-len", "64")
+NO_COUNTS = ("-1", "0", "nan", "1e400", "inf", "1000000000000000000000", "", "x", "1.5")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with what is no input: nothing, noise, a folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "empty.toml", "empty.json", "empty.csv"):
+        (tmp_path / name).touch()
+    for name in ("noise", "noise.toml", "noise.json", "noise.csv"):
+        (tmp_path / name).write_bytes(bytes(range(256)) * 20)
+    (tmp_path / "folder").mkdir()
+    yield tmp_path
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "something was left behind"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one message of a command that ends with status 2 and prints nothing else."""
+    status = main(words)
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, ""), (words, status, out[:200], err)
+    assert err.startswith("gnomon") and "mistake in Gnomon" not in err and "Traceback" not in err
+    return err
+
+
+COUNTS = [
+    *(
+        (PREDICT, name)
+        for name in ("--global-batch", "--micro-batch-size", "--seq-len", "--tp", "--pp", "--cp", "--ep")
+    ),
+    *((PREDICT, name) for name in ("--dp-shard", "--dp-replicate", "--vpp")),
+    *((PLAN, name) for name in ("--top", "--longest", "--tp", "--vpp", "--max-devices")),
+    *((("run", "plan.toml"), name) for name in ("--steps", "--checkpoint-every")),
+    *((("calibrate",), name) for name in ("--processes", "--seconds")),
+    (("validate", "empty.csv"), "--workers"),
+]
+
+
+@pytest.mark.parametrize(("words", "option"), COUNTS)
+def test_counts(words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in NO_COUNTS:
+        err = refused(capsys, *words, f"{option}={value}")
+        assert f"argument {option}: " in err and err.count("\n") == 1 and f"see gnomon {words[0]} --help" in err
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "-inf", "1e400", "", "x"])
+def test_a_learning_rate_is_a_finite_number_above_0(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "argument --lr: " in refused(capsys, "run", "plan.toml", f"--lr={value}")
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "1e400", "4294967296", "x"])
+def test_a_seed_is_of_32_bits(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "argument --seed: " in refused(capsys, "run", "plan.toml", f"--seed={value}")
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "1e400", "1GiB ", "0", "", "1e400GiB", "1e30GiB", "-1GiB", "x"])
+def test_quantities(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if value.strip() != "1GiB":
+        refused(capsys, *PLAN, f"--memory={value}")
+    refused(capsys, *PLAN, f"--max-step={value}")
+
+
+@pytest.mark.parametrize("option", ["--global-batch", "--micro-batch-size"])
+def test_batches_beyond_any_machine(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "over the limit of 10,000,000" in refused(capsys, *PREDICT, f"{option}=999999999")
+
+
+def test_more_processes_than_cores_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not between 1 and 256" in refused(capsys, "calibrate", "--processes=9999")
+    with patch("os.cpu_count", return_value=2), patch("gnomon.cli.calibrate._runtime", return_value=(None,) * 4):
+        err = refused(capsys, "calibrate", "--processes=3", "-o", "local.toml")
+    assert "this machine has 2 cores; measure 2 processes or fewer" in err
+
+
+WRITES = [
+    *((PREDICT, name) for name in ("--html", "--trace", "--timeline")),
+    (PLAN, "-o"),
+    ((*PLAN, "--pareto"), "--html"),
+    (("run", "plan.toml"), "--timeline"),
+    (("report", "a.timeline"), "-o"),
+    (("report", "a.timeline"), "--trace"),
+    (("validate", "runs.csv"), "--rows"),
+    (("export", "plan.toml", "--to", "megatron"), "-o"),
+    (("calibrate", "--from", "runs.csv"), "-o"),
+]
+
+
+@pytest.mark.parametrize(("words", "option"), WRITES)
+def test_what_cannot_be_written_is_said_first(
+    words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing that these commands read is there: that the place to write is looked at first is what the error shows."""
+    for place in ("folder", "nowhere/x", "/proc/x", "empty/x", "/"):
+        assert "cannot write" in refused(capsys, *words, option, place)
+    if words[0] != "calibrate":
+        assert "the name is empty" in refused(capsys, *words, option, "")
+
+
+def test_a_check_leaves_what_is_there_and_makes_nothing(folder: Path) -> None:
+    (folder / "mine").write_text("kept")
+    assert not_writable(folder / "mine") == "" == not_writable(folder / "new") == not_writable(Path(os.devnull))
+    assert (folder / "mine").read_text() == "kept" and not (folder / "new").exists()
+    assert no_folder(folder / "new" / "deep") == "" and not (folder / "new").exists()
+    assert "is no folder" in no_folder(folder / "mine" / "deep")
+
+
+def test_a_device_is_written_to_and_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PREDICT, "--timeline", os.devnull]) == 0
+    assert not Path(os.devnull).is_file()
+    capsys.readouterr()
+
+
+READS = [
+    ("predict", "FILE", *ON),
+    ("predict", "--plan", "FILE"),
+    (*PREDICT, "--stack", "FILE"),
+    ("predict", "llama-tiny", "--on", "FILE"),
+    *(("predict", "--from", name, "FILE", *ON, "--micro-batch-size=1") for name in ("megatron", "torchtitan")),
+    *(("predict", "--from", name, "FILE", *ON, "--micro-batch-size=1") for name in ("deepspeed", "nanotron")),
+    ("plan", "FILE", *ON, "--global-batch=8"),
+    ("explain", "FILE"),
+    ("run", "FILE"),
+    ("export", "FILE", "--to", "megatron"),
+    ("compare", "FILE", "FILE"),
+    ("report", "FILE", "-o", "report.html"),
+    ("validate", "FILE"),
+    ("calibrate", "--from", "FILE", "-o", "own.toml"),
+]
+
+
+@pytest.mark.parametrize("words", READS, ids=" ".join)
+def test_what_cannot_be_read(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    for file in ("folder", "empty.toml", "empty.json", "empty.csv", "noise.toml", "noise.json", "noise.csv", "nothing"):
+        if "torchtitan" in words and file.startswith("empty"):
+            continue  # a job of nothing but defaults
+        refused(capsys, *(file if word == "FILE" else word for word in words))
+
+
+@pytest.mark.parametrize("words", [(*PREDICT, "--stack="), (*PLAN, "--stack="), (*PLAN, "--memory=")])
+def test_an_empty_value_is_not_taken_for_none(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, *words)

@@ -74,5 +74,5 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["report", *words, "-o", page]) == 2
         assert message in capsys.readouterr().err
     assert main(["report", step, "-o", str(tmp_path / "no" / "page.html")]) == 2
-    assert "Cannot write" in capsys.readouterr().err
+    assert "cannot write" in capsys.readouterr().err
     assert not Path(page).exists()

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import NoReturn
 
 from gnomon.cli.options_plan import EXPLAIN_TEXT, PLAN_TEXT, add_run_options, explain_options, plan_options
-from gnomon.cli.values import at_most, count, new_file, rate
+from gnomon.cli.values import at_most, count, new_file, rate, some
 
 _EPILOG = """\
 examples, all of which run on a laptop:
@@ -146,8 +146,8 @@ def _command(commands: argparse._SubParsersAction, name: str, text: str, epilog:
 
 def _predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder")
-    parser.add_argument("--on", metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
-    parser.add_argument("--plan", metavar="FILE", help="a plan in TOML; the options below change it")
+    parser.add_argument("--on", type=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
+    parser.add_argument("--plan", type=some, metavar="FILE", help="a plan in TOML; the options below change it")
     parser.add_argument(
         "--from",
         dest="source",
@@ -155,7 +155,9 @@ def _predict(parser: argparse.ArgumentParser) -> None:
         metavar=("FORMAT", "FILE"),
         help="an existing job: megatron, torchtitan, deepspeed, accelerate or nanotron, and its file",
     )
-    parser.add_argument("--stack", metavar="NAME", help="the program that will run it (gnomon catalogue stacks)")
+    parser.add_argument(
+        "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     files = parser.add_argument_group("files to write, of one step from rest")
     files.add_argument("--html", type=new_file, metavar="FILE", help="a page with everything, for a browser")
@@ -169,7 +171,7 @@ def _predict(parser: argparse.ArgumentParser) -> None:
 def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="TIMELINE", help="what gnomon predict --timeline or a run wrote")
     parser.add_argument("after", nargs="?", metavar="MEASURED", help="a second one, to show beside it")
-    parser.add_argument("--plan", metavar="FILE", help="the plan file that both are of")
+    parser.add_argument("--plan", type=some, metavar="FILE", help="the plan file that both are of")
     parser.add_argument("--title", metavar="TEXT", help="heading; default the plan's model and machines")
     parser.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", default="report.html", help="default report.html"
@@ -181,8 +183,10 @@ def _report(parser: argparse.ArgumentParser) -> None:
 
 def _validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="RUNS.csv", help="measured runs")
-    parser.add_argument("--family", metavar="NAME", help="only rows of this family")
-    parser.add_argument("--explain", metavar="ID", help="one run in full: prediction, measurement, what was assumed")
+    parser.add_argument("--family", type=some, metavar="NAME", help="only rows of this family")
+    parser.add_argument(
+        "--explain", type=some, metavar="ID", help="one run in full: prediction, measurement, what was assumed"
+    )
     parser.add_argument(
         "--rows", type=new_file, metavar="OUT.csv", help="write every row's prediction, or why there is none"
     )
@@ -194,14 +198,18 @@ def _validate(parser: argparse.ArgumentParser) -> None:
 
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
-    parser.add_argument("--data", metavar="FOLDER", help="text to train on; default Python's standard library")
+    parser.add_argument(
+        "--data", type=some, metavar="FOLDER", help="text to train on; default Python's standard library"
+    )
     parser.add_argument("--steps", type=count, default=200, metavar="N", help="in all, with those before a resume; 200")
     parser.add_argument("--lr", type=rate, default=1e-3, metavar="RATE", help="of AdamW; 0.001")
     parser.add_argument(
         "--seed", type=at_most(2**32 - 1, least=0), default=0, metavar="N", help="of parameters and order of data; 0"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
-    parser.add_argument("--checkpoints", metavar="DIR", help="also at the end; default PLAN.checkpoints, when stopped")
+    parser.add_argument(
+        "--checkpoints", type=some, metavar="DIR", help="also at the end; default PLAN.checkpoints, when stopped"
+    )
     parser.add_argument("--checkpoint-every", type=count, metavar="N", help="steps; 100 with --checkpoints")
     parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")

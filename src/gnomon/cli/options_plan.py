@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from gnomon.cli.values import at_most, count, new_file
+from gnomon.cli.values import at_most, count, new_file, some
 
 PLAN_TEXT = """\
 Searches every arrangement of axes, schedules, ZeRO stages, recompute and
@@ -60,7 +60,10 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     ):
         work.add_argument(name, type=count, metavar="N", help=text)
     work.add_argument(
-        "--tokens-per-batch", metavar="N", help="tokens of an optimizer step, for --global-batch; 4M = 4 x 1024 x 1024"
+        "--tokens-per-batch",
+        type=some,
+        metavar="N",
+        help="tokens of an optimizer step, for --global-batch; 4M = 4 x 1024 x 1024",
     )
     work.add_argument(
         "--router", metavar="LOAD", help="how tokens spread over experts: balanced, zipf:1.0, or a JSON list of counts"
@@ -89,14 +92,20 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def plan_options(parser: argparse.ArgumentParser) -> None:
     """All options of `gnomon plan`."""
     parser.add_argument("model", metavar="MODEL", help="name, config.json or its folder")
-    parser.add_argument("--on", required=True, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm or local")
+    parser.add_argument(
+        "--on", type=some, required=True, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm or local"
+    )
     parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the best plan to a plan file")
     parser.add_argument("--top", type=at_most(1000), default=5, metavar="N", help="plans to show; 5")
-    parser.add_argument("--stack", metavar="NAME", help="the program that will run it (gnomon catalogue stacks)")
+    parser.add_argument(
+        "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     limits = parser.add_argument_group("limits")
     limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")
-    limits.add_argument("--memory", metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it")
+    limits.add_argument(
+        "--memory", type=some, metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it"
+    )
     other = parser.add_argument_group("other questions")
     other.add_argument(
         "--vary",
@@ -109,12 +118,17 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     other.add_argument("--longest", type=count, metavar="N", help="the longest sequence that fits, a multiple of N")
     other.add_argument(
         "--largest",
+        type=some,
         metavar="RULE",
         help="the largest model that fits: layers, hidden or both of MODEL, or names by commas",
     )
-    other.add_argument("--max-step", metavar="TIME", help="fewest nodes of CLUSTER whose step is no longer, as in 2s")
-    other.add_argument("--deadline", metavar="TIME", help="fewest nodes that train --tokens in this time, as in 7d")
-    other.add_argument("--tokens", metavar="N", help="tokens to train on, as in 1T; with --deadline")
+    other.add_argument(
+        "--max-step", type=some, metavar="TIME", help="fewest nodes of CLUSTER whose step is no longer, as in 2s"
+    )
+    other.add_argument(
+        "--deadline", type=some, metavar="TIME", help="fewest nodes that train --tokens in this time, as in 7d"
+    )
+    other.add_argument("--tokens", type=some, metavar="N", help="tokens to train on, as in 1T; with --deadline")
     other.add_argument("--max-devices", type=count, metavar="N", help="the best on whole nodes with at most N devices")
     other.add_argument("--best", choices=("step", "cost"), default="step", help="shortest step, or cheapest token")
     other.add_argument(

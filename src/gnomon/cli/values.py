@@ -36,6 +36,13 @@ count = at_most(MOST)
 """A whole number of at least 1."""
 
 
+def some(text: str) -> str:
+    """Text that is not empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the value is empty")
+    return text
+
+
 def rate(text: str) -> float:
     """A finite number above 0."""
     try:

@@ -7,7 +7,7 @@ result is a frozen `Prediction` with the same content as the command line shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -174,28 +174,51 @@ def predict(
     count, size = batch(plan, workload)
     workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels, stack) for s in range(plan.num_stages))
     structure, blocks = _structure(replace(plan, saved=Saved(), precision=Precision(), placement=()), graph, count)
-    stages = tuple(each[0] for each in workers)  # who waits for the slowest worker is as slow
-    pricing = Pricing(plan, graph, machines, stack, stages, blocks, count)
+    every = [Pricing(plan, graph, machines, stack, stages, blocks, count) for stages in _replicas(plan, workers)]
+    pricing = every[0]
+    if len(every) > 1:  # replicas meet at the end of a step only: it is as long as the slowest one's
+        pricing = max(every, key=lambda each: period(structure, each.durations(structure.program)).seconds)
     durations = pricing.durations(structure.program)
-    memory, sizes = _memory(structure, pricing, workers)
-    step = Step(program=structure.program, durations=durations, sizes=sizes, stages=stages, blocks=blocks)
+    memory, sizes = _memory(structure, pricing, every)
+    step = Step(program=structure.program, durations=durations, sizes=sizes, stages=pricing.stages, blocks=blocks)
     return _prediction(structure, step, pricing, workload, memory, kernels, assumed, notes)
 
 
+def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[tuple[StagePrice, ...], ...]:
+    """Prices of all stages for each kind of replica: data-parallel ranks on other devices, or with other shares.
+
+    workers: of each stage, its kinds of worker, the slowest first. Where stages have other numbers of replicas than
+    each other, microbatches pass from any replica to any, so the first is the slowest of every stage.
+    """
+    if all(len(each) == 1 for each in workers):
+        return (tuple(each[0] for each in workers),)
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    if len({mesh.data_ranks for mesh in meshes}) > 1:
+        most = max(len(each) for each in workers)
+        return tuple(tuple(each[min(kind, len(each) - 1)] for each in workers) for kind in range(most))
+    found: dict[tuple[int, ...], tuple[StagePrice, ...]] = {}
+    of_rank = [{rank: price for price in each for rank in price.members} for each in workers]
+    for worker in range(meshes[0].data_ranks):
+        mine = []
+        for mesh, ranks, prices in zip(meshes, plan.stage_ranks, of_rank, strict=True):
+            first = next(i for i in range(len(ranks)) if mesh.dense.coordinate(i, "dp") == worker)
+            if ranks[first] in prices:  # one with a share of 0 has none
+                mine.append(prices[ranks[first]])
+        if len(mine) == len(workers):
+            found.setdefault(tuple(map(id, mine)), tuple(mine))
+    return tuple(found.values())
+
+
 def _memory(
-    structure: Structure, pricing: Pricing, workers: tuple[tuple[StagePrice, ...], ...]
+    structure: Structure, pricing: Pricing, every: Sequence[Pricing]
 ) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
-    """Memory of every rank class, each kind of worker apart, and the sizes of buffers on the slowest."""
+    """Memory of every rank class, each kind of replica apart, and the sizes of buffers on the slowest."""
     found, sizes = rank_memory(structure, pricing)
-    every = {(rank.rank_class, rank.ranks): rank for rank in found}
-    for kind in range(1, max(len(each) for each in workers)):
-        stages = tuple(each[min(kind, len(each) - 1)] for each in workers)
-        other = Pricing(
-            pricing.plan, pricing.graph, pricing.cluster, pricing.stack, stages, pricing.blocks, pricing.count
-        )
-        for rank in rank_memory(structure, other)[0]:
-            every.setdefault((rank.rank_class, rank.ranks), rank)
-    return tuple(sorted(every.values(), key=lambda rank: rank.rank_class)), sizes
+    ranks = {(rank.rank_class, rank.ranks): rank for rank in found}
+    for other in every:
+        for rank in rank_memory(structure, other)[0] if other is not pricing else ():
+            ranks.setdefault((rank.rank_class, rank.ranks), rank)
+    return tuple(sorted(ranks.values(), key=lambda rank: rank.rank_class)), sizes
 
 
 def _workers(
@@ -232,7 +255,7 @@ def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[t
     """The plan's Program, validated, and what its stages stand for. What only prices depend on (precision, what is
     saved, placement) is left at its default, so that plans share it."""
     schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
-    # Workers with unequal shares or devices wait for the slowest, whose price every stage has: one class is enough.
+    # Replicas with unequal shares or devices do the same at their own pace: one class, played for each, is enough.
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)
     refuse_passes(plan.schedule.passes)
     outlined = outline(graph, replace(plan, schedule=schedule, stages=equal))

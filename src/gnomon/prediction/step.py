@@ -31,7 +31,7 @@ from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds, norm_s
 from gnomon.prices.stream import stream_seconds
 from gnomon.program import Key, Program
 from gnomon.schedules.tensor_sums import COPIES, TERMS
-from gnomon.sharding import ParameterCollective
+from gnomon.sharding import ParameterCollective, deal
 from gnomon.simulate import Durations
 from gnomon.units import quantise
 
@@ -257,6 +257,17 @@ class Pricing:
             "offload": max(copies - held, 0.0),
         }
 
+    def layer_s(self, kind: str, stage: int, layer: LayerPrice) -> float:
+        """Seconds of one layer in an action of this kind: its kernels and the collectives that they wait for, or its
+        launches if those take longer. No such action of a stage is shorter than its layers together."""
+        own, total = self.rates[stage], 0.0
+        phases = [getattr(layer, name) for name in PHASES[kind]]
+        for phase in phases:
+            total += self._sustained_s(stage, phase)
+            for axis, seconds in phase.comm_s.items():
+                total += seconds * own.exposed * self._slower(self.stages[stage].links[axis])
+        return max(total, self._host_s(stage, phases, 0) - own.host_unit_s)
+
     def _starved_s(self, kind: str, block: int) -> float:
         """Seconds that the device waits for launches where layers of one kind are launched slower than they run: what
         another kind (the head) takes longer does not make up for it, since launches of both go in order."""
@@ -368,18 +379,40 @@ class Pricing:
         link = self._between(source, target)
         if link is None:
             return 0.0, None
-        size, tp = self.message_bytes((source, target)), self.plan.stage_mesh(source).tp
+        tp = self.plan.stage_mesh(source).tp
+        size = self.message_bytes((source, target)) * self._spread(source, target)
         if not self.stack.p2p_partitioned or tp == 1 or self.plan.layout.sequence_parallel:
             return float(p2p_seconds(size, link)), link
         gathered = float(collective_seconds("all_gather", size, self.stages[target].links["tp"]))
         return float(p2p_seconds(size / tp, link)) + gathered, link
 
     def _between(self, source: int, target: int) -> AxisLink | None:
-        """What messages between two stages run over; None where no two ranks are on different devices."""
+        """What messages between two stages run over; None where no two ranks are on different devices. Of stages with
+        other numbers of ranks, each rank of the smaller one counts with one partner."""
         devices = self.plan.device_of
-        ranks = zip(self.stages[source].ranks, self.stages[target].ranks, strict=False)
+        one, two = self.stages[source].ranks, self.stages[target].ranks
+        count = min(len(one), len(two))
+        ranks = zip(one[:: len(one) // count][:count], two[:: len(two) // count][:count], strict=True)
         ends = np.array([(devices[a], devices[b]) for a, b in ranks if devices[a] != devices[b]]).reshape(-1, 2)
         return axis_link(self.cluster, ends) if len(ends) else None
+
+    def _spread(self, source: int, target: int) -> float:
+        """The most that one rank sends or receives of a microbatch between two stages, over what the source's priced
+        rank holds: above 1 where stages have other meshes or shares, so that messages of several meet at one."""
+        one, two = self.plan.stage_mesh(source), self.plan.stage_mesh(target)
+        given = (
+            [stage.shares for stage in (self.plan.stages[source], self.plan.stages[target])] if self.plan.stages else []
+        )
+        if one == two and len(set(given)) <= 1:
+            return 1.0
+        dealt = [deal(1, m.data_ranks, s) for m, s in zip((one, two), given or ((), ()), strict=True)]
+        member = self.stages[source].ranks.index(self.stages[source].members[0])
+        held = dealt[0][one.dense.coordinate(member, "dp")]
+        # without sequence parallelism every tensor-parallel rank holds, and gets, the whole
+        divided = self.plan.layout.sequence_parallel
+        parts = [m.cp * (m.tp if divided else 1) for m in (one, two)]
+        sends = max(dealt[0]) / parts[0] * (1 if divided else max(1, -(-two.tp // one.tp)))
+        return float(max(sends, max(dealt[1]) / parts[1]) / (held / parts[0]))
 
     def _skip(self, stage: int, *, forward: bool) -> float:
         """The longest message of a stage to (or its gradient from) one that is not its neighbour."""

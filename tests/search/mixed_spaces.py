@@ -47,7 +47,7 @@ def node(name: str, count: int, draw: random.Random) -> Node:
 
 
 def mixed_case(seed: int) -> MixedCase:
-    """A space of at most 40 of points."""
+    """A space of at most 16 of points."""
     draw = random.Random(seed)
     graph = model(draw.choice(("gpt", "tied", "llama", "llama")), draw.choice((2, 3, 4, 5, 6)))
     kinds = draw.sample(DEVICES, draw.choice((2, 2, 2, 3)))
@@ -72,7 +72,7 @@ def _few(space: MixedSpace, draw: random.Random) -> MixedSpace:
         for values in [getattr(space, name)]
     }  # fmt: skip
     made = replace(space, **some)
-    while made.size > 40:
+    while made.size > 16:
         name = draw.choice([n for n in some if len(getattr(made, n)) > 1] or ["none"])
         if name == "none":
             return made

@@ -106,6 +106,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--memory", type=some, metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it"
     )
+    limits.add_argument("--tries", type=count, metavar="N", help="predictions on a mixed cluster, at most; 300")
     other = parser.add_argument_group("other questions")
     other.add_argument(
         "--vary",

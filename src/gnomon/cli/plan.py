@@ -12,6 +12,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from gnomon.cli.plan_goals import answer, is_asked, name_of
+from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.request import PRECISIONS, SEQ_LEN, given_batch, given_router, has_sequences, read_model
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
@@ -23,6 +24,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.search import Result, default_precision, parse_limit, plan
 from gnomon.search.goals import Question
+from gnomon.search.mixed_space import is_mixed
 from gnomon.units import parse_bytes
 
 FIELDS = {
@@ -43,6 +45,19 @@ def run(options: argparse.Namespace) -> int:
     workload = _workload(options, graph, assumed)
     fixed = {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
     goal = Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory))
+    if is_mixed(machines):
+        return plan_unlike(
+            options,
+            graph,
+            machines,
+            workload,
+            stack=stack,
+            base=base,
+            fixed=fixed,
+            goal=goal,
+            assumed=assumed,
+            notes=notes,
+        )
     if is_asked(options):
         limits = tuple(parse_limit(each) for each in options.forbid)
         prices = parse_prices(tuple(options.price))

@@ -1,0 +1,99 @@
+"""`gnomon plan` for a cluster of unlike devices: the search over kinds, its text, and a plan file.
+
+`plan_unlike` searches, prints, writes, and returns 0. Leaves out the search itself (`search.mixed`) and other questions
+than the fastest plan, which are for clusters of one kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pkgutil import resolve_name
+
+from gnomon.cli.plan_goals import is_asked
+from gnomon.cli.terminal import Progress, print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.report.mixed import mixed_mapping, mixed_text
+from gnomon.search.mixed import TRIES, MixedResult, plan_mixed
+
+OWN = "gnomon"
+"""The stack that runs uneven shares and unlike stages."""
+
+
+def plan_unlike(
+    options: argparse.Namespace,
+    graph: Graph,
+    machines: Cluster,
+    workload: Workload,
+    *,
+    stack: Stack,
+    base: Plan,
+    fixed: Mapping[str, object],
+    goal: Goal,
+    assumed: Sequence[str],
+    notes: Sequence[str],
+) -> int:
+    """Search, print, write."""
+    if is_asked(options):
+        raise InputError(
+            f"{machines.name} has devices of several kinds, for which only the fastest plan is searched; leave out "
+            f"--vary, --pareto, --longest and --max-step, or ask for one kind alone"
+        )
+    progress: list[Progress] = []
+
+    def told(done: int, size: int) -> None:
+        if not progress:
+            progress.append(Progress("covered", size))
+        progress[0].show(done)
+
+    found = plan_mixed(
+        graph,
+        machines,
+        workload,
+        stack,
+        goal,
+        base=base,
+        fixed=fixed,
+        forbid=options.forbid,
+        top=options.top,
+        tries=options.tries or TRIES,
+        told=told,
+    )
+    for each in progress:
+        each.end()
+    if stack.name != OWN and found.best[0].point is not None:
+        notes = (
+            *notes,
+            "uneven shares and stages of other axes are run by gnomon run; other programs may have no "
+            "options for them (gnomon export says so)",
+        )
+    if options.output:
+        save_plan_file(_file(options, found, assumed), options.output)
+    if options.json:
+        print_json({**mixed_mapping(found), "assumptions": [*assumed, *found.best[0].prediction.assumptions]})
+    else:
+        print_lines(mixed_text(found, assumed=assumed, notes=notes))
+        if options.output:
+            print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
+    return 0
+
+
+def _file(options: argparse.Namespace, found: MixedResult, assumed: Sequence[str]) -> PlanFile:
+    best = found.best[0]
+    prediction = best.prediction
+    predicted = Predicted(
+        step_s=prediction.step_s,
+        peak_memory_bytes=prediction.tightest.peak_bytes,
+        tokens_per_s=prediction.tokens_per_s_per_device * len(set(best.plan.device_of)),
+        made=f"gnomon {resolve_name('gnomon:__version__')}, {date.today().isoformat()}",
+        assumptions=(*assumed, *prediction.assumptions),
+    )
+    stack = "" if found.stack is PLAIN_STACK else found.stack.name
+    return PlanFile(
+        model=options.model, on=options.on, stack=stack, workload=found.workload, plan=best.plan, predicted=predicted
+    )

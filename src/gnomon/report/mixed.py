@@ -1,0 +1,185 @@
+"""The search of a mixed cluster as text for people and as values for JSON.
+
+`mixed_text` shows the best plan and which kind of device does what, what it gains over equal shares and over each kind
+alone, the next plans, and how many points were covered. Leaves out the full prediction (`report.prediction`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gnomon.plans import Plan, batch
+from gnomon.report.prediction import describe
+from gnomon.report.tables import Column, gib, number, percent, table, wrapped
+from gnomon.search.mixed import MixedFound, MixedResult
+from gnomon.search.mixed_space import MixedPoint, deal_out
+from gnomon.units import show_seconds
+
+
+def mixed_text(found: MixedResult, *, assumed: Sequence[str] = (), notes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Lines of at most 80 columns."""
+    best = found.best[0]
+    prediction = best.prediction
+    lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
+    lines += ["", *_who(found), ""]
+    pairs = (
+        ("step", show_seconds(prediction.step_s)),
+        ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4)),
+        ("MFU", f"{percent(prediction.mfu)} %"),
+    )
+    lines += [*(f"{name:<16}{value:>12}" for name, value in pairs), "", *wrapped(prediction.verdict, indent="")]
+    lines += ["", *_gains(found), "", *_runners(found), "", *_covered(found)]
+    taken = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
+    for title, entries in (("assumed", taken), ("notes", (*prediction.notes, *notes))):
+        if entries:
+            lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
+    return tuple(lines)
+
+
+def _who(found: MixedResult) -> tuple[str, ...]:
+    """Which devices do what."""
+    best = found.best[0]
+    plan, prediction = best.plan, best.prediction
+    name_of = {device: kind.name for kind in found.space.kinds for device in kind.devices}
+    _, size = batch(plan, found.workload)
+    columns = (
+        Column(name="stage"),
+        Column(name="devices", align="left"),
+        Column(name="workers"),
+        Column(name="tp"),
+        Column(name="layers", align="left"),
+        Column(name="sequences of a microbatch", align="left"),
+    )
+    rows = []
+    for stage, price in enumerate(prediction.step.stages):
+        mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
+        shares = (plan.stages[stage].shares if plan.stages else ()) or deal_out(size, mesh.data_ranks)
+        groups: dict[str, list[int]] = {}
+        for worker in range(mesh.data_ranks):
+            first = next(i for i in range(len(ranks)) if mesh.dense.coordinate(i, "dp") == worker)
+            groups.setdefault(name_of[plan.device_of[ranks[first]]], []).append(shares[worker])
+        layers = sum(1 for layer in price.in_order if layer.call.first is not None) or len(price.in_order)
+        for name, mine in groups.items():
+            taken = f"{mine[0]} each" if len(set(mine)) == 1 else " ".join(map(str, mine[:12]))
+            rows.append(
+                (str(stage), f"{len(mine) * mesh.tp} x {name}", str(len(mine)), str(mesh.tp), str(layers), taken)
+            )
+    return table(columns, rows)
+
+
+def _gains(found: MixedResult) -> tuple[str, ...]:
+    """What the best plan gains."""
+    best = found.best[0].step_s
+    columns = (Column(name="compared with", align="left"), Column(name="step"), Column(name="faster by %"))
+    rows = []
+    for name, other in (
+        ("equal shares and equal layers on all kinds", found.equal),
+        *((f"{kind.name} alone, the others left out", other) for kind, other in found.alone),
+    ):
+        if other is None:
+            rows.append((name, "none fits", ""))
+        else:
+            rows.append((name, show_seconds(other.step_s), percent(other.step_s / best - 1)))
+    return table(columns, rows)
+
+
+def short_mixed(found: MixedFound, result: MixedResult) -> str:
+    """A plan in a few words: `side by side, h100 6 : a100 2; tp1 z1 m8`."""
+    point, kinds = found.point, result.space.kinds
+    if point is None:
+        names = "+".join(kinds[k].name for k in found.kinds)
+        return f"{names} alone: {_axes(found.plan)}"
+    return "; ".join((_work(point, result), _how(point)))
+
+
+def _work(point: MixedPoint, result: MixedResult) -> str:
+    names = [result.space.kinds[k].name.partition("-")[0] for k in point.kinds]
+    if point.form == "replicas":
+        return "side by side, " + " : ".join(f"{n} {s}" for n, s in zip(names, point.shares, strict=True))
+    return "stages " + " ".join(f"{n}:{layers}" for n, layers in zip(names, point.layers, strict=True))
+
+
+def _how(point: MixedPoint) -> str:
+    tps = "/".join(map(str, dict.fromkeys(point.tp)))
+    words = [f"tp{tps}", f"pp{len(point.layers)}", f"z{point.zero}", f"m{point.microbatches}"]
+    words += ["sp"] if point.sequence_parallel else []
+    words += [point.schedule] if len(point.layers) > 1 else []
+    return " ".join(words + ([point.recompute] if point.recompute != "none" else []))
+
+
+def _axes(plan: Plan) -> str:
+    return f"{plan.mesh.describe()}, ZeRO {plan.optimizer.zero}"
+
+
+def _runners(found: MixedResult) -> tuple[str, ...]:
+    best = found.best[0]
+    columns = (
+        Column(name="the best of those predicted", align="left"),
+        Column(name="step"),
+        Column(name="loses %"),
+        Column(name="GiB"),
+    )
+    rows = [
+        (
+            short_mixed(each, found),
+            show_seconds(each.step_s),
+            percent(each.step_s / best.step_s - 1) if each is not best else "",
+            gib(each.prediction.tightest.peak_bytes),
+        )
+        for each in found.best
+    ]
+    return table(columns, rows)
+
+
+def _covered(found: MixedResult) -> tuple[str, ...]:
+    counts = found.counts
+    parts = [
+        f"{counts.priced:,} predicted",
+        f"{counts.too_slow:,} shown too slow",
+        f"{counts.too_large:,} shown too large",
+        f"{counts.illegal:,} that cannot run",
+        *([f"{counts.left:,} not looked at"] if counts.left else []),
+    ]
+    gap = found.best[0].step_s / found.bound_s - 1
+    sure = (
+        "none of them is faster than the best"
+        if found.proved
+        else f"the predictions were used up: none is more than {percent(gap)} % faster than the best (--tries)"
+    )
+    return wrapped(
+        f"{counts.space:,} plans over several kinds = {' + '.join(parts)}; {sure}. With equal shares and each kind "
+        f"alone, {found.predicted:,} were predicted in all",
+        indent="",
+    )
+
+
+def mixed_mapping(found: MixedResult) -> dict[str, Any]:
+    """Plain values for JSON, as `gnomon.search-mixed/1`."""
+    counts = found.counts
+
+    def shown(each: MixedFound | None) -> dict[str, Any] | None:
+        if each is None:
+            return None
+        return {
+            "point": each.point._asdict() if each.point is not None else None,
+            "kinds": [found.space.kinds[k].name for k in each.kinds],
+            "prediction": each.prediction.to_mapping(),
+        }
+
+    return {
+        "schema": "gnomon.search-mixed/1",
+        "best": [shown(each) for each in found.best],
+        "equal": shown(found.equal),
+        "alone": {kind.name: shown(each) for kind, each in found.alone},
+        "proved": found.proved,
+        "bound_s": found.bound_s,
+        "points": {
+            "space": counts.space,
+            "priced": counts.priced,
+            "too_slow": counts.too_slow,
+            "too_large": counts.too_large,
+            "illegal": counts.illegal,
+            "not_looked_at": counts.left,
+        },
+    }

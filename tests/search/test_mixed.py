@@ -11,13 +11,14 @@ from search.spaces import model
 
 from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
+from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Workload, check
 from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
 from gnomon.search.mixed import MixedSearch, fits, memory_limits, plan_mixed
 from gnomon.search.mixed_bounds import LayerTables, least_step_s
-from gnomon.search.mixed_space import MixedPoint, is_mixed, kinds_of, make_mixed_space, shares_of
+from gnomon.search.mixed_space import MixedPoint, make_mixed_space, shares_of
 from gnomon.search.space import parse_limit
 
 SEEDS = range(52)

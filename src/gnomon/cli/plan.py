@@ -18,13 +18,13 @@ from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
+from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import Goal, Plan, PlanFile, Predicted, RouterLoad, Stack, Workload, save_plan_file
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.search import Result, default_precision, parse_limit, plan
 from gnomon.search.goals import Question
-from gnomon.search.mixed_space import is_mixed
 from gnomon.units import parse_bytes
 
 FIELDS = {

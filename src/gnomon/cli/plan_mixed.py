@@ -41,8 +41,8 @@ def plan_unlike(
     """Search, print, write."""
     if is_asked(options):
         raise InputError(
-            f"{machines.name} has devices of several kinds, for which only the fastest plan is searched; leave out "
-            f"--vary, --pareto, --longest and --max-step, or ask for one kind alone"
+            f"{machines.name} has devices of several kinds, for which only the fastest plan is searched; leave the "
+            f"other question out, or ask it of one kind alone"
         )
     progress: list[Progress] = []
 

@@ -7,7 +7,6 @@ simulator decides.
 from gnomon.search.mixed import MixedFound as MixedFound
 from gnomon.search.mixed import MixedResult as MixedResult
 from gnomon.search.mixed import plan_mixed as plan_mixed
-from gnomon.search.mixed_space import is_mixed as is_mixed
 from gnomon.search.planning import Loss as Loss
 from gnomon.search.planning import default_precision as default_precision
 from gnomon.search.planning import loss as loss

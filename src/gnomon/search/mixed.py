@@ -17,6 +17,7 @@ from math import comb
 from gnomon.errors import GnomonError, PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.hardware.kinds import Kind
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Mesh, Plan, Stack, Workload
 from gnomon.plans.check import problems
@@ -25,7 +26,6 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.prediction.step import SPLIT_BACKWARD
 from gnomon.search.mixed_bounds import LayerTable, LayerTables, in_flight, least_step_s, static_bytes
 from gnomon.search.mixed_space import (
-    Kind,
     MixedBlock,
     MixedPoint,
     MixedSpace,

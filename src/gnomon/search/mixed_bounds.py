@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from gnomon.graph import BF16, Graph, Setting, graph_work
 from gnomon.hardware import Cluster
+from gnomon.hardware.kinds import Kind
 from gnomon.plans import Mesh, Plan, Saved, Stack, Stage, Workload
 from gnomon.prediction.layer import LayerPrice
 from gnomon.prediction.predict import settle
 from gnomon.prediction.stage import StagePrice, stage_prices, width
 from gnomon.prediction.step import Pricing
 from gnomon.prices.allocator import workspace_bytes
-from gnomon.search.mixed_space import Kind
 from gnomon.search.space import Recompute
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.parameters import STATE_TENSORS

@@ -15,7 +15,6 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Precision, Stack, Workload
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.mixed_space import is_mixed
 from gnomon.search.requests import SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.solve import Found, Result, solve
 from gnomon.search.space import Limit, make_space, parse_limit
@@ -42,8 +41,6 @@ def plan(
     """
     graph = preset(model) if isinstance(model, str) else model
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    if is_mixed(machines):
-        raise PlanError(f"{machines.name!r} has devices of several kinds; gnomon.search.plan_mixed searches those")
     limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
     base = base or Plan(precision=default_precision(machines))
     check_request(graph, machines, workload, base, fixed or {}, machines.num_devices)

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, get_args
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
+from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Plan, Schedule, Stack, Workload
 from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES
 from gnomon.plans.parts import ScheduleName
@@ -291,6 +292,12 @@ def make_space(
     base: what does not vary. fixed: field of Point -> its one value. devices: ranks, in place of all devices of the
     cluster. PlanError when a field is left without a choice.
     """
+    if is_mixed(cluster):
+        names = " and ".join(kind.name for kind in kinds_of(cluster))
+        raise PlanError(
+            f"cluster {cluster.name!r} has {names}; this search is for devices of one kind. For the fastest plan over "
+            f"several use gnomon.search.plan_mixed, or `gnomon plan` without another question"
+        )
     base = base or Plan()
     if stack is not None and stack.name == "gnomon":
         _check_own(graph, base)

@@ -148,6 +148,42 @@ def test_the_largest_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "largest that fits: llama-3.2-1b" in " ".join(capsys.readouterr().out.split())
 
 
+def test_choices_are_fixed_refined_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.toml"
+    asked = [*FEW, "--zero", "3", "--fix", "prefetch=2", "--refine", "--stack", "torchtitan", "-o", str(path)]
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["refined"]["choices"] == ["reshard_after_forward", "async_tp"] and found["refined"]["exact"] is False
+    file = load_plan_file(path)
+    assert file.plan.overlap.prefetch == 2 and file.predicted is not None
+    assert file.predicted.step_s == found["refined"]["prediction"]["step_s"] <= found["best"][0]["prediction"]["step_s"]
+    assert main([*FEW, "--refine", "--fix", "dp_shard=2", "--fix", "keep_gathered=no"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "tried on the" in out and "A better combination may exist" in out and "taken to run every choice" in out
+    assert (
+        main([*FEW, "--forbid", "order", "--fix", "tp=2", "--fix", "async_tp=yes", "--fix", "sequence_parallel=yes"])
+        == 0
+    )
+    assert "async_tp no -> yes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--fix", "prefetch"], "has no value"),
+        (["--fix", "prefetsh=1"], "did you mean 'prefetch'"),
+        (["--fix", "zero=4"], "is one of 0, 1, 2, 3"),
+        (["--fix", "schedule=gpip"], "is one of"),
+        (["--fix", "optimizer_offload=yes"], "add --no-clip"),
+        (["--fix", "optimizer_offload=yes", "--no-clip", "--stack", "torchtitan"], "is not known to run it"),
+        (["--refine", "--pareto"], "--refine is for one plan"),
+    ],
+)
+def test_choices_that_cannot_be(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *more]) == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -11,6 +11,7 @@ from datetime import date
 from pkgutil import resolve_name
 from typing import Any
 
+from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.request import PRECISIONS, SEQ_LEN, given_batch, given_router, has_sequences, read_model
@@ -19,12 +20,14 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
-from gnomon.plans import Goal, Plan, PlanFile, Predicted, RouterLoad, Stack, Workload, save_plan_file
+from gnomon.plans import Goal, Optimizer, Plan, PlanFile, Predicted, RouterLoad, Stack, Workload, save_plan_file
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.report.planning import plan_text, result_mapping
-from gnomon.search import Result, default_precision, parse_limit, plan
+from gnomon.report.planning import plan_text, refined_mapping, result_mapping
+from gnomon.search import Found, Result, default_precision, parse_limit, plan
+from gnomon.search.choices import fixed_base
 from gnomon.search.goals import Question
+from gnomon.search.refine import refine
 from gnomon.units import parse_bytes
 
 FIELDS = {
@@ -43,9 +46,16 @@ def run(options: argparse.Namespace) -> int:
     assumed: list[str] = []
     stack, base = _stack(options, machines, assumed), _base(options, machines, assumed)
     workload = _workload(options, graph, assumed)
-    fixed = {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
+    fixed: dict[str, object] = {
+        field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None
+    }
+    chosen = Chosen.read(options, stack)
+    fixed |= chosen.point
+    base = fixed_base(base, graph, chosen.fixed)
     goal = Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory))
     if is_mixed(machines):
+        if chosen.refines:
+            raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
         return plan_unlike(
             options,
             graph,
@@ -59,7 +69,9 @@ def run(options: argparse.Namespace) -> int:
             notes=notes,
         )
     if is_asked(options):
-        limits = tuple(parse_limit(each) for each in options.forbid)
+        if chosen.refines:
+            raise InputError("--refine is for one plan; ask other questions without it, or fix choices with --fix")
+        limits = tuple(parse_limit(each) for each in chosen.forbid)
         prices = parse_prices(tuple(options.price))
         asked = Question(graph=graph, stack=stack, base=base, fixed=fixed, limits=limits, goal=goal, prices=prices)
         return answer(options, asked, machines, workload, assumed)
@@ -79,19 +91,26 @@ def run(options: argparse.Namespace) -> int:
         goal,
         base=base,
         fixed=fixed,
-        forbid=options.forbid,
+        forbid=chosen.forbid,
         top=options.top,
         told=told,
     )
     for each in progress:
         each.end()
+    refined = None
+    if chosen.refines:
+        if stack is PLAIN_STACK:
+            assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
+        refined = refine(found, choices=chosen.open, forbid=chosen.limits, fixed=chosen.late)
+    best = found.best[0] if refined is None else refined.found
     if options.output:
-        save_plan_file(_file(options, found, assumed), options.output)
+        save_plan_file(_file(options, found, best, assumed), options.output)
     if options.json:
         taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
-        print_json({**result_mapping(found, rent=cost), "assumptions": taken})
+        more = {} if refined is None else {"refined": refined_mapping(refined)}
+        print_json({**result_mapping(found, rent=cost), **more, "assumptions": taken})
     else:
-        print_lines(plan_text(found, assumed=assumed, notes=notes, rent=cost))
+        print_lines(plan_text(found, assumed=assumed, notes=notes, rent=cost, refined=refined))
         if options.output:
             print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
     return 0
@@ -108,12 +127,13 @@ def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -
 
 
 def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Plan:
+    optimizer = Optimizer(clip=not options.no_clip)
     if options.precision is not None:
-        return Plan(precision=PRECISIONS[options.precision])
+        return Plan(precision=PRECISIONS[options.precision], optimizer=optimizer)
     precision = default_precision(machines)
     if precision.compute != "bf16":
         assumed.append(f"precision not given: {precision.compute}, as the devices have no bf16 (--precision)")
-    return Plan(precision=precision)
+    return Plan(precision=precision, optimizer=optimizer)
 
 
 def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
@@ -136,8 +156,7 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
     return Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad()))
 
 
-def _file(options: argparse.Namespace, found: Result, assumed: list[str]) -> PlanFile:
-    best = found.best[0]
+def _file(options: argparse.Namespace, found: Result, best: Found, assumed: list[str]) -> PlanFile:
     prediction = best.prediction
     values: dict[str, Any] = {"assumptions": (*assumed, *prediction.assumptions)}
     predicted = Predicted(

@@ -132,6 +132,9 @@ class Stack:
     """How it exchanges context with cp > 1; `none`: it has no context parallelism. Empty while unknown."""
     overlaps: tuple[str, ...] = ()
     """Fields of `Overlap` that it honours."""
+    choices: tuple[str, ...] = ()
+    """Further decisions that it carries out, by the names of `gnomon.search.choices`: `reshard_after_forward`,
+    `optimizer_offload`, `activation_offload`, `async_tp`, `order`, `fp8`."""
     device_overhead_bytes: int | None = None
     """Device memory taken outside the allocator: context, libraries, communication buffers."""
     reducer_buckets: bool | None = None

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gnomon.hardware import Rent
+from gnomon.prediction import Prediction
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, wrapped
 from gnomon.search import Found, Result, loss
+from gnomon.search.choices import NAMES, show_value
 from gnomon.search.goals import tokens_of
+from gnomon.search.refine import Refined
 from gnomon.units import show_bytes, show_seconds
 
 _WORDS = {**WORDS, "bubble": "bubble", "ahead": "waiting", "launch": "launches", "offload": "host copies"}
@@ -21,15 +24,21 @@ _WORDS = {**WORDS, "bubble": "bubble", "ahead": "waiting", "launch": "launches",
 
 
 def plan_text(
-    found: Result, *, assumed: Sequence[str] = (), notes: Sequence[str] = (), rent: Rent | None = None
+    found: Result,
+    *,
+    assumed: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    rent: Rent | None = None,
+    refined: Refined | None = None,
 ) -> tuple[str, ...]:
-    """Lines of at most 80 columns. rent: of the cluster, if it has a price."""
-    best = found.best[0]
+    """Lines of at most 80 columns. rent: of the cluster, if it has a price. refined: of the best plans, if asked."""
+    best = found.best[0] if refined is None else refined.found
     lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
     lines += wrapped(_choices(best))
     lines += ["", *_speed(best, rent), "", *wrapped(best.prediction.verdict, indent="")]
     lines += wrapped(_limit(found), indent="")
     lines += ["", *_runners(found)]
+    lines += ["", *(refined_text(refined) if refined else wrapped(_LEFT, indent=""))]
     if faster := _too_large(found):
         lines += ["", *faster]
     lines += ["", *_covered(found)]
@@ -86,6 +95,36 @@ def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
     return tuple(f"{name:<16}{value:>12}" for name, value in pairs)
 
 
+_LEFT = f"left as they are: {', '.join(NAMES)} (--refine tries them on the best plans, --fix sets one)"
+
+
+def refined_text(refined: Refined) -> tuple[str, ...]:
+    """What the choices beyond the exact search gain, a line each."""
+    open_ = ", ".join(each.name for each in refined.choices) or "none that the stack is known to run"
+    said = (
+        f"tried on the {refined.starts} best plans by the simulator, one at a time, {refined.tried} predictions: "
+        f"{open_}. A better combination may exist."
+    )
+    if not refined.complete:
+        said += " Stopped at the most predictions."
+    if not refined.steps:
+        return (*wrapped("refined: nothing gains", indent=""), *wrapped(said))
+    columns = (Column(name="refined", align="left"), Column(name="step"), Column(name="gains %"), Column(name="GiB"))
+    rows = [(f"from {short(refined.start)}", show_seconds(refined.start.step_s), "", _peak(refined.start.prediction))]
+    before = refined.start.step_s
+    for step in refined.steps:
+        after = step.prediction.step_s
+        gains = percent(1 - after / before)
+        words = f"{step.choice.name} {show_value(step.choice, step.before)} -> {show_value(step.choice, step.after)}"
+        rows.append((words, show_seconds(after), gains, _peak(step.prediction)))
+        before = after
+    return (*table(columns, rows), *wrapped(said))
+
+
+def _peak(prediction: Prediction) -> str:
+    return gib(prediction.tightest.peak_bytes)
+
+
 def _limit(found: Result) -> str:
     device = min((group.node.device for group in found.cluster.groups), key=lambda each: each.memory_bytes)
     share = found.limit_bytes / device.memory_bytes
@@ -129,6 +168,28 @@ def _covered(found: Result) -> tuple[str, ...]:
         f"cannot run",
         indent="",
     )
+
+
+def refined_mapping(refined: Refined) -> dict[str, Any]:
+    """Plain values for JSON."""
+    return {
+        "start": refined.start.point._asdict(),
+        "steps": [
+            {
+                "choice": step.choice.name,
+                "before": step.before,
+                "after": step.after,
+                "step_s": step.prediction.step_s,
+                "peak_bytes": step.prediction.tightest.peak_bytes,
+            }
+            for step in refined.steps
+        ],
+        "predictions": refined.tried,
+        "starts": refined.starts,
+        "choices": [each.name for each in refined.choices],
+        "exact": False,
+        "prediction": refined.found.prediction.to_mapping(),
+    }
 
 
 def result_mapping(found: Result, *, rent: Rent | None = None) -> dict[str, Any]:

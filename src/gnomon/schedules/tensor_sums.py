@@ -48,18 +48,18 @@ def _needed(block: Block, layout: Layout, mesh: Mesh) -> tuple[str, ...]:
 
 
 def with_tensor_sums(rows: Rows, sums: Sequence[tuple[int, str]], *, buffer: str = "G") -> Rows:
-    """The rows with an AR for each sum before its rank's first update.
+    """The rows with an AR for each sum before its rank's first update, or, where the update is on the host, before the
+    gradient goes there (D2H).
 
     buffer: what is summed, the gradient or its shard. PlanError where a stage with a sum has no update.
     """
-    updates = np.flatnonzero(rows.is_kind("OPT"))
     usual = any(effect.buffer == buffer for kind in rows.kinds if kind.name == "AR" for effect in kind.effects)
-    classes, parts = rows.rank_class[updates], []
+    anchors, parts = _anchors(rows, buffer), []
     for stage, name in sums:
-        for cls in np.unique(classes[rows.stage[updates] == stage]):
+        for anchor in anchors.get(stage, ()):
             effect = RowEffect("accumulate", BufferRef(buffer, stage))
             part = Inserted(
-                anchor=updates[classes == cls][:1],
+                anchor=np.array([anchor], np.int64),
                 kind=np.array([KIND["AR"]], np.int8),
                 stage=np.array([stage], np.int16),
                 unit=np.array([NO_UNIT], np.int32),
@@ -67,9 +67,27 @@ def with_tensor_sums(rows: Rows, sums: Sequence[tuple[int, str]], *, buffer: str
                 override=Override(comm=name, name=name, effects=None if usual else (effect,)),
             )
             parts.append(part)
-    if {stage for stage, _ in sums} - set(rows.stage[updates].tolist()):
+    if {stage for stage, _ in sums} - set(anchors):
         raise PlanError("tensor-parallel ranks add up gradients before the update (OPT), which a stage here has not")
     comms = {comm.name: comm for comm in rows.comms}
     for _, name in sums:
         comms.setdefault(name, Communicator(name=name, semantics="collective"))
     return replace(insert(rows, parts), comms=tuple(comms.values())) if sums else rows
+
+
+def _anchors(rows: Rows, buffer: str) -> dict[int, list[int]]:
+    """Stage -> the row, on each rank that updates it, before which its gradient must be whole."""
+    found: dict[int, list[int]] = {}
+    updates = np.flatnonzero(rows.is_kind("OPT"))
+    classes = rows.rank_class[updates]
+    for stage in np.unique(rows.stage[updates]).tolist():
+        mine = np.unique(classes[rows.stage[updates] == stage])
+        found[stage] = [int(updates[classes == cls][0]) for cls in mine]
+    if not any(kind.name == "D2H" for kind in rows.kinds):
+        return found
+    for row in np.flatnonzero(rows.is_kind("D2H")).tolist():
+        override = rows.overrides.get(row)
+        named = [e.ref.stage for e in override.effects or () if e.ref.buffer == buffer] if override else []
+        for stage in dict.fromkeys(named) or (int(rows.stage[row]),):
+            found.setdefault(stage, []).append(row)
+    return found

@@ -1,0 +1,98 @@
+"""`gnomon plan`: what `--fix`, `--forbid`, `--allow` and `--refine` say of choices, and of a plan's fields.
+
+`Chosen.read(options, stack)` tells apart what the exact search fixes or forbids from what the refinement does. Leaves
+out both searches.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gnomon.errors import InputError, PlanError, nearest
+from gnomon.plans import Stack
+from gnomon.search import Limit, Point
+from gnomon.search.choices import NAMES, Choice, Value, allowed, choice, parse_choice_limit, read_value, runs
+from gnomon.search.space import SCHEDULES
+
+FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
+"""Fields that are yes or no."""
+
+WORDS = {
+    "schedule": SCHEDULES,
+    "recompute": ("none", "selective", "full"),
+    "context": ("ring", "all_gather", "ulysses"),
+    "zero": ("0", "1", "2", "3"),
+}
+"""Fields with few values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What was asked."""
+
+    point: Mapping[str, object]
+    """Field of a point -> its one value."""
+    fixed: Mapping[str, Value]
+    """Choice -> its one value, in the base plan where the exact search can have it."""
+    late: Mapping[str, Value]
+    """Of these, the ones that only the refinement makes."""
+    forbid: tuple[str, ...]
+    """Limits on fields of points."""
+    limits: tuple[Limit, ...]
+    """Limits on choices."""
+    open: tuple[Choice, ...]
+    """Choices that the refinement tries."""
+    refines: bool
+    """Whether it is asked for."""
+
+    @staticmethod
+    def read(options: argparse.Namespace, stack: Stack) -> Chosen:
+        """From the options. InputError or PlanError for what cannot be."""
+        point: dict[str, object] = {}
+        fixed: dict[str, Value] = {}
+        for text in options.fix:
+            name, equals, value = (part.strip() for part in text.partition("="))
+            name = name.replace("-", "_")
+            if not equals or not value:
+                raise InputError(f"--fix {text[:40]!r} has no value; write NAME=VALUE, as in prefetch=2")
+            if name in Point._fields:
+                point[name] = _field(name, value)
+            elif name in NAMES:
+                fixed[name] = read_value(choice(name), value)
+            else:
+                known = (*NAMES, *Point._fields)
+                raise InputError(f"--fix names no field{nearest(name, known)}; there are {', '.join(known)}")
+        if unknown := [name for name, value in fixed.items() if value and not runs(stack, name)]:
+            raise PlanError(
+                f"--fix {unknown[0]}: stack {stack.name} is not known to run it; it runs "
+                f"{', '.join((*stack.choices, *stack.overlaps)) or 'none of the choices'}"
+            )
+        limits = {text: parse_choice_limit(text) for text in options.forbid}
+        on_choices = tuple(limit for limit in limits.values() if limit is not None)
+        late = {name: value for name, value in fixed.items() if not choice(name).searched}
+        return Chosen(
+            point=point,
+            fixed=fixed,
+            late=late,
+            forbid=tuple(text for text, limit in limits.items() if limit is None),
+            limits=tuple(limit for limit in on_choices if limit.op),
+            open=allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed) if options.refine else (),
+            refines=bool(options.refine or late),
+        )
+
+
+def _field(name: str, text: str) -> object:
+    """A value of a field of a point."""
+    if name in WORDS:
+        if text not in WORDS[name]:
+            raise InputError(f"--fix {name} is one of {', '.join(WORDS[name])}, not {text[:20]!r}")
+        return int(text) if name == "zero" else text
+    if name in FLAGS:
+        if text.lower() not in ("yes", "no", "true", "false"):
+            raise InputError(f"--fix {name} is yes or no, not {text[:20]!r}")
+        return text.lower() in ("yes", "true")
+    if not text.isdigit():
+        raise InputError(f"--fix {name} is a whole number, not {text[:20]!r}")
+    return int(text)

@@ -1,0 +1,172 @@
+"""Refinement: the choices that the exact search leaves alone, tried on its best plans by the simulator.
+
+`refine(found)` starts from the best plans, and from faster ones that do not fit, and changes one choice at a time as
+long as the step gets shorter and the plan fits (coordinate descent). The result is never slower than the best plan of
+the search; it is not shown to be the best of all. Leaves out what the choices are (`search.choices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gnomon.errors import GnomonError, PlanError
+from gnomon.plans import Plan
+from gnomon.prediction import Prediction, predict
+from gnomon.search.choices import CHOICES, Choice, Value
+from gnomon.search.choices import choice as named
+from gnomon.search.solve import Found, Result
+from gnomon.search.space import Limit
+
+STARTS = 3
+"""Plans of the search that a descent begins at; as many again that were too large."""
+
+TRIES = 240
+"""Predictions at most."""
+
+GAIN = 1e-4
+"""Share of the step by which a change must shorten it: less is no reason to differ from the default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A change that was kept."""
+
+    choice: Choice
+    before: Value
+    after: Value
+    prediction: Prediction
+    """With it, and all changes before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refined:
+    """What the descents found."""
+
+    start: Found
+    """Where the best one began."""
+    steps: tuple[Step, ...]
+    """Its changes in order, what is fixed first; none if nothing is gained."""
+    found: Found
+    """The best plan."""
+    tried: int
+    """Predictions made."""
+    starts: int
+    """Plans that were started from."""
+    choices: tuple[Choice, ...]
+    """What was open."""
+    complete: bool
+    """Every descent came to its end within `TRIES`."""
+
+
+def refine(
+    result: Result,
+    *,
+    choices: Sequence[Choice] = CHOICES,
+    forbid: Iterable[Limit] = (),
+    fixed: Mapping[str, Value] | None = None,
+    starts: int = STARTS,
+    tries: int = TRIES,
+    told: Callable[[int, int], None] | None = None,
+) -> Refined:
+    """The best plan that changes of single choices lead to, from the best plans of a search.
+
+    choices: those that are open (`choices.allowed`). forbid: values that none may take. fixed: choices that are made in
+    every plan where they mean something, whatever they cost. told: is called with the number of predictions made and of
+    the most. PlanError if what is fixed fits in none.
+    """
+    descent = _Descent(result, choices, tuple(forbid), fixed or {}, tries, told)
+    near = [each for each in result.near if each.step_s < result.best[0].step_s]
+    begins = [*result.best[:starts], *near[:starts]]
+    found = [(start, steps, _end(start, steps)) for start in begins if (steps := descent.down(start)) is not None]
+    if not found:
+        raise PlanError(f"no plan that was found fits with {', '.join(fixed or {})} as fixed; leave it open")
+    best = min(found, key=lambda each: each[2].step_s)
+    return Refined(
+        start=best[0],
+        steps=best[1],
+        found=best[2],
+        tried=descent.tried,
+        starts=len(begins),
+        choices=tuple(choices),
+        complete=descent.tried < tries,
+    )
+
+
+def _end(start: Found, steps: tuple[Step, ...]) -> Found:
+    if not steps:
+        return start
+    last = steps[-1].prediction
+    return Found(point=start.point, plan=last.plan, prediction=last)
+
+
+class _Descent:
+    """Descents over one search's machines and work; plans are predicted once."""
+
+    def __init__(
+        self,
+        result: Result,
+        choices: Sequence[Choice],
+        forbid: tuple[Limit, ...],
+        fixed: Mapping[str, Value],
+        tries: int,
+        told: Callable[[int, int], None] | None,
+    ) -> None:
+        self.result, self.choices, self.forbid, self.tries, self.told = result, choices, forbid, tries, told
+        self.fixed = tuple((named(name), value) for name, value in fixed.items())
+        self.tried = 0
+        self.known: dict[Plan, Prediction | None] = {}
+
+    def down(self, start: Found) -> tuple[Step, ...] | None:
+        """Changes from a plan on, each of which shortens the step (or makes the plan fit), until none does. None if it
+        does not fit in the end, or cannot run with what is fixed."""
+        plan, prediction, steps = start.plan, start.prediction, list[Step]()
+        for choice, value in self.fixed:
+            before = choice.of(plan)
+            if value == before or value not in choice.values(plan, self.result.graph, self.result.cluster):
+                continue
+            made = self._predicted(choice, plan, value)
+            if made is None:
+                return None
+            plan, prediction = made.plan, made
+            steps.append(Step(choice=choice, before=before, after=value, prediction=made))
+        best = prediction.step_s if self._fits(prediction) else float("inf")
+        moved = True
+        while moved:
+            moved = False
+            for choice in self.choices:
+                before = choice.of(plan)
+                tried = [(value, self._predicted(choice, plan, value)) for value in self._open(choice, plan, before)]
+                able = [(value, found) for value, found in tried if found is not None and self._fits(found)]
+                if not able:
+                    continue
+                value, found = min(able, key=lambda each: each[1].step_s)
+                if found.step_s < best * (1 - GAIN):
+                    best, plan, moved = found.step_s, found.plan, True
+                    steps.append(Step(choice=choice, before=before, after=value, prediction=found))
+        return tuple(steps) if best < float("inf") else None
+
+    def _open(self, choice: Choice, plan: Plan, before: Value) -> list[Value]:
+        values = choice.values(plan, self.result.graph, self.result.cluster)
+        mine = [limit for limit in self.forbid if limit.field == choice.name]
+        return [value for value in values if value != before and not any(limit.forbids(value) for limit in mine)]
+
+    def _predicted(self, choice: Choice, plan: Plan, value: Value) -> Prediction | None:
+        """None for a plan that cannot run, and when no predictions are left."""
+        result = self.result
+        try:
+            changed = choice.make(plan, result.graph, value)
+            if changed not in self.known:
+                if self.tried >= self.tries:
+                    return None
+                self.tried += 1
+                if self.told is not None:
+                    self.told(self.tried, self.tries)
+                self.known[changed] = None
+                self.known[changed] = predict(result.graph, result.cluster, changed, result.workload, result.stack)
+        except GnomonError:
+            return None
+        return self.known[changed]
+
+    def _fits(self, found: Prediction) -> bool:
+        return all(rank.peak_bytes <= self.result.limit_bytes for rank in found.memory)

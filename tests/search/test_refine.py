@@ -1,0 +1,148 @@
+"""Refinement: gains are the simulator's, what is fixed or forbidden holds, and only what a stack runs is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from gnomon.errors import GnomonError, PlanError
+from gnomon.hardware import parse_cluster
+from gnomon.models.presets import model
+from gnomon.plans import Goal, Optimizer, Plan, Stack, Workload
+from gnomon.plans.stacks import stack, stacks
+from gnomon.prediction import predict
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search import Result, make_space, plan, solve
+from gnomon.search.choices import CHOICES, NAMES, allowed, choice, fixed_base, parse_choice_limit, read_value
+from gnomon.search.refine import refine
+
+CLUSTER = parse_cluster("2x4xa100-sxm-80gb")
+WORK = Workload(global_batch_size=16, seq_len=2048)
+FIXED = {"pp": 1, "schedule": "one_f_one_b", "recompute": "none", "keep_gathered": False, "overlap": True, "cp": 1}
+
+
+@cache
+def searched(zero: int = 3, memory: int | None = None, clip: bool = True) -> Result:
+    base = Plan(optimizer=Optimizer(clip=clip))
+    return plan("llama-3.2-1b", CLUSTER, WORK, goal=Goal(memory_bytes=memory), base=base, fixed={**FIXED, "zero": zero})
+
+
+def every(of: Stack = PLAIN_STACK, **given: object) -> tuple[object, ...]:
+    return allowed(of, allow=given.get("allow", ()), forbid=given.get("forbid", ()), fixed=given.get("fixed", ()))  # type: ignore[arg-type]
+
+
+def test_each_step_gains_and_is_a_prediction_of_its_plan() -> None:
+    result = searched()
+    found = refine(result, choices=every())  # type: ignore[arg-type]
+    before = found.start.step_s if found.start.prediction.tightest.peak_bytes <= result.limit_bytes else float("inf")
+    for step in found.steps:
+        assert step.prediction.step_s < before and step.choice.of(step.prediction.plan) == step.after
+        before = step.prediction.step_s
+    again = predict(result.graph, CLUSTER, found.found.plan, WORK)
+    assert again.step_s == found.found.step_s <= result.best[0].step_s
+    assert again.tightest.peak_bytes <= result.limit_bytes and found.complete
+
+
+def test_no_single_change_gains_in_the_end() -> None:
+    result = searched()
+    found = refine(result, choices=every(), starts=1)  # type: ignore[arg-type]
+    for each in CHOICES:
+        for value in () if each.asked else each.values(found.found.plan, result.graph, CLUSTER):
+            try:
+                other = predict(result.graph, CLUSTER, each.make(found.found.plan, result.graph, value), WORK)
+            except GnomonError:
+                continue
+            if other.tightest.peak_bytes <= result.limit_bytes:
+                assert other.step_s > found.found.step_s * (1 - 2e-4), (each.name, value)
+
+
+def test_a_plan_that_was_too_large_may_fit_with_a_choice() -> None:
+    """Under a limit just below what the best plan takes, offload lets a faster plan in than the search may take."""
+    free = searched(zero=1, clip=False)
+    least = min(each.prediction.tightest.peak_bytes for each in free.best)
+    result = searched(zero=1, memory=least - 2**20, clip=False)
+    found = refine(result, choices=every())  # type: ignore[arg-type]
+    assert found.found.prediction.tightest.peak_bytes <= result.limit_bytes
+    assert found.found.step_s <= result.best[0].step_s
+
+
+def test_what_is_fixed_or_forbidden_holds() -> None:
+    result = searched()
+    held = refine(result, choices=every(fixed=("prefetch",)), fixed={"prefetch": 0})  # type: ignore[arg-type]
+    assert held.found.plan.overlap.prefetch == 0
+    shut = parse_choice_limit("reshard_after_forward")
+    assert shut is not None
+    assert "reshard_after_forward" not in {each.name for each in every(forbid=(shut,))}  # type: ignore[attr-defined]
+    most = parse_choice_limit("prefetch>1")
+    assert most is not None and most.forbids(2) and not most.forbids(1)
+    limited = refine(result, choices=every(), forbid=(most,))  # type: ignore[arg-type]
+    assert limited.found.plan.overlap.prefetch <= 1
+    assert parse_choice_limit("pp>1") is None
+    with pytest.raises(PlanError, match="has no order"):
+        parse_choice_limit("order>pp")
+
+
+def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
+    assert {each.name for each in every()} == {*NAMES} - {"fp8"}  # type: ignore[attr-defined]
+    assert "fp8" in {each.name for each in every(allow=("fp8",))}  # type: ignore[attr-defined]
+    with pytest.raises(PlanError, match="did you mean"):
+        every(allow=("fp9",))
+    for name in stacks():
+        program = stack(name)
+        assert set(program.choices) <= {*NAMES}, name
+        for each in every(program, allow=NAMES):
+            assert each.name in program.choices or each.name in program.overlaps  # type: ignore[attr-defined]
+    assert "prefetch" in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
+    assert "optimizer_offload" not in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_makes_a_plan_that_has_it(name: str) -> None:
+    of, graph = choice(name), model("llama-3.2-1b")
+    hopper = parse_cluster("2x4xh100-sxm")
+    base = Plan(optimizer=Optimizer(zero=3 if name in ("reshard_after_forward", "prefetch") else 1, clip=False))
+    base = replace(base, mesh=replace(base.mesh, tp=2, dp_shard=4), layout=replace(base.layout, sequence_parallel=True))
+    base = replace(base, schedule=replace(base.schedule, micro_batch_size=1))
+    values = of.values(base, graph, hopper)
+    assert len(values) > 1 and of.of(base) in values
+    for value in values:
+        made = of.make(base, graph, value)
+        assert of.of(made) == value
+        assert predict(graph, hopper, made, Workload(global_batch_size=16, seq_len=1024)).step_s > 0
+
+
+def test_choices_in_the_base_are_searched_exactly() -> None:
+    """The search over a base with choices fixed finds what predicting every plan of its space finds."""
+    graph, work = model("llama-tiny"), Workload(global_batch_size=8, seq_len=256)
+    base = fixed_base(
+        Plan(optimizer=Optimizer(clip=False)),
+        graph,
+        {"optimizer_offload": True, "reshard_after_forward": False, "activation_offload": 1, "prefetch": 2},
+    )
+    cluster = parse_cluster("1x4xa100-sxm-80gb")
+    fixed = {"schedule": "one_f_one_b", "keep_gathered": False, "recompute": "none", "cp": 1}
+    space = make_space(graph, cluster, work, base=base, fixed=fixed)
+    steps = []
+    for point in space.points():
+        try:
+            steps.append(predict(graph, cluster, space.plan(point), work).step_s)
+        except GnomonError:
+            continue
+    assert len(steps) > 50 and solve(graph, cluster, work, space).best[0].step_s == min(steps)
+
+
+def test_offload_needs_no_clipping() -> None:
+    with pytest.raises(PlanError, match="--no-clip"):
+        fixed_base(Plan(), model("llama-tiny"), {"optimizer_offload": True})
+    assert not choice("optimizer_offload").values(Plan(), model("llama-tiny"), CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [("prefetch", "two", "a whole number"), ("async_tp", "maybe", "yes or no"), ("bucket_bytes", "x", "bytes")],
+)
+def test_values_that_cannot_be_read(name: str, text: str, said: str) -> None:
+    with pytest.raises(GnomonError, match=said):
+        read_value(choice(name), text)

@@ -6,6 +6,7 @@ reductions leave exposed is in the bound. A bound, because other ranks only make
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -17,8 +18,8 @@ from gnomon.schedules.lower import compute_rows
 Pass = tuple[str, int]
 """(kind, stage) of a row."""
 
-FORWARD, BACKWARD = ("F", "C"), ("B", "I")
-"""Kinds of rows that read parameters: layers in order, and in the opposite order."""
+FORWARD, BACKWARD, ADDING = ("F", "C"), ("B", "I"), ("B", "W")
+"""Kinds of rows that read parameters: layers in order, and in the opposite order; those that add to gradients."""
 
 
 @lru_cache(maxsize=64)
@@ -39,6 +40,7 @@ def alone(
     seconds: Mapping[str, Sequence[float]],
     gathered: Sequence[float],
     reduced: Sequence[float],
+    summed: Sequence[float],
     *,
     prefetch: int,
     start: float,
@@ -46,8 +48,9 @@ def alone(
 ) -> float:
     """Seconds from the beginning of a step to its end, of one rank, at least.
 
-    layers: kind of each layer, by stage. seconds: kind of row -> seconds of each kind of layer. gathered, reduced: of
-    each kind of layer. start: before it nothing computes. behind: what other ranks do after its last input gradient.
+    layers: kind of each layer, by stage. seconds: kind of row -> seconds of each kind of layer. gathered, reduced,
+    summed: of each kind of layer; the last is the sum over replicas, once a step. start: before it nothing computes.
+    behind: what other ranks do after its last input gradient.
 
     A layer waits for the one before it, for its gather, and (where it adds to a gradient) for that layer's last
     reduction. Gathers follow each other, each waits until at most `prefetch` others are held; reductions follow each
@@ -57,11 +60,14 @@ def alone(
     now, gathers, reductions, last_input, last_read = start, 0.0, 0.0, start, start
     freed: list[float] = []
     held: tuple[int, int] | None = None
+    left = Counter(stage for kind, stage in rows if kind in ADDING)
     done: dict[tuple[int, int], float] = {}
     for kind, stage in rows:
         order = layers[stage]
         times = seconds[kind]
-        reads, adds = kind in FORWARD or kind in BACKWARD, kind in ("B", "W")
+        reads, adds = kind in FORWARD or kind in BACKWARD, kind in ADDING
+        left[stage] -= adds
+        ends = adds and not left[stage]
         indices = range(len(order)) if kind in FORWARD else range(len(order) - 1, -1, -1)
         for i in indices:
             layer = order[i]
@@ -81,6 +87,8 @@ def alone(
                 last_read = now
             if adds:
                 reductions = max(reductions, now) + reduced[layer]
+                if ends:
+                    reductions += summed[layer]
                 done[at] = reductions
         if kind in BACKWARD:
             last_input = now

@@ -24,7 +24,7 @@ from gnomon.plans.plan import pipeline_rank
 from gnomon.prediction.predict import settle
 from gnomon.prediction.stage import stage_links
 from gnomon.prediction.step import SPLIT_BACKWARD
-from gnomon.prices.collectives import p2p_seconds
+from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.fitted import fitted
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.space import Space
@@ -147,6 +147,14 @@ class Job:
     def node_size(self) -> int:
         """Devices of a node."""
         return self.cluster.groups[0].node.count
+
+    @cached_property
+    def meeting_s(self) -> float:
+        """Seconds in which all ranks add up one number."""
+        ranks = np.arange(self.space.devices, dtype=np.int64)
+        if len(ranks) < 2:
+            return 0.0
+        return float(collective_seconds("all_reduce", 8, axis_link(self.cluster, ranks[None, :])))
 
     def placed(self, ranks: int) -> bool:
         """Whether stages of so many ranks all lie alike on nodes, so that the first one's links are every one's."""
@@ -284,6 +292,17 @@ def halves(act: Actions) -> Actions:
     return replace(act, weight=np.minimum(act.weight, np.maximum(act.whole - act.input, 0.0)))
 
 
+def weight_at_most(table: KindTable, counts: Doubles, adding: Doubles, column: int) -> Doubles:
+    """[stages] seconds of weight gradients, at most: kernels and launches one after another, each tensor added up by a
+    launch. Without end where the host waits for peers too, which tables do not have."""
+    if table.rates.host_peer_s:
+        return np.full(len(counts), np.inf)
+    host = table.host_s[2][:, column] + table.launch_s * (table.tensors + 1)
+    device = table.weight_s[:, column] + adding / table.rates.compute
+    found: Doubles = counts @ (device + host) + table.rates.host_unit_s + GRID_S
+    return found
+
+
 def layer_seconds(table: KindTable, adding: Doubles, unsharding: Doubles, column: int) -> dict[str, list[float]]:
     """Kind of row -> seconds of each kind of layer by itself, as ZeRO 3 has them: see `actions`."""
     one = np.eye(len(table.tensors))
@@ -298,8 +317,11 @@ class Ends:
 
     update: Doubles
     """The optimizer's. Arrays are [stages, 1 or columns]."""
-    gather: Doubles
-    """Parameters after the update."""
+    head: Doubles
+    """From the norm to the first forward of a stage that waits for no other stage: all updates of its rank hold the
+    compute stream; its parameters are gathered after its own, or after all updates by the same stream."""
+    norm: Doubles
+    """[1 or columns] of the norm, in which all ranks meet: as long as the slowest one's."""
     reduce: Doubles
     """Gradients after the last backward."""
     each: Doubles
@@ -308,10 +330,13 @@ class Ends:
     """Of these, reductions that hold the compute stream, one stage after another, because they may not overlap."""
 
 
+ENDS = ("update", "head", "norm", "reduce", "each", "blocked")
+
+
 def no_ends(stages: int) -> Ends:
     """Nothing before and after: a bound without them holds too."""
     zero = np.zeros((stages, 1))
-    return Ends(update=zero, gather=zero, reduce=zero, each=zero, blocked=zero)
+    return Ends(update=zero, head=zero, norm=zero[0], reduce=zero, each=zero, blocked=zero)
 
 
 def time_bound(
@@ -333,7 +358,7 @@ def time_bound(
     not overlap. With it, all ranks meet once a step, so the period is at least the longest chain from one meeting to
     the next. Chains, for a pipeline rank r whose lowest stage is s (the first forward on r is that of s, because every
     higher stage's forward follows one of s; likewise the last input gradient on r is one of s):
-    - meeting, update (and gather) of stage 0, forwards of stages 0 … s-1 with their messages, all forwards and
+    - meeting, updates of the first rank (and the gather of stage 0), forwards of stages 0 … s-1 with their messages, all forwards and
       backwards of r one after another, input gradients of stages s-1 … 0 with their messages, the weight gradient and
       the reduction of stage 0, meeting. Where backwards are split, the weight gradients of r may come after the way
       back, so it is either without them, or without the way back.
@@ -355,7 +380,7 @@ def time_bound(
         return found
     before, behind, length = ways(pipeline, act.forward, back, sends)
     low, root = pipeline.lowest, pipeline.root
-    head = (ends.update + ends.gather)[root]
+    head = ends.head[root]
     tail = (ends.reduce + (act.weight if split_backward else 0.0))[root]
     if split_backward:
         there_and_back = pipeline.on_rank @ (act.forward + act.input) * count + behind[low] + tail[low]
@@ -372,7 +397,7 @@ def time_bound(
         own = act.weight if split_backward else act.whole
         found = np.maximum(found, (count * (own + ends.each)).max(axis=0))
         found = np.maximum(found, (pipeline.on_rank @ ends.each * count).max(axis=0))
-    return found
+    return found + ends.norm
 
 
 def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:

@@ -21,9 +21,9 @@ from gnomon.prices.allocator import device_overhead, reserved_estimate
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.links import AxisLink
-from gnomon.prices.optimizer import accumulate_seconds, optimizer_seconds
+from gnomon.prices.optimizer import accumulate_seconds, norm_seconds, optimizer_seconds
 from gnomon.prices.stream import stream_seconds
-from gnomon.search.bounds import GRID_S, Actions, Family, Job, Pipeline, ways
+from gnomon.search.bounds import GRID_S, Actions, Ends, Family, Job, Pipeline, ways
 from gnomon.search.flight import Flight
 from gnomon.search.tables import KindTable, Split
 from gnomon.sharding import ParameterCollective
@@ -47,6 +47,8 @@ class Sharding:
         self.pp = family.pp
         self.known = self.job.placed(self.mesh.world_size)
         self._traffic: dict[tuple[int, bool], Traffic] = {}
+        self._updates: dict[int, Doubles] = {}
+        self._norms: dict[int, float] = {}
 
     @cached_property
     def links(self) -> Mapping[str, AxisLink]:
@@ -137,19 +139,30 @@ class Sharding:
             )
         return self._traffic[key]
 
-    def ends(self, pipeline: Pipeline, forward: Doubles, back: Doubles, *, overlap: bool) -> tuple[Doubles, ...]:
-        """(update, gather, reduction, reduction of every microbatch, reductions that hold the compute
-        stream) of each stage, [stages]: what begins and ends a
-        step. back: what reductions run beside, backwards or their weight gradients. For ZeRO 3 see `late`."""
+    def ends(self, pipeline: Pipeline, forward: Doubles, back: Doubles, *, overlap: bool) -> Ends:
+        """What begins and ends a step, [stages]. forward: what gathers run beside. back: what reductions run beside,
+        backwards or their weight gradients."""
+        norm = np.array(self.norm_s(pipeline))
+        nothing = np.zeros(len(back))
+        if self.zero == 3:
+            update = self.layer_updates(pipeline)
+            head, reduce = _of_rank(pipeline, update), self.late(pipeline, back)
+            return Ends(update=update, head=head, norm=norm, reduce=reduce, each=nothing, blocked=nothing)
         found = self.traffic(pipeline, overlap=overlap)
         if not overlap:
-            forward = back = np.zeros(len(back))
+            forward = back = nothing
         reduce = _left(found.reduce, found.buckets, back)
         both = _left(found.both, found.after, np.maximum(back - found.first, 0.0))
         gather = _left(found.gather, found.ahead, forward)
-        each = reduce if self.zero == 2 and overlap else np.zeros(len(back))
-        blocked = reduce if self.zero and not overlap else np.zeros(len(back))
-        return found.update, gather, reduce + both, each, blocked
+        updates = _of_rank(pipeline, found.update)
+        return Ends(
+            update=found.update,
+            head=np.maximum(updates, found.update + gather) if overlap else updates + _of_rank(pipeline, gather),
+            norm=norm,
+            reduce=reduce + both,
+            each=reduce if self.zero == 2 and overlap else nothing,
+            blocked=reduce + both if self.zero and not overlap else nothing,
+        )
 
     def _buckets(self, counts: Doubles, layers: Doubles, kind: str) -> Doubles:
         """[stages] pieces in which a collective goes: one a layer, or by the plan's size; one where the stack has no
@@ -193,25 +206,68 @@ class Sharding:
                 total += (np.ceil(elements / ranks) if optimizer.zero >= first else elements) * size
         return total
 
+    def owned(self, parts: Split) -> Doubles:
+        """[stages] elements that a rank's optimizer updates."""
+        ways = self._ways() if self.optimizer.zero >= 1 else (1, 1)
+        found: Doubles = np.ceil(self.elements(parts) / np.array(ways)).sum(axis=1)
+        return found
+
     def _update(self, parts: Split) -> Doubles:
-        sharded = self.optimizer.zero >= 1
-        elements = self.elements(parts)
-        owned = np.ceil(elements / np.array(self._ways() if sharded else (1, 1))).sum(axis=1)
-        tensors = parts.counts @ self.table.tensors
-        done: dict[tuple[float, float], float] = {}
-        for pair in zip(owned.tolist(), tensors.tolist(), strict=True):
-            if pair not in done:
-                price = optimizer_seconds(
-                    max(int(pair[0]), 1),
-                    self.optimizer,
-                    self.precision,
-                    self.table.device,
-                    curves_for(self.table.device),
-                    self.job.stack,
-                    tensors=max(1, round(pair[1])),
-                )
-                done[pair] = max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S
-        return np.array([done[pair] for pair in zip(owned.tolist(), tensors.tolist(), strict=True)])
+        owned, tensors = self.owned(parts), parts.counts @ self.table.tensors
+        pairs = list(zip(owned.tolist(), tensors.tolist(), strict=True))
+        done = {pair: self._update_s(*pair) for pair in dict.fromkeys(pairs)}
+        return np.array([done[pair] for pair in pairs])
+
+    def _update_s(self, elements: float, tensors: float) -> float:
+        """Seconds of an update, at least: what comes before it only adds to it."""
+        price = optimizer_seconds(
+            max(int(elements), 1),
+            self.optimizer,
+            self.precision,
+            self.table.device,
+            curves_for(self.table.device),
+            self.job.stack,
+            tensors=max(1, round(tensors)),
+        )
+        return max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S
+
+    def layer_updates(self, pipeline: Pipeline) -> Doubles:
+        """[stages] seconds of the updates of its layers one by one (ZeRO 3): each has the stage's elements and tensors
+        in its share."""
+        key = id(pipeline)
+        if key not in self._updates:
+            self._updates[key] = self._layer_updates(pipeline.split)
+        return self._updates[key]
+
+    def _layer_updates(self, parts: Split) -> Doubles:
+        own = self.table.elements.sum(axis=1)
+        total = parts.counts @ own
+        out = np.zeros(len(parts.counts))
+        done: dict[tuple[int, float], float] = {}
+        for stage, (owned, whole, counts) in enumerate(zip(self.owned(parts), total, parts.counts, strict=True)):
+            for kind in np.flatnonzero(counts).tolist():
+                elements = owned * own[kind] // max(whole, 1.0)
+                if (kind, elements) not in done:
+                    done[kind, elements] = self._update_s(elements, self.table.tensors[kind])
+                out[stage] += counts[kind] * done[kind, elements]
+        return out
+
+    def norm_s(self, pipeline: Pipeline) -> float:
+        """Seconds of the norm, for which all ranks meet, at least: each reads the gradients of its first stage (of the
+        smallest, where one updates what another shares), and all of them send one number."""
+        key = id(pipeline)
+        if key not in self._norms:
+            self._norms[key] = self._norm_s(pipeline)
+        return self._norms[key]
+
+    def _norm_s(self, pipeline: Pipeline) -> float:
+        owned = self.owned(pipeline.split)
+        first = owned[pipeline.lowest]
+        if not pipeline.own.all():
+            first = np.array([owned[pipeline.rank_of == r].min() for r in range(len(first))])
+        device = self.table.device
+        own = norm_seconds(float(first.max()), self.precision, device, curves_for(device))
+        return max(float(own) + self.job.meeting_s - GRID_S, 0.0)
 
     @cached_property
     def gathered_s(self) -> Doubles:
@@ -280,6 +336,12 @@ class Sharding:
         weight gradients, `back`) and the sums over replicas follow them on one stream; what is longer comes after."""
         total = pipeline.split.counts @ (self.reduced_s + self.summed_s)
         return np.maximum(total - back, 0.0) * pipeline.own
+
+
+def _of_rank(pipeline: Pipeline, seconds: Doubles) -> Doubles:
+    """[stages] the sum over all stages of a stage's rank."""
+    found: Doubles = (pipeline.on_rank @ seconds)[pipeline.rank_of]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,13 +22,16 @@ from gnomon.schedules.lower import compute_rows
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
-Reductions = Literal["", "stages", "layers"]
-"""Of every microbatch: none; of whole stages (ZeRO 2), each after its backward and before the stage's next one; of
-layers (ZeRO 3), which begin somewhere in the backward. A rank's reductions follow each other."""
+Reductions = Literal["", "once", "stages", "layers"]
+"""None; once a stage, after its last backward; of every microbatch and whole stages (ZeRO 2), each after its backward
+and before the stage's next one; of every microbatch and layers (ZeRO 3), which begin somewhere in the backward. A
+rank's reductions follow each other."""
 
-KINDS = ("F", "B", "I", "W", "R", "G", "G_FIRST", "G_LAST")
-"""Rows whose durations are given, reductions, and gathers of a stage's layers: of all, of all but the first, of all but
-the last (which the pass before has gathered already)."""
+KINDS = ("F", "B", "I", "W", "R", "R_LAST", "G", "G_FIRST", "G_LAST")
+"""Rows whose durations are given, reductions (the last of a stage with what follows it on its stream), and gathers of a
+stage's layers: of all, of all but the first, of all but the last (which the pass before has gathered already)."""
+
+_FIRST_GATHER = KINDS.index("G")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,10 @@ def skeleton(
     last = np.zeros(stages, np.int64)
     last[stage[ends]] = ends + 1  # rows are in order of issue, so the last assignment stands
     final, reduced = rows.class_ptr[1:], np.zeros(stages, np.int64)
+    opens = (before == 0) & (source == 0)  # the first row of a chain
+    read = kind, stage
+    if reductions == "once":
+        ends = np.sort(last) - 1
     if reductions:
         own = np.arange(len(ends), dtype=np.int64) + len(kind) + 1
         lanes = np.searchsorted(ends, rows.class_ptr)
@@ -98,8 +105,8 @@ def skeleton(
         if reductions == "stages":
             third[ends] = _same_stage_before(stage[ends], own, stages)
         started = ends + 1 if reductions == "stages" else before[ends]
-        read = kind, stage
-        kind, stage = np.append(kind, np.full(len(ends), 4)), np.append(stage, stage[ends])
+        final_of_stage = np.where(last[stage[ends]] == ends + 1, KINDS.index("R_LAST"), KINDS.index("R"))
+        kind, stage = np.append(kind, final_of_stage), np.append(stage, stage[ends])
         before, source = np.append(before, previous), np.append(source, started)
         third, edges = np.append(third, np.zeros(len(ends), np.int64)), np.append(edges, lanes[1:] + edges[-1])
     ahead = np.full(len(kind), 3 * stages, np.int64)
@@ -121,6 +128,7 @@ def skeleton(
     place[order + 1] = np.arange(1, len(kind) + 1)
     # a message between a stage and the one before it, or after it; a reduction waits without one
     sent = np.where(source == 0, stages - 1, np.select([kind == 0, kind >= 4], [stage - 1, stages], stage))
+    sent[np.flatnonzero(opens)] = stages + 1 + stage[np.flatnonzero(opens)]
     bounds = np.append(np.searchsorted(level[order], np.arange(int(level.max()) + 1)), len(kind))
     made = tuple(
         Level(
@@ -160,7 +168,7 @@ def _gathers(kind: Longs, stage: Longs, edges: Longs, lead: int) -> Gathers:
     same = np.append(False, stage[row][1:] == stage[row][:-1]) & ~first
     turned = same & np.append(False, forward[1:] != forward[:-1])
     # a forward begins with the first layer, where a backward ends; a backward begins with the last
-    node = np.where(turned, np.where(forward, 6, 7), 5)
+    node = _FIRST_GATHER + np.where(turned, np.where(forward, 1, 2), 0)
     place = np.arange(len(row)) - np.repeat(lanes[:-1], np.diff(lanes))
     earlier = np.arange(len(row)) - lead
     freed = np.where(place >= lead, row[np.maximum(earlier, 0)] + 1, 0)
@@ -183,23 +191,26 @@ def play(
     first: Doubles,
     second: Doubles,
     reduce: Doubles,
+    final: Doubles,
     sends: Doubles,
+    heads: Doubles,
     gathers: Doubles | None = None,
     lasts: Doubles | None = None,
 ) -> tuple[Doubles, Doubles, Doubles]:
     """(end of each stage's gradients [stages, columns], end of each rank [ranks, columns], end of each stage's last
     reduction [stages, columns]), in seconds from the start.
 
-    forward, whole, first, second, reduce: [stages, columns] of forwards, backwards in one, input and weight gradients,
-    reductions. sends: [stages - 1, columns] of messages to the next stage; negative where none is sent.
+    forward, whole, first, second, reduce, final: [stages, columns] of forwards, backwards in one, input and weight
+    gradients, reductions, the last of them. sends: [stages - 1, columns] of messages to the next stage; negative where
+    none is sent. heads: [stages, columns] before the first forward of a stage that begins a chain.
     """
     columns = forward.shape[1]
     gathers = np.zeros((3 * len(forward), columns)) if gathers is None else gathers
     lasts = np.concatenate([forward, whole, first]) if lasts is None else lasts
-    times = np.concatenate([forward, whole, first, second, reduce, gathers])
+    times = np.concatenate([forward, whole, first, second, reduce, final, gathers])
     ahead = np.concatenate([lasts - np.concatenate([forward, whole, first]), np.zeros((1, columns))])
     none = np.full((1, columns), -np.inf)
-    wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns))])
+    wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns)), heads])
     end = np.zeros((made.size, columns))
     for level in made.levels:
         start = np.maximum(end[level.before], end[level.source] + wires[level.sent])

@@ -28,6 +28,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.prices.allocator import workspace_bytes
 from gnomon.search.bounds import (
     ACTIONS,
+    ENDS,
     MIXED,
     Actions,
     Ends,
@@ -42,6 +43,7 @@ from gnomon.search.bounds import (
     no_ends,
     time_bound,
     v_placed,
+    weight_at_most,
 )
 from gnomon.search.flight import flight
 from gnomon.search.leaves import Sharding, groups_of, held_bytes, least_held, room, unsharded
@@ -433,45 +435,32 @@ class Search:
         act = self._actions(sharding, pipeline, column, count)
         given = act
         forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
-        if point.schedule in MIXED:  # how long a reduction has beside it is not known
-            act, back = halves(act), np.full(len(back), np.inf)
+        if point.schedule in MIXED:
+            act, beside = halves(act), self._adding(sharding, count)
+            back = weight_at_most(sharding.table, pipeline.split.counts, beside, column)
+        parts = [each.ends(pipeline, forward, back, overlap=point.overlap) for point, each in group]
+        ends = Ends(**{name: np.stack([getattr(p, name) for p in parts], axis=-1) for name in ENDS})
         if sharding.zero == 3:
-            late = [each.late(pipeline, back) for _, each in group]
-            ends = replace(no_ends(len(back)), reduce=np.stack(late, axis=1))
             wait = [each.waits(pipeline, act) for _, each in group]
             act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
-        else:
-            parts = [each.ends(pipeline, forward, back, overlap=point.overlap) for point, each in group]
-            columns = [np.stack([part[i] for part in parts], axis=1) for i in range(5)]
-            ends = Ends(update=columns[0], gather=columns[1], reduce=columns[2], each=columns[3], blocked=columns[4])
         found = np.broadcast_to(
             time_bound(pipeline, act, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]),
             (len(group),),
         )
-        head = (ends.update + ends.gather)[0] * (pipeline.root.max() == 0)
         for i, (point, sharding) in enumerate(group):
             bound = float(found[i])
             if sharding.zero == 3 and clip:
                 bound = max(bound, sharding.streams(pipeline, given, sends, count))
             item: _Item = point
             if clip:
-                kind: Reductions = ""
-                reduce = ends.each[:, min(i, ends.each.shape[1] - 1)]
-                if sharding.zero == 3:
-                    reduce, kind = pipeline.split.counts @ sharding.reduced_s, "layers"
-                elif reduce.any():
-                    kind = "stages"
-                durations = self._durations(sharding, pipeline, given, sends, column, count, reduce, kind)
-                durations = self.tighten.register(point, durations)
+                durations = self._durations(sharding, pipeline, given, sends, column, count, parts[i])
                 item = Loose(
                     point=point,
-                    durations=durations,
+                    durations=self.tighten.register(point, durations),
                     sharding=sharding,
                     column=column,
-                    head=float(head[min(i, len(head) - 1)]),
-                    tail=ends.reduce[:, i],
-                    blocked=ends.blocked[:, min(i, ends.blocked.shape[1] - 1)],
-                    after=_after(kind, ends.reduce[:, i] - reduce, pipeline, sharding),
+                    blocked=parts[i].blocked,
+                    norm=float(parts[i].norm),
                     adding=self._adding(sharding, count),
                 )
             heapq.heappush(self.heap, (bound * (1 - SLACK), next(self._serial), item))
@@ -484,10 +473,23 @@ class Search:
         sends: NDArray[np.float64],
         column: int,
         count: int,
-        reduce: NDArray[np.float64],
-        kind: Reductions,
+        ends: Ends,
     ) -> Durations:
-        found = Durations(pipeline=pipeline, act=act, sends=sends, count=count, reduce=reduce[:, None], reductions=kind)
+        reduce, final = ends.each, ends.reduce
+        kind: Reductions = "stages" if reduce.any() else "once" if final.any() and not ends.blocked.any() else ""
+        if sharding.zero == 3:
+            kind, reduce = "layers", pipeline.split.counts @ sharding.reduced_s
+            final = reduce + pipeline.split.counts @ sharding.summed_s * pipeline.own
+        found = Durations(
+            pipeline=pipeline,
+            act=act,
+            sends=sends,
+            count=count,
+            head=ends.head[:, None],
+            reduce=reduce[:, None],
+            final=final[:, None],
+            reductions=kind,
+        )
         if sharding.zero < 3 or not sharding.optimizer.reshard_after_forward:
             return found
         seconds = layer_seconds(sharding.table, self._adding(sharding, count), sharding.copying, column)
@@ -581,13 +583,6 @@ class Search:
             wrong = [p.name for p in found if p.severity == "error" and p.name != "batch"]
             self._legal[key] = wrong[0] if wrong else ""
         return self._legal[key]
-
-
-def _after(kind: Reductions, left: NDArray[np.float64], pipeline: Pipeline, sharding: Sharding) -> NDArray[np.float64]:
-    """[stages] seconds of sums over replicas that follow a stage's last reduction on the same stream."""
-    if kind == "layers":
-        return pipeline.split.counts @ sharding.summed_s * pipeline.own
-    return left if kind else np.zeros(len(left))
 
 
 def _columns(act: Actions, columns: list[int]) -> Actions:

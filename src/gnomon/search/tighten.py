@@ -33,8 +33,12 @@ class Durations:
     act: Actions
     sends: Doubles
     count: int
+    head: Doubles
+    """Before the first forward of a stage that begins a chain."""
     reduce: Doubles
     """Of every microbatch."""
+    final: Doubles
+    """The last of them, with what follows on its stream; the only one where there is one a step."""
     reductions: Reductions
     lead: int = 0
     """Passes by which gathers may be ahead (ZeRO 3); 0 where they are not looked at."""
@@ -52,14 +56,10 @@ class Loose:
     durations: Durations
     sharding: Sharding
     column: int
-    head: float
-    """Seconds before the first forward."""
-    tail: Doubles
-    """[stages] after a stage's last gradient."""
     blocked: Doubles
     """[stages] reductions after all rows of their rank."""
-    after: Doubles
-    """[stages] what follows a stage's last reduction, where every microbatch has one."""
+    norm: float
+    """Seconds of the norm, in which all ranks meet."""
     adding: Doubles
     """[kinds] of layers: seconds of adding weight gradients up."""
 
@@ -75,7 +75,8 @@ class Tighten:
 
     def register(self, point: Point, durations: Durations) -> Durations:
         """Remembers durations that will be played with the next of their schedule; the equal ones that are known."""
-        key = id(durations.act), durations.reductions, durations.reduce.tobytes(), _bytes(durations.gathers)
+        parts = durations.head, durations.reduce, durations.final, durations.gathers
+        key = id(durations.act), durations.reductions, *(_bytes(part) for part in parts)
         if key not in self._known:
             self._known[key] = durations
             self._waiting.setdefault(_group(point, durations), []).append(durations)
@@ -84,17 +85,15 @@ class Tighten:
     def bound(self, loose: Loose) -> float:
         """Seconds that a step takes at least, when all ranks meet once a step.
 
-        The bare schedule begins after the update (and gather) that the first stage needs, and every stage's reduction
-        follows its last gradient; reductions that may not overlap follow all rows of their rank.
+        The bare schedule begins with the update (and gather) that the first stage needs, and ends with the norm, which
+        waits for all rows and reductions; reductions that may not overlap follow all rows of their rank.
         """
         ends, final, reduced = self._played(loose)
         on_rank = loose.durations.pipeline.on_rank
-        late = max(float((ends + loose.tail).max()), float((final + on_rank @ loose.blocked).max()))
-        if loose.durations.reductions:
-            late = max(late, float((reduced + loose.after).max()))
-        found = loose.head + late
+        late = float((final + on_rank @ loose.blocked).max())
+        found = max(late, float(ends.max()), float(reduced.max())) + loose.norm
         if loose.sharding.zero == 3 and loose.sharding.optimizer.reshard_after_forward:
-            found = max(found, self._single(loose))
+            found = max(found, self._single(loose) + loose.norm)
         return found
 
     def _played(self, loose: Loose) -> tuple[Doubles, Doubles, Doubles]:
@@ -111,9 +110,14 @@ class Tighten:
                 )
                 linked = part[0].pipeline.linked[:, None]
                 sends = np.where(linked, np.concatenate([each.sends for each in part], axis=1), -1.0)
-                reduce = np.concatenate([each.reduce for each in part], axis=1)
+                reduce, last, head = (
+                    np.concatenate([getattr(each, name) for each in part], axis=1)
+                    for name in ("reduce", "final", "head")
+                )
                 more = [_side_by_side([getattr(each, name) for each in part]) for name in ("gathers", "lasts")]
-                ends, final, reduced = play(made, forward, whole, first_half, second_half, reduce, sends, *more)
+                ends, final, reduced = play(
+                    made, forward, whole, first_half, second_half, reduce, last, sends, head, *more
+                )
                 for i, each in enumerate(part):
                     self._ends[id(each)] = ends[:, i], final[:, i], reduced[:, i]
         return self._ends[key]
@@ -136,8 +140,9 @@ class Tighten:
                 seconds,
                 sharding.gathered_s.tolist(),
                 sharding.reduced_s.tolist(),
+                sharding.summed_s.tolist(),
                 prefetch=self.job.space.base.overlap.prefetch,
-                start=float(before[low, 0]),
+                start=float(given.head[pipeline.root[low], 0] + before[low, 0]),
                 behind=float(behind[low, 0]),
             )
             found = max(found, single)

@@ -15,7 +15,10 @@ from search.spaces import Case, case
 from gnomon.errors import GnomonError
 from gnomon.prediction import Prediction, predict
 from gnomon.search import Point, solve
+from gnomon.search.blocks import SLACK
+from gnomon.search.bounds import Family
 from gnomon.search.solve import Search
+from gnomon.search.tighten import Loose
 
 SEEDS = range(24)
 CHECKED = 6
@@ -55,9 +58,34 @@ def check_bounds(given: Case, some: list[tuple[Point, Prediction]]) -> None:
             twin = predict(given.graph, given.cluster, given.space.plan(same), given.workload, given.stack)
             assert twin.step_s == found.step_s and twin.tightest.peak_bytes == found.tightest.peak_bytes, point
             continue
-        bounds, allowed = search.bounds(point)
+        bounds, allowed = bounds_of(search, point)
         assert max(bounds, default=0.0) <= found.step_s, (point, bounds, found.step_s)
         assert allowed or not found.fits, point
+
+
+def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
+    """(every bound on a point's time, from its family's on; whether bounds on memory allow it)."""
+    space, blocks = search.space, search.blocks
+    layout = replace(
+        space.base.layout,
+        sequence_parallel=point.sequence_parallel,
+        keep_gathered=point.keep_gathered,
+        context=point.context,
+    )
+    dp = point.dp_replicate * point.dp_shard
+    micro = space.micro_batch_size
+    family = Family(search.job, point.tp, point.cp, point.ep, point.pp, dp, layout, point.recompute, micro)
+    found, column = [blocks.family_bound(family)], micro.index(point.micro_batch_size)
+    for row in blocks.rows(family):
+        if (row.schedule, row.virtual) == (point.schedule, point.virtual_stages) and column in row.columns:
+            found.append(row.bounds[row.columns.index(column)])
+            block = search.opening.block(family, row.schedule, row.virtual, column)
+            for bound, item in search.opening.open(block):
+                if isinstance(item, Loose) and item.point == point:
+                    return [*found, bound, search.tighten.bound(item) * (1 - SLACK)], True
+                if item == point:
+                    return [*found, bound], True
+    return found, False
 
 
 @pytest.mark.parametrize("seed", SEEDS)

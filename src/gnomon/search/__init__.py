@@ -11,10 +11,10 @@ from gnomon.search.planning import Loss as Loss
 from gnomon.search.planning import default_precision as default_precision
 from gnomon.search.planning import loss as loss
 from gnomon.search.planning import plan as plan
-from gnomon.search.solve import Counts as Counts
-from gnomon.search.solve import Found as Found
-from gnomon.search.solve import Result as Result
-from gnomon.search.solve import memory_limit as memory_limit
+from gnomon.search.results import Counts as Counts
+from gnomon.search.results import Found as Found
+from gnomon.search.results import Result as Result
+from gnomon.search.results import memory_limit as memory_limit
 from gnomon.search.solve import solve as solve
 from gnomon.search.space import Limit as Limit
 from gnomon.search.space import Point as Point

@@ -17,7 +17,8 @@ from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster, Rent, rent
 from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.search.requests import check_request
-from gnomon.search.solve import Found, memory_limit, solve
+from gnomon.search.results import Found, memory_limit
+from gnomon.search.solve import solve
 from gnomon.search.space import Limit, make_space
 from gnomon.units import show_bytes, show_seconds
 

@@ -7,7 +7,7 @@ rank holds between steps. `memory_bound` is at least one moment of every step. L
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.graph import DTYPE_BITS
-from gnomon.plans import Mesh
+from gnomon.plans import Mesh, Plan, Stack
 from gnomon.plans.parts import Optimizer
 from gnomon.prices.allocator import device_overhead, reserved_estimate
 from gnomon.prices.collectives import collective_seconds
@@ -85,22 +85,8 @@ class Sharding:
     @cached_property
     def adding(self) -> Doubles:
         """[kinds] seconds of adding a layer's weight gradients to their buffer."""
-        device, precision = self.table.device, self.precision
-        elements = self.table.elements.sum(axis=1)
-        result = DTYPE_BITS[precision.compute] // 8
-        out = np.zeros(len(elements))
-        for i, count in enumerate(elements.tolist()):
-            if not count:
-                continue
-            if self.optimizer.zero >= 2 and self.mesh.dp_shard * self.mesh.cp > 1:
-                moved = count * result, count * (DTYPE_BITS[precision.reduce] // 8)
-                out[i] = float(stream_seconds(*moved, device, curves_for(device), kernels=1))
-            elif precision.grad != precision.compute:
-                fused = bool(self.job.stack.grad_accumulation_fused)
-                tensors = int(self.table.tensors[i])
-                price = accumulate_seconds(count, precision, device, curves_for(device), fused=fused, tensors=tensors)
-                out[i] = float(price.device_s)
-        return out
+        divided = self.optimizer.zero >= 2 and self.mesh.dp_shard * self.mesh.cp > 1
+        return adding_s(self.table, self.job, divided=divided)
 
     @cached_property
     def copying(self) -> Doubles:
@@ -186,25 +172,6 @@ class Sharding:
 
     def _ways(self) -> tuple[int, int]:
         return shard_ranks(self.mesh, experts=False), shard_ranks(self.mesh, experts=True)
-
-    def static_bytes(self, parts: Split) -> Doubles:
-        """[stages] bytes that stay on a rank between steps, for each of its stages."""
-        precision, optimizer = self.precision, self.optimizer
-        states = STATE_TENSORS[optimizer.kind] * (DTYPE_BITS[precision.states] // 8)
-        master = 0 if precision.master == "none" else DTYPE_BITS[precision.master] // 8
-        stays = 1.0 if optimizer.offload is None else 1.0 - optimizer.offload.fraction
-        kinds = (
-            (DTYPE_BITS[precision.param] // 8, 3),
-            # without buckets gradients come with the first backward, when more may be held than later
-            (0 if self.job.stack.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
-            (stays * (master + states), 1),
-        )
-        total = np.zeros(len(parts.counts))
-        for column, ranks in enumerate(self._ways()):
-            elements = self.elements(parts)[:, column]
-            for size, first in kinds:
-                total += (np.ceil(elements / ranks) if optimizer.zero >= first else elements) * size
-        return total
 
     def owned(self, parts: Split) -> Doubles:
         """[stages] elements that a rank's optimizer updates."""
@@ -344,6 +311,39 @@ def _of_rank(pipeline: Pipeline, seconds: Doubles) -> Doubles:
     return found
 
 
+def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
+    """[kinds] seconds of adding a layer's weight gradients to their buffer. divided: of shards (ZeRO 2 and 3)."""
+    device, precision = table.device, job.space.base.precision
+    elements = table.elements.sum(axis=1)
+    result = DTYPE_BITS[precision.compute] // 8
+    out = np.zeros(len(elements))
+    for i, count in enumerate(elements.tolist()):
+        if not count:
+            continue
+        if divided:
+            moved = count * result, count * (DTYPE_BITS[precision.reduce] // 8)
+            out[i] = float(stream_seconds(*moved, device, curves_for(device), kernels=1))
+        elif precision.grad != precision.compute:
+            fused, tensors = bool(job.stack.grad_accumulation_fused), int(table.tensors[i])
+            price = accumulate_seconds(count, precision, device, curves_for(device), fused=fused, tensors=tensors)
+            out[i] = float(price.device_s)
+    return out
+
+
+def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
+    """(bytes of an element that stay on a rank between steps, the ZeRO stage from which they are divided)."""
+    precision, optimizer = base.precision, base.optimizer
+    states = STATE_TENSORS[optimizer.kind] * (DTYPE_BITS[precision.states] // 8)
+    master = 0 if precision.master == "none" else DTYPE_BITS[precision.master] // 8
+    stays = 1.0 if optimizer.offload is None else 1.0 - optimizer.offload.fraction
+    return (
+        (DTYPE_BITS[precision.param] // 8, 3),
+        # without buckets gradients come with the first backward, when more may be held than later
+        (0 if stack.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
+        (stays * (master + states), 1),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """Seconds of each stage, [stages]."""
@@ -476,9 +476,3 @@ def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
         if sharding.zero == 3:
             out[i] += sum(c.bytes for c in each if c.when == "before_forward")
     return out
-
-
-def groups_of(sharding: Sharding, world: int, clip: bool) -> int:
-    """Groups that a rank communicates in, at least: the pipeline, the norm's, one of data-parallel ranks."""
-    axes: Sequence[int] = (sharding.mesh.dp_replicate * sharding.mesh.dp_shard * sharding.mesh.cp,)
-    return (sharding.pp > 1) + (clip and world > 1) + sum(size > 1 for size in axes)

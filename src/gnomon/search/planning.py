@@ -16,7 +16,8 @@ from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Precision, Stack, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.requests import SPARING, check_request, explain_illegal, explain_too_large
-from gnomon.search.solve import Found, Result, solve
+from gnomon.search.results import Found, Result
+from gnomon.search.solve import solve
 from gnomon.search.space import Limit, make_space, parse_limit
 
 

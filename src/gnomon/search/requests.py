@@ -16,7 +16,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES, problems
-from gnomon.search.solve import Found, Result
+from gnomon.search.results import Found, Result
 from gnomon.search.space import count_layers
 from gnomon.units import show_bytes
 

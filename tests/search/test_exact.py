@@ -80,11 +80,13 @@ def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
         if (row.schedule, row.virtual) == (point.schedule, point.virtual_stages) and column in row.columns:
             found.append(row.bounds[row.columns.index(column)])
             block = search.opening.block(family, row.schedule, row.virtual, column)
-            for bound, item in search.opening.open(block):
-                if isinstance(item, Loose) and item.point == point:
-                    return [*found, bound, search.tighten.bound(item) * (1 - SLACK)], True
-                if item == point:
-                    return [*found, bound], True
+            for least, group in search.opening.open(block):
+                for bound, item in search.opening.members(group):
+                    if isinstance(item, Loose) and item.point == point:
+                        better = [search.tighten.bound(item), search.tighten.single(item) if item.gathers else 0.0]
+                        return [*found, least, bound, *(each * (1 - SLACK) for each in better)], True
+                    if item == point:
+                        return [*found, least, bound], True
     return found, False
 
 

@@ -225,6 +225,7 @@ class _Pricing:
         # gradients written over a tensor that is kept anyway take no memory of their own
         in_place = [op for op in self.block.ops if op.attr("in_place", False)]
         self.no_bytes = frozenset(name for op in in_place for name in (op.inputs[0], op.outputs[0]))
+        self._sizes: dict[str, int] = {}
         self.grads = {weight: self._grad_prices(weight=weight) for weight in (False, True)}
 
     @cached_property
@@ -232,16 +233,36 @@ class _Pricing:
         """Price of each op that runs."""
         return {op.path: self._op(op.path) for op in self.block.ops if op.kind not in VIEWS}
 
+    @cached_property
+    def always(self) -> LayerPrice:
+        """The price with everything kept, without what is kept: what does not depend on recomputation."""
+        forward = self.forward
+        return LayerPrice(
+            forward=self._sum(forward.items(), self._forward_flops(forward), self.sharded.forward),
+            input_grad=self._backward(weight=False),
+            weight_grad=self._backward(weight=True),
+            recompute=Phase(),
+            kept=(),
+            offloaded_bytes=0,
+            remade_bytes=0,
+            input_away=False,
+            transient_bytes=self._transient(),
+            deferred_bytes=self._deferred(),
+            weight_cast=self._weight_cast(),
+            input_bytes=sum(
+                self._bytes(self.block.tensor(n)) for n in self.block.inputs if n not in self.context.no_grad
+            ),
+            output_bytes=sum(self._bytes(self.block.tensor(n)) for n in self.block.outputs),
+            sharded=self.sharded,
+        )
+
     def price(self) -> LayerPrice:
         """All phases and bytes."""
         forward = self.forward
         fates = saved(self.back, dict(self.context.saving.policy), self.dtypes)
         again = self._again(fates.recompute_ops)
-        inputs = sum(self._bytes(self.block.tensor(n)) for n in self.block.inputs if n not in self.context.no_grad)
-        return LayerPrice(
-            forward=self._sum(forward.items(), self._forward_flops(forward), self.sharded.forward),
-            input_grad=self._backward(weight=False),
-            weight_grad=self._backward(weight=True),
+        return replace(
+            self.always,
             recompute=self._sum(
                 [(path, forward[path]) for path in again if path in forward],
                 self._forward_flops(again),
@@ -249,15 +270,9 @@ class _Pricing:
             ),
             kept=self._kept(fates.kept),
             offloaded_bytes=sum(self._bytes(entry.tensor) for entry in fates.offloaded)
-            + (inputs if self.context.saving.input == "offload" else 0),
+            + (self.always.input_bytes if self.context.saving.input == "offload" else 0),
             remade_bytes=sum(self._bytes(entry.tensor) for entry in fates.recomputed),
             input_away=self.context.saving.input != "keep",
-            transient_bytes=self._transient(),
-            deferred_bytes=self._deferred(),
-            weight_cast=self._weight_cast(),
-            input_bytes=inputs,
-            output_bytes=sum(self._bytes(self.block.tensor(n)) for n in self.block.outputs),
-            sharded=self.sharded,
         )
 
     def _causal_share(self, sizes: Mapping[str, Any]) -> float | None:
@@ -422,8 +437,9 @@ class _Pricing:
         return [c for c in self.sharded.forward if c.path in origins]
 
     def _bytes(self, tensor: Tensor) -> int:
-        found: int = _whole(self.sharded.kept_bytes_of(tensor) * self._skew(tensor))
-        return found
+        if tensor.name not in self._sizes:
+            self._sizes[tensor.name] = _whole(self.sharded.kept_bytes_of(tensor) * self._skew(tensor))
+        return self._sizes[tensor.name]
 
     def _skew(self, tensor: Tensor) -> float:
         """Rows of a tensor on the busiest rank over those of balanced routing: 1 but for the rows of experts."""

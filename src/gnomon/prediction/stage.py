@@ -205,42 +205,60 @@ def stage_prices(
     each rank a share. load: busiest over mean rows of experts. attention_kernel, dropout_add_fused:
     of the stack.
     """
-    mesh, ranks, devices = plan.stage_mesh(stage), _ranks(plan)[stage], _devices(plan, cluster)
+    made = _planned(plan, graph, cluster, kernels)
+    mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
     shares = plan.stages[stage].shares if plan.stages else ()
-    workers: dict[tuple[Device, int], list[int]] = {}
-    for index, rank in enumerate(ranks):
-        part = shares[mesh.dense.coordinate(index, "dp")] if shares else sizes["batch"]
-        if part:
-            workers.setdefault((devices[rank], part), []).append(rank)
+    workers: dict[tuple[Device, int], tuple[int, ...]] = {}
+    if made.alike is not None and not shares:
+        workers[made.alike, sizes["batch"]] = ranks
+    else:
+        listed: dict[tuple[Device, int], list[int]] = {}
+        for index, rank in enumerate(ranks):
+            part = shares[mesh.dense.coordinate(index, "dp")] if shares else sizes["batch"]
+            if part:
+                listed.setdefault((made.devices[rank], part), []).append(rank)
+        workers = {worker: tuple(members) for worker, members in listed.items()}
     found = [
-        _stage_price(
-            plan,
-            graph,
-            cluster,
-            stage,
-            {**sizes, "batch": part},
-            kernels,
-            load,
-            device,
-            tuple(members),
-            attention_kernel,
-            dropout_add_fused,
-        )
+        _stage_price(made, stage, {**sizes, "batch": part}, load, device, members, attention_kernel, dropout_add_fused)
         for (device, part), members in workers.items()
     ]
-    return tuple(sorted(found, key=_seconds, reverse=True))
+    return tuple(sorted(found, key=_seconds, reverse=True)) if len(found) > 1 else tuple(found)
 
 
-@lru_cache(maxsize=8)
-def _ranks(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    return plan.stage_ranks
+class _Planned:
+    """What the stages of one plan share."""
+
+    def __init__(self, plan: Plan, graph: Graph, cluster: Cluster, kernels: Kernels) -> None:
+        self.plan, self.graph, self.cluster, self.kernels = plan, graph, cluster, kernels
+        self.ranks, self.layers = plan.stage_ranks, stage_layers(plan, graph)
+        self.saving = savings(plan, graph, kernels)
+        self.numbers = {layer.label: i for i, layer in enumerate(graph.layers())}
+        self.narrow = (
+            {layer.label for layer in select(plan.precision.fp8.calls, graph)} if plan.precision.fp8 else set()
+        )
+        self.prices: dict[object, LayerPrice] = {}
+        self._links: dict[object, dict[str, AxisLink]] = {}
+        kinds = {group.node.device for group in cluster.groups}
+        self.alike = next(iter(kinds)) if len(kinds) == 1 else None
+        """The device, where all are of one kind."""
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Device of each rank."""
+        every = self.cluster.devices
+        return tuple(every[place] for place in self.plan.device_of)
+
+    def links(self, stage: int) -> dict[str, AxisLink]:
+        """What the collectives of a stage run over; stages on the same ranks have the same."""
+        mesh, ranks = self.plan.stage_mesh(stage), self.ranks[stage]
+        experts = any(_routes(self.graph.block(layer.call.block)) for layer in self.layers[stage])
+        key = mesh, ranks[0], ranks[-1], id(ranks), experts
+        if key not in self._links:
+            self._links[key] = stage_links(self.plan, self.cluster, mesh, ranks, experts=experts)
+        return self._links[key]
 
 
-@lru_cache(maxsize=8)
-def _devices(plan: Plan, cluster: Cluster) -> tuple[Device, ...]:
-    """Device of each rank."""
-    every = cluster.devices
-    return tuple(every[place] for place in plan.device_of)
+_planned = lru_cache(maxsize=2)(_Planned)
 
 
 @lru_cache(maxsize=8)
@@ -252,25 +270,6 @@ def _seconds(stage: StagePrice) -> float:
     return sum(stage.phase(name).device_s for name in ("forward", "input_grad", "weight_grad", "recompute"))
 
 
-_savings = lru_cache(maxsize=16)(savings)
-"""Stages of one plan share what each layer keeps."""
-
-_layers = lru_cache(maxsize=16)(stage_layers)
-"""And which layers each has."""
-
-
-@lru_cache(maxsize=16)
-def _numbers(graph: Graph) -> Mapping[str, int]:
-    """Label of a layer -> its place in the graph."""
-    return {layer.label: i for i, layer in enumerate(graph.layers())}
-
-
-@lru_cache(maxsize=16)
-def _selected(selectors: tuple[str, ...], graph: Graph) -> frozenset[str]:
-    """Labels of the layers that any selector names."""
-    return frozenset(layer.label for layer in select(selectors, graph))
-
-
 @lru_cache(maxsize=256)
 def _routes(block: Block) -> bool:
     """Whether a block has routed experts."""
@@ -278,73 +277,65 @@ def _routes(block: Block) -> bool:
 
 
 def _stage_price(
-    plan: Plan,
-    graph: Graph,
-    cluster: Cluster,
+    made: _Planned,
     stage: int,
     sizes: Mapping[str, int],
-    kernels: Kernels,
     load: float,
     device: Device,
     members: tuple[int, ...],
     attention_kernel: AttentionKernel | None,
     dropout_add_fused: bool,
 ) -> StagePrice:
-    mesh, ranks = plan.stage_mesh(stage), _ranks(plan)[stage]
-    links = stage_links(plan, cluster, mesh, ranks, experts=bool(_experts(plan, graph, stage)))
-    saving = _savings(plan, graph, kernels)
+    plan, graph, saving = made.plan, made.graph, made.saving
+    mesh, links = plan.stage_mesh(stage), made.links(stage)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
-    numbers = _numbers(graph)
-    narrow = _selected(plan.precision.fp8.calls, graph) if plan.precision.fp8 else frozenset()
     # what layers differ in: a context is long to hash, so there is one for each group
     groups: dict[tuple[str, tuple[str, ...], LayerSaving, bool], list[Layer]] = {}
-    for layer in _layers(plan, graph)[stage]:
+    for layer in made.layers[stage]:
         no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
-        alike = (layer.call.block, no_grad, saving[layer.label], layer.label in narrow)
+        alike = (layer.call.block, no_grad, saving[layer.label], layer.label in made.narrow)
         groups.setdefault(alike, []).append(layer)
     if not groups:
         raise PlanError(f"stage {stage} has no layers; use fewer stages")
+    known = id(links), id(device), sizes["batch"], load
     prices = []
     for (name, no_grad, saved, low), layers in groups.items():
-        context = LocalContext(
-            block=graph.block(name),
-            no_grad=no_grad,
-            sizes=tuple(sorted(sizes.items())),
-            mesh=mesh,
-            layout=plan.layout,
-            links=tuple(sorted(links.items(), key=lambda item: item[0])),
-            saving=saved,
-            whole_recompute=saved.whole,
-            precision=_precision(plan, low),
-            kernels=kernels,
-            device=device,
-            attention_kernel=attention_kernel,
-            dropout_add_fused=dropout_add_fused,
-            split_paths=splits,
-            load=load,
-        )
-        prices.append((layer_price(context), tuple(layers)))
+        key = known, name, no_grad, saved, low, attention_kernel, dropout_add_fused
+        if key not in made.prices:
+            context = LocalContext(
+                block=graph.block(name),
+                no_grad=no_grad,
+                sizes=tuple(sorted(sizes.items())),
+                mesh=mesh,
+                layout=plan.layout,
+                links=tuple(sorted(links.items(), key=lambda item: item[0])),
+                saving=saved,
+                whole_recompute=saved.whole,
+                precision=_precision(plan, low),
+                kernels=made.kernels,
+                device=device,
+                attention_kernel=attention_kernel,
+                dropout_add_fused=dropout_add_fused,
+                split_paths=splits,
+                load=load,
+            )
+            made.prices[key] = layer_price(context)
+        prices.append((made.prices[key], tuple(layers)))
     return StagePrice(
         stage=stage,
         mesh=mesh,
-        ranks=ranks,
+        ranks=made.ranks[stage],
         device=device,
         members=members,
         links=links,
         layers=tuple(prices),
         plan=plan,
-        numbers=numbers,
+        numbers=made.numbers,
     )
 
 
 def _precision(plan: Plan, narrow: bool) -> Precision:
     return plan.precision if narrow or plan.precision.fp8 is None else replace(plan.precision, fp8=None)
-
-
-def _experts(plan: Plan, graph: Graph, stage: int) -> set[str]:
-    """Blocks of the stage that have routed experts."""
-    names = {layer.call.block for layer in _layers(plan, graph)[stage]}
-    return {name for name in names if _routes(graph.block(name))}
 
 
 def stage_links(

@@ -23,7 +23,7 @@ from gnomon.prediction.layer import LayerPrice, Phase, parameter_elements
 from gnomon.prediction.stage import GROUPS, StagePrice
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.curves import curves_for
-from gnomon.prices.fitted import MANY_NODES, Fitted, fitted, rates
+from gnomon.prices.fitted import Fitted, fitted, many_nodes, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink, axis_link
@@ -371,8 +371,7 @@ class Pricing:
     @property
     def _many_nodes(self) -> float:
         """How much of `message_s` a message waits, by the size of the job: from 0 to 1."""
-        nodes = sum(group.count for group in self.cluster.groups)
-        return min(max(2 * nodes / MANY_NODES - 1, 0.0), 1.0)
+        return many_nodes(sum(group.count for group in self.cluster.groups))
 
     def _wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
         """(price of a message, what it runs over); nothing where no two ranks are on different devices."""

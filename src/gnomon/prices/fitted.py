@@ -51,6 +51,12 @@ MANY_NODES = 64
 (nanotron over EFA, up to 16 tensor-parallel ranks: 146 of 149 runs on 64 nodes, 78 of 164 on 32, 36 of 180 on 16).
 Chosen on these runs; why they wait is not known."""
 
+
+def many_nodes(nodes: int) -> float:
+    """How much of `message_s` a message waits in a job of so many nodes: from 0 to 1."""
+    return min(max(2 * nodes / MANY_NODES - 1, 0.0), 1.0)
+
+
 SHARED_NUMBERS = 20
 """Most numbers of all stacks, devices and links together."""
 

@@ -21,11 +21,12 @@ from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload, shared_p
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
+from gnomon.prediction.layer import LayerPrice
 from gnomon.prediction.predict import settle
 from gnomon.prediction.stage import stage_links
 from gnomon.prediction.step import SPLIT_BACKWARD
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
-from gnomon.prices.fitted import fitted
+from gnomon.prices.fitted import fitted, many_nodes
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.space import Space
 from gnomon.search.tables import Kinds, KindTable, Split, kind_tables, split
@@ -67,6 +68,25 @@ class Pipeline:
         return found
 
     @cached_property
+    def distinct(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
+        """(kinds of its layers in order, stages that have just these)."""
+        found: dict[bytes, list[int]] = {}
+        for stage, order in enumerate(self.split.order):
+            found.setdefault(order.tobytes(), []).append(stage)
+        return tuple((self.split.order[each[0]], np.array(each, np.int64)) for each in found.values())
+
+    def most_of_rank(self, values: Doubles) -> Doubles:
+        """[ranks, …] the largest of a rank's stages."""
+        order, starts = self._by_rank
+        found: Doubles = np.maximum.reduceat(values[order], starts, axis=0)
+        return found
+
+    @cached_property
+    def _by_rank(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        order = np.argsort(self.rank_of, kind="stable")
+        return order, np.searchsorted(self.rank_of[order], np.arange(len(self.on_rank)))
+
+    @cached_property
     def root(self) -> NDArray[np.int64]:
         """[stages] the first stage of the linked run that a stage is in."""
         starts = np.append(True, ~self.linked)
@@ -95,6 +115,8 @@ class Job:
         self._pipelines: dict[tuple[int, int, bool], Pipeline | None] = {}
         self._tables: dict[object, dict[str, KindTable]] = {}
         self._links: dict[object, dict[str, AxisLink]] = {}
+        self.prices: dict[object, tuple[LayerPrice, ...]] = {}
+        """Of layers, at all microbatch sizes and ways of saving."""
 
     def pipeline(self, pp: int, virtual: int, v_placed: bool) -> Pipeline:
         """The stages of so many pipeline ranks."""
@@ -209,7 +231,7 @@ class Family:
         found = [
             kind_tables(
                 job.kinds, plan, job.cluster, job.stack, job.kernels, job.sizes, self.micro, job.load(self.ep), device,
-                inside, job.numbers, job.space.recompute,
+                inside, job.numbers, job.space.recompute, job.prices,
             )
             for device in job.devices
         ]  # fmt: skip
@@ -259,27 +281,29 @@ def actions(
     """At least how long each stage's actions last, [stages, microbatch sizes], or of one size only.
 
     adding: [kinds] seconds that weight gradients take to be added up; unsharding: [kinds] seconds of copying gathered
-    parameters. An action lasts as long as its kernels and collectives, or as its launches, whichever is longer; under
-    ZeRO 3 (`by_layer`) that holds for each layer by itself. What is left out (copies of offloaded activations, launches
-    of what is added up) only makes it longer.
+    parameters. An action lasts as long as its kernels and collectives, where layers of one kind that are launched
+    slower than they run starve the device, or as its launches, whichever is longer; under ZeRO 3 (`by_layer`) that
+    holds for each layer by itself. What is left out (copies of offloaded activations, launches of what is added up)
+    only makes it longer.
     """
     unit = table.rates.host_unit_s
 
-    def longest(device: Doubles, host: Doubles) -> Doubles:
+    def longest(device: Doubles, extra: Doubles | float, host: Doubles) -> Doubles:
         if by_layer:
-            return counts @ np.maximum(np.maximum(device, host + unit) - GRID_S, 0.0)
-        found: Doubles = np.maximum(np.maximum(counts @ device, counts @ host + unit) - GRID_S, 0.0)
+            return counts @ np.maximum(np.maximum(device + extra, host + unit) - GRID_S, 0.0)
+        spent = counts @ (np.maximum(device, host) + extra)
+        found: Doubles = np.maximum(np.maximum(spent, counts @ host + unit) - GRID_S, 0.0)
         return found
 
     chosen = slice(None) if column is None else slice(column, column + 1)
     f, i, w = (host[:, chosen] for host in table.host_s)
     extra, copied = adding[:, None] / table.rates.compute, unsharding[:, None] / table.rates.compute
-    input_s, weight_s = table.input_s[:, chosen], table.weight_s[:, chosen] + extra
+    input_s, weight_s = table.input_s[:, chosen], table.weight_s[:, chosen]
     return Actions(
-        forward=longest(table.forward_s[:, chosen] + copied, f),
-        whole=longest(input_s + weight_s + copied, i + w),
-        input=longest(input_s, i),
-        weight=longest(weight_s, w),
+        forward=longest(table.forward_s[:, chosen], copied, f),
+        whole=longest(input_s + weight_s, extra + copied, i + w),
+        input=longest(input_s, 0.0, i),
+        weight=longest(weight_s, extra, w),
     )
 
 
@@ -358,7 +382,8 @@ def time_bound(
     not overlap. With it, all ranks meet once a step, so the period is at least the longest chain from one meeting to
     the next. Chains, for a pipeline rank r whose lowest stage is s (the first forward on r is that of s, because every
     higher stage's forward follows one of s; likewise the last input gradient on r is one of s):
-    - meeting, updates of the first rank (and the gather of stage 0), forwards of stages 0 … s-1 with their messages, all forwards and
+    - meeting, updates of the first rank (and the gather of stage 0), forwards of stages 0 … s-1 with their messages,
+      all forwards and
       backwards of r one after another, input gradients of stages s-1 … 0 with their messages, the weight gradient and
       the reduction of stage 0, meeting. Where backwards are split, the weight gradients of r may come after the way
       back, so it is either without them, or without the way back.
@@ -421,29 +446,51 @@ class Sends:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._hops: dict[tuple[int, int, int], AxisLink | None] = {}
+        self._kinds: dict[tuple[int, int], tuple[tuple[_Hop, ...], NDArray[np.int64]]] = {}
+        self._known: dict[object, Doubles] = {}
 
     def of(self, family: Family, pipeline: Pipeline) -> Doubles:
         """[stages - 1, microbatch sizes]; 0 where it is not known which link is taken."""
-        job = self.job
-        ranks = job.space.devices // family.pp
-        out = np.zeros((len(pipeline.sent), len(family.micro)))
-        if not job.placed(ranks):
-            return out
-        done: dict[object, Doubles] = {}
-        for s, tensors in enumerate(pipeline.sent):
-            a, b = int(pipeline.rank_of[s]), int(pipeline.rank_of[s + 1])
-            link = self._hop(ranks, a, b) if a != b and tensors else None
-            if link is None:
-                continue
-            key = tensors, link
-            if key not in done:
-                size = sum(
-                    np.asarray(family.table.prices[kind].sharded.local_bytes[tensor], float) for kind, tensor in tensors
-                )
-                seconds = np.asarray(p2p_seconds(size, link), float) * job.slower(link) - GRID_S
-                done[key] = np.broadcast_to(np.maximum(seconds, 0.0), out.shape[1:])
-            out[s] = done[key]
-        return out
+        key = family.tp, family.cp, family.ep, family.layout, id(pipeline)
+        if key not in self._known:
+            hops, which = self._of_stages(family.pp, pipeline)
+            width = len(family.micro)
+            seconds = [np.zeros(width), *(np.broadcast_to(self._seconds(family, hop), (width,)) for hop in hops)]
+            self._known[key] = np.stack(seconds)[which]
+        return self._known[key]
+
+    def _seconds(self, family: Family, hop: _Hop) -> Doubles:
+        """Of one message, at least. A program that sends parts of it and gathers them takes no less than a part."""
+        tensors, link = hop
+        size: Doubles | float = sum(
+            np.asarray(family.table.prices[kind].sharded.local_bytes[tensor], float) for kind, tensor in tensors
+        )
+        if self.job.stack.p2p_partitioned and not family.layout.sequence_parallel:
+            size = size / family.tp
+        seconds = np.asarray(p2p_seconds(size, link), float) * self.job.slower(link)
+        if link.nodes > 1:
+            seconds = seconds + family.table.rates.message_s * self._many_nodes
+        found: Doubles = np.maximum(seconds - GRID_S, 0.0)
+        return found
+
+    @cached_property
+    def _many_nodes(self) -> float:
+        return many_nodes(sum(group.count for group in self.job.cluster.groups))
+
+    def _of_stages(self, pp: int, pipeline: Pipeline) -> tuple[tuple[_Hop, ...], NDArray[np.int64]]:
+        """(kinds of messages, [stages - 1] which of them a stage sends: 0 for none, else one more than its index)."""
+        key = pp, id(pipeline)
+        if key not in self._kinds:
+            found: dict[_Hop, int] = {}
+            which = np.zeros(len(pipeline.sent), np.int64)
+            ranks = self.job.space.devices // pp
+            for s, tensors in enumerate(pipeline.sent if self.job.placed(ranks) else ()):
+                a, b = int(pipeline.rank_of[s]), int(pipeline.rank_of[s + 1])
+                link = self._hop(ranks, a, b) if a != b and tensors else None
+                if link is not None:
+                    which[s] = found.setdefault((tensors, link), len(found) + 1)
+            self._kinds[key] = tuple(found), which
+        return self._kinds[key]
 
     def _hop(self, ranks: int, a: int, b: int) -> AxisLink | None:
         key = ranks, a, b
@@ -451,6 +498,10 @@ class Sends:
             own = np.arange(ranks, dtype=np.int64)
             self._hops[key] = axis_link(self.job.cluster, np.stack([own + a * ranks, own + b * ranks], axis=1))
         return self._hops[key]
+
+
+_Hop = tuple[tuple[tuple[int, str], ...], AxisLink]
+"""(tensors that travel, as in `Pipeline.sent`; what they run over)."""
 
 
 @lru_cache(maxsize=4096)

@@ -203,20 +203,17 @@ class Sharding:
         in its share."""
         key = id(pipeline)
         if key not in self._updates:
-            self._updates[key] = self._layer_updates(pipeline.split)
+            self._updates[key] = self._layer_updates(pipeline)
         return self._updates[key]
 
-    def _layer_updates(self, parts: Split) -> Doubles:
+    def _layer_updates(self, pipeline: Pipeline) -> Doubles:
         own = self.table.elements.sum(axis=1)
-        total = parts.counts @ own
-        out = np.zeros(len(parts.counts))
-        done: dict[tuple[int, float], float] = {}
-        for stage, (owned, whole, counts) in enumerate(zip(self.owned(parts), total, parts.counts, strict=True)):
-            for kind in np.flatnonzero(counts).tolist():
-                elements = owned * own[kind] // max(whole, 1.0)
-                if (kind, elements) not in done:
-                    done[kind, elements] = self._update_s(elements, self.table.tensors[kind])
-                out[stage] += counts[kind] * done[kind, elements]
+        owned, total = self.owned(pipeline.split), pipeline.split.counts @ own
+        out = np.zeros(len(total))
+        for kinds, stages in pipeline.distinct:
+            for kind, times in zip(*np.unique(kinds, return_counts=True), strict=True):
+                elements = owned[stages[0]] * own[kind] // max(total[stages[0]], 1.0)
+                out[stages] += times * self._update_s(elements, self.table.tensors[kind])
         return out
 
     def norm_s(self, pipeline: Pipeline) -> float:
@@ -251,47 +248,17 @@ class Sharding:
         return np.maximum(self.seconds(kind, when, one, np.ones(len(one))) - GRID_S, 0.0)
 
     def streams(self, pipeline: Pipeline, act: Actions, sends: Doubles, count: int) -> float:
-        """Seconds of a step under ZeRO 3 by its communication streams.
-
-        Gradients are reduced once a microbatch and layer, one after another on one stream, and not before the first
-        forward of one of the rank's stages has ended. A pass of a microbatch over a stage reads its layers one by one;
-        a gather serves neighbouring reads of one layer, so of two passes that follow each other at most one layer is
-        shared: each pass gathers all layers but one, on one stream.
-        """
+        """Seconds of a step under ZeRO 3 by its communication streams."""
         if self.zero != 3:
             return 0.0
-        counts = pipeline.split.counts
-        before, _, _ = ways(pipeline, act.forward, act.forward, sends)
-        first = (before + act.forward)[:, 0]
-        start = np.array([first[pipeline.rank_of == r].min() for r in range(len(pipeline.on_rank))])
-        found = float((start + pipeline.on_rank @ (counts @ self.reduced_s) * count).max())
-        if self.optimizer.reshard_after_forward:
-            present = np.where(counts > 0, self.gathered_s, 0.0).max(axis=1)
-            passes = 2 * count * np.maximum(counts @ self.gathered_s - present, 0.0)
-            found = max(found, float((pipeline.on_rank @ passes).max()))
-        return found
+        gathered = self.gathered_s if self.optimizer.reshard_after_forward else None
+        return streams(pipeline, act, sends, count, self.reduced_s, self.summed_s, gathered)
 
     def waits(self, pipeline: Pipeline, act: Actions) -> Actions:
-        """Actions under ZeRO 3 with what they wait for gathers.
-
-        At most prefetch + 1 layers are held gathered, so the gather of a layer waits until the one that many before it
-        is let go, which in the same pass is after the pass has begun: a pass takes at least the gathers of all its
-        layers but the first prefetch + 1. The weight gradients read no parameters.
-        """
+        """Actions with what they wait for gathers under ZeRO 3."""
         if self.zero != 3 or not self.optimizer.reshard_after_forward:
             return act
-        held = self.job.space.base.overlap.prefetch + 1
-        least = np.zeros((len(act.forward), 1))
-        for stage, order in enumerate(pipeline.split.order):
-            times = self.gathered_s[order]
-            least[stage] = max(times[held:].sum(), 0.0) if len(times) > held else 0.0
-            least[stage] = min(least[stage, 0], max(times[: len(times) - held].sum(), 0.0))
-        return replace(
-            act,
-            forward=np.maximum(act.forward, least),
-            whole=np.maximum(act.whole, least),
-            input=np.maximum(act.input, least),
-        )
+        return waiting(pipeline, act, self.gathered_s, self.job.space.base.overlap.prefetch)
 
     @cached_property
     def summed_s(self) -> Doubles:
@@ -303,6 +270,55 @@ class Sharding:
         weight gradients, `back`) and the sums over replicas follow them on one stream; what is longer comes after."""
         total = pipeline.split.counts @ (self.reduced_s + self.summed_s)
         return np.maximum(total - back, 0.0) * pipeline.own
+
+
+def streams(
+    pipeline: Pipeline,
+    act: Actions,
+    sends: Doubles,
+    count: int,
+    reduced: Doubles,
+    summed: Doubles,
+    gathered: Doubles | None,
+) -> float:
+    """Seconds of a step under ZeRO 3 by its communication streams. reduced, summed, gathered: [kinds] of a layer, at
+    least; None where parameters stay gathered.
+
+    Gradients are reduced once a microbatch and layer, and added up over replicas once, one after another on one stream,
+    and not before the first forward of one of the rank's stages has ended. A pass of a microbatch over a stage reads
+    its layers one by one; a gather serves neighbouring reads of one layer, so of two passes that follow each other at
+    most one layer is shared: each pass gathers all layers but one, on one stream.
+    """
+    counts = pipeline.split.counts
+    before, _, _ = ways(pipeline, act.forward, act.forward, sends)
+    start = -pipeline.most_of_rank(-(before + act.forward)[:, 0])
+    found = float((start + pipeline.on_rank @ (counts @ (reduced * count + summed))).max())
+    if gathered is not None:
+        present = np.where(counts > 0, gathered, 0.0).max(axis=1)
+        passes = 2 * count * np.maximum(counts @ gathered - present, 0.0)
+        found = max(found, float((pipeline.on_rank @ passes).max()))
+    return found
+
+
+def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) -> Actions:
+    """Actions under ZeRO 3 with what they wait for gathers, of which a layer's takes at least `gathered` [kinds].
+
+    At most prefetch + 1 layers are held gathered, so the gather of a layer waits until the one that many before it is
+    let go, which in the same pass is after the pass has begun: a pass takes at least the gathers of all its layers but
+    the first prefetch + 1. The weight gradients read no parameters.
+    """
+    held = prefetch + 1
+    least = np.zeros((len(act.forward), 1))
+    for order, stages in pipeline.distinct:
+        times = gathered[order]
+        if len(times) > held:
+            least[stages] = max(min(float(times[held:].sum()), float(times[: len(times) - held].sum())), 0.0)
+    return replace(
+        act,
+        forward=np.maximum(act.forward, least),
+        whole=np.maximum(act.whole, least),
+        input=np.maximum(act.input, least),
+    )
 
 
 def _of_rank(pipeline: Pipeline, seconds: Doubles) -> Doubles:
@@ -402,9 +418,9 @@ def least_held(table: KindTable, pipeline: Pipeline) -> Doubles:
     """[ranks, microbatch sizes] bytes of activations during the last backward of a stage that holds one unit: less
     than any moment of a step that `held_bytes` looks at."""
     kept = pipeline.split.counts @ table.kept_bytes
-    last = np.array([order[-1] for order in pipeline.split.order])
-    inside = kept + table.inside_bytes[last]
-    return np.array([inside[pipeline.rank_of == r].max(axis=0) for r in range(len(pipeline.on_rank))])
+    for order, stages in pipeline.distinct:
+        kept[stages] += table.inside_bytes[order[-1]]
+    return pipeline.most_of_rank(kept)
 
 
 def held_bytes(
@@ -427,7 +443,7 @@ def held_bytes(
     between the parts of a backward, and what stays is not counted.
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
-    inside = _inside(table, column, pipeline.split, extra, by_layer=by_layer)
+    inside = _inside(table, column, pipeline, extra, by_layer=by_layer)
     return np.array(
         [
             (
@@ -439,15 +455,11 @@ def held_bytes(
     )
 
 
-def _inside(table: KindTable, column: int, parts: Split, extra: Doubles, *, by_layer: bool) -> Doubles:
+def _inside(table: KindTable, column: int, pipeline: Pipeline, extra: Doubles, *, by_layer: bool) -> Doubles:
     """[stages] what a backward needs beside activations."""
-    done: dict[bytes, float] = {}
-    out = np.zeros(len(parts.order))
-    for stage, order in enumerate(parts.order):
-        key = order.tobytes()
-        if key not in done:
-            done[key] = _worst(order[::-1], table, column, extra, by_layer=by_layer)
-        out[stage] = done[key]
+    out = np.zeros(len(pipeline.split.order))
+    for order, stages in pipeline.distinct:
+        out[stages] = _worst(order[::-1], table, column, extra, by_layer=by_layer)
     return out
 
 

@@ -1,14 +1,14 @@
 """The points of one block: which of them fit, and a bound on each one's time.
 
 `Opening.open` looks at the points of a family under one schedule and microbatch size, which differ in sharding, ZeRO
-and overlap: memory first, from the order of the schedule's rows, then time, all that last equally long at once. Leaves
-out better bounds (`tighten`) and prices.
+and overlap: memory first, from the order of the schedule's rows. It returns those that may fit in groups whose actions
+last equally long; `Opening.members` bounds the points of one. Leaves out better bounds (`tighten`) and prices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -29,16 +29,15 @@ from gnomon.search.bounds import (
     actions,
     halves,
     is_split,
-    layer_seconds,
+    no_ends,
     time_bound,
     v_placed,
     weight_at_most,
 )
 from gnomon.search.flight import flight
-from gnomon.search.leaves import Sharding, held_bytes, unsharded
-from gnomon.search.skeleton import Reductions
+from gnomon.search.leaves import Sharding, held_bytes, streams, unsharded, waiting
 from gnomon.search.space import Point, Recompute
-from gnomon.search.tighten import Durations, Loose, Tighten, gathered
+from gnomon.search.tighten import Loose, Tighten
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +54,15 @@ class Block:
     pipeline: Pipeline
 
 
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Points of a block whose actions last equally long."""
+
+    block: Block
+    members: tuple[int, ...]
+    """Indices into the choices of the block's family."""
+
+
 class Opening:
     """Opens blocks of one search."""
 
@@ -69,7 +77,7 @@ class Opening:
         pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
         return Block(family, schedule, virtual, column, count, pipeline)
 
-    def members(self, block: Block) -> list[Point]:
+    def points(self, block: Block) -> list[Point]:
         """All points of a block."""
         family, layout = block.family, block.family.layout
         micro, preset = family.micro[block.column], cast(Recompute, family.recompute)
@@ -81,16 +89,13 @@ class Opening:
             for replicas, shards, zero, overlap in self.blocks.choices(family).kept
         ]  # fmt: skip
 
-    def open(self, block: Block) -> Iterator[tuple[float, Point | Loose]]:
-        """Points that may fit, with bounds; counts the others."""
-        if not self.blocks.prune:
-            yield from ((0.0, point) for point in self.members(block))
-            return
+    def open(self, block: Block) -> Iterator[tuple[float, Group]]:
+        """Groups of points that may fit, with bounds; counts the others."""
         family, choices = block.family, self.blocks.choices(block.family)
         room = self.blocks.room(family) - self.blocks.workspace
         static = self.blocks.static(family, block.pipeline)
         try:
-            rows = flight(block.schedule, family.pp, block.virtual, block.count)
+            flight(block.schedule, family.pp, block.virtual, block.count)
         except PlanError:
             self.counts.reject("schedule", len(choices.kept))
             return
@@ -103,15 +108,114 @@ class Opening:
             held = self._held(block, extra, by_layer=int(choices.effective[index]) == 3)
             fits[own] &= (static[own] + held).max(axis=1) <= room
         self.counts.too_large += int((~fits).sum())
-        if not fits.any():
-            return
-        members, sends = self.members(block), self.blocks.sends.of(family, block.pipeline)[:, [block.column]]
-        groups: dict[int, list[tuple[Point, Sharding]]] = {}
+        groups: dict[int, list[int]] = {}
         for i in np.flatnonzero(fits).tolist():
-            kind = max(int(choices.effective[i]), 1)
-            groups.setdefault(kind, []).append((members[i], self.sharding(family, *choices.kept[i][:3])))
-        for group in groups.values():
-            yield from self._bounded(block, group, sends, rows.most)
+            groups.setdefault(int(choices.kinds[i]) if choices.effective[i] > 1 else 0, []).append(i)
+        for members in groups.values():
+            group = Group(block, tuple(members))
+            yield self._group_bound(group), group
+
+    def _group_bound(self, group: Group) -> float:
+        """Seconds that every point of a group takes, at least: without what begins and ends a step, and under ZeRO 3
+        with the fastest gathers and reductions of any of them."""
+        block, given = group.block, self._act(group)
+        pipeline, sends, clip = block.pipeline, self._sends(block), self.blocks.clip
+        every = self._shardings_of(group)
+        act, found = halves(given) if block.schedule in MIXED else given, 0.0
+        if every[0].zero == 3:
+            reduced, summed = (np.minimum.reduce([getattr(e, n) for e in every]) for n in ("reduced_s", "summed_s"))
+            gathers = None
+            if every[0].optimizer.reshard_after_forward:
+                gathers = np.minimum.reduce([each.gathered_s for each in every])
+                act = waiting(pipeline, act, gathers, self.space.base.overlap.prefetch)
+            found = streams(pipeline, given, sends, block.count, reduced, summed, gathers) if clip else 0.0
+        chains = time_bound(
+            pipeline,
+            act,
+            sends,
+            block.count,
+            no_ends(len(act.forward)),
+            split_backward=is_split(block.schedule),
+            clip=clip,
+            most=self._most(block),
+        )
+        return (max(float(chains.max()), found) + self.blocks.meeting) * (1 - SLACK)
+
+    def members(self, group: Group) -> Iterator[tuple[float, Point | Loose]]:
+        """The points of a group, with bounds."""
+        block, act = group.block, self._act(group)
+        pipeline, count, sends, given = block.pipeline, block.count, self._sends(block), act
+        every, points = self._shardings_of(group), self.points(block)
+        split_backward, clip, first = is_split(block.schedule), self.blocks.clip, every[0]
+        adding = self._adding(first, count)
+        forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
+        if block.schedule in MIXED:
+            act = halves(act)
+            back = weight_at_most(first.table, pipeline.split.counts, adding, block.column)
+        chosen = [points[i] for i in group.members]
+        ends = [
+            each.ends(pipeline, forward, back, overlap=point.overlap) for each, point in zip(every, chosen, strict=True)
+        ]
+        if first.zero == 3:
+            wait = [each.waits(pipeline, act) for each in every]
+            act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
+        bounds = np.broadcast_to(
+            time_bound(
+                pipeline,
+                act,
+                sends,
+                count,
+                Ends(**{name: np.stack([getattr(each, name) for each in ends], axis=-1) for name in ENDS}),
+                split_backward=split_backward,
+                clip=clip,
+                most=self._most(block),
+            ),
+            (len(every),),
+        )
+        for bound, point, sharding, own in zip(bounds.tolist(), chosen, every, ends, strict=True):
+            if not clip:
+                yield bound * (1 - SLACK), point
+                continue
+            least = max(bound, sharding.streams(pipeline, given, sends, count)) * (1 - SLACK)
+            loose = Loose(
+                point=point,
+                pipeline=pipeline,
+                act=given,
+                sends=sends,
+                count=count,
+                ends=own,
+                sharding=sharding,
+                column=block.column,
+                adding=adding,
+            )
+            self.tighten.register(loose, least)
+            yield least, loose
+
+    def _act(self, group: Group) -> Actions:
+        block, sharding = group.block, self._shardings_of(group)[0]
+        return actions(
+            sharding.table,
+            block.pipeline.split.counts,
+            self._adding(sharding, block.count),
+            sharding.copying,
+            by_layer=sharding.zero == 3,
+            column=block.column,
+        )
+
+    def _adding(self, sharding: Sharding, count: int) -> Doubles:
+        precision = self.space.base.precision
+        return sharding.adding * (1.0 if precision.grad != precision.compute else (count - 1) / count)
+
+    def _shardings_of(self, group: Group) -> list[Sharding]:
+        family = group.block.family
+        kept = self.blocks.choices(family).kept
+        return [self.sharding(family, *kept[i][:3]) for i in group.members]
+
+    def _sends(self, block: Block) -> Doubles:
+        return self.blocks.sends.of(block.family, block.pipeline)[:, [block.column]]
+
+    def _most(self, block: Block) -> NDArray[np.int64]:
+        return flight(block.schedule, block.family.pp, block.virtual, block.count).most[:, None]
 
     def _held(self, block: Block, extra: Doubles, *, by_layer: bool) -> Doubles:
         """[ranks] bytes of activations, and of what comes and goes with a backward, at least."""
@@ -129,90 +233,3 @@ class Opening:
         if key not in self._shardings:
             self._shardings[key] = Sharding(family, replicas, shards, zero)
         return self._shardings[key]
-
-    def _adding(self, sharding: Sharding, count: int) -> Doubles:
-        precision = self.space.base.precision
-        adding = sharding.adding * (1.0 if precision.grad != precision.compute else (count - 1) / count)
-        return adding
-
-    def _actions(self, sharding: Sharding, pipeline: Pipeline, column: int, count: int) -> Actions:
-        adding, by_layer = self._adding(sharding, count), sharding.zero == 3
-        return actions(
-            sharding.table, pipeline.split.counts, adding, sharding.copying, by_layer=by_layer, column=column
-        )
-
-    def _bounded(
-        self,
-        block: Block,
-        group: list[tuple[Point, Sharding]],
-        sends: Doubles,
-        most: NDArray[np.int64],
-    ) -> Iterator[tuple[float, Point | Loose]]:
-        """Bounds of points of one block whose actions last equally long, one column each."""
-        pipeline, column, count = block.pipeline, block.column, block.count
-        point, sharding = group[0]
-        split_backward, clip = is_split(point.schedule), self.space.base.optimizer.clip
-        act = self._actions(sharding, pipeline, column, count)
-        given = act
-        forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
-        if point.schedule in MIXED:
-            act, beside = halves(act), self._adding(sharding, count)
-            back = weight_at_most(sharding.table, pipeline.split.counts, beside, column)
-        parts = [each.ends(pipeline, forward, back, overlap=point.overlap) for point, each in group]
-        ends = Ends(**{name: np.stack([getattr(p, name) for p in parts], axis=-1) for name in ENDS})
-        if sharding.zero == 3:
-            wait = [each.waits(pipeline, act) for _, each in group]
-            act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
-        found = np.broadcast_to(
-            time_bound(pipeline, act, sends, count, ends, split_backward=split_backward, clip=clip, most=most[:, None]),
-            (len(group),),
-        )
-        for i, (point, sharding) in enumerate(group):
-            bound = float(found[i])
-            if sharding.zero == 3 and clip:
-                bound = max(bound, sharding.streams(pipeline, given, sends, count))
-            item: Point | Loose = point
-            if clip:
-                durations = self._durations(sharding, pipeline, given, sends, column, count, parts[i])
-                item = Loose(
-                    point=point,
-                    durations=self.tighten.register(point, durations),
-                    sharding=sharding,
-                    column=column,
-                    blocked=parts[i].blocked,
-                    norm=float(parts[i].norm),
-                    adding=self._adding(sharding, count),
-                )
-            yield bound * (1 - SLACK), item
-
-    def _durations(
-        self,
-        sharding: Sharding,
-        pipeline: Pipeline,
-        act: Actions,
-        sends: Doubles,
-        column: int,
-        count: int,
-        ends: Ends,
-    ) -> Durations:
-        reduce, final = ends.each, ends.reduce
-        kind: Reductions = "stages" if reduce.any() else "once" if final.any() and not ends.blocked.any() else ""
-        if sharding.zero == 3:
-            kind, reduce = "layers", pipeline.split.counts @ sharding.reduced_s
-            final = reduce + pipeline.split.counts @ sharding.summed_s * pipeline.own
-        found = Durations(
-            pipeline=pipeline,
-            act=act,
-            sends=sends,
-            count=count,
-            head=ends.head[:, None],
-            reduce=reduce[:, None],
-            final=final[:, None],
-            reductions=kind,
-        )
-        if sharding.zero < 3 or not sharding.optimizer.reshard_after_forward:
-            return found
-        seconds = layer_seconds(sharding.table, self._adding(sharding, count), sharding.copying, column)
-        prefetch = self.space.base.overlap.prefetch
-        lead, gathers, lasts = gathered(pipeline, sharding, seconds, prefetch)
-        return replace(found, lead=lead, gathers=gathers, lasts=lasts)

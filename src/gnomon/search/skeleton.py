@@ -19,6 +19,7 @@ from gnomon.plans import Mesh, Plan, Schedule
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.parts import ScheduleName
 from gnomon.schedules.lower import compute_rows
+from gnomon.search.bounds import Actions
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -186,10 +187,7 @@ def _same_stage_before(stage: Longs, own: Longs, stages: int) -> Longs:
 
 def play(
     made: Skeleton,
-    forward: Doubles,
-    whole: Doubles,
-    first: Doubles,
-    second: Doubles,
+    act: Actions,
     reduce: Doubles,
     final: Doubles,
     sends: Doubles,
@@ -200,10 +198,11 @@ def play(
     """(end of each stage's gradients [stages, columns], end of each rank [ranks, columns], end of each stage's last
     reduction [stages, columns]), in seconds from the start.
 
-    forward, whole, first, second, reduce, final: [stages, columns] of forwards, backwards in one, input and weight
-    gradients, reductions, the last of them. sends: [stages - 1, columns] of messages to the next stage; negative where
-    none is sent. heads: [stages, columns] before the first forward of a stage that begins a chain.
+    act, reduce, final: [stages, columns] of actions, reductions, the last of them. sends: [stages - 1, columns] of
+    messages to the next stage; negative where none is sent. heads: [stages, columns] before the first forward of a
+    stage that begins a chain.
     """
+    forward, whole, first, second = act.forward, act.whole, act.input, act.weight
     columns = forward.shape[1]
     gathers = np.zeros((3 * len(forward), columns)) if gathers is None else gathers
     lasts = np.concatenate([forward, whole, first]) if lasts is None else lasts

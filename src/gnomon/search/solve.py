@@ -1,6 +1,6 @@
 """The search: every point of a space is priced by the simulator, or shown not to matter.
 
-`solve(graph, cluster, workload, …)` goes from families of points to rows of blocks, to blocks, to points, always to
+`solve(graph, cluster, workload, …)` goes from families of points to rows of blocks, to groups, to points, always to
 what has the least bound on its time next (`blocks`, `opening`, `tighten`), drops what cannot fit, and predicts points
 one by one until no bound is below the best that was found. The result is what predicting every point would have given,
 and says how many points went which way. Leaves out reasons (`reasons`) and other questions than the shortest step
@@ -21,10 +21,10 @@ from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.blocks import SLACK, Blocks, Row
 from gnomon.search.bounds import Family, Job
-from gnomon.search.opening import Opening
+from gnomon.search.opening import Group, Opening
 from gnomon.search.results import Counts, Found, Result, memory_limit
 from gnomon.search.space import Point, Space
-from gnomon.search.tighten import Loose, Tighten
+from gnomon.search.tighten import Loose, Played, Tighten
 
 
 def solve(
@@ -50,7 +50,7 @@ def solve(
     return search.result()
 
 
-_Item = Family | Row | Loose | Point
+_Item = Family | Row | Group | Loose | Played | Point
 
 
 class Search:
@@ -96,8 +96,14 @@ class Search:
                     self._push(max(bound, row.bounds[0]), row)
             elif isinstance(item, Row):
                 self._open(item, bound)
+            elif isinstance(item, Group):
+                for least, member in self.opening.members(item):
+                    self._push(max(bound, least), member)
             elif isinstance(item, Loose):
-                self._push(max(bound, self.tighten.bound(item) * (1 - SLACK)), item.point)
+                found = max(bound, self.tighten.bound(item, self.worst()) * (1 - SLACK))
+                self._push(found, Played(loose=item) if item.gathers else item.point)
+            elif isinstance(item, Played):
+                self._push(max(bound, self.tighten.single(item.loose) * (1 - SLACK)), item.point)
             else:
                 self._price(item)
             if self.told is not None:
@@ -109,8 +115,12 @@ class Search:
     def _open(self, row: Row, bound: float) -> None:
         """The first block of a row is opened; the rest goes back."""
         block = self.opening.block(row.family, row.schedule, row.virtual, row.columns[0])
-        for found, item in self.opening.open(block):
-            self._push(max(bound, found), item)
+        if not self.prune:
+            for point in self.opening.points(block):
+                self._push(0.0, point)
+        else:
+            for found, group in self.opening.open(block):
+                self._push(max(bound, found), group)
         row.columns, row.bounds = row.columns[1:], row.bounds[1:]
         if row.columns:
             self._push(max(bound, row.bounds[0]), row)
@@ -119,7 +129,9 @@ class Search:
         """Points that stand for themselves and may run: illegal ones and duplicates are counted before."""
         if isinstance(item, Family):
             return self.blocks.points(item)
-        return len(self.blocks.choices(item.family).kept) * len(item.columns) if isinstance(item, Row) else 1
+        if isinstance(item, Row):
+            return len(self.blocks.choices(item.family).kept) * len(item.columns)
+        return len(item.members) if isinstance(item, Group) else 1
 
     def worst(self) -> float:
         """What a plan must be faster than."""

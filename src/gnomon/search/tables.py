@@ -22,6 +22,7 @@ from gnomon.prediction.stage import StagePrice
 from gnomon.prices.fitted import Fitted, Rates, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
+from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.parameters import local_elements
 
 Doubles = NDArray[np.float64]
@@ -155,35 +156,44 @@ def kind_tables(
     links: Mapping[str, AxisLink],
     numbers: Fitted,
     presets: Sequence[str],
+    known: dict[object, tuple[LayerPrice, ...]],
 ) -> dict[str, KindTable]:
     """Recompute preset -> numbers of all kinds under the axes and layout of `plan`, whose pp is 1.
 
     sizes: of the workload, without `batch`. micro: sequences of a microbatch on one data-parallel rank. links: what the
-    axes run over.
+    axes run over. known: prices of kinds by what they see of all this; new ones are added.
     """
-    mesh = plan.stage_mesh(0)
     batch: object = np.array(micro, np.int64) if len(micro) > 1 else int(micro[0])
     prices: list[tuple[LayerPrice, ...]] = []
-    for kind in kinds.kinds:
-        ways = [(kind.savings[name], name == "full" and bool(kind.savings[name].policy)) for name in presets]
+    for i, kind in enumerate(kinds.kinds):
+        whole, here, busiest = plan.stage_mesh(0), dict(links), load
+        if not routed_tensors(kind.block):  # without experts, nothing lies on their axes
+            whole, busiest = replace(whole, ep=1, etp=1), 1.0
+            here = {axis: link for axis, link in links.items() if axis not in ("ep", "etp")}
+        key = i, whole.tp, whole.cp, whole.ep, whole.etp, plan.layout, id(device), tuple(sorted(here.items())), busiest
+        if key in known:
+            prices.append(known[key])
+            continue
+        ways = [(kind.savings[name], kind.savings[name].whole) for name in presets]
         context = LocalContext(
             block=kind.block,
             no_grad=kind.no_grad,
             sizes=tuple(sorted({**sizes, "batch": int(micro[0])}.items())),
-            mesh=mesh,
+            mesh=whole,
             layout=plan.layout,
-            links=tuple(sorted(links.items(), key=lambda item: item[0])),
+            links=tuple(sorted(here.items(), key=lambda item: item[0])),
             saving=ways[0][0],
             whole_recompute=ways[0][1],
             precision=_precision(plan.precision, kind.narrow),
             kernels=kernels,
             device=device,
             split_paths=tuple((s.op, s.parts) for s in plan.overlap.splits),
-            load=load,
+            load=busiest,
             attention_kernel=stack.attention_kernel,
             dropout_add_fused=stack.dropout_add == "fused",
         )
-        prices.append(price_layer_saved(context, {**sizes, "batch": batch}, ways))
+        known[key] = price_layer_saved(context, {**sizes, "batch": batch}, ways)
+        prices.append(known[key])
     return {
         name: _table(kinds, plan, stack, tuple(each[i] for each in prices), len(micro), device, links, numbers)
         for i, name in enumerate(presets)

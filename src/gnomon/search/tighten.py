@@ -1,11 +1,12 @@
 """Better bounds for points that the first ones leave: the schedule's order played bare, and single ranks under ZeRO 3.
 
-`Tighten.register` remembers the durations of points that may need it; `Tighten.bound` plays all that share a schedule
-at once, when the first of them is asked for. Leaves out what the simulator alone says.
+`Tighten.register` remembers points that may need it; `Tighten.bound` plays all that share a schedule at once, when the
+first of them is asked for; `Tighten.single` looks at ranks one by one. Leaves out what the simulator alone says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from gnomon.plans.parts import ScheduleName
 from gnomon.search.alone import alone, passes
-from gnomon.search.bounds import ACTIONS, Actions, Job, Pipeline, is_split, layer_seconds, ways
+from gnomon.search.bounds import ACTIONS, Actions, Ends, Job, Pipeline, is_split, layer_seconds, ways
 from gnomon.search.leaves import Sharding
 from gnomon.search.skeleton import Reductions, play, skeleton
 from gnomon.search.space import Point
@@ -26,42 +27,50 @@ COLUMNS = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Durations:
-    """Seconds of the actions of points that differ only in what begins and ends a step: [stages, 1] each."""
-
-    pipeline: Pipeline
-    act: Actions
-    sends: Doubles
-    count: int
-    head: Doubles
-    """Before the first forward of a stage that begins a chain."""
-    reduce: Doubles
-    """Of every microbatch."""
-    final: Doubles
-    """The last of them, with what follows on its stream; the only one where there is one a step."""
-    reductions: Reductions
-    lead: int = 0
-    """Passes by which gathers may be ahead (ZeRO 3); 0 where they are not looked at."""
-    gathers: Doubles | None = None
-    """[3 x stages, 1] see `skeleton.play`."""
-    lasts: Doubles | None = None
-    """[3 x stages, 1] see `skeleton.play`."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Loose:
     """A point whose bound can still be made better."""
 
     point: Point
-    durations: Durations
+    pipeline: Pipeline
+    act: Actions
+    """[stages, 1] each."""
+    sends: Doubles
+    """[stages - 1, 1]"""
+    count: int
+    """Microbatches."""
+    ends: Ends
+    """[stages] each."""
     sharding: Sharding
     column: int
-    blocked: Doubles
-    """[stages] reductions after all rows of their rank."""
-    norm: float
-    """Seconds of the norm, in which all ranks meet."""
+    """Index of the microbatch size."""
     adding: Doubles
     """[kinds] of layers: seconds of adding weight gradients up."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether layers are gathered again and again."""
+        return self.sharding.zero == 3 and self.sharding.optimizer.reshard_after_forward
+
+    @property
+    def reductions(self) -> Reductions:
+        """What its reductions are for the skeleton."""
+        if self.sharding.zero == 3:
+            return "layers"
+        if self.ends.each.any():
+            return "stages"
+        return "once" if self.ends.reduce.any() and not self.ends.blocked.any() else ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Played:
+    """A point whose schedule was played bare, and that can still be looked at rank by rank."""
+
+    loose: Loose
+
+    @property
+    def point(self) -> Point:
+        """The point."""
+        return self.loose.point
 
 
 class Tighten:
@@ -69,68 +78,72 @@ class Tighten:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._waiting: dict[_Group, list[Durations]] = {}
-        self._ends: dict[int, tuple[Doubles, Doubles, Doubles]] = {}
-        self._known: dict[object, Durations] = {}
+        self._waiting: dict[_Group, dict[Loose, float]] = {}
+        self._found: dict[Loose, float] = {}
 
-    def register(self, point: Point, durations: Durations) -> Durations:
-        """Remembers durations that will be played with the next of their schedule; the equal ones that are known."""
-        parts = durations.head, durations.reduce, durations.final, durations.gathers
-        key = id(durations.act), durations.reductions, *(_bytes(part) for part in parts)
-        if key not in self._known:
-            self._known[key] = durations
-            self._waiting.setdefault(_group(point, durations), []).append(durations)
-        return self._known[key]
+    def register(self, loose: Loose, bound: float) -> None:
+        """Remembers a point that may be played with the next of its schedule, and the bound that it has."""
+        self._waiting.setdefault(self._group(loose), {})[loose] = bound
 
-    def bound(self, loose: Loose) -> float:
-        """Seconds that a step takes at least, when all ranks meet once a step.
+    def bound(self, loose: Loose, worst: float = float("inf")) -> float:
+        """Seconds that a step takes at least, when all ranks meet once a step. worst: points with a bound above it are
+        not played along.
 
         The bare schedule begins with the update (and gather) that the first stage needs, and ends with the norm, which
         waits for all rows and reductions; reductions that may not overlap follow all rows of their rank.
         """
-        ends, final, reduced = self._played(loose)
-        on_rank = loose.durations.pipeline.on_rank
-        late = float((final + on_rank @ loose.blocked).max())
-        found = max(late, float(ends.max()), float(reduced.max())) + loose.norm
-        if loose.sharding.zero == 3 and loose.sharding.optimizer.reshard_after_forward:
-            found = max(found, self._single(loose) + loose.norm)
-        return found
+        if loose not in self._found:
+            group = self._group(loose)
+            waiting = self._waiting[group]
+            near = [each for each, bound in waiting.items() if bound < worst and each is not loose]
+            part = [loose, *sorted(near, key=lambda each: waiting[each])[: COLUMNS - 1]]
+            for each, found in zip(part, self._play(group, part), strict=True):
+                self._found[each] = found
+                del waiting[each]
+        return self._found.pop(loose)
 
-    def _played(self, loose: Loose) -> tuple[Doubles, Doubles, Doubles]:
-        key = id(loose.durations)
-        if key not in self._ends:
-            group = _group(loose.point, loose.durations)
-            waiting = self._waiting.pop(group)
-            made = skeleton(*group)
-            for first in range(0, len(waiting), COLUMNS):
-                part = waiting[first : first + COLUMNS]
-                acts = [each.act for each in part]
-                forward, whole, first_half, second_half = (
-                    np.concatenate([getattr(act, name) for act in acts], axis=1) for name in ACTIONS
-                )
-                linked = part[0].pipeline.linked[:, None]
-                sends = np.where(linked, np.concatenate([each.sends for each in part], axis=1), -1.0)
-                reduce, last, head = (
-                    np.concatenate([getattr(each, name) for each in part], axis=1)
-                    for name in ("reduce", "final", "head")
-                )
-                more = [_side_by_side([getattr(each, name) for each in part]) for name in ("gathers", "lasts")]
-                ends, final, reduced = play(
-                    made, forward, whole, first_half, second_half, reduce, last, sends, head, *more
-                )
-                for i, each in enumerate(part):
-                    self._ends[id(each)] = ends[:, i], final[:, i], reduced[:, i]
-        return self._ends[key]
+    def _play(self, group: _Group, part: list[Loose]) -> list[float]:
+        first = part[0]
+        acts = Actions(*(np.concatenate([getattr(each.act, name) for each in part], axis=1) for name in ACTIONS))
+        sends = np.where(first.pipeline.linked[:, None], np.concatenate([each.sends for each in part], axis=1), -1.0)
+        reduce, final = _side_by_side([self._reductions(each) for each in part])
+        head = np.stack([each.ends.head for each in part], axis=1)
+        gathers = lasts = None
+        if first.gathers:
+            gathers, lasts = _side_by_side([self._gathered(each) for each in part])
+        ends, finals, reduced = play(skeleton(*group), acts, reduce, final, sends, head, gathers, lasts)
+        blocked = first.pipeline.on_rank @ np.stack([each.ends.blocked for each in part], axis=1)
+        late = np.maximum(np.maximum(ends.max(axis=0), reduced.max(axis=0)), (finals + blocked).max(axis=0))
+        return [float(late[i] + each.ends.norm) for i, each in enumerate(part)]
 
-    def _single(self, loose: Loose) -> float:
-        """The longest of a few ranks played by themselves."""
-        point, given, sharding = loose.point, loose.durations, loose.sharding
-        act, pipeline = given.act, given.pipeline
+    def _reductions(self, loose: Loose) -> tuple[Doubles, Doubles]:
+        """([stages] seconds of a reduction of every microbatch, of the last with what follows on its stream)."""
+        if loose.reductions != "layers":
+            return loose.ends.each, loose.ends.reduce
+        counts, sharding = loose.pipeline.split.counts, loose.sharding
+        reduce = counts @ sharding.reduced_s
+        return reduce, reduce + counts @ sharding.summed_s * loose.pipeline.own
+
+    def _gathered(self, loose: Loose) -> tuple[Doubles, Doubles]:
+        return gathered(loose.pipeline, loose.sharding, self._layers(loose))
+
+    def _layers(self, loose: Loose) -> dict[str, list[float]]:
+        sharding = loose.sharding
+        return layer_seconds(sharding.table, loose.adding, sharding.copying, loose.column)
+
+    def _group(self, loose: Loose) -> _Group:
+        point = loose.point
+        ahead = lead(loose.pipeline, self.job.space.base.overlap.prefetch) if loose.gathers else 0
+        return point.schedule, point.pp, point.virtual_stages, loose.count, loose.reductions, ahead
+
+    def single(self, loose: Loose) -> float:
+        """Seconds that a step takes at least, under ZeRO 3: the longest of a few ranks played by themselves."""
+        point, sharding, act, pipeline = loose.point, loose.sharding, loose.act, loose.pipeline
         back = act.input if is_split(point.schedule) else act.whole
-        before, behind, _ = ways(pipeline, act.forward, back, given.sends)
-        seconds = layer_seconds(sharding.table, loose.adding, sharding.copying, loose.column)
+        before, behind, _ = ways(pipeline, act.forward, back, loose.sends)
+        seconds = self._layers(loose)
         layers = [order.tolist() for order in pipeline.split.order]
-        rows = passes(point.schedule, point.pp, point.virtual_stages, given.count)
+        rows = passes(point.schedule, point.pp, point.virtual_stages, loose.count)
         found = 0.0
         for rank in {0, point.pp // 2, point.pp - 1}:
             low = pipeline.lowest[rank]
@@ -142,43 +155,39 @@ class Tighten:
                 sharding.reduced_s.tolist(),
                 sharding.summed_s.tolist(),
                 prefetch=self.job.space.base.overlap.prefetch,
-                start=float(given.head[pipeline.root[low], 0] + before[low, 0]),
+                start=float(loose.ends.head[pipeline.root[low]] + before[low, 0]),
                 behind=float(behind[low, 0]),
             )
             found = max(found, single)
-        return found
+        return found + float(loose.ends.norm)
 
 
-def _group(point: Point, durations: Durations) -> _Group:
-    return point.schedule, point.pp, point.virtual_stages, durations.count, durations.reductions, durations.lead
+def _side_by_side(pairs: list[tuple[Doubles, Doubles]]) -> tuple[Doubles, Doubles]:
+    """Columns of the first and of the second of each pair."""
+    first, second = zip(*pairs, strict=True)
+    return np.column_stack(first), np.column_stack(second)
 
 
-def _bytes(values: Doubles | None) -> bytes:
-    return b"" if values is None else values.tobytes()
-
-
-def _side_by_side(values: list[Doubles | None]) -> Doubles | None:
-    given = [value for value in values if value is not None]
-    return np.concatenate(given, axis=1) if given else None
-
-
-def gathered(
-    pipeline: Pipeline, sharding: Sharding, seconds: dict[str, list[float]], prefetch: int
-) -> tuple[int, Doubles, Doubles]:
-    """(passes by which gathers may be ahead, seconds of gathers, seconds of last layers) for `skeleton.play`.
+def lead(pipeline: Pipeline, prefetch: int) -> int:
+    """Passes by which gathers may be ahead, for `skeleton`.
 
     At most prefetch + 1 layers are held gathered, so the first gather of a pass waits for a layer of the pass that is
     so many layers back (a pass has at least all but one of its own), which is let go after the pass before that one has
-    ended. Stages of one layer count no gathers:
-    passes in a row may share it.
+    ended.
     """
-    sizes = [len(order) for order in pipeline.split.order]
-    lead = -(-(prefetch + 1) // max(min(sizes) - 1, 1)) + 1
-    rows = np.zeros((3, len(sizes)))
-    lasts = np.zeros((3, len(sizes)))
-    for stage, order in enumerate(pipeline.split.order):
+    sizes = pipeline.split.counts.sum(axis=1)
+    return -(-(prefetch + 1) // max(int(sizes.min()) - 1, 1)) + 1
+
+
+def gathered(pipeline: Pipeline, sharding: Sharding, seconds: Mapping[str, list[float]]) -> tuple[Doubles, Doubles]:
+    """(seconds of gathers, seconds of last layers) for `skeleton.play`. Stages of one layer count no gathers: passes in
+    a row may share it."""
+    stages = len(pipeline.split.order)
+    rows, lasts = np.zeros((3, stages)), np.zeros((3, stages))
+    for order, own in pipeline.distinct:
         times = sharding.gathered_s[order]
         if len(order) > 1:
-            rows[:, stage] = times.sum(), times[1:].sum(), times[:-1].sum()
-        lasts[:, stage] = seconds["F"][order[-1]], seconds["B"][order[0]], seconds["I"][order[0]]
-    return lead, rows.reshape(-1, 1), lasts.reshape(-1, 1)
+            rows[:, own] = np.array([times.sum(), times[1:].sum(), times[:-1].sum()])[:, None]
+        ends = seconds["F"][order[-1]], seconds["B"][order[0]], seconds["I"][order[0]]
+        lasts[:, own] = np.array(ends)[:, None]
+    return rows.reshape(-1, 1), lasts.reshape(-1, 1)

@@ -15,7 +15,7 @@ from gnomon.plans import Plan
 from gnomon.prediction import Prediction, predict
 from gnomon.search.choices import CHOICES, Choice, Value
 from gnomon.search.choices import choice as named
-from gnomon.search.solve import Found, Result
+from gnomon.search.results import Found, Result
 from gnomon.search.space import Limit
 
 STARTS = 3

@@ -1,4 +1,7 @@
-"""What a search finds: plans that were predicted, and how many points went which way."""
+"""What a search finds: plans that were predicted, and how many points went which way.
+
+`Result` is what `solve` and `plan` return, `Counts` its account of every point. Leaves out how they are found.
+"""
 
 from __future__ import annotations
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from gnomon.errors import PlanError
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Stage, Workload
-from gnomon.prediction import Prediction, predict
-from gnomon.report.reasons import bounded_by, network, reasons_text, sharding
-from gnomon.search.reasons import Reasons, changes, explain, faster
+from gnomon.models.presets import model
+from gnomon.plans import Layout, Mesh, Offload, Optimizer, Plan, Saved, Schedule, Stage, Workload
+from gnomon.prediction import Prediction, advice, host_memory, predict, traffic
+from gnomon.report.reasons import bounded_by, network, reasons_text, sharding, where
+from gnomon.search.reasons import MORE_MEMORY, Reasons, changes, explain, within_share, without
 
 PLAN = Plan(
     mesh=Mesh(pp=2, dp_shard=4, tp=2),
@@ -44,12 +46,88 @@ def test_neighbours_are_predictions() -> None:
     assert full.step_s > predicted().step_s and full.tightest.peak_bytes < predicted().tightest.peak_bytes
 
 
-def test_faster_links_never_lose() -> None:
+def test_faster_links_never_lose_and_slower_ones_never_gain() -> None:
+    steps = {each.what: each.step_s for each in reasons().sensitivities}
+    own = predicted().step_s
+    assert steps["network 2x"] <= own <= steps["network half"] and steps["links inside a node 2x"] <= own
+
+
+def test_what_each_axis_buys_is_the_plan_without_it() -> None:
+    found = {each.what: each.prediction for each in reasons().bought}
+    assert {"tp 2", "pp 2", "ZeRO 1"} == {*found}
+    for what, axis in (("tp 2", "tp"), ("pp 2", "pp")):
+        assert found[what] is not None and getattr(found[what].plan.mesh, axis) == 1
+        assert found[what].plan.world_size == PLAN.world_size
+    assert found["ZeRO 1"] is not None and found["ZeRO 1"].plan.optimizer.zero == 0
+
+
+def test_runners_up_of_a_search_lose_what_their_predictions_say() -> None:
+    slower = replace(PLAN, saved=Saved(preset="full"))
+    larger = replace(PLAN, schedule=Schedule(micro_batch_size=4))
+    found = explain(predicted(), runners_up=(slower,), too_large=(larger,))
+    (other,) = found.runners_up
+    again = predict("llama-3.2-1b", "2x8xh100-sxm", slower, Workload(global_batch_size=32, seq_len=2048))
+    assert other.loss.seconds == again.step_s - predicted().step_s > 0
+    assert other.loss.part in again.breakdown and len(found.too_large) == 1
+    assert "runners-up" in "\n".join(reasons_text(found))
+
+
+def test_why_a_plan_does_not_fit_names_rank_moment_and_class() -> None:
+    work = Workload(global_batch_size=256, seq_len=8192)
+    plan = replace(PLAN, schedule=Schedule(micro_batch_size=4))
+    tight = predict("llama-3.1-8b", "2x8xa100-sxm-40gb", plan, work)
+    found = explain(tight)
+    assert not tight.fits
+    said = where(tight)
+    assert said.startswith(f"rank {tight.tightest.ranks[0]}, {tight.tightest.peak_at}: ") and " of 39" in said
+    largest = max(
+        ("parameters", "gradients", "states", "activations", "logits"), key=lambda n: tight.tightest.by_class[n]
+    )
+    assert said.split(" GiB, ")[1].startswith(largest)
+    lines = reasons_text(found, advice=advice(tight))
+    assert all(len(line) <= 80 for line in lines)
+    assert "smallest change that fits" in "\n".join(lines)
+
+
+def test_more_memory_lets_in_what_the_share_of_a_device_forbids() -> None:
+    """Every neighbour that gains by 10 GiB is over the share now, and within it then."""
     for each in reasons().sensitivities:
-        assert each.step_s <= predicted().step_s, each
-    machines = faster(predicted().pricing.cluster, "nic")
-    assert machines.nodes[0].nic is not None and predicted().pricing.cluster.nodes[0].nic is not None
-    assert machines.nodes[0].nic.bytes_per_s == 2 * predicted().pricing.cluster.nodes[0].nic.bytes_per_s
+        if each.what.startswith("+10 GiB") and each.step_s < predicted().step_s:
+            named = {n.what: n.prediction for n in reasons().neighbours}[each.change.partition(",")[0]]
+            assert named is not None and not within_share(named) and within_share(named, MORE_MEMORY)
+
+
+def test_experts_and_contexts_have_neighbours() -> None:
+    plan = Plan(mesh=Mesh(dp_shard=2, cp=4, ep=8), schedule=Schedule(micro_batch_size=1), layout=Layout(context="ring"))
+    names = {what for what, _ in changes(plan)}
+    assert {"ep 8 -> 4", "context by ulysses", "context by all_gather", "cp 4 -> 2"} <= names
+    assert "pp 1 -> 2" not in names  # four ranks of a stage cannot refold to eight of experts
+    assert "ep 8" in {what for what, _ in without(plan)}
+
+
+def test_bytes_sent_are_those_of_the_textbook() -> None:
+    """ZeRO 3 over 8 ranks: parameters gathered twice and gradients scattered once a microbatch, 7/8 of each; a
+    pipeline: activations of every microbatch."""
+    graph, work = model("llama-3.2-1b"), Workload(global_batch_size=16, seq_len=512)
+    sharded = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(zero=3))
+    (only,) = traffic(predict(graph, "1x8xh100-sxm", sharded, work))
+    elements = graph.num_parameters()
+    # bf16 gathers for forward and backward (the last block stays), fp32 gradients
+    assert only.axes == "dp_shard+cp" and only.ranks == 8
+    assert only.sent_bytes == pytest.approx(7 / 8 * elements * (2 + 2 + 4), rel=0.25)
+    staged = Plan(mesh=Mesh(pp=2), schedule=Schedule(micro_batch_size=2))
+    (messages,) = traffic(predict(graph, "1x2xh100-sxm", staged, work))
+    assert messages.axes == "pp" and messages.sent_bytes == 16 * 512 * 2048 * 2
+
+
+def test_host_memory_of_an_offloaded_optimizer() -> None:
+    """Master, two moments and the gradient in fp32: 16 bytes of every parameter, on the two ranks of a node."""
+    graph, work = model("llama-3.2-1b"), Workload(global_batch_size=16, seq_len=512)
+    plan = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(zero=1, clip=False))
+    assert host_memory(predict(graph, "1x2xh100-sxm", plan, work)).bytes == 0
+    away = replace(plan, optimizer=replace(plan.optimizer, offload=Offload()))
+    held = host_memory(predict(graph, "1x2xh100-sxm", away, work))
+    assert held.bytes == pytest.approx(16 * graph.num_parameters(), rel=1e-6) and held.fits
 
 
 def test_the_text_names_what_bounds_and_the_memory_of_each_stage() -> None:

@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     graph, _ = read_model(file.model)
     stack = named_stack(file.stack) if file.stack else PLAIN_STACK
     prediction = predict(graph, parse_cluster(file.on), file.plan, file.workload, stack)
-    found = explain(prediction)
+    found = explain(prediction, runners_up=file.runners_up, too_large=file.too_large)
     if options.json:
         print_json(reasons_mapping(found))
     else:

@@ -168,5 +168,12 @@ def _file(options: argparse.Namespace, found: Result, best: Found, assumed: list
     )
     stack = "" if found.stack is PLAIN_STACK else found.stack.name
     return PlanFile(
-        model=options.model, on=options.on, stack=stack, workload=found.workload, plan=best.plan, predicted=predicted
+        model=options.model,
+        on=options.on,
+        stack=stack,
+        workload=found.workload,
+        plan=best.plan,
+        predicted=predicted,
+        runners_up=tuple(each.plan for each in found.best if each.plan != best.plan),
+        too_large=tuple(each.plan for each in found.near if each.step_s < best.step_s),
     )

@@ -52,6 +52,10 @@ class PlanFile:
     """Every decision."""
     predicted: Predicted | None = None
     """What the writer of the file expected."""
+    runners_up: tuple[Plan, ...] = ()
+    """The next plans of the search that made it, for `gnomon explain`."""
+    too_large: tuple[Plan, ...] = ()
+    """Plans of that search that were faster and did not fit."""
 
     def __post_init__(self) -> None:
         for name in ("model", "on"):

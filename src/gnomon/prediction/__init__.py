@@ -9,6 +9,8 @@ from gnomon.prediction.advice import Advice as Advice
 from gnomon.prediction.advice import advice as advice
 from gnomon.prediction.band import Band as Band
 from gnomon.prediction.batch import layer_prices as layer_prices
+from gnomon.prediction.host_memory import HostMemory as HostMemory
+from gnomon.prediction.host_memory import host_memory as host_memory
 from gnomon.prediction.layer import LayerPrice as LayerPrice
 from gnomon.prediction.layer import LocalContext as LocalContext
 from gnomon.prediction.layer import Phase as Phase
@@ -20,3 +22,5 @@ from gnomon.prediction.stage import StagePrice as StagePrice
 from gnomon.prediction.stage import stage_prices as stage_prices
 from gnomon.prediction.step import Pricing as Pricing
 from gnomon.prediction.step import Step as Step
+from gnomon.prediction.traffic import Traffic as Traffic
+from gnomon.prediction.traffic import traffic as traffic

@@ -59,14 +59,14 @@ HOST_ADAM_S = 0.7e-9
 IN_UPDATE = frozenset((TERMS, COPIES))
 """Price names of sums over tensor-parallel ranks right before the update, in whose price they are."""
 
-_WANTED = {
+WANTED = {
     "AR": ("all_reduce", ("after_backward",)),
     "REDUCE_GRAD": ("reduce_scatter", ("after_backward",)),
     "UNSHARD": ("all_gather", ("before_forward", "after_step")),
 }
 """Kind of action -> (collective, when)."""
 
-BY_LAYER = frozenset({*PHASES, *_WANTED})
+BY_LAYER = frozenset({*PHASES, *WANTED})
 """Actions whose price follows from their layers alone."""
 
 FREE_KINDS = frozenset({"RECV_F", "RECV_B", "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"})
@@ -199,8 +199,8 @@ class Pricing:
             here = self.blocks[stage][0]
             other = here + (1 if kind == "SEND_F" else -1)
             return float(self.message_bytes((min(here, other), max(here, other)))), 0.0
-        if kind in _WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
-            name, moments = _WANTED[kind]
+        if kind in WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
+            name, moments = WANTED[kind]
             price, layers = self._layers(stage)
             of = [(c, n) for layer, n in layers for c in price.collectives(layer)]
             return float(sum(c.bytes * n for c, n in of if c.kind == name and c.when in moments)), 0.0
@@ -508,7 +508,7 @@ class Pricing:
         size = self.plan.overlap.bucket_bytes
         if size is None:
             return sum(times for _, times in layers)
-        total = sum(c.bytes * n for layer, n in layers for c in stage.collectives(layer) if c.kind == _WANTED[kind][0])
+        total = sum(c.bytes * n for layer, n in layers for c in stage.collectives(layer) if c.kind == WANTED[kind][0])
         return max(1, -(-total // size))
 
     def _reduced(self, kind: str, block: int, buckets: int) -> float:
@@ -520,7 +520,7 @@ class Pricing:
     def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
         """(price, link) of a stage's collective on each group of ranks that it runs on."""
         stage, layers = self._layers(block)
-        name, moments = _WANTED[kind]
+        name, moments = WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
         for layer, times in layers:
             for found in stage.collectives(layer):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gnomon.hardware import Rent
+from gnomon.plans import Plan
 from gnomon.prediction import Prediction
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, wrapped
@@ -67,19 +68,22 @@ def _choices(best: Found) -> str:
 
 def short(found: Found) -> str:
     """A plan in a few words: `tp2 pp4 dp8 z1 v2 mb2 sp; one_f_one_b; full`; axes of one rank and ZeRO 0 left out."""
-    p = found.point
-    axes = [f"{name}{size}" for name, size in (("tp", p.tp), ("cp", p.cp), ("ep", p.ep), ("pp", p.pp)) if size > 1]
-    data = f"dp{p.dp_replicate}x{p.dp_shard}" if p.dp_replicate > 1 else f"dp{p.dp_shard}"
-    axes += [data] if p.dp_replicate * p.dp_shard > 1 else []
-    zero = [f"z{p.zero}"] if p.zero else []
-    virtual = [f"v{p.virtual_stages}"] if p.virtual_stages > 1 else []
-    more = [
-        word for word, said in (("sp", p.sequence_parallel), ("kept", p.keep_gathered), ("late", not p.overlap)) if said
-    ]
-    words = [*axes, *zero, *virtual, f"mb{p.micro_batch_size}", *more]
-    schedule = [p.schedule] if p.pp > 1 else []
-    again = [p.recompute] if p.recompute != "none" else []
-    return "; ".join([" ".join(words), *schedule, *again])
+    return short_plan(found.plan)
+
+
+def short_plan(plan: Plan) -> str:
+    """The same of a plan of equal stages."""
+    mesh, schedule, zero = plan.mesh, plan.schedule, plan.optimizer.zero
+    axes = [f"{name}{size}" for name in ("tp", "cp", "ep", "pp") if (size := getattr(mesh, name)) > 1]
+    data = f"dp{mesh.dp_replicate}x{mesh.dp_shard}" if mesh.dp_replicate > 1 else f"dp{mesh.dp_shard}"
+    axes += [data] if mesh.data_ranks > 1 else []
+    virtual = [f"v{schedule.virtual_stages}"] if schedule.virtual_stages > 1 else []
+    layout, late = plan.layout, not plan.overlap.grad_reduce
+    said = (("sp", layout.sequence_parallel), ("kept", layout.keep_gathered), ("late", late))
+    micro = f"mb{schedule.micro_batch_size}"
+    words = [*axes, *([f"z{zero}"] if zero else []), *virtual, micro, *(word for word, is_so in said if is_so)]
+    again = [plan.saved.preset] if plan.saved.preset != "none" else []
+    return "; ".join([" ".join(words), *([schedule.name] if mesh.pp > 1 else []), *again])
 
 
 def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:

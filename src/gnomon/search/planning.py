@@ -14,6 +14,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Precision, Stack, Workload
+from gnomon.prediction import Prediction
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.requests import SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.results import Found, Result
@@ -88,7 +89,12 @@ class Loss:
 
 def loss(best: Found, other: Found) -> Loss:
     """What `other` loses against `best`, and where most."""
-    ours, theirs = best.prediction.breakdown, other.prediction.breakdown
+    return lost(best.prediction, other.prediction)
+
+
+def lost(best: Prediction, other: Prediction) -> Loss:
+    """The same of predictions."""
+    ours, theirs = best.breakdown, other.breakdown
     grown = {part: theirs.get(part, 0.0) - ours.get(part, 0.0) for part in {*ours, *theirs}}
     part = max(sorted(grown), key=lambda name: grown[name])
     return Loss(seconds=other.step_s - best.step_s, part=part, part_s=grown[part])

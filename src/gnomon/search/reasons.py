@@ -1,22 +1,28 @@
-"""Reasons: what bounds a plan's step, what each neighbour of it gains or loses, and what other machines would change.
+"""Reasons: what bounds a plan's step, what each neighbour of it gains or loses, what each axis buys, what the
+runners-up of its search lose and where, and what other machines would change.
 
-`explain(prediction)` predicts the plan's neighbours (one axis moved to or from data parallelism, another ZeRO stage,
-recompute, microbatch or schedule), and the same plan on faster links and larger devices. Every number is a prediction;
-nothing is estimated. Leaves out plans more than one change away: that is `solve`.
+`explain(prediction, …)` predicts the plan's neighbours (one axis moved to or from data parallelism, another ZeRO stage,
+recompute, microbatch, context or schedule), the plan without each of its axes, the plans that its search found next,
+and the same plan on other links and larger devices. Every number is a prediction; nothing is estimated. Leaves out
+plans further away: that is `solve`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gnomon.errors import GnomonError, PlanError
-from gnomon.hardware import Cluster, Link, Node
-from gnomon.plans import Mesh, Plan, Saved, Schedule
+from gnomon.hardware import scaled
+from gnomon.plans import Goal, Mesh, Plan, Saved, Schedule
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.prediction import Prediction, predict
+from gnomon.search.planning import Loss, lost
 
 GIB = 2**30
+SHARE = Goal().memory_fraction
+"""Of a device's memory: what a search fills unless it is told otherwise."""
+
 MORE_MEMORY = 10 * GIB
 """What a larger device has more."""
 
@@ -39,11 +45,20 @@ class Neighbour:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Other:
+    """Another plan of the same search."""
+
+    prediction: Prediction
+    loss: Loss
+    """Against the plan that is explained; negative seconds for a faster one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sensitivity:
     """What other machines would change."""
 
     what: str
-    """`network 2x`, `links inside a node 2x`, `+10 GiB a device`."""
+    """`network 2x`, `links inside a node 2x`, `network half`, `+10 GiB a device`."""
     step_s: float
     """Of the same plan; or of the best neighbour that then fits."""
     change: str = ""
@@ -57,6 +72,12 @@ class Reasons:
     prediction: Prediction
     neighbours: tuple[Neighbour, ...]
     sensitivities: tuple[Sensitivity, ...]
+    bought: tuple[Neighbour, ...] = ()
+    """The plan without each axis that it has, its ranks moved to data parallelism."""
+    runners_up: tuple[Other, ...] = ()
+    """The next plans of its search."""
+    too_large: tuple[Other, ...] = ()
+    """Faster plans of its search that do not fit."""
 
     @property
     def computing(self) -> float:
@@ -81,13 +102,36 @@ class Reasons:
         return tuple(sorted(found.items()))
 
 
-def explain(prediction: Prediction) -> Reasons:
-    """The reasons of a predicted plan; some twenty predictions. PlanError for a plan that lists its stages."""
+def explain(prediction: Prediction, *, runners_up: Iterable[Plan] = (), too_large: Iterable[Plan] = ()) -> Reasons:
+    """The reasons of a predicted plan; some thirty predictions. PlanError for a plan that lists its stages.
+
+    runners_up, too_large: plans of the search that made it, as its plan file lists them.
+    """
     if prediction.plan.stages:
         raise PlanError("reasons are for plans of equal stages; this plan lists its stages one by one")
     neighbours = tuple(_predicted(prediction, what, plan) for what, plan in changes(prediction.plan))
-    sensitivities = (*_links(prediction), *_memory(prediction, neighbours))
-    return Reasons(prediction=prediction, neighbours=neighbours, sensitivities=sensitivities)
+    bought = tuple(_predicted(prediction, what, plan) for what, plan in without(prediction.plan))
+    larger = _others(prediction, too_large)
+    sensitivities = (*_links(prediction), *_memory(prediction, neighbours, larger))
+    return Reasons(
+        prediction=prediction,
+        neighbours=neighbours,
+        sensitivities=sensitivities,
+        bought=bought,
+        runners_up=_others(prediction, runners_up),
+        too_large=larger,
+    )
+
+
+def within_share(prediction: Prediction, more_bytes: int = 0) -> bool:
+    """Whether every rank stays within the share of its device that a search fills, were it so much larger."""
+    return all(rank.peak_bytes <= SHARE * (rank.limit_bytes + more_bytes) for rank in prediction.memory)
+
+
+def _others(prediction: Prediction, plans: Iterable[Plan]) -> tuple[Other, ...]:
+    found = (_predicted(prediction, "", plan).prediction for plan in plans)
+    made = (Other(prediction=each, loss=lost(prediction, each)) for each in found if each is not None)
+    return tuple(sorted(made, key=lambda other: other.prediction.step_s))
 
 
 def _predicted(prediction: Prediction, what: str, plan: Plan) -> Neighbour:
@@ -104,10 +148,16 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     mesh = plan.mesh
     for axis in ("tp", "pp", "cp"):
         size = getattr(mesh, axis)
-        if mesh.dp_shard % 2 == 0:
-            yield f"{axis} {size} -> {2 * size}", _moved(plan, axis, 2 * size, mesh.dp_shard // 2)
-        if size % 2 == 0:
-            yield f"{axis} {size} -> {size // 2}", _moved(plan, axis, size // 2, mesh.dp_shard * 2)
+        if mesh.dp_shard % 2 == 0 and (changed := _moved(plan, axis, 2 * size, mesh.dp_shard // 2)):
+            yield f"{axis} {size} -> {2 * size}", changed
+        if size % 2 == 0 and (changed := _moved(plan, axis, size // 2, mesh.dp_shard * 2)):
+            yield f"{axis} {size} -> {size // 2}", changed
+    for size in (2 * mesh.ep, mesh.ep // 2) if mesh.ep > 1 else ():
+        if size and (changed := _experts(plan, size)):
+            yield f"ep {mesh.ep} -> {size}", changed
+    for context in ("ring", "all_gather", "ulysses") if mesh.cp > 1 else ():
+        if context != plan.layout.context:
+            yield f"context by {context}", replace(plan, layout=replace(plan.layout, context=context))
     micro = plan.schedule.micro_batch_size
     for size in () if micro is None else ((2 * micro, micro // 2) if micro % 2 == 0 else (2 * micro,)):
         yield f"microbatch {micro} -> {size}", replace(plan, schedule=replace(plan.schedule, micro_batch_size=size))
@@ -126,8 +176,34 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
         yield f"schedule {schedule.name}", replace(plan, schedule=schedule)
 
 
-def _moved(plan: Plan, axis: str, size: int, shards: int) -> Plan:
-    mesh: Mesh = replace(plan.mesh, **{axis: size, "dp_shard": shards})  # type: ignore[arg-type]
+def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """(axis and its size, plan without it), for every axis of several ranks but data parallelism."""
+    mesh = plan.mesh
+    for axis in ("tp", "cp", "pp"):
+        size = getattr(mesh, axis)
+        if size > 1 and (changed := _moved(plan, axis, 1, mesh.dp_shard * size)):
+            yield f"{axis} {size}", changed
+    if mesh.ep > 1 and (changed := _experts(plan, 1)):
+        yield f"ep {mesh.ep}", changed
+    if plan.optimizer.zero and mesh.dp_shard * mesh.cp > 1:
+        yield f"ZeRO {plan.optimizer.zero}", replace(plan, optimizer=replace(plan.optimizer, zero=0))
+    if plan.saved.preset != "none" and not plan.saved.rules:
+        yield f"recompute {plan.saved.preset}", replace(plan, saved=Saved())
+
+
+def _experts(plan: Plan, size: int) -> Plan | None:
+    try:
+        return replace(plan, mesh=replace(plan.mesh, ep=size))
+    except PlanError:  # more ranks than experts may refold
+        return None
+
+
+def _moved(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
+    """Ranks moved between an axis and data parallelism; None where too few are left to the experts."""
+    try:
+        mesh: Mesh = replace(plan.mesh, **{axis: size, "dp_shard": shards})  # type: ignore[arg-type]
+    except PlanError:
+        return None
     schedule = plan.schedule
     if mesh.pp == 1:  # nothing to schedule
         schedule = replace(schedule, name="one_f_one_b", virtual_stages=1, placement="loop")
@@ -144,44 +220,34 @@ def _schedules(plan: Plan) -> Iterator[Schedule]:
 
 
 def _links(prediction: Prediction) -> Iterator[Sensitivity]:
-    """The same plan with faster links."""
+    """The same plan with other links. A machine that was measured has no links to scale."""
     pricing = prediction.pricing
-    kinds = (("network 2x", "nic"), ("links inside a node 2x", "intra"))
-    for what, field in kinds:
-        if field == "nic" and pricing.cluster.num_nodes == 1:
-            continue
-        found = predict(
-            pricing.graph, faster(pricing.cluster, field), prediction.plan, prediction.workload, pricing.stack
-        )
+    if any(group.node.device.measured is not None for group in pricing.cluster.groups):
+        return
+    kinds: list[tuple[str, dict[str, float]]] = [("links inside a node 2x", {"links": 2.0})]
+    if pricing.cluster.num_nodes > 1:
+        kinds = [("network 2x", {"network": 2.0}), ("network half", {"network": 0.5}), *kinds]
+    for what, factors in kinds:
+        machines = scaled(pricing.cluster, **factors)  # type: ignore[arg-type]
+        found = predict(pricing.graph, machines, prediction.plan, prediction.workload, pricing.stack)
         yield Sensitivity(what=what, step_s=found.step_s)
 
 
-def _doubled(link: Link) -> Link:
-    return replace(link, bytes_per_s=2 * link.bytes_per_s)
-
-
-def faster(cluster: Cluster, field: str) -> Cluster:
-    """The cluster with twice the bandwidth of `nic` or `intra` links."""
-
-    def doubled(node: Node) -> Node:
-        if field == "intra":
-            return replace(node, intra=_doubled(node.intra))
-        return node if node.nic is None else replace(node, nic=_doubled(node.nic))
-
-    return replace(cluster, groups=tuple(replace(group, node=doubled(group.node)) for group in cluster.groups))
-
-
-def _memory(prediction: Prediction, neighbours: tuple[Neighbour, ...]) -> Iterator[Sensitivity]:
-    """The fastest neighbour that more memory would allow, if it is faster."""
-    best: Neighbour | None = None
-    for each in neighbours:
-        found = each.prediction
-        if found is None or found.fits or found.step_s >= prediction.step_s:
-            continue
-        if all(rank.peak_bytes <= rank.limit_bytes + MORE_MEMORY for rank in found.memory):
-            if best is None or best.prediction is None or found.step_s < best.prediction.step_s:
-                best = each
-    if best is not None and best.prediction is not None:
-        yield Sensitivity(what="+10 GiB a device", step_s=best.prediction.step_s, change=best.what)
-    else:
-        yield Sensitivity(what="+10 GiB a device", step_s=prediction.step_s, change="no neighbour gains by it")
+def _memory(
+    prediction: Prediction, neighbours: tuple[Neighbour, ...], others: tuple[Other, ...]
+) -> Iterator[Sensitivity]:
+    """The fastest neighbour, or faster plan of the search, that more memory would allow."""
+    able = [(each.what, each.prediction) for each in neighbours if each.prediction is not None]
+    able += [("another plan of the search", other.prediction) for other in others]
+    gains = [
+        (found.step_s, what, found)
+        for what, found in able
+        if found.step_s < prediction.step_s and not within_share(found) and within_share(found, MORE_MEMORY)
+    ]
+    if not gains:
+        yield Sensitivity(what="+10 GiB a device", step_s=prediction.step_s, change="no plan looked at gains by it")
+        return
+    step_s, what, found = min(gains, key=lambda gain: gain[:2])
+    again = prediction.plan.saved.preset
+    drops = f", drops recompute {again}" if again != found.plan.saved.preset == "none" else ""
+    yield Sensitivity(what="+10 GiB a device", step_s=step_s, change=what + drops)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.plans import Plan
-from gnomon.prediction import Prediction, predict
+from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.search.choices import CHOICES, Choice, Value
 from gnomon.search.choices import choice as named
 from gnomon.search.results import Found, Result
@@ -169,4 +169,5 @@ class _Descent:
         return self.known[changed]
 
     def _fits(self, found: Prediction) -> bool:
-        return all(rank.peak_bytes <= self.result.limit_bytes for rank in found.memory)
+        fits = all(rank.peak_bytes <= self.result.limit_bytes for rank in found.memory)
+        return fits and host_memory(found).fits

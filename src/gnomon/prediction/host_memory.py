@@ -1,0 +1,49 @@
+"""What a plan that offloads holds in a node's host memory, against what the node has.
+
+`host_memory(prediction)` counts optimizer states, master copies and gradients of an update on the host, and activations
+that wait there. Leaves out the pages of the program itself, data loading, and copies that libraries pin on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gnomon.prediction.predict import Prediction
+from gnomon.prediction.stage import StagePrice, width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Of the node that holds most."""
+
+    bytes: int
+    """Held, at most: activations of as many microbatches as there are stages."""
+    limit_bytes: int | None
+    """What the node has; None where nobody says."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is known not to be too much."""
+        return self.limit_bytes is None or self.bytes <= self.limit_bytes
+
+
+def host_memory(prediction: Prediction) -> HostMemory:
+    """Host memory of a prediction's plan; 0 bytes where nothing is offloaded."""
+    pricing = prediction.pricing
+    most = max((_rank_bytes(prediction, stage) for stage in pricing.stages), default=0)
+    nodes = pricing.cluster.nodes
+    known = [node.host_memory_bytes for node in nodes if node.host_memory_bytes is not None]
+    limit = min(known) if len(known) == len(nodes) else None
+    return HostMemory(bytes=most * max(node.count for node in nodes), limit_bytes=limit)
+
+
+def _rank_bytes(prediction: Prediction, stage: StagePrice) -> int:
+    pricing, plan = prediction.pricing, stage.plan
+    alive = min(pricing.count, plan.num_stages)
+    total = alive * sum(layer.offloaded_bytes * len(labels) for layer, labels in stage.layers)
+    if plan.optimizer.offload is not None:
+        here = replace(plan, optimizer=replace(plan.optimizer, offload=None))
+        own, whole = stage.static_bytes(), replace(stage, plan=here).static_bytes()
+        total += sum(whole[name] - own[name] for name in ("master", "states"))
+        total += stage.updated_elements() * width(plan.precision.grad)
+    return total

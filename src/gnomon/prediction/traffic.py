@@ -1,0 +1,98 @@
+"""What a rank sends in a step, by the groups it sends in: bytes, ranks of a group, and the link behind it.
+
+`traffic(prediction)` returns it for the rank class that sends most. Bytes are what leaves the rank in a ring: (n-1)/n
+of a gathered, scattered or exchanged buffer, twice that of a reduced one. Leaves out time, and the few bytes of norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.predict import Prediction
+from gnomon.prediction.stage import StagePrice
+from gnomon.prediction.step import PHASES, WANTED, Pricing
+
+PIPELINE = "pp"
+"""Messages between stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What goes over one group of axes."""
+
+    axes: str
+    """`tp`, `dp_shard+cp`, `ep` …, or `pp` for messages between stages."""
+    ranks: int
+    """In a group."""
+    link: str
+    """The slowest it runs over; empty for messages between stages."""
+    sent_bytes: float
+    """Of one rank, a step."""
+
+
+def traffic(prediction: Prediction) -> tuple[Traffic, ...]:
+    """By group, the most bytes first; empty for one rank alone."""
+    pricing, program = prediction.pricing, prediction.structure.program
+    best: dict[str, float] = {}
+    ptr = program.class_ptr.tolist()
+    for low, high in zip(ptr, ptr[1:], strict=False):
+        found: dict[str, float] = {}
+        for key in program.key[low:high].tolist():
+            for axes, size in _sent(pricing, program.keys[key].kind, program.keys[key].stage):
+                found[axes] = found.get(axes, 0.0) + size
+        if sum(found.values()) > sum(best.values()):
+            best = found
+    links = {name: link for stage in pricing.stages for name, link in stage.links.items()}
+    made = []
+    for axes, size in sorted(best.items(), key=lambda each: -each[1]):
+        link = links.get(axes)
+        ranks = prediction.plan.num_pipeline_ranks if axes == PIPELINE or link is None else link.ranks
+        name = "" if link is None else link.across_name or link.inside_name
+        made.append(Traffic(axes=axes, ranks=ranks, link=name, sent_bytes=size))
+    return tuple(made)
+
+
+def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]]:
+    """(axes, bytes) of one action."""
+    stage, layers = _layers(pricing, block)
+    if kind in ("SEND_F", "SEND_B"):
+        here = pricing.blocks[block][0]
+        other = here + (1 if kind == "SEND_F" else -1)
+        yield PIPELINE, float(pricing.message_bytes((min(here, other), max(here, other))))
+    for phase in PHASES.get(kind, ()):
+        for layer, times in layers:
+            for axis, size in _inside(layer, phase).items():
+                yield axis, size * times
+    if kind in WANTED:
+        name, moments = WANTED[kind]
+        for layer, times in layers:
+            for found in stage.collectives(layer):
+                if found.kind == name and found.when in moments:
+                    yield "+".join(found.axes), float(found.sent_bytes) * times
+
+
+def _inside(layer: LayerPrice, phase: str) -> Mapping[str, float]:
+    """Axis -> bytes of a layer's own collectives; what is computed again sends in proportion to its collectives."""
+    sharded = layer.sharded
+    found: dict[str, float] = {}
+    if phase in ("input_grad", "weight_grad"):
+        for each in sharded.backward:
+            if each.weight_grad == (phase == "weight_grad"):
+                found[each.axis] = found.get(each.axis, 0.0) + float(each.sent_bytes)
+        return found
+    for each in sharded.forward:
+        found[each.axis] = found.get(each.axis, 0.0) + float(each.sent_bytes)
+    if phase == "recompute":
+        again, once = layer.recompute.collectives, layer.forward.collectives
+        return {axis: size * again.get(axis, 0) / once[axis] for axis, size in found.items() if once.get(axis)}
+    return found
+
+
+def _layers(pricing: Pricing, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
+    number, index = pricing.blocks[block]
+    stage = pricing.stages[number]
+    if index >= 0:
+        return stage, [(stage.order[index], 1)]
+    return stage, [(layer, len(labels)) for layer, labels in stage.layers]

@@ -354,6 +354,8 @@ def _overlap(row: Row) -> Overlap:
 def _sequence_parallel(row: Row) -> tuple[bool, Notes]:
     if row.sequence_parallel is not None:
         return row.sequence_parallel == "yes" and (row.tp or 1) > 1, ()
+    if re.search(XLA, row.framework.lower()) and (row.tp or 1) > 1:  # MaxText: logical_axis_rules activation_embed
+        return True, ("the residual stream is divided over tp, as MaxText's rules have it",)
     if "REDUCE_SCATTER" in row.notes and (row.tp or 1) > 1:
         return True, ("sequence parallelism assumed: the benchmark script's last setting",)
     return False, ()

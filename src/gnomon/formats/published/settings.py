@@ -63,8 +63,25 @@ before accumulate in fp16 (train/tr11-176B-ml/chronicles-prequel.md, read 2026-1
 OLDER_THAN_RECIPES = "a recipe that switches it off names no layers; taken as none"
 
 
+NARROW_GRADIENTS = r"megatron-bridge|nemo"
+"""Programs whose published runs hold and reduce gradients in bf16: their performance recipes set
+`grad_reduce_in_fp32 = False` (NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/perf_recipes/_common.py _perf_precision;
+NVIDIA/NeMo scripts/performance; read 2026-11-22)."""
+
+
 def precision(row: Row) -> tuple[Precision, Notes]:
     """Dtypes of the run."""
+    found, notes = _precision(row)
+    program = row.framework.lower()
+    if re.search(XLA, program) and found.compute == "bf16":
+        # weights stay in fp32 and are cast where they are used; gradients leave their products in bf16
+        return replace(found, param="fp32", grad="fp32", reduce="bf16", master="none"), notes
+    if re.search(NARROW_GRADIENTS, program) and found.compute == "bf16" and found.param == "bf16":
+        return replace(found, grad="bf16", reduce="bf16"), notes
+    return found, notes
+
+
+def _precision(row: Row) -> tuple[Precision, Notes]:
     name = (row.precision or "").rstrip("?").lower()
     notes: Notes = ()
     if _before_bf16_optimizer(row):

@@ -8,26 +8,64 @@ does. A source that states its recompute is taken at its word.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gnomon.errors import GnomonError
 from gnomon.formats.published.run import Run
-from gnomon.formats.published.settings import XLA, lighter_first
-from gnomon.plans import Saved
+from gnomon.formats.published.settings import NARROW_GRADIENTS, XLA, lighter_first
+from gnomon.plans import Plan, Saved
 from gnomon.prediction import Prediction, predict
 
 
 def settled(run: Run) -> tuple[Run, Prediction]:
     """The run as it is to be read, and its prediction. GnomonError as `predict` raises it."""
-    first = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
-    if first.fits or not run.recompute_open:
-        return run, first
-    last = run, first
+    first = run, _predicted(run)
+    if first[1].fits:
+        return first
+    last = _least(run, first) if run.recompute_open else first
+    for other in () if last[1].fits else otherwise(run):
+        try:
+            found = other, _predicted(other)
+            if not found[1].fits and run.recompute_open:
+                found = _least(other, found)
+        except GnomonError:
+            continue
+        if found[1].fits:
+            return found
+    return last
+
+
+def otherwise(run: Run) -> Iterator[Run]:
+    """The run with other settings in place of those that a table of NeMo's runs assumes: gradients in fp32; parameters
+    divided too (Megatron-FSDP), which needs no stages; experts divided over tp, Megatron Core's default."""
+    plan, row = run.plan, run.row
+    if not re.search(NARROW_GRADIENTS, row.framework.lower()) or "dist" not in (row.zero_or_fsdp or ""):
+        return
+    tries: list[tuple[Plan, str]] = []
+    if plan.precision.grad == "bf16":
+        tries.append((replace(plan, precision=replace(plan.precision, grad="fp32", reduce="fp32")), "fp32 gradients"))
+    if row.experts and plan.mesh.tp > 1 and plan.mesh.etp == 1:
+        tries.append((replace(plan, mesh=replace(plan.mesh, etp=plan.mesh.tp)), "experts divided over tp"))
+    if plan.mesh.pp == 1:
+        tries.append((replace(plan, optimizer=replace(plan.optimizer, zero=3)), "parameters divided too"))
+    for tried, what in tries:
+        note = f"does not fit as the table assumes; taken with {what}"
+        yield replace(run, plan=tried, notes=(*run.notes, note))
+
+
+def _predicted(run: Run) -> Prediction:
+    return predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
+
+
+def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
+    """With the least recompute that fits, or as much as can be."""
+    last = first
     xla = bool(re.search(XLA, run.row.framework.lower()))
     for saved in lighter_first(run.row.layers or 0, run.plan.num_stages, offloads=xla)[1:]:
         tried = replace(run, plan=replace(run.plan, saved=saved))
         try:
-            found = predict(tried.graph, tried.cluster, tried.plan, tried.workload, tried.stack)
+            found = _predicted(tried)
         except GnomonError:
             continue
         what = "the least that fits" if found.fits else "nothing fits; taken as much as can be"

@@ -63,10 +63,10 @@ before accumulate in fp16 (train/tr11-176B-ml/chronicles-prequel.md, read 2026-1
 OLDER_THAN_RECIPES = "a recipe that switches it off names no layers; taken as none"
 
 
-NARROW_GRADIENTS = r"megatron-bridge|nemo"
+NARROW_GRADIENTS = r"megatron-bridge"
 """Programs whose published runs hold and reduce gradients in bf16: their performance recipes set
-`grad_reduce_in_fp32 = False` (NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/perf_recipes/_common.py _perf_precision;
-NVIDIA/NeMo scripts/performance; read 2026-11-22)."""
+`grad_reduce_in_fp32 = False` (NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/perf_recipes/_common.py _perf_precision,
+read 2026-11-22). NeMo's before do not say, and fit worse so."""
 
 
 def precision(row: Row) -> tuple[Precision, Notes]:

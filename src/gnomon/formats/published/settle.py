@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gnomon.errors import GnomonError
 from gnomon.formats.published.run import Run
-from gnomon.formats.published.settings import NARROW_GRADIENTS, XLA, lighter_first
+from gnomon.formats.published.settings import XLA, lighter_first
 from gnomon.plans import Plan, Saved
 from gnomon.prediction import Prediction, predict
 
@@ -37,14 +37,14 @@ def settled(run: Run) -> tuple[Run, Prediction]:
 
 
 def otherwise(run: Run) -> Iterator[Run]:
-    """The run with other settings in place of those that a table of NeMo's runs assumes: gradients in fp32; parameters
+    """The run with other settings in place of those that a table of NeMo's runs assumes: gradients in bf16; parameters
     divided too (Megatron-FSDP), which needs no stages; experts divided over tp, Megatron Core's default."""
     plan, row = run.plan, run.row
-    if not re.search(NARROW_GRADIENTS, row.framework.lower()) or "dist" not in (row.zero_or_fsdp or ""):
+    if not re.search("megatron-bridge|nemo", row.framework.lower()) or "dist" not in (row.zero_or_fsdp or ""):
         return
     tries: list[tuple[Plan, str]] = []
-    if plan.precision.grad == "bf16":
-        tries.append((replace(plan, precision=replace(plan.precision, grad="fp32", reduce="fp32")), "fp32 gradients"))
+    if plan.precision.param == "bf16" and plan.precision.grad == "fp32":
+        tries.append((replace(plan, precision=replace(plan.precision, grad="bf16", reduce="bf16")), "bf16 gradients"))
     if row.experts and plan.mesh.tp > 1 and plan.mesh.etp == 1:
         tries.append((replace(plan, mesh=replace(plan.mesh, etp=plan.mesh.tp)), "experts divided over tp"))
     if plan.mesh.pp == 1:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.plans import shared_parameters
 from gnomon.prediction.layer import LayerPrice
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
@@ -376,9 +377,16 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
             used.add(tuple(axis for axis in found.axes if getattr(stage.mesh, axis) > 1))
     pipeline = pricing.plan.num_pipeline_ranks > 1
     norm = pricing.plan.optimizer.clip and pricing.plan.world_size > 1
+    tied = pipeline and _holds_tied(pricing, here)  # the embedding's group: its gradients are added up over stages
     exchange = ["ep"] + (["cp"] if pricing.plan.layout.context == "ulysses" else [])
     peers = [stage.links[axis].ranks_per_node - 1 for axis in exchange if axis in stage.links]
-    return len(used) + pipeline + norm, max(peers, default=0)
+    return len(used) + pipeline + norm + tied, max(peers, default=0)
+
+
+def _holds_tied(pricing: Pricing, here: Sequence[StagePrice]) -> bool:
+    """Whether one of these stages shares a parameter with another."""
+    numbers = {number for number, stage in enumerate(pricing.stages) if any(stage is each for each in here)}
+    return any(numbers & set(holders) for holders in shared_parameters(pricing.plan, pricing.graph).values())
 
 
 def logits_bytes(pricing: Pricing, block: int) -> int:

@@ -148,7 +148,7 @@ DATA_PARALLEL = r"fsdp|\bddp\b|hugging|transformers|accelerate|\bhf\b|trainer|co
 """Programs and shardings without tensor or pipeline parallelism unless they say so."""
 
 
-MEGATRON = r"megatron|nemo|zero-?bubble"
+MEGATRON = r"megatron(?!.*deepspeed)|nemo|zero-?bubble"
 """Programs that count the embedding and the loss as layers when layers do not divide otherwise (Megatron Core
 transformer_config.py account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split; the zero-bubble
 fork takes one layer from the first and one from the last stage)."""
@@ -269,6 +269,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "XLA fuses what lies between products", cross_entropy="fused")
     if eager:
         found = chosen(found, "the eager code of transformers", **EAGER)
+    if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):
+        found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
     return with_test_options(found, row), notes
 
 

@@ -20,7 +20,7 @@ from gnomon.timeline import NONE, Memory, Spans, Timeline
 
 CLASS_OF: Mapping[str, str] = {
     **dict.fromkeys(("X", "S"), "activations"),
-    **dict.fromkeys(("Y", "DY", "DX"), "communication"),
+    **dict.fromkeys(("Y", "DY", "DX", "SKIP", "DSKIP"), "communication"),
     "P": "parameters",
     **dict.fromkeys(("G", "GS"), "gradients"),
 }
@@ -90,7 +90,8 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
     """What comes and goes by class: buffers, the logits among them apart, and what lives inside an action."""
     program = structure.program
     moved = held_moves(structure, pricing, sizes)
-    of = np.array([names.index(CLASS_OF[b.name]) if b.name in CLASS_OF else NONE for b in program.buffers])
+    known = [CLASS_OF.get(b.name.partition("_")[0]) for b in program.buffers]
+    of = np.array([NONE if each is None else names.index(each) for each in known])
     cls = of[moved.buffer]
     saved = np.array([b.name == "S" for b in program.buffers])[moved.buffer]
     share = np.array([logits_bytes(pricing, s) / max(sizes.get(f"{s}S", 0.0), 1.0) for s in range(program.num_stages)])

@@ -289,7 +289,9 @@ def _rank(
     )
     by_class["activations"] = total("S", "X") - logits
     by_class["logits"] = logits
-    by_class["communication"] = total("Y", "DY", "DX")
+    by_class["communication"] = total(
+        "Y", "DY", "DX", *(name for name, _ in held if name.startswith(("SKIP", "DSKIP")))
+    )
     by_class["temporary"] = temporary
     device = here[0].device
     by_class["workspace"] = workspace_bytes(device, pricing.stack)
@@ -401,13 +403,17 @@ def logits_bytes(pricing: Pricing, block: int) -> int:
 def buffer_sizes(pricing: Pricing) -> dict[str, float]:
     """Bytes of the Program's buffers by label.
 
-    S is what the layers behind a stage keep; X, Y, DX, DY what travels. P and G are what comes and goes under ZeRO: the
-    gathered parameters and whole gradients of a block at stage 3, two buckets of gradients at stage 2. Without buckets
-    all gradients come and go: G, and GS the shards of stages 2 and 3. What stays between steps is counted apart (0
-    here), and so is the host's memory (GH, PH).
+    S is what the layers behind a stage keep; X, Y, DX, DY and skips (SKIP_0_2) what travels. P and G are what comes
+    and goes under ZeRO: the gathered parameters and whole gradients of a block at stage 3, two buckets of gradients at
+    stage 2. Without buckets all gradients come and go: G, and GS the shards of stages 2 and 3. What stays between steps
+    is counted apart (0 here), and so is the host's memory (GH, PH).
     """
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
     zero = pricing.plan.optimizer.zero
+    for source, target in pricing.sent:
+        if target != source + 1:
+            size = float(pricing.message_bytes((source, target)))
+            sizes |= {f"SKIP_{source}_{target}": size, f"DSKIP_{source}_{target}": size}
     for block, (number, index) in enumerate(pricing.blocks):
         stage = pricing.stages[number]
         parts = _parts(pricing, block)

@@ -72,9 +72,11 @@ def _recompute(plan: Plan) -> str:
 
 
 def _where(rule: SavedRule) -> str:
-    first = "" if rule.first_per_stage is None else f"the first {rule.first_per_stage} of "
+    """`the first 4 layers of stages 0, 1`."""
+    layers = "layers" if rule.calls == "*" else rule.calls
+    first = "" if rule.first_per_stage is None else f"the first {rule.first_per_stage} "
     stages = f" of stage{'s' * (len(rule.stages) > 1)} {', '.join(map(str, rule.stages))}" if rule.stages else ""
-    return f"{first}{rule.calls}{stages}"
+    return f"{first}{layers}{stages or ' of each stage' * bool(first)}"
 
 
 def _heading(prediction: Prediction) -> tuple[str, ...]:

@@ -1,0 +1,331 @@
+"""A predicted plan with its layers cut into stages otherwise, or others of them recomputed: what `predict` says of it.
+
+`Trials(prediction)` keeps what such plans share (the Program, prices of layers, of stages with the same layers), so a
+trial costs a play of the Program and little else. Its numbers are those of `predict` to the bit: where a plan would
+have another Program (another stage holds what is tied, ZeRO 3), `predict` is called. Leaves out which plans to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gnomon.graph import Layer
+from gnomon.plans import Plan, Saved, SavedRule, layer_presets, select, shared_parameters, stage_layers, transfers
+from gnomon.plans.parts import Preset
+from gnomon.plans.select import format_layers
+from gnomon.prediction import Prediction, predict
+from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.memory import rank_memory
+from gnomon.prediction.stage import StagePrice
+from gnomon.prediction.step import TIED, Pricing
+from gnomon.program import Key
+from gnomon.schedules.optimizer import effective_zero
+from gnomon.simulate import Durations, period
+from gnomon.units import quantise
+
+Presets = tuple[tuple[Preset, ...], ...]
+"""Recompute preset of each repeated layer, stage by stage."""
+
+_ORDER: tuple[Preset, ...] = ("none", "selective", "full")
+
+_OF_SEVERAL = frozenset({"SEND_F", "SEND_B", "SEND_SKIP", "SEND_SKIP_GRAD"})
+"""Actions whose price depends on more than their own stage."""
+
+
+class Kind(NamedTuple):
+    """What layers of one price have in common, but for how much of them is kept."""
+
+    block: str
+    no_grad: tuple[str, ...]
+    narrow: bool
+    """Eight-bit products."""
+
+
+class Content(NamedTuple):
+    """What a stage computes: runs of (kind, preset, layers)."""
+
+    stage: int
+    runs: tuple[tuple[Kind, Preset, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A plan that was tried."""
+
+    plan: Plan
+    step_s: float
+    """Seconds of a step, as `predict` gives them."""
+    peaks: tuple[int, ...]
+    """Peak bytes of each rank class, as `predict` gives them."""
+
+
+class Trials:
+    """Plans that differ from a predicted one in layers_per_stage and in which layers are recomputed."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        """prediction: of a plan with one mesh, on devices of one kind."""
+        self.prediction, self.plan = prediction, prediction.plan
+        pricing = prediction.pricing
+        self.graph, self.cluster, self.stack = pricing.graph, pricing.cluster, pricing.stack
+        self.layers = self.graph.layers()
+        repeated = [i for i, layer in enumerate(self.layers) if layer.call.first is not None]
+        self.counted = tuple(repeated or range(len(self.layers)))
+        """Positions in the graph of the layers that stages are counted in."""
+        fp8 = self.plan.precision.fp8
+        narrow = {layer.label for layer in select(fp8.calls, self.graph)} if fp8 else set()
+        self.kinds = tuple(
+            Kind(
+                layer.call.block,
+                tuple(own for own, source in layer.call.inputs if "." not in source),
+                layer.label in narrow,
+            )
+            for layer in self.layers
+        )
+        self.numbers = {layer.label: i for i, layer in enumerate(self.layers)}
+        self.predicted = 0
+        """Times that `predict` was called."""
+        self._prices: dict[tuple[int, Kind, Preset], LayerPrice] = {}
+        self._seconds: dict[tuple[object, Key], float] = {}
+        self._alone: dict[tuple[Content, str], float] = {}
+        self._peaks: dict[tuple[Content, ...], int] = {}
+        self._stages: dict[tuple[int, int, int, tuple[Preset, ...]], StagePrice] = {}
+        self._same = [_where(stage) for stage in pricing.stages]
+        self._shape = self._shape_of(self.plan)
+        self._parts = stage_layers(self.plan, self.graph)
+        self._harvest(prediction)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages, virtual ones counted."""
+        return self.plan.num_stages
+
+    def bounds(self, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """First and one past the last position in the graph of each stage's layers."""
+        ends = np.cumsum((0, *counts)).tolist()
+        places = [*self.counted, self.counted[-1] + 1]
+        for stage, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
+            last = stage == len(counts) - 1
+            yield (0 if stage == 0 else places[a]), (len(self.layers) if last else places[b])
+
+    def plain(self, counts: Sequence[int], preset: Preset = "none") -> Presets:
+        """One preset for every layer."""
+        return tuple((preset,) * count for count in counts)
+
+    def plan_of(self, counts: Sequence[int], presets: Presets) -> Plan:
+        """The plan, its presets as rules by stage."""
+        schedule = self.plan.schedule
+        if self.num_stages > 1:
+            schedule = replace(schedule, layers_per_stage=tuple(counts))
+        return replace(self.plan, schedule=schedule, saved=self._saved(counts, presets))
+
+    def of(self, counts: Sequence[int], presets: Presets) -> Trial:
+        """Time and memory of the plan. PlanError for a stage without a layer."""
+        plan = self.plan_of(counts, presets)
+        spans = tuple(self.bounds(counts))
+        if not self._alike(plan) or not self._known(spans, presets):
+            found = self._predict(plan)
+            return Trial(plan=plan, step_s=found.step_s, peaks=tuple(rank.peak_bytes for rank in found.memory))
+        contents = self._contents(spans, presets)
+        pricing = self._pricing(plan, spans, presets)
+        step_s = self._step(contents, pricing)
+        return Trial(plan=plan, step_s=step_s, peaks=self._memory(contents, pricing))
+
+    def peaks(self, counts: Sequence[int], presets: Presets) -> tuple[int, ...]:
+        """Peak bytes of each rank class alone."""
+        plan = self.plan_of(counts, presets)
+        spans = tuple(self.bounds(counts))
+        if not self._alike(plan) or not self._known(spans, presets):
+            return self.of(counts, presets).peaks
+        return self._memory(self._contents(spans, presets), self._pricing(plan, spans, presets))
+
+    def seconds(self, stage: int, first: int, last: int, kinds: Sequence[str], *, ends: bool) -> tuple[float, ...]:
+        """Seconds of each kind of action (`F`, `B` …) of a stage of the counted layers [first, last), none of them
+        recomputed. ends: whether it is the last stage, with what follows them. Not under ZeRO 3."""
+        places = [*self.counted, self.counted[-1] + 1]
+        a, b = 0 if stage == 0 else places[first], len(self.layers) if ends else places[last]
+        none: Preset = "none"
+        presets = (none,) * (last - first)
+        content = self._content(stage, a, b, presets)
+        if any((content, kind) not in self._alone for kind in kinds):
+            self._has(self._keys(stage, a, b, presets))
+            base = self.prediction.pricing
+            stages = list(base.stages)
+            stages[stage] = self._stage(stage, a, b, presets)
+            pricing = Pricing(self.plan, self.graph, self.cluster, self.stack, tuple(stages), base.blocks, base.count)
+            for kind in kinds:
+                key = Key(kind=kind, stage=stage, rank_class=0, shape="", name="")
+                self._alone[content, kind] = float(quantise(np.array([pricing.seconds(key)]))[0])
+        return tuple(self._alone[content, kind] for kind in kinds)
+
+    def layer_seconds(self, position: int) -> float:
+        """Seconds of one layer of the graph by itself, forward and backward, without what surrounds it."""
+        kind = self.kinds[position]
+        price = next(p for (_, k, preset), p in self._prices.items() if k == kind and preset == "none")
+        phases = (price.forward, price.input_grad, price.weight_grad)
+        return sum(phase.compute_s + sum(phase.comm_s.values()) for phase in phases)
+
+    def layer_prices(self, stage: int, layer: int) -> dict[Preset, LayerPrice]:
+        """Preset -> price of a counted layer where a stage is."""
+        kind, where = self.kinds[self.counted[layer]], self._same.index(self._same[stage])
+        for preset in _ORDER:
+            if (where, kind, preset) not in self._prices:
+                self._predict(replace(self.plan, saved=Saved(preset=preset)))
+        return {preset: self._prices[where, kind, preset] for preset in _ORDER}
+
+    def _alike(self, plan: Plan) -> bool:
+        """Whether the plan has the same Program."""
+        if effective_zero(plan) == 3:  # whose stages are layers
+            return stage_layers(plan, self.graph) == self._parts
+        return self._shape_of(plan) == self._shape
+
+    def _pricing(self, plan: Plan, spans: Sequence[tuple[int, int]], presets: Presets) -> Callable[[], Pricing]:
+        """Makes the plan's prices, once, when they are asked for."""
+        made: list[Pricing] = []
+
+        def pricing() -> Pricing:
+            if not made:
+                base = self.prediction.pricing
+                each = tuple(self._stage(s, *span, p) for s, (span, p) in enumerate(zip(spans, presets, strict=True)))
+                made.append(Pricing(plan, self.graph, self.cluster, self.stack, each, base.blocks, base.count))
+            return made[0]
+
+        return pricing
+
+    def _predict(self, plan: Plan) -> Prediction:
+        self.predicted += 1
+        found = predict(self.graph, self.cluster, plan, self.prediction.workload, self.stack)
+        self._harvest(found)
+        return found
+
+    def _harvest(self, found: Prediction) -> None:
+        """Takes the prices of a prediction's layers over."""
+        presets = layer_presets(found.plan, self.graph)
+        for stage in found.pricing.stages:
+            where = self._same.index(_where(stage))
+            for price, layers in stage.layers:
+                for layer in layers:
+                    at = where, self.kinds[self.numbers[layer.label]], presets.get(layer.label, "none")
+                    self._prices.setdefault(at, price)
+
+    def _known(self, spans: Sequence[tuple[int, int]], presets: Presets) -> bool:
+        """Whether every layer has a price."""
+        return self._has(at for stage, span in enumerate(spans) for at in self._keys(stage, *span, presets[stage]))
+
+    def _has(self, keys: Iterable[tuple[int, Kind, Preset]]) -> bool:
+        """Whether these layers have prices; asks `predict` once for a preset that none has."""
+        missing = [at for at in keys if at not in self._prices]
+        for preset in sorted({preset for _, _, preset in missing}):
+            self._predict(replace(self.plan, saved=Saved(preset=preset)))
+        return all(at in self._prices for at in missing)
+
+    def _keys(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> Iterator[tuple[int, Kind, Preset]]:
+        """Where to find each layer's price."""
+        where, left = self._same.index(self._same[stage]), iter(presets)
+        for i in range(a, b):
+            yield where, self.kinds[i], next(left) if self._is_counted(i) else "none"
+
+    def _is_counted(self, position: int) -> bool:
+        return self.layers[position].call.first is not None or len(self.counted) == len(self.layers)
+
+    def _contents(self, spans: Sequence[tuple[int, int]], presets: Presets) -> tuple[Content, ...]:
+        return tuple(self._content(stage, a, b, presets[stage]) for stage, (a, b) in enumerate(spans))
+
+    def _content(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> Content:
+        runs: list[tuple[Kind, Preset, int]] = []
+        for _, kind, preset in self._keys(stage, a, b, presets):
+            if runs and runs[-1][:2] == (kind, preset):
+                runs[-1] = kind, preset, runs[-1][2] + 1
+            else:
+                runs.append((kind, preset, 1))
+        return Content(stage, tuple(runs))
+
+    def _stage(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> StagePrice:
+        at = stage, a, b, presets
+        if at not in self._stages:
+            groups: dict[int, tuple[LayerPrice, list[Layer]]] = {}
+            for i, key in zip(range(a, b), self._keys(stage, a, b, presets), strict=True):
+                price = self._prices[key]
+                groups.setdefault(id(price), (price, []))[1].append(self.layers[i])
+            layers = tuple((price, tuple(members)) for price, members in groups.values())
+            self._stages[at] = replace(self.prediction.pricing.stages[stage], layers=layers)
+        return self._stages[at]
+
+    def _step(self, contents: tuple[Content, ...], pricing: Callable[[], Pricing]) -> float:
+        """The steady state's step."""
+        structure, blocks = self.prediction.structure, self.prediction.pricing.blocks
+        seconds = []
+        for key in structure.program.keys:
+            several = key.kind in _OF_SEVERAL or key.name == TIED
+            at = (contents if several else contents[blocks[key.stage][0]]), key
+            if at not in self._seconds:
+                self._seconds[at] = pricing().seconds(key)
+            seconds.append(self._seconds[at])
+        return period(structure, Durations(busy=quantise(np.array(seconds, float)))).seconds
+
+    def _memory(self, contents: tuple[Content, ...], pricing: Callable[[], Pricing]) -> tuple[int, ...]:
+        """Peak bytes of each rank class, which depend on its own stages alone."""
+        held = [tuple(contents[s] for s in stages) for stages in self.stages_of_class]
+        if any(each not in self._peaks for each in held):
+            for each, rank in zip(held, rank_memory(self.prediction.structure, pricing())[0], strict=True):
+                self._peaks[each] = rank.peak_bytes
+        return tuple(self._peaks[each] for each in held)
+
+    @property
+    def stages_of_class(self) -> tuple[tuple[int, ...], ...]:
+        """Stages of each rank class, in order."""
+        ranks = self.plan.pipeline_ranks
+        return tuple(tuple(s for s, r in enumerate(ranks) if r == cls) for cls in range(max(ranks) + 1))
+
+    def _shape_of(self, plan: Plan) -> object:
+        """What the Program depends on: who sends to whom, who shares parameters, which blocks a stage has."""
+        parts = stage_layers(plan, self.graph)
+        blocks = tuple(frozenset(layer.call.block for layer in part) for part in parts if plan.mesh.tp > 1)
+        shared = frozenset(shared_parameters(plan, self.graph).values())
+        return tuple((t.source, t.target) for t in transfers(plan, self.graph)), shared, blocks
+
+    def _saved(self, counts: Sequence[int], presets: Presets) -> Saved:
+        """Presets as rules: what most layers have, then for each run of others in a stage a rule."""
+        every = [preset for stage in presets for preset in stage]
+        base = max(_ORDER, key=every.count)
+        rules: dict[tuple[Preset, str, int | None], list[int]] = {}
+        done = 0
+        for stage, (count, mine) in enumerate(zip(counts, presets, strict=True)):
+            if set(mine) - {base}:
+                layers = [self.layers[i] for i in self.counted[done : done + count]]
+                for preset, calls, first in _runs(base, mine, layers):
+                    rules.setdefault((preset, calls, first), []).append(stage)
+            done += count
+        found = tuple(
+            SavedRule(calls=calls, stages=tuple(stages) if self.num_stages > 1 else (), first_per_stage=n, preset=p)
+            for (p, calls, n), stages in sorted(rules.items(), key=lambda item: _ORDER.index(item[0][0]))
+        )
+        return Saved(preset=base, rules=found)
+
+
+def _runs(base: Preset, presets: Sequence[Preset], layers: Sequence[Layer]) -> Iterator[tuple[Preset, str, int | None]]:
+    """(preset, selector, first layers or None for all of them) of rules that give a stage's layers their presets."""
+    if len(set(presets)) == 1:
+        yield presets[0], "*", None
+        return
+    order = list(dict.fromkeys(presets))
+    if list(presets) == sorted(presets, key=order.index) and order == sorted(
+        order, key=_ORDER.index, reverse=True
+    ):  # each preset once, one after the other: count from the front
+        if order[-1] != base:
+            yield order[-1], "*", None
+        for preset in reversed(order[:-1]):
+            yield preset, "*", sum(order.index(each) <= order.index(preset) for each in presets)
+        return
+    for preset in order:
+        if preset != base:
+            chosen = [layer for layer, each in zip(layers, presets, strict=True) if each == preset]
+            yield from ((preset, calls, None) for calls in format_layers(chosen))
+
+
+def _where(stage: StagePrice) -> tuple[object, ...]:
+    """What the prices of a stage's layers depend on beside the layers."""
+    return stage.device.name, stage.mesh, tuple(sorted(stage.links.items(), key=lambda item: item[0]))

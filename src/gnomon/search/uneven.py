@@ -1,0 +1,254 @@
+"""After the search for equal stages: the same plans with layers cut unevenly, and recomputation stage by stage.
+
+`uneven(found)` takes the best plans of a search, those that were faster but did not fit, and plans one change away, and
+gives each the best cut (`split`) with the least recomputation that fits (`recompute`). It returns the best plan of all,
+why it is better, and what was tried: the search before it is exact, this pass is not (which plans it takes is a choice;
+of one plan, the cut is the best where `Cuts.proven`). Leaves out stages with other numbers of ranks (`dapple`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gnomon.errors import GnomonError, PlanError
+from gnomon.graph import Graph
+from gnomon.plans import Plan, Saved, layer_presets, stage_layers
+from gnomon.prediction import Prediction, predict
+from gnomon.search.reasons import changes
+from gnomon.search.recompute import Least, Unit, unit_of
+from gnomon.search.solve import Found, Result
+from gnomon.search.space import Point, Space
+from gnomon.search.split import Cut, Cuts, balanced, best_split, can_cut, equal
+from gnomon.search.trials import Trial, Trials
+
+OWN_RULE = frozenset({"nanotron", "deepspeed", "accelerate"})
+"""Stacks whose program divides layers among stages by a rule of its own (docs/export.md)."""
+
+ROWS = 60_000
+"""Rows of Programs that may be played for one plan: a second or so."""
+
+PLANS = 4
+"""Plans that are cut, in each of two rounds."""
+
+_WORTH = 1e-6
+"""Share of the step by which a plan must be better, so that rounding decides nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One plan that was given other stages."""
+
+    point: Point
+    equal_s: float
+    """Its step with equal stages and one preset for all layers, whether it fits or not."""
+    step_s: float | None
+    """Its step with the best cut; None where none fits."""
+    cuts: Cuts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uneven:
+    """What the pass found."""
+
+    best: Found | None
+    """The best plan, if it is better than the best of the search."""
+    exact_s: float | None
+    """Step of the best plan of the search; None where none fitted."""
+    tried: tuple[Tried, ...]
+    reasons: tuple[str, ...] = ()
+    """What differs from equal stages, and why: `stage 3 holds the head: 6 layers fewer`."""
+
+    @property
+    def gain(self) -> float:
+        """Share of the step saved; 0 where nothing was."""
+        if self.best is None or self.exact_s is None:
+            return 0.0
+        return 1 - self.best.step_s / self.exact_s
+
+
+def uneven(found: Result) -> Uneven:
+    """The best plan with uneven stages, or recomputation that differs by stage; see the module."""
+    exact = found.best[0].step_s if found.best else None
+    groups = found.cluster.groups
+    if len({group.node.device.name for group in groups}) > 1 or found.space.base.saved != Saved():
+        return Uneven(best=None, exact_s=exact, tried=())
+    run = _Pass(found)
+    run.round([(each.point, each.prediction) for each in (*found.best, *found.near)])
+    for _ in range(2):
+        leader = run.best[1] if run.best is not None else found.best[0] if found.best else None
+        if leader is None or not run.round(list(run.neighbours(leader))):
+            break
+    if run.best is None:
+        return Uneven(best=None, exact_s=exact, tried=tuple(run.tried))
+    best = run.best[1]
+    return Uneven(best=best, exact_s=exact, tried=tuple(run.tried), reasons=reasons(best.prediction))
+
+
+class _Pass:
+    """The pass under way."""
+
+    def __init__(self, found: Result) -> None:
+        self.found, self.space = found, found.space
+        self.unit: Unit = unit_of(found.stack)
+        self.best: tuple[float, Found] | None = None
+        self.tried: list[Tried] = []
+        self.done: set[Plan] = set()
+        self.exact = found.best[0].step_s if found.best else float("inf")
+
+    @property
+    def worst(self) -> float:
+        """What a plan must be faster than."""
+        return (self.best[0] if self.best is not None else self.exact) * (1 - _WORTH)
+
+    def round(self, plans: Sequence[tuple[Point, Prediction]]) -> bool:
+        """Cuts the most promising plans; whether one is the best so far."""
+        promising: list[tuple[float, int, Point, Trials]] = []
+        for index, (point, prediction) in enumerate(plans):
+            shape = _shape(prediction.plan)
+            if shape in self.done:
+                continue
+            self.done.add(shape)
+            trials = Trials(prediction)
+            hope = self._hope(trials)
+            if hope < self.worst:
+                promising.append((hope, index, point, trials))
+        better = False
+        for hope, _, point, trials in sorted(promising, key=lambda each: each[:2])[:PLANS]:
+            if hope < self.worst:
+                better |= self._cut(point, trials)
+        return better
+
+    def _hope(self, trials: Trials) -> float:
+        """Seconds of the plan if its longest stage were as short as layers allow, and memory without limit."""
+        plan, step = trials.plan, trials.prediction.step_s
+        parts = trials.prediction.breakdown
+        if self.unit != "none":
+            step -= sum(seconds for part, seconds in parts.items() if part in ("again", "recompute"))
+        if can_cut(trials) or self._own_rule():
+            return step if plan.saved.preset != "none" or not trials.prediction.fits else float("inf")
+        weights = [trials.layer_seconds(i) for i in range(len(trials.layers))]
+        ranks = plan.pipeline_ranks
+        start = _longest(weights, trials, equal(len(trials.counted), plan.num_stages))
+        if len(ranks) == max(ranks) + 1:
+            ideal = _longest(weights, trials, balanced(weights, [(i, i + 1) for i in trials.counted], len(ranks)))
+        else:
+            ideal = sum(weights) / (max(ranks) + 1)
+        return step * min(ideal / start, 1.0)
+
+    def _own_rule(self) -> bool:
+        return self.found.stack.name in OWN_RULE
+
+    def _cut(self, point: Point, trials: Trials) -> bool:
+        """Gives one plan its best cut; whether it is the best plan so far."""
+        least = Least(trials, self.found.limit_bytes, self.unit)
+        budget = max(8, min(40, ROWS // trials.prediction.structure.program.num_rows))
+        trial: Trial | None
+        try:
+            if can_cut(trials) or self._own_rule():
+                trial, cuts = least.fit(equal(len(trials.counted), trials.num_stages)), Cuts(every=1)
+                cuts.predicted, cuts.too_large = int(trial is not None), int(trial is None)
+            else:
+                split = best_split(trials, least, budget=budget)
+                trial, cuts = (split.trial, split.cuts) if split is not None else (None, Cuts())
+        except PlanError:
+            trial, cuts = None, Cuts()
+        step = None if trial is None else trial.step_s
+        self.tried.append(Tried(point=point, equal_s=trials.prediction.step_s, step_s=step, cuts=cuts))
+        if trial is None or trial.step_s >= self.worst:
+            return False
+        made = predict(self.found.graph, self.found.cluster, trial.plan, self.found.workload, self.found.stack)
+        self.best = made.step_s, Found(point=point, plan=trial.plan, prediction=made)
+        return True
+
+    def neighbours(self, leader: Found) -> Iterator[tuple[Point, Prediction]]:
+        """Plans one change of axes, microbatch or schedule away that the search was free to take, predicted."""
+        plain = replace(leader.plan, schedule=replace(leader.plan.schedule, layers_per_stage=()), saved=Saved())
+        for what, plan in changes(plain):
+            point = point_of(plan, leader.point)
+            kept = what.split(" ")[0] in ("tp", "pp", "microbatch", "schedule")
+            if not kept or not _allowed(point, self.space) or _shape(plan) in self.done:
+                continue
+            try:
+                found = predict(self.found.graph, self.found.cluster, plan, self.found.workload, self.found.stack)
+            except GnomonError:
+                continue
+            yield point, found
+
+
+def _shape(plan: Plan) -> Plan:
+    """What of a plan the pass does not choose."""
+    return replace(plan, saved=Saved(), schedule=replace(plan.schedule, layers_per_stage=()))
+
+
+def _longest(weights: Sequence[float], trials: Trials, cut: Cut) -> float:
+    """Seconds of the rank with the most work."""
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    ranks = trials.plan.pipeline_ranks
+    busy = [0.0] * (max(ranks) + 1)
+    for rank, (a, b) in zip(ranks, trials.bounds(cut), strict=True):
+        busy[rank] += float(total[b] - total[a])
+    return max(busy)
+
+
+def point_of(plan: Plan, like: Point) -> Point:
+    """The point of a plan with one mesh; what only a point says is that of `like`."""
+    mesh, schedule = plan.mesh, plan.schedule
+    return like._replace(
+        tp=mesh.tp,
+        cp=mesh.cp,
+        ep=mesh.ep,
+        pp=mesh.pp,
+        dp_replicate=mesh.dp_replicate,
+        dp_shard=mesh.dp_shard,
+        schedule=schedule.name,
+        virtual_stages=schedule.virtual_stages,
+        micro_batch_size=schedule.micro_batch_size or 1,
+        sequence_parallel=plan.layout.sequence_parallel,
+        recompute=plan.saved.preset,
+        zero=plan.optimizer.zero,
+    )
+
+
+def _allowed(point: Point, space: Space) -> bool:
+    """Whether each field is one of the space's choices, whatever is recomputed."""
+    fields = [name for name in Point._fields if name != "recompute"]
+    free = all(getattr(point, name) in getattr(space, name) for name in fields if name != "virtual_stages")
+    return free and (point.virtual_stages == 1 or (point.schedule, point.virtual_stages) in space.pipelines(point.pp)) \
+        and space.runs(point.pp, point.zero)  # fmt: skip
+
+
+def reasons(prediction: Prediction) -> tuple[str, ...]:
+    """How a plan's stages differ from equal ones, and why, a line each."""
+    plan, graph = prediction.plan, prediction.pricing.graph
+    lines = []
+    if plan.schedule.layers_per_stage:
+        lines += list(_moved(plan, graph))
+    presets = layer_presets(plan, graph)
+    if plan.saved.rules:
+        held = [rank.by_class.get("activations", 0) for rank in prediction.memory]
+        for stage, part in enumerate(stage_layers(plan, graph)):
+            here = [presets[layer.label] for layer in part if layer.label in presets]
+            words = [f"{here.count(name)} {name}" for name in ("full", "selective") if name in here]
+            of_rank = held[plan.pipeline_ranks[stage]]
+            if words:
+                again = " and ".join(words)
+                lines.append(f"stage {stage} recomputes {again} of {len(here)} layers ({of_rank / 2**30:.1f} GiB kept)")
+        if len(lines) > 8:
+            lines = [*lines[:7], f"and {len(lines) - 7} stages more"]
+    return tuple(lines)
+
+
+def _moved(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Stages with other numbers of layers than equal ones would have."""
+    parts = stage_layers(plan, graph)
+    counts = plan.schedule.layers_per_stage
+    mean = equal(sum(counts), len(counts))
+    for stage, (part, count, usual) in enumerate(zip(parts, counts, mean, strict=True)):
+        others = [layer.call.name for layer in part if layer.call.first is None]
+        if count != usual:
+            why = f" holds {', '.join(others)}:" if others else ":"
+            more = count - usual
+            yield f"stage {stage}{why} {abs(more)} layer{'s' * (abs(more) > 1)} {'more' if more > 0 else 'fewer'}"

@@ -177,12 +177,13 @@ class Search:
     """Looks for the best cut of one plan."""
 
     def __init__(self, trials: Trials, least: Least, *, budget: int) -> None:
-        """budget: cuts that may be predicted."""
+        """budget: cuts that may be played; one that takes a whole `predict` counts for three more."""
         self.trials, self.least, self.budget = trials, least, budget
         self.layers, self.stages = len(trials.counted), trials.num_stages
         self.cuts = Cuts(every=comb(self.layers - 1, self.stages - 1))
         self.best: tuple[float, Cut, Trial] | None = None
         self.seen: set[Cut] = set()
+        self.spent = 0
         self.bounds = Bounds(trials)
 
     def run(self) -> Split | None:
@@ -211,7 +212,9 @@ class Search:
         if cut in self.seen:
             return False
         self.seen.add(cut)
+        before = self.trials.predicted
         trial = self.least.fit(cut)
+        self.spent += 1 + 3 * (self.trials.predicted - before)
         if trial is None:
             self.cuts.too_large += 1
             return False
@@ -311,7 +314,7 @@ class Search:
         for bound, cut in listed:
             if bound >= self.worst:
                 break
-            if len(self.seen) >= self.budget:
+            if self.spent >= self.budget:
                 self._walk()
                 return
             self._try(cut)
@@ -319,7 +322,7 @@ class Search:
 
     def _walk(self) -> None:
         """Moves one layer from a stage to another as long as that is faster, within the budget."""
-        while self.best is not None and len(self.seen) < self.budget:
+        while self.best is not None and self.spent < self.budget:
             cut = self.best[1]
             moves = sorted((self.bounds.of(near), near) for near in neighbours(cut) if near not in self.seen)
             if not self._first_better(moves):
@@ -327,7 +330,7 @@ class Search:
 
     def _first_better(self, moves: Sequence[tuple[float, Cut]]) -> bool:
         for bound, near in moves:
-            if bound >= self.worst or len(self.seen) >= self.budget:
+            if bound >= self.worst or self.spent >= self.budget:
                 return False
             if self._try(near):
                 return True

@@ -163,8 +163,10 @@ class Trials:
 
     def layer_seconds(self, position: int) -> float:
         """Seconds of one layer of the graph by itself, forward and backward, without what surrounds it."""
-        kind = self.kinds[position]
-        price = next(p for (_, k, preset), p in self._prices.items() if k == kind and preset == "none")
+        wanted: tuple[Kind, Preset] = self.kinds[position], "none"
+        if all(at[1:] != wanted for at in self._prices):
+            self._predict(replace(self.plan, saved=Saved()))
+        price = next(price for at, price in self._prices.items() if at[1:] == wanted)
         phases = (price.forward, price.input_grad, price.weight_grad)
         return sum(phase.compute_s + sum(phase.comm_s.values()) for phase in phases)
 

@@ -126,7 +126,7 @@ class _Pass:
         plan, step = trials.plan, trials.prediction.step_s
         parts = trials.prediction.breakdown
         if self.unit != "none":
-            step -= sum(seconds for part, seconds in parts.items() if part in ("again", "recompute"))
+            step -= sum(seconds for part, seconds in parts.items() if part == "R")
         if can_cut(trials) or self._own_rule():
             return step if plan.saved.preset != "none" or not trials.prediction.fits else float("inf")
         weights = [trials.layer_seconds(i) for i in range(len(trials.layers))]

@@ -206,3 +206,34 @@ def test_choices_that_cannot_be(more: list[str], said: str, capsys: pytest.Captu
 def test_questions_that_do_not_go_together(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_uneven_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "llama-3.2-1b", "--on", "1x4xh100-sxm", "--global-batch", "32", "--seq-len", "1024", "--pp", "4"]
+    asked += ["--schedule", "one_f_one_b"]
+    path = tmp_path / "plan.toml"
+    assert main([*asked, "-o", str(path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "stage 3 holds head: " in out and "uneven; one_f_one_b" in out and "best of equal stages" in out
+    made = load_plan_file(path).plan
+    assert len(made.schedule.layers_per_stage) == 4 and sum(made.schedule.layers_per_stage) == 16
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["uneven"]["gain"] > 0.1 and found["best"][1]["loses_s"] > 0
+    assert main([*asked, "--equal-stages"]) == 0
+    assert "uneven" not in capsys.readouterr().out
+    assert main([*asked, "--layers-per-stage", "4,4,5,3"]) == 0
+    assert "layers 4 4 5 3" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--layers-per-stage", "4,4", "--equal-stages"], "contradict"),
+        (["--layers-per-stage", "4,4", "--pp", "4"], "one number for each stage"),
+        (["--layers-per-stage", "4,4", "--pareto"], "for one plan on devices"),
+    ],
+)
+def test_layers_that_contradict(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *more]) == 2
+    assert said in capsys.readouterr().err

@@ -43,8 +43,8 @@ def model(draw: random.Random) -> Graph:
         )  # fmt: skip
     if kind == "gemma":
         small = replace(
-            gemma.gemma2_2b(), name="e", num_layers=layers, hidden_size=hidden, num_heads=4, num_kv_heads=2, head_dim=32,
-            ffn_size=4 * hidden, vocab_size=vocab, window=64,
+            gemma.gemma2_2b(), name="e", num_layers=layers, hidden_size=hidden, num_heads=4, num_kv_heads=2,
+            head_dim=32, ffn_size=4 * hidden, vocab_size=vocab, window=64,
         )  # fmt: skip
         return gemma.gemma2(small)
     return llama.llama(
@@ -77,7 +77,9 @@ def pipeline(seed: int) -> Pipeline:
         saved=Saved(preset=draw.choice(("none", "full"))),
     )
     nodes = 2 if pp * dp * tp > 8 else 1
-    cluster = parse_cluster(f"{nodes}x{pp * dp * tp // nodes}x{draw.choice(('a100-sxm-80gb', 'h100-sxm', 'v100-sxm-32gb'))}")
+    cluster = parse_cluster(
+        f"{nodes}x{pp * dp * tp // nodes}x{draw.choice(('a100-sxm-80gb', 'h100-sxm', 'v100-sxm-32gb'))}"
+    )
     if "v100" in cluster.name:
         plan = replace(plan, precision=replace(plan.precision, param="fp16", compute="fp16"))
     work = Workload(global_batch_size=micro * count * dp, seq_len=draw.choice((128, 512)))

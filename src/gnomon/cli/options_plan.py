@@ -50,6 +50,14 @@ example:
 exit status: 0 the plan fits; 1 it does not; 2 wrong request."""
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers by commas, for argparse."""
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a list of whole numbers, as in 9,8,8,7")
+    return tuple(int(part) for part in parts)
+
+
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Batch, axes, and how a job is run."""
     work = parser.add_argument_group("batch")
@@ -78,6 +86,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     for name in ("tp", "pp", "cp", "ep", "dp-shard", "dp-replicate"):
         axes.add_argument(f"--{name}", type=count, metavar="N")
     axes.add_argument("--vpp", type=count, metavar="N", help="virtual stages on each pipeline rank")
+    axes.add_argument("--layers-per-stage", type=counts, metavar="N,N", help="layers of each stage, as in 9,8,8,7")
     how = parser.add_argument_group("how it is run")
     how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), metavar="STAGE", help="ZeRO stage; 3 is FSDP")
     how.add_argument("--recompute", choices=("none", "selective", "full"), metavar="HOW", help="none, selective, full")
@@ -101,6 +110,9 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"
     )
     parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--equal-stages", action="store_true", help="do not look for uneven stages, or recompute that differs by stage"
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")
     limits.add_argument(

@@ -21,6 +21,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import Goal, Optimizer, Plan, PlanFile, Predicted, RouterLoad, Stack, Workload, save_plan_file
+from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, refined_mapping, result_mapping
@@ -28,6 +29,7 @@ from gnomon.search import Found, Result, default_precision, parse_limit, plan
 from gnomon.search.choices import fixed_base
 from gnomon.search.goals import Question
 from gnomon.search.refine import refine
+from gnomon.search.uneven import uneven
 from gnomon.units import parse_bytes
 
 FIELDS = {
@@ -53,6 +55,11 @@ def run(options: argparse.Namespace) -> int:
     fixed |= chosen.point
     base = fixed_base(base, graph, chosen.fixed)
     goal = Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory))
+    cut = options.layers_per_stage
+    if cut is not None:
+        fixed |= _stages_of(cut, options)
+    if cut is not None and (is_mixed(machines) or is_asked(options)):
+        raise InputError("--layers-per-stage is for one plan on devices of one kind; leave it out")
     if is_mixed(machines):
         if chosen.refines:
             raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
@@ -97,6 +104,8 @@ def run(options: argparse.Namespace) -> int:
     )
     for each in progress:
         each.end()
+    stages = None if options.equal_stages else uneven(found, cut=cut)
+    found = found if stages is None else stages.merged(found)
     refined = None
     if chosen.refines:
         if stack is PLAIN_STACK:
@@ -108,12 +117,27 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
         more = {} if refined is None else {"refined": refined_mapping(refined)}
-        print_json({**result_mapping(found, rent=cost), **more, "assumptions": taken})
+        print_json({**result_mapping(found, rent=cost, stages=stages), **more, "assumptions": taken})
     else:
-        print_lines(plan_text(found, assumed=assumed, notes=notes, rent=cost, refined=refined))
+        shown = plan_text(found, assumed=assumed, notes=notes, rent=cost, refined=refined, stages=stages)
+        print_lines(shown)
         if options.output:
             print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
     return 0
+
+
+def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, object]:
+    """What `--layers-per-stage` fixes: the pipeline ranks. InputError for what contradicts it."""
+    virtual = options.vpp or (2 if options.schedule in V_SCHEDULES else 1)
+    ranks, rest = divmod(len(cut), virtual)
+    if options.equal_stages:
+        raise InputError("--layers-per-stage and --equal-stages contradict each other; leave one out")
+    if rest or (options.pp is not None and options.pp != ranks):
+        raise InputError(
+            f"--layers-per-stage lists {len(cut)} stages, but pp x virtual stages = {options.pp or ranks} x {virtual}; "
+            f"list one number for each stage"
+        )
+    return {"pp": ranks, "virtual_stages": virtual}
 
 
 def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Stack:

@@ -249,6 +249,8 @@ def _schedule(schedule: Schedule, options: argparse.Namespace) -> Schedule:
             changes["name"] = "interleaved_one_f_one_b"
     if changes.get("name") in V_SCHEDULES:
         changes |= {"virtual_stages": options.vpp or 2, "placement": "v"}
+    if options.layers_per_stage is not None:
+        changes["layers_per_stage"] = options.layers_per_stage
     if options.micro_batch_size is not None:
         changes |= {"micro_batch_size": options.micro_batch_size, "num_microbatches": None}
     return replace(schedule, **changes)

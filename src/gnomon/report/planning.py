@@ -14,10 +14,12 @@ from gnomon.plans import Plan
 from gnomon.prediction import Prediction
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, wrapped
+from gnomon.report.uneven import uneven_mapping, uneven_text
 from gnomon.search import Found, Result, loss
 from gnomon.search.choices import NAMES, show_value
 from gnomon.search.goals import tokens_of
 from gnomon.search.refine import Refined
+from gnomon.search.uneven import Uneven
 from gnomon.units import show_bytes, show_seconds
 
 _WORDS = {**WORDS, "bubble": "bubble", "ahead": "waiting", "launch": "launches", "offload": "host copies"}
@@ -31,8 +33,10 @@ def plan_text(
     notes: Sequence[str] = (),
     rent: Rent | None = None,
     refined: Refined | None = None,
+    stages: Uneven | None = None,
 ) -> tuple[str, ...]:
-    """Lines of at most 80 columns. rent: of the cluster, if it has a price. refined: of the best plans, if asked."""
+    """Lines of at most 80 columns. rent: of the cluster, if it has a price. refined: of the best plans, if asked.
+    stages: what uneven ones gain."""
     best = found.best[0] if refined is None else refined.found
     lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
     lines += wrapped(_choices(best))
@@ -43,6 +47,8 @@ def plan_text(
     if faster := _too_large(found):
         lines += ["", *faster]
     lines += ["", *_covered(found)]
+    if stages is not None:
+        lines += uneven_text(stages)
     priced = rent.sources if rent else ()
     taken = tuple(dict.fromkeys((*assumed, *priced, *best.prediction.assumptions)))
     for title, entries in (("assumed", taken), ("notes", (*best.prediction.notes, *notes))):
@@ -72,7 +78,7 @@ def short(found: Found) -> str:
 
 
 def short_plan(plan: Plan) -> str:
-    """The same of a plan of equal stages."""
+    """The same of a plan with one mesh."""
     mesh, schedule, zero = plan.mesh, plan.schedule, plan.optimizer.zero
     axes = [f"{name}{size}" for name in ("tp", "cp", "ep", "pp") if (size := getattr(mesh, name)) > 1]
     data = f"dp{mesh.dp_replicate}x{mesh.dp_shard}" if mesh.dp_replicate > 1 else f"dp{mesh.dp_shard}"
@@ -82,7 +88,9 @@ def short_plan(plan: Plan) -> str:
     said = (("sp", layout.sequence_parallel), ("kept", layout.keep_gathered), ("late", late))
     micro = f"mb{schedule.micro_batch_size}"
     words = [*axes, *([f"z{zero}"] if zero else []), *virtual, micro, *(word for word, is_so in said if is_so)]
-    again = [plan.saved.preset] if plan.saved.preset != "none" else []
+    words += ["uneven"] if schedule.layers_per_stage else []
+    saved: str = "by stage" if plan.saved.rules else plan.saved.preset
+    again = [saved] if saved != "none" else []
     return "; ".join([" ".join(words), *([schedule.name] if mesh.pp > 1 else []), *again])
 
 
@@ -196,8 +204,9 @@ def refined_mapping(refined: Refined) -> dict[str, Any]:
     }
 
 
-def result_mapping(found: Result, *, rent: Rent | None = None) -> dict[str, Any]:
-    """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price."""
+def result_mapping(found: Result, *, rent: Rent | None = None, stages: Uneven | None = None) -> dict[str, Any]:
+    """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price. stages: what uneven ones
+    gain."""
     counts = found.counts
     step = None if rent is None else rent.dollars_per_hour / 3600 * found.best[0].step_s
     return {
@@ -225,4 +234,5 @@ def result_mapping(found: Result, *, rent: Rent | None = None) -> dict[str, Any]
             "duplicates": counts.duplicates,
             "illegal": counts.illegal,
         },
+        "uneven": None if stages is None else uneven_mapping(stages),
     }

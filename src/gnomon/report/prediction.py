@@ -54,6 +54,8 @@ def describe(plan: Plan, workload: Workload) -> str:
     data_ranks = plan.stage_mesh(0).data_ranks
     micro = size // data_ranks if size % data_ranks == 0 else size / data_ranks
     stages = f", {plan.schedule.virtual_stages} virtual stages" if plan.schedule.virtual_stages > 1 else ""
+    if counts := plan.schedule.layers_per_stage:
+        stages += f", layers {' '.join(map(str, counts))}"
     precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
@@ -75,6 +77,8 @@ def _where(rule: SavedRule) -> str:
     """`the first 4 layers of stages 0, 1`."""
     layers = "layers" if rule.calls == "*" else rule.calls
     first = "" if rule.first_per_stage is None else f"the first {rule.first_per_stage} "
+    if rule.first_per_stage == 1 and rule.calls == "*":
+        first, layers = "the first ", "layer"
     stages = f" of stage{'s' * (len(rule.stages) > 1)} {', '.join(map(str, rule.stages))}" if rule.stages else ""
     return f"{first}{layers}{stages or ' of each stage' * bool(first)}"
 

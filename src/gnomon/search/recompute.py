@@ -59,35 +59,41 @@ class Least:
     def _least(self, counts: Sequence[int]) -> Presets | None:
         """Fewest conversions of each rank, by halving between what fits and what does not, guided by straight lines."""
         steps = self._steps(counts)
-        classes = self.trials.stages_of_class
-        sizes = [sum(len(steps[s]) for s in stages) for stages in classes]
         if self.unit == "block":
-            sizes = [max(map(len, steps))] * len(classes)
-        low, high = [0] * len(classes), list(sizes)
-        at_low = self._peaks(counts, steps, low)
-        if max(at_low) <= self.limit:
-            return self._presets(counts, steps, low)
-        at_high = self._peaks(counts, steps, high)
-        if max(at_high) > self.limit:
+            return self._alike(counts, steps)
+        sizes = [sum(len(steps[s]) for s in stages) for stages in self.trials.stages_of_class]
+        low, high = [0] * len(sizes), list(sizes)
+        at_low, at_high = self._peaks(counts, steps, low), self._peaks(counts, steps, high)
+        if any(min(ends) > self.limit for ends in zip(at_low, at_high, strict=True)):
             return None
         high = [0 if least <= self.limit else size for least, size in zip(at_low, sizes, strict=True)]
-        at_high = [below if h == 0 else above for below, above, h in zip(at_low, at_high, high, strict=True)]
-        while any(h - v > 1 for v, h in zip(low, high, strict=True)):
+        for _ in range(max(sizes)):  # each round takes at least one step off every rank that is not settled
+            if all(h - v <= 1 for v, h in zip(low, high, strict=True)):
+                break
             middle = [
                 h if h - v <= 1 else min(max(v + -(-(p - self.limit) * (h - v) // max(p - q, 1)), v + 1), h - 1)
                 for v, h, p, q in zip(low, high, at_low, at_high, strict=True)
             ]
-            if self.unit == "block":
-                middle = [max(middle)] * len(classes)
-            found = self._peaks(counts, steps, middle)
-            for i, (m, peak) in enumerate(zip(middle, found, strict=True)):
+            for i, (m, peak) in enumerate(zip(middle, self._peaks(counts, steps, middle), strict=True)):
                 if peak <= self.limit and m < high[i]:
                     high[i], at_high[i] = m, peak
                 elif peak > self.limit and low[i] < m < high[i]:
                     low[i], at_low[i] = m, peak
-        if self.unit == "block":
-            high = [max(high)] * len(classes)
         return self._presets(counts, steps, high)
+
+    def _alike(self, counts: Sequence[int], steps: Sequence[tuple[tuple[int, Preset], ...]]) -> Presets | None:
+        """The least number of layers, the same in every stage, by halving."""
+
+        def fits(number: int) -> bool:
+            return max(self._peaks(counts, steps, [number] * len(self.trials.stages_of_class))) <= self.limit
+
+        low, high = -1, max(map(len, steps))
+        if not fits(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return self._presets(counts, steps, [high] * len(self.trials.stages_of_class))
 
     def _peaks(self, counts: Sequence[int], steps: Sequence[tuple[tuple[int, Preset], ...]], taken: Sequence[int]
                ) -> list[int]:  # fmt: skip

@@ -290,9 +290,10 @@ class Trials:
         return tuple((t.source, t.target) for t in transfers(plan, self.graph)), shared, blocks
 
     def _saved(self, counts: Sequence[int], presets: Presets) -> Saved:
-        """Presets as rules: what most layers have, then for each run of others in a stage a rule."""
-        every = [preset for stage in presets for preset in stage]
-        base = max(_ORDER, key=every.count)
+        """Presets as rules: one for all, then for each run of others in a stage a rule; as few as there can be."""
+        return min((self._saved_on(base, counts, presets) for base in _ORDER), key=lambda saved: len(saved.rules))
+
+    def _saved_on(self, base: Preset, counts: Sequence[int], presets: Presets) -> Saved:
         rules: dict[tuple[Preset, str, int | None], list[int]] = {}
         done = 0
         for stage, (count, mine) in enumerate(zip(counts, presets, strict=True)):

@@ -68,16 +68,32 @@ class Uneven:
             return 0.0
         return 1 - self.best.step_s / self.exact_s
 
+    def merged(self, found: Result) -> Result:
+        """The search's result with this plan before the others, its counts as they are."""
+        return found if self.best is None else replace(found, best=(self.best, *found.best)[: max(len(found.best), 1)])
 
-def uneven(found: Result) -> Uneven:
-    """The best plan with uneven stages, or recomputation that differs by stage; see the module."""
+
+def uneven(found: Result, *, cut: Cut | None = None) -> Uneven:
+    """The best plan with uneven stages, or recomputation that differs by stage; see the module.
+
+    cut: layers of each stage, which then every plan has, be it faster or not. PlanError when none of the search's plans
+    can have it.
+    """
     exact = found.best[0].step_s if found.best else None
-    groups = found.cluster.groups
-    if len({group.node.device.name for group in groups}) > 1 or found.space.base.saved != Saved():
+    if not _applies(found):
+        if cut is not None:
+            raise PlanError("layers_per_stage is for devices of one kind and a base plan that recomputes nothing")
         return Uneven(best=None, exact_s=exact, tried=())
-    run = _Pass(found)
+    if cut is not None and (sum(cut) != found.space.num_layers or min(cut) < 1):
+        raise PlanError(
+            f"layers_per_stage {cut} adds up to {sum(cut)} layers, but the graph has {found.space.num_layers}; give "
+            f"each stage at least one, and all of them together"
+        )
+    run = _Pass(found, cut)
     run.round([(each.point, each.prediction) for each in (*found.best, *found.near)])
-    for _ in range(2):
+    if cut is not None and run.best is None:
+        raise PlanError(f"no plan of the search fits with layers_per_stage {cut}; leave it open, or allow more memory")
+    for _ in range(2 if cut is None else 0):
         leader = run.best[1] if run.best is not None else found.best[0] if found.best else None
         if leader is None or not run.round(list(run.neighbours(leader))):
             break
@@ -87,16 +103,23 @@ def uneven(found: Result) -> Uneven:
     return Uneven(best=best, exact_s=exact, tried=tuple(run.tried), reasons=reasons(best.prediction))
 
 
+def _applies(found: Result) -> bool:
+    """Whether devices are of one kind, and what is recomputed was left to the search."""
+    kinds = {group.node.device.name for group in found.cluster.groups}
+    return len(kinds) == 1 and found.space.base.saved == Saved() and not found.space.base.stages
+
+
 class _Pass:
     """The pass under way."""
 
-    def __init__(self, found: Result) -> None:
-        self.found, self.space = found, found.space
-        self.unit: Unit = unit_of(found.stack)
+    def __init__(self, found: Result, cut: Cut | None) -> None:
+        self.found, self.space, self.cut = found, found.space, cut
+        free = {"none", "full"} <= set(found.space.recompute)
+        self.unit: Unit = unit_of(found.stack) if free else "none"
         self.best: tuple[float, Found] | None = None
         self.tried: list[Tried] = []
         self.done: set[Plan] = set()
-        self.exact = found.best[0].step_s if found.best else float("inf")
+        self.exact = found.best[0].step_s if found.best and cut is None else float("inf")
 
     @property
     def worst(self) -> float:
@@ -124,6 +147,8 @@ class _Pass:
     def _hope(self, trials: Trials) -> float:
         """Seconds of the plan if its longest stage were as short as layers allow, and memory without limit."""
         plan, step = trials.plan, trials.prediction.step_s
+        if self.cut is not None:
+            return step if len(self.cut) == trials.num_stages else float("inf")
         parts = trials.prediction.breakdown
         if self.unit != "none":
             step -= sum(seconds for part, seconds in parts.items() if part == "R")
@@ -147,8 +172,9 @@ class _Pass:
         budget = max(8, min(40, ROWS // trials.prediction.structure.program.num_rows))
         trial: Trial | None
         try:
-            if can_cut(trials) or self._own_rule():
-                trial, cuts = least.fit(equal(len(trials.counted), trials.num_stages)), Cuts(every=1)
+            if self.cut is not None or can_cut(trials) or self._own_rule():
+                trial = least.fit(self.cut or equal(len(trials.counted), trials.num_stages))
+                cuts = Cuts(every=1)
                 cuts.predicted, cuts.too_large = int(trial is not None), int(trial is None)
             else:
                 split = best_split(trials, least, budget=budget)
@@ -165,7 +191,8 @@ class _Pass:
 
     def neighbours(self, leader: Found) -> Iterator[tuple[Point, Prediction]]:
         """Plans one change of axes, microbatch or schedule away that the search was free to take, predicted."""
-        plain = replace(leader.plan, schedule=replace(leader.plan.schedule, layers_per_stage=()), saved=Saved())
+        saved = Saved(preset=leader.point.recompute if self.unit == "none" else "none")
+        plain = replace(_shape(leader.plan), saved=saved)
         for what, plan in changes(plain):
             point = point_of(plan, leader.point)
             kept = what.split(" ")[0] in ("tp", "pp", "microbatch", "schedule")

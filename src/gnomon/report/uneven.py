@@ -1,0 +1,57 @@
+"""What uneven stages and recomputation by stage gain over the best plan of equal stages: text, and values for JSON.
+
+`uneven_text` says the gain, the reasons and what was tried. Leaves out the plan itself (`report.planning`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnomon.report.tables import percent, wrapped
+from gnomon.search.uneven import Uneven
+
+
+def uneven_text(found: Uneven) -> tuple[str, ...]:
+    """Lines of at most 80 columns; none where nothing was tried."""
+    if not found.tried:
+        return ()
+    cuts = [each.cuts for each in found.tried]
+    told = (
+        f"uneven stages, recompute by stage: {len(found.tried)} plans near the best, "
+        f"{sum(each.predicted for each in cuts):,} of {sum(each.every for each in cuts):,} ways to cut their layers "
+        f"predicted, {sum(each.too_large for each in cuts):,} too large, "
+        f"{sum(each.too_slow for each in cuts):,} shown too slow, the rest not looked at"
+    )
+    if found.best is None:
+        return tuple(wrapped(f"{told}; none is faster", indent=""))
+    change = f"{percent(-found.gain)} % against" if found.exact_s is not None else "where nothing else fits of"
+    lines = [*wrapped(f"{told}: {change} the best of equal stages", indent="")]
+    lines = [*lines, *(line for reason in found.reasons for line in wrapped(reason, bullet="- "))]
+    own = next(each for each in found.tried if each.step_s is not None and each.step_s == found.best.step_s)
+    if own.cuts.proven:
+        lines += wrapped("no other cut of this plan's layers is faster", bullet="- ")
+    return tuple(lines)
+
+
+def uneven_mapping(found: Uneven) -> dict[str, Any]:
+    """Plain values for JSON."""
+    return {
+        "gain": found.gain,
+        "equal_stages_s": found.exact_s,
+        "reasons": list(found.reasons),
+        "tried": [
+            {
+                "point": each.point._asdict(),
+                "equal_s": each.equal_s,
+                "step_s": each.step_s,
+                "cuts": {
+                    "every": each.cuts.every,
+                    "predicted": each.cuts.predicted,
+                    "too_large": each.cuts.too_large,
+                    "too_slow": each.cuts.too_slow,
+                    "proven": each.cuts.proven,
+                },
+            }
+            for each in found.tried
+        ],
+    }

@@ -17,7 +17,7 @@ def uneven_text(found: Uneven) -> tuple[str, ...]:
         return ()
     cuts = [each.cuts for each in found.tried]
     told = (
-        f"uneven stages, recompute by stage: {len(found.tried)} plans near the best, "
+        f"uneven stages, recompute by stage: {len(found.tried)} plan{'s' * (len(found.tried) > 1)} near the best, "
         f"{sum(each.predicted for each in cuts):,} of {sum(each.every for each in cuts):,} ways to cut their layers "
         f"predicted, {sum(each.too_large for each in cuts):,} too large, "
         f"{sum(each.too_slow for each in cuts):,} shown too slow, the rest not looked at"

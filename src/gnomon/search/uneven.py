@@ -19,7 +19,7 @@ from gnomon.plans import Plan, Saved, layer_presets, stage_layers
 from gnomon.prediction import Prediction, predict
 from gnomon.search.reasons import changes
 from gnomon.search.recompute import Least, Unit, unit_of
-from gnomon.search.solve import Found, Result
+from gnomon.search.results import Found, Result
 from gnomon.search.space import Point, Space
 from gnomon.search.split import Cut, Cuts, balanced, best_split, can_cut, equal
 from gnomon.search.trials import Trial, Trials
@@ -169,7 +169,7 @@ class _Pass:
     def _cut(self, point: Point, trials: Trials) -> bool:
         """Gives one plan its best cut; whether it is the best plan so far."""
         least = Least(trials, self.found.limit_bytes, self.unit)
-        budget = max(8, min(40, ROWS // trials.prediction.structure.program.num_rows))
+        budget = max(8, min(120, ROWS // trials.prediction.structure.program.num_rows))
         trial: Trial | None
         try:
             if self.cut is not None or can_cut(trials) or self._own_rule():

@@ -57,7 +57,7 @@ class Job:
     stack: str
     families: tuple[str, ...]
     numbers: tuple[tuple[str, str], ...]
-    """(name, generation of devices); `link:` and a link."""
+    """(name, generation of devices); `link:` or `hop:` and a link."""
     sample: int = 22
     """Runs of a family."""
     starts: tuple[tuple[str, float], ...] = ()
@@ -91,9 +91,10 @@ JOBS = (
             ("exposed", ""),
             ("message_s", ""),
             ("link:efa-100", ""),
+            ("hop:efa-100", ""),
         ),
-        sample=60,  # a tenth of its runs met trouble: fewer follow them
-        starts=(("host_peer_s", 2e-4), ("message_s", 0.7), ("link:efa-100", 2.5)),
+        sample=120,  # a tenth of its runs met trouble: fewer follow them
+        starts=(("host_peer_s", 2e-4), ("message_s", 0.5), ("link:efa-100", 1.5), ("hop:efa-100", 4e-4)),
     ),
     Job(
         "llm-foundry",
@@ -153,7 +154,7 @@ class Fits:
     def job(self, job: Job, keep: Callable[[Case], bool], base: Fitted) -> Fitted:
         """`base` with a stack's numbers; without them if nothing is kept."""
         given = [case for family in job.families for case in self.all.get(family, ()) if keep(case)]
-        links = {name[5:] for name, _ in job.numbers if name.startswith("link:")}
+        links = {name.partition(":")[2] for name, _ in job.numbers} - {""}
         rest = replace(
             base,
             stacks=tuple(r for r in base.stacks if r.stack != job.stack),

@@ -7,8 +7,8 @@ which runs (`fit_stacks`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from gnomon.simulate.many import Script, periods
 HUBER = 0.08
 """Log errors beyond this count linearly: one-off slow runs must not lead."""
 LINK_LIMITS = (0.2, 10.0)
+HOP_LIMITS = (1e-6, 2e-3)
 SPREADS = {
     "host_kernel_s": 0.5,
     "host_collective_s": 1.0,
@@ -37,6 +38,7 @@ SPREADS = {
     "attention": 0.2,
     "exposed": 0.4,
     "link": 0.5,
+    "hop": 1.0,
 }
 """How far, as a log, a stack's number is from that of all stacks: what shrinks it towards them."""
 
@@ -46,22 +48,24 @@ class Number:
     """One number to find."""
 
     name: str
-    """Of `Rates`, or `link:` and a link."""
+    """Of `Rates`; or `link:` (its factor) or `hop:` (its `hop_s`) and a link."""
     centre: float
     """Where it stays as long as no data move it."""
     arch: str = ""
 
     @property
     def spread(self) -> float:
-        return SPREADS["link" if self.is_link else self.name]
+        return SPREADS[self.name.partition(":")[0]]
 
     @property
-    def is_link(self) -> bool:
-        return self.name.startswith("link:")
+    def link(self) -> str:
+        """The link whose number it is; empty for a stack's."""
+        return self.name.partition(":")[2]
 
     @property
     def bounds(self) -> tuple[float, float]:
-        low, high = LINK_LIMITS if self.is_link else LIMITS[self.name]
+        known: Mapping[str, tuple[float, float]] = {"link": LINK_LIMITS, "hop": HOP_LIMITS, **LIMITS}
+        low, high = known[self.name.partition(":")[0]]
         return float(np.log(max(low, 1e-7))), float(np.log(high))
 
 
@@ -93,7 +97,7 @@ class Case:
         names = {link.across_name or link.inside_name for stage in stages for link in stage.links.values()}
         return (
             tuple(numbers.rates(self.made.pricing.stack, arch) for arch in sorted(archs)),
-            tuple(numbers.link_factor(name) for name in sorted(names)),
+            tuple((numbers.link_factor(name), numbers.hop_s(name)) for name in sorted(names)),
         )
 
     def _played(self, several: Sequence[Fitted]) -> list[float]:
@@ -148,8 +152,10 @@ def with_values(
     links = {number.link: number for number in base.links}
     for number, value in zip(numbers, values, strict=True):
         value = float(f"{value:.3g}")
-        if number.is_link:
-            links[number.name[5:]] = LinkNumber(link=number.name[5:], factor=value, provenance=said)
+        if number.link:
+            plain = LinkNumber(link=number.link, factor=1.0, provenance=said)
+            changed = {"factor": value} if number.name.startswith("link:") else {"hop_s": value}
+            links[number.link] = replace(links.get(number.link, plain), provenance=said, **changed)
         else:
             name: Name = number.name  # type: ignore[assignment]
             own.append(StackNumber(stack=stack, name=name, value=value, arch=number.arch))

@@ -139,6 +139,11 @@ class Stack:
     """Device memory taken outside the allocator: context, libraries, communication buffers."""
     reducer_buckets: bool | None = None
     """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
+    whole_gradients: bool | None = None
+    """ZeRO 1 sums gradients on every rank (an all-reduce), though a rank updates only its part of the parameters."""
+    backward_overlap: bool | None = None
+    """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
+    and input gradients are summed over ranks beside the weight gradient's."""
     bucketed: bool | None = None
     """Gradients are reduced and parameters gathered part by part beside computing, which is assumed where it is not
     known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that is there from the

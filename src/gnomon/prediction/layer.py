@@ -77,6 +77,8 @@ class LocalContext:
     device: Device
     dropout_add_fused: bool = False
     """Dropout runs in the kernel of the residual addition that follows it."""
+    backward_overlap: bool = False
+    """A backward's collectives travel beside the products that do not need them (`Stack.backward_overlap`)."""
     attention_kernel: AttentionKernel | None = None
     """Fused attention that the stack prefers; None: not known."""
     split_paths: tuple[tuple[str, int], ...] = ()
@@ -410,8 +412,21 @@ class _Pricing:
             if collective in ring:
                 continue
             seconds, parts = self._seconds(collective) * collective.steps, self._parts(collective.path)
-            out.append((collective.axis, _larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)))
+            waited = _larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)
+            out.append((collective.axis, _larger(waited - self._beside(collective), 0.0)))
         return out
+
+    def _beside(self, collective: Collective) -> float:
+        """Seconds of products that a collective of the backward travels beside: of input gradients, for inputs that are
+        gathered again for the weight gradients; of these, for sums over ranks of input gradients."""
+        kind, again = collective.kind, collective.weight_grad
+        if not self.context.backward_overlap or collective.phase != "backward" or collective.inside:
+            return 0.0
+        if not again and kind not in ("reduce_scatter", "all_reduce"):
+            return 0.0
+        readers = {op.path for op in self.context.block.ops if collective.tensor in op.inputs}
+        steps = self.grads[not again]
+        return sum(_real(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
 
     def _seconds(self, collective: Collective) -> float:
         """One round; rows that skewed routing sends to the busiest rank with it."""

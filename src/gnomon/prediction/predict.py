@@ -247,6 +247,7 @@ def _workers(
         load=load,
         attention_kernel=stack.attention_kernel,
         dropout_add_fused=stack.dropout_add == "fused",
+        backward_overlap=stack.backward_overlap is True,
     )
 
 

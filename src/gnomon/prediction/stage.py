@@ -198,12 +198,13 @@ def stage_prices(
     load: float = 1.0,
     attention_kernel: AttentionKernel | None = None,
     dropout_add_fused: bool = False,
+    backward_overlap: bool = False,
 ) -> tuple[StagePrice, ...]:
     """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
-    each rank a share. load: busiest over mean rows of experts. attention_kernel, dropout_add_fused:
-    of the stack.
+    each rank a share. load: busiest over mean rows of experts. attention_kernel, dropout_add_fused,
+    backward_overlap: of the stack.
     """
     made = _planned(plan, graph, cluster, kernels)
     mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
@@ -219,7 +220,17 @@ def stage_prices(
                 listed.setdefault((made.devices[rank], part), []).append(rank)
         workers = {worker: tuple(members) for worker, members in listed.items()}
     found = [
-        _stage_price(made, stage, {**sizes, "batch": part}, load, device, members, attention_kernel, dropout_add_fused)
+        _stage_price(
+            made,
+            stage,
+            {**sizes, "batch": part},
+            load,
+            device,
+            members,
+            attention_kernel,
+            dropout_add_fused,
+            backward_overlap,
+        )
         for (device, part), members in workers.items()
     ]
     return tuple(sorted(found, key=_seconds, reverse=True)) if len(found) > 1 else tuple(found)
@@ -285,6 +296,7 @@ def _stage_price(
     members: tuple[int, ...],
     attention_kernel: AttentionKernel | None,
     dropout_add_fused: bool,
+    backward_overlap: bool,
 ) -> StagePrice:
     plan, graph, saving = made.plan, made.graph, made.saving
     mesh, links = plan.stage_mesh(stage), made.links(stage)
@@ -300,7 +312,7 @@ def _stage_price(
     known = id(links), id(device), sizes["batch"], load
     prices = []
     for (name, no_grad, saved, low), layers in groups.items():
-        key = known, name, no_grad, saved, low, attention_kernel, dropout_add_fused
+        key = known, name, no_grad, saved, low, attention_kernel, dropout_add_fused, backward_overlap
         if key not in made.prices:
             context = LocalContext(
                 block=graph.block(name),
@@ -316,6 +328,7 @@ def _stage_price(
                 device=device,
                 attention_kernel=attention_kernel,
                 dropout_add_fused=dropout_add_fused,
+                backward_overlap=backward_overlap,
                 split_paths=splits,
                 load=load,
             )

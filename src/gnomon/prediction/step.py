@@ -243,9 +243,8 @@ class Pricing:
         compute = sum(spent) + float(extra.device_s) / self.rates[stage].compute
         comm: dict[str, float] = {}
         for phase in phases:
-            for axis, seconds in phase.comm_s.items():
-                waited = seconds * self.rates[stage].exposed * self._slower(self.stages[stage].links[axis])
-                comm[axis] = comm.get(axis, 0.0) + waited
+            for axis in phase.comm_s:
+                comm[axis] = comm.get(axis, 0.0) + self._waited_s(stage, phase, axis)
         device = compute + sum(comm.values())
         held = max(device + self._starved_s(kind, block), self._host_s(stage, phases, extra.kernels))
         copies = self._activation_copies(kind, block)
@@ -275,13 +274,18 @@ class Pricing:
         if len(layers) < 2:
             return 0.0
         at, own, total = self.blocks[block][0], self.rates[self.blocks[block][0]], 0.0
-        slower = {axis: own.exposed * self._slower(link) for axis, link in stage.links.items()}
         for layer, times in layers:
             phases = [getattr(layer, name) for name in PHASES[kind]]
             device = sum(self._sustained_s(at, phase) for phase in phases)
-            device += sum(s * slower[axis] for phase in phases for axis, s in phase.comm_s.items())
+            device += sum(self._waited_s(at, phase, axis) for phase in phases for axis in phase.comm_s)
             total += times * max(self._host_s(at, phases, 0) - own.host_unit_s - device, 0.0)
         return total
+
+    def _waited_s(self, stage: int, phase: Phase, axis: str) -> float:
+        """Seconds that kernels of a phase wait for its collectives over an axis. What a network takes beyond its price
+        outside layers is not in it: in layers that is the stack's own number."""
+        hops = self.numbers.hops_s(axis, phase.collectives.get(axis, 0), self.stages[stage].links[axis])
+        return (phase.comm_s[axis] + hops) * self.rates[stage].exposed
 
     def _sustained_s(self, stage: int, phase: Phase) -> float:
         """Device seconds of a phase's kernels as the stack runs them for minutes, with its own attention kernels."""
@@ -521,6 +525,7 @@ class Pricing:
         """(price, link) of a stage's collective on each group of ranks that it runs on."""
         stage, layers = self._layers(block)
         name, moments = WANTED[kind]
+        whole = self.stack.whole_gradients is True and self.plan.optimizer.zero == 1
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
         for layer, times in layers:
             for found in stage.collectives(layer):
@@ -530,7 +535,8 @@ class Pricing:
         for axes, members in groups.items():
             size = sum(c.bytes * n for c, n in members) / buckets
             link = self._link(stage, axes)
-            found_s.append((buckets * float(collective_seconds(name, size, link)), link))
+            how = "all_reduce" if kind == "REDUCE_GRAD" and whole else name
+            found_s.append((buckets * float(collective_seconds(how, size, link)), link))
         return found_s
 
     def _slower(self, link: AxisLink) -> float:

@@ -22,6 +22,7 @@ from gnomon.errors import InputError, nearest
 from gnomon.hardware.types import Device
 from gnomon.plans import OwnNumber, Stack
 from gnomon.prices.curves import Provenance
+from gnomon.prices.links import AxisLink
 from gnomon.units import Seconds
 
 Name = Literal[
@@ -143,12 +144,23 @@ class LinkNumber:
     link: str
     """Name in the catalogue."""
     factor: float
-    """Seconds over the price; from 0.2 to 10."""
+    """Seconds over the price of what travels outside layers: messages between stages, gradients, parameters; from 0.2
+    to 10. In layers a stack's `exposed` says it."""
     provenance: Provenance
+    hop_s: Seconds = 0.0
+    """What each further node of a tensor-parallel group adds to a collective inside a layer, beyond its price: it passes
+    through the nodes one after another. Seen on two and four nodes."""
 
     def __post_init__(self) -> None:
         if not 0.2 <= self.factor <= 10:
             raise InputError(f"factor of link {self.link} must be from 0.2 to 10, got {self.factor!r}")
+        if not 0 <= self.hop_s <= 2e-3:
+            raise InputError(f"hop_s of link {self.link} must be from 0 to 2 ms, got {self.hop_s!r}")
+
+    @property
+    def count(self) -> int:
+        """Numbers that were fitted."""
+        return 1 + (self.hop_s > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +219,16 @@ class Fitted:
         return Fitted(universal=replace(self.universal, numbers=numbers))
 
     def link_factor(self, name: str) -> float:
-        """Seconds over price of a network in training runs; 1 where nothing was fitted."""
+        """Seconds over price of a network in training runs, outside layers; 1 where nothing was fitted."""
         return next((number.factor for number in self.links if number.link == name), 1.0)
+
+    def hop_s(self, name: str) -> Seconds:
+        """What each further node of a tensor-parallel group adds; 0 where nothing was fitted."""
+        return next((number.hop_s for number in self.links if number.link == name), 0.0)
+
+    def hops_s(self, axis: str, collectives: int, link: AxisLink) -> Seconds:
+        """Seconds beyond their price of so many collectives of an axis, for the nodes that they pass through."""
+        return collectives * self.hop_s(link.across_name) * (link.nodes - 1) if axis == "tp" else 0.0
 
     @property
     def count(self) -> int:
@@ -218,7 +238,7 @@ class Fitted:
     @property
     def shared(self) -> int:
         """Those of all stacks, devices and links."""
-        return len(self.links) + (len(self.universal.numbers) if self.universal else 0)
+        return sum(number.count for number in self.links) + (len(self.universal.numbers) if self.universal else 0)
 
 
 @cache

@@ -191,6 +191,7 @@ def kind_tables(
             load=busiest,
             attention_kernel=stack.attention_kernel,
             dropout_add_fused=stack.dropout_add == "fused",
+            backward_overlap=stack.backward_overlap is True,
         )
         known[key] = price_layer_saved(context, {**sizes, "batch": batch}, ways)
         prices.append(known[key])
@@ -218,8 +219,8 @@ def _table(
     def seconds(phase: Phase) -> object:
         spent = (phase.compute_s - phase.attention_s + phase.attention_s / own.attention) / own.compute
         for axis, waited in phase.comm_s.items():
-            link = links[axis]
-            spent = spent + waited * own.exposed * numbers.link_factor(link.across_name or link.inside_name)
+            hops = numbers.hops_s(axis, phase.collectives.get(axis, 0), links[axis])
+            spent = spent + (waited + hops) * own.exposed
         return spent
 
     def host(phase: Phase) -> object:

@@ -140,7 +140,8 @@ class Stack:
     reducer_buckets: bool | None = None
     """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
     whole_gradients: bool | None = None
-    """ZeRO 1 sums gradients on every rank (an all-reduce), though a rank updates only its part of the parameters."""
+    """ZeRO 1 sums the accumulated gradients on every rank, in one all-reduce after the last backward, though a rank
+    updates only its part of the parameters."""
     backward_overlap: bool | None = None
     """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
     and input gradients are summed over ranks beside the weight gradient's."""

@@ -329,6 +329,8 @@ def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
     if pricing.plan.optimizer.zero == 3:
         return 0
     reduced = stack.reducer_buckets and stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp > 1
+    if stack.whole_gradients and pricing.plan.optimizer.zero == 1:  # reduced where they are accumulated
+        reduced = False
     kept = stack.kept_gradients and width(precision.grad) > width(precision.param)
     return sum(stage.elements) * width(precision.param) if reduced or kept else 0
 

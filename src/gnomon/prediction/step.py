@@ -484,7 +484,8 @@ class Pricing:
         """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""
         buckets = 1
         # at once: the clock shows what overlaps
-        if beside := self._beside(kind, block) if self.stack.bucketed is not False else 0.0:
+        at_once = self.stack.bucketed is False or (kind == "REDUCE_GRAD" and self._whole_gradients)
+        if beside := 0.0 if at_once else self._beside(kind, block):
             buckets = self._buckets(kind, block)
         seconds = self._reduced(kind, block, buckets)
         if kind == "AR" and self.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
@@ -525,7 +526,6 @@ class Pricing:
         """(price, link) of a stage's collective on each group of ranks that it runs on."""
         stage, layers = self._layers(block)
         name, moments = WANTED[kind]
-        whole = self.stack.whole_gradients is True and self.plan.optimizer.zero == 1
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
         for layer, times in layers:
             for found in stage.collectives(layer):
@@ -535,9 +535,14 @@ class Pricing:
         for axes, members in groups.items():
             size = sum(c.bytes * n for c, n in members) / buckets
             link = self._link(stage, axes)
-            how = "all_reduce" if kind == "REDUCE_GRAD" and whole else name
+            how = "all_reduce" if kind == "REDUCE_GRAD" and self._whole_gradients else name
             found_s.append((buckets * float(collective_seconds(how, size, link)), link))
         return found_s
+
+    @property
+    def _whole_gradients(self) -> bool:
+        """Whether gradients are summed whole, at once, though each rank updates only its part."""
+        return self.stack.whole_gradients is True and self.plan.optimizer.zero == 1
 
     def _slower(self, link: AxisLink) -> float:
         """Seconds over price of what travels over a link, as training runs show it."""

@@ -93,8 +93,8 @@ JOBS = (
             ("link:efa-100", ""),
             ("hop:efa-100", ""),
         ),
-        sample=120,  # a tenth of its runs met trouble: fewer follow them
-        starts=(("host_peer_s", 2e-4), ("message_s", 0.5), ("link:efa-100", 1.5), ("hop:efa-100", 4e-4)),
+        sample=240,  # a tenth of its runs met trouble: fewer follow them
+        starts=(("host_peer_s", 2e-4), ("message_s", 0.5), ("link:efa-100", 2.0), ("hop:efa-100", 4e-4)),
     ),
     Job(
         "llm-foundry",
@@ -303,7 +303,7 @@ def print_numbers(found: Fitted) -> None:
     for record in (found.universal, *found.stacks):
         if record is not None:
             print(record.stack, ", ".join(f"{n.name} {n.arch}".strip() + f" {n.value:.3g}" for n in record.numbers))
-    print("links", ", ".join(f"{n.link} {n.factor:.3g}" for n in found.links))
+    print("links", ", ".join(f"{n.link} {n.factor:.3g} hop_s {n.hop_s:.3g}" for n in found.links))
     print(f"{found.count} numbers in all, {found.shared} of all stacks and links", flush=True)
 
 

@@ -324,13 +324,12 @@ def _rank(
 
 def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
     """A gradient of every parameter, in the parameters' dtype, beside the accumulated ones: the buckets of torch's
-    DistributedDataParallel, or gradients that an optimizer with wider ones of its own does not free."""
+    DistributedDataParallel (or, where gradients are summed whole, what the last backward left), or gradients that an
+    optimizer with wider ones of its own does not free."""
     stack, precision = pricing.stack, stage.plan.precision
     if pricing.plan.optimizer.zero == 3:
         return 0
     reduced = stack.reducer_buckets and stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp > 1
-    if stack.whole_gradients and pricing.plan.optimizer.zero == 1:  # reduced where they are accumulated
-        reduced = False
     kept = stack.kept_gradients and width(precision.grad) > width(precision.param)
     return sum(stage.elements) * width(precision.param) if reduced or kept else 0
 

@@ -263,8 +263,7 @@ class Pricing:
         phases = [getattr(layer, name) for name in PHASES[kind]]
         for phase in phases:
             total += self._sustained_s(stage, phase)
-            for axis, seconds in phase.comm_s.items():
-                total += seconds * own.exposed * self._slower(self.stages[stage].links[axis])
+            total += sum(self._waited_s(stage, phase, axis) for axis in phase.comm_s)
         return max(total, self._host_s(stage, phases, 0) - own.host_unit_s)
 
     def _starved_s(self, kind: str, block: int) -> float:
@@ -523,7 +522,9 @@ class Pricing:
         return sum(seconds * self._slower(link) for seconds, link in self._wired[kind, block, buckets])
 
     def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
-        """(price, link) of a stage's collective on each group of ranks that it runs on."""
+        """(price, link) of a stage's collective on each group of ranks that it runs on. Buckets of torch's
+        DistributedDataParallel queue on one stream: in training they take as long as one collective of all."""
+        buckets = 1 if self.stack.reducer_buckets else buckets
         stage, layers = self._layers(block)
         name, moments = WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}

@@ -75,6 +75,8 @@ class Sharding:
 
     def seconds(self, kind: str, when: str, counts: Doubles, buckets: Doubles) -> Doubles:
         """[stages] of a collective in so many buckets, nothing beside it. counts: [stages, kinds]."""
+        if self.job.stack.reducer_buckets:
+            buckets = np.ones(len(counts))
         total = np.zeros(len(counts))
         for axes, sizes in self.sizes(kind, when).items() if self.known else ():
             link = self.links[axes]

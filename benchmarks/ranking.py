@@ -57,7 +57,7 @@ TUNED = (
     "megatron-bridge-0127",
     "fms-fsdp-0001",
 )
-"""Rows of the table: configurations of Megatron's papers, NVIDIA's recipes and IBM's FSDP runs, tuned by who ran them."""
+"""Rows of the table: Megatron's papers, NVIDIA's recipes and IBM's FSDP runs, tuned by who ran them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,8 @@ def reason(group: Group, chosen: int, best: int) -> str:
     slow = float(np.mean(measured > TROUBLE * predicted))
     if measured[chosen] > TROUBLE * predicted[chosen]:
         if twin is not None and measured[chosen] > TROUBLE * measured[twin]:
-            return f"the run met trouble: with ZeRO {group.runs[twin][0].plan.optimizer.zero} it took {measured[twin]:.3g} s"
+            zero = group.runs[twin][0].plan.optimizer.zero
+            return f"the run met trouble: with ZeRO {zero} it took {measured[twin]:.3g} s"
         return f"the run met trouble, as {slow:.0%} of this group's runs did (over {TROUBLE} times the prediction)"
     if predicted[best] / predicted[chosen] < 1.1:
         return "a near tie: the two are predicted within a tenth"

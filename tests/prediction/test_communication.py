@@ -1,4 +1,4 @@
-"""What a stack does with its communication: sums of whole gradients, collectives beside products, hops between nodes."""
+"""What a stack does with its communication: whole gradients, collectives beside products, hops between nodes."""
 
 from __future__ import annotations
 

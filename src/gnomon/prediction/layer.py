@@ -426,7 +426,8 @@ class _Pricing:
             return 0.0
         readers = {op.path for op in self.context.block.ops if collective.tensor in op.inputs}
         steps = self.grads[not again]
-        return sum(_real(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
+        found: float = sum(_real(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
+        return found
 
     def _seconds(self, collective: Collective) -> float:
         """One round; rows that skewed routing sends to the busiest rank with it."""

@@ -148,8 +148,8 @@ class LinkNumber:
     to 10. In layers a stack's `exposed` says it."""
     provenance: Provenance
     hop_s: Seconds = 0.0
-    """What each further node of a tensor-parallel group adds to a collective inside a layer, beyond its price: it passes
-    through the nodes one after another. Seen on two and four nodes."""
+    """What each further node of a tensor-parallel group adds to a collective inside a layer, beyond its price: it
+    passes through the nodes one after another. Seen on two and four nodes."""
 
     def __post_init__(self) -> None:
         if not 0.2 <= self.factor <= 10:

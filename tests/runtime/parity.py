@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.models.llama import LlamaConfig, llama
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Stage, Workload
 from gnomon.plans.parts import ScheduleName
 from gnomon.program import Program
 from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
@@ -43,6 +43,13 @@ def schedule(name: str, microbatches: int = 4, **more: object) -> Schedule:
 
 def v(name: str) -> Schedule:
     return schedule(name, virtual_stages=2, placement="v")
+
+
+def uneven(how: Schedule, *stages: tuple[Mesh, tuple[int, ...]], zero: Literal[0, 1, 2, 3] = 0) -> Plan:
+    """A plan whose one or two stages have these meshes and shares of each microbatch."""
+    calls = (("*",),) if len(stages) == 1 else (("embed", "layers[0:2]"), ("layers[2:5]", "head"))
+    made = (Stage(calls=c, mesh=mesh, shares=shares) for c, (mesh, shares) in zip(calls, stages, strict=True))
+    return Plan(stages=tuple(made), schedule=how, optimizer=Optimizer(zero=zero))
 
 
 SP = Layout(sequence_parallel=True)
@@ -122,6 +129,23 @@ PLANS: dict[str, Plan] = {
         mesh=Mesh(dp_shard=2, tp=2), schedule=schedule("one_f_one_b", 2), layout=SP, optimizer=Optimizer(zero=3)
     ),
     "dualpipe v and dp, recompute": Plan(mesh=Mesh(pp=2, dp_replicate=2), schedule=v("dualpipe_v"), saved=FULL),
+    "shares 3 : 1": uneven(schedule("one_f_one_b", 2), (Mesh(dp_replicate=2), (3, 1))),
+    "shares 1 : 3, zero 1": uneven(schedule("one_f_one_b", 2), (Mesh(dp_shard=2), (1, 3)), zero=1),
+    "shares 3 : 1, zero 3": uneven(schedule("one_f_one_b", 2), (Mesh(dp_shard=2), (3, 1)), zero=3),
+    "shares 3 : 1 and 1 : 3": uneven(
+        schedule("one_f_one_b", 2), (Mesh(dp_shard=2), (3, 1)), (Mesh(dp_shard=2), (1, 3)), zero=1
+    ),
+    "3 replicas to 1": uneven(schedule("one_f_one_b", 2), (Mesh(dp_replicate=3), (2, 1, 1)), (Mesh(), ())),
+    "1 replica to 3, zero bubble h1": uneven(
+        schedule("zero_bubble_h1", 2), (Mesh(), ()), (Mesh(dp_replicate=3), (1, 2, 1))
+    ),
+    "shares 3 : 1 and 1 : 3, zero 3": uneven(
+        schedule("gpipe", 2), (Mesh(dp_shard=2), (3, 1)), (Mesh(dp_shard=2), (1, 3)), zero=3
+    ),
+    "dp 2 to tp 2": uneven(schedule("one_f_one_b", 2), (Mesh(dp_replicate=2), (3, 1)), (Mesh(tp=2), ())),
+    "tp 2 to dp 2, recompute": replace(
+        uneven(schedule("one_f_one_b", 4), (Mesh(tp=2), ()), (Mesh(dp_replicate=2), ())), saved=FULL
+    ),
 }  # fmt: skip
 REWRITTEN = {"1f1b": ("1f1b, recompute as actions", apply_checkpoint)}
 """Plans that also run with their Program rewritten: a name for it, and the pass."""

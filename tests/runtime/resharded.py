@@ -14,7 +14,7 @@ from gnomon.runtime.checkpoint import load, save
 
 WRITERS = ("zero 3", "1f1b", "tp and sp", "zero bubble v")
 """Of two processes."""
-READERS = {1: ("one device",), 2: ("dp", "zero 1", "interleaved", "tp", "zero 3")}
+READERS = {1: ("one device",), 2: ("dp", "zero 1", "interleaved", "tp", "zero 3", "shares 3 : 1, zero 3")}
 """By number of processes."""
 
 

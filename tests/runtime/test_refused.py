@@ -25,8 +25,9 @@ from gnomon.plans import (  # noqa: E402
     Stage,
 )
 from gnomon.runtime.apply import check_plan, dtypes  # noqa: E402
-from gnomon.runtime.mesh import common_mesh, coordinates  # noqa: E402
+from gnomon.runtime.mesh import coordinates, meshes_of  # noqa: E402
 from gnomon.runtime.model import check_config  # noqa: E402
+from gnomon.runtime.routes import rows_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -70,12 +71,26 @@ def test_usual_mixed_precision_has_a_master_copy() -> None:
     assert dtypes(Plan(precision=parity.FP32)).master is None
 
 
-def test_unlike_meshes_and_context_parallelism() -> None:
+def test_unlike_meshes_where_only_equal_ones_run_and_context_parallelism() -> None:
     unlike = Plan(stages=(Stage(calls=("embed",)), Stage(calls=("layers", "head"), mesh=Mesh(tp=2))))
-    with pytest.raises(PlanError, match="equal meshes"):
-        common_mesh(unlike)
+    assert [mesh.tp for mesh in meshes_of(unlike)] == [1, 2]
+    with pytest.raises(PlanError, match="tied table"):
+        meshes_of(unlike, tied=(0, 1))
+    with pytest.raises(PlanError, match="under sequence_parallel"):
+        meshes_of(replace(unlike, layout=Layout(sequence_parallel=True)))
     with pytest.raises(PlanError, match="cp = 2"):
-        common_mesh(Plan(mesh=Mesh(cp=2)))
+        meshes_of(Plan(mesh=Mesh(cp=2)))
+    both = (Stage(calls=("embed",), mesh=Mesh(tp=2), devices="0:2"), Stage(calls=("head",), devices="2"))
+    again = Stage(calls=("layers",), mesh=Mesh(dp_replicate=2), devices="0:2")
+    with pytest.raises(PlanError, match="on the same ranks the same axes"):
+        meshes_of(Plan(stages=(both[0], again, both[1])))
+
+
+def test_sequences_are_not_cut() -> None:
+    plan = Plan(stages=(Stage(calls=("*",), mesh=Mesh(dp_replicate=2), shares=(3, 1)),))
+    assert rows_of(plan, 0, 8) == ((0, 6), (6, 2))
+    with pytest.raises(PlanError, match="whole sequences"):
+        rows_of(plan, 0, 6)
 
 
 def test_a_windowed_model() -> None:

@@ -29,8 +29,9 @@ AXES = MESH_AXES | {"kv_copies": ("tp",), "norm": ("all",), "embedding": ("pp",)
 """Communicator -> mesh axes."""
 
 
-ORDERS = [name for name, plan in PLANS.items() if plan.saved.preset == "none"]
-"""Plans that are traced: recompute calls forwards again, which is no action of the Program."""
+ORDERS = [name for name, plan in PLANS.items() if plan.saved.preset == "none" and not plan.stages]
+"""Plans that are traced: recompute calls forwards again, which is no action of the Program, and where ranks have other
+shares or meshes than each other, what each communicates is its own."""
 
 
 @dataclass

@@ -176,7 +176,6 @@ def check_plan(plan: Plan) -> None:
         "optimizer.delay": optimizer.delay > 0,
         f"optimizer.kind = {optimizer.kind!r}": optimizer.kind != "adamw",
         "precision.fp8": plan.precision.fp8 is not None,
-        "stage.shares": any(stage.shares for stage in plan.stages),
         "saved.every under ZeRO 3": saved.every > 1 and optimizer.zero == 3,
         "placement": plan.device_of != tuple(range(plan.world_size)),
     }

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.distributed import Work
 
 from gnomon.runtime.measure import Recorder
+from gnomon.runtime.routes import Waits
 
 Name = tuple[str, int, int]
 """Buffer, stage, unit (NO_UNIT for those of a stage)."""
@@ -23,7 +23,7 @@ Name = tuple[str, int, int]
 class UnderWay:
     """A communication that was started."""
 
-    work: Work | None
+    work: Waits | None
     """None when it was over at once."""
     finish: Callable[[], None] | None
     """What remains to be done with its result."""
@@ -49,7 +49,7 @@ class Buffers:
     def start(
         self,
         name: Name,
-        work: Work | None,
+        work: Waits | None,
         nbytes: int,
         finish: Callable[[], None] | None = None,
         holds: tuple[Tensor, ...] = (),
@@ -60,7 +60,7 @@ class Buffers:
         if self.blocks:
             self.wait(name)
 
-    def leave(self, name: Name, tensor: Tensor, work: Work | None) -> None:
+    def leave(self, name: Name, tensor: Tensor, work: Waits | None) -> None:
         """Notes that `tensor` is being sent, to where it is called `name`."""
         under_way = UnderWay(work=work, finish=None, span=self._span(tensor.nbytes), holds=(tensor,))
         # on NCCL a send ends when it is received: two ranks that send to each other would wait for ever

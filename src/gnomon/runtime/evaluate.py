@@ -31,7 +31,7 @@ def evaluate(executor: Executor, batch: Tensor) -> float:
                 else:
                     y = y.contiguous()
                     name = ("X", number + 1, unit)
-                    executor.buffers.leave(name, y, executor.send(y, name, number + 1))
+                    executor.buffers.leave(name, y, executor.send(y, name, number, number + 1))
     executor.buffers.wait_sent()
     return executor.total_loss(StepResult(loss=total, grad_norm=total))
 
@@ -42,8 +42,7 @@ def _forward(executor: Executor, number: int, unit: int, ids: Tensor, labels: Te
     if not stage.first:
         if number - 1 not in executor.stages:
             executor.buffers.tensors[name], work = executor.receive(name, number - 1)
-            if work is not None:
-                work.wait()
+            work.wait()
         x = executor.buffers.take(name)
     held = stage.parameters_
     gathers = held.flat is None

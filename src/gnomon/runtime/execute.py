@@ -9,9 +9,10 @@ Left out: clocks (`measure`), data, and what is inside a stage (`apply`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -34,9 +35,10 @@ from gnomon.runtime.mesh import Groups, channel_name, stage_sets
 from gnomon.runtime.model import rotary_tables
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.parameters import CPU, Aside
+from gnomon.runtime.routes import Route, Together, Waits, of_rank, routes, rows_of
 from gnomon.runtime.state import State
 from gnomon.schedules import lower
-from gnomon.timeline import Timeline
+from gnomon.timeline import ROLES, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,29 @@ class Row:
     """Its span is from the call to the return; that of a communication ends when it has arrived."""
 
 
+def program_of(graph: Graph, plan: Plan, workload: Workload) -> Program:
+    """The Program that all ranks follow. With uneven shares the rows are those of equal ones: each rank takes its own
+    part of every unit, and the weight of a sequence does not depend on who computes it."""
+    if not any(stage.shares for stage in plan.stages):
+        return lower(graph, plan, None, workload)
+    count, _ = batch_of(plan, workload)
+    schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
+    return lower(graph, replace(plan, stages=tuple(replace(s, shares=()) for s in plan.stages), schedule=schedule))
+
+
+def _started(work: Work | None) -> Waits:
+    assert work is not None, "a rank that is no member of a group neither sends nor receives in it"
+    return work
+
+
+def _busiest(timeline: Timeline, ranks: Sequence[int]) -> int:
+    """Of these workers, the one whose spans of compute take longest together."""
+    spans = timeline.spans
+    held = np.where(spans.role == ROLES.index("compute"), spans.end_s - spans.start_s, 0.0)
+    total = np.bincount(spans.worker, held, minlength=len(timeline.workers))
+    return max(ranks, key=lambda rank: float(total[rank]))
+
+
 class Executor:
     """One rank of a job: its rows, stages, optimizer states and buffers."""
 
@@ -94,22 +119,30 @@ class Executor:
         PlanError for what the runtime does not run."""
         self.config, self.plan, self.workload, self.device = config, plan, workload, device
         self.graph: Graph = llama(config)
-        self.program = lower(self.graph, plan, None, workload) if program is None else program
+        count, size = batch_of(plan, workload)
+        self.program = program_of(self.graph, plan, workload) if program is None else program
         tied = next(iter(shared_parameters(plan, self.graph).values()), ())
         if self.program.aliases or (tied and plan.optimizer.zero):
             raise PlanError("the runtime does not run tied weights within a V or under ZeRO yet; use tied = false")
-        copies = max(1, plan.stage_mesh(0).tp // config.num_kv_heads)
         if device.type == "cuda" and (message := out_of_order(self.program)) is not None:
             raise PlanError(f"message {message} is received out of order, which NCCL does not do; run it with gloo")
-        self.groups = Groups.of(plan, kv_copies=copies, tied=tied, channels=channels(self.program))
+        self.groups = Groups.of(
+            plan, kv_heads=config.num_kv_heads, tied=tied, channels=channels(self.program), size=size
+        )
         blocks = [1] * plan.num_stages
         if self.program.num_stages > plan.num_stages:  # a stage of the Program is a layer
             blocks = [len(layers) for layers in stage_layers(plan, self.graph)]
         self.plan_stage = [stage for stage, count in enumerate(blocks) for _ in range(count)]
         self.stages = apply(config, self.graph, plan, self.groups, seed=seed, device=device)
-        count, size = batch_of(plan, workload)
-        mesh = self.groups.mesh
-        self.num_units, self.rows_of_unit, self.local_rows = count, size, size // mesh.data_ranks
+        mesh, here = self.groups.mesh, self.groups.here
+        self.num_units, self.rows_of_unit = count, size
+        held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
+        parts = {rows_of(plan, stage, size)[here.data] for stage in held}
+        if len(parts) > 1:
+            raise PlanError(
+                f"stages {held} are on the same ranks, but share out microbatches otherwise; make them alike"
+            )
+        ((self.first_row, self.local_rows),) = parts
         self.tokens = count * size * workload.seq_len
         if set(workload.sequence_lengths()) != {workload.seq_len}:
             raise PlanError("the runtime wants sequences of one length; give workload.seq_len alone")
@@ -125,6 +158,8 @@ class Executor:
         self.state = State(
             self.stages, self.groups, self.buffers, settings, frozenset(shared_parameters(plan, self.graph)), device
         )
+        self.alike = not any(stage.shares for stage in plan.stages)
+        self._found: dict[tuple[int, int], tuple[Route, ...]] = {}
         self.saved: dict[tuple[int, int], Saved] = {}
         self.aside: dict[tuple[int, int], list[Aside]] = {}
         self.kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
@@ -142,7 +177,7 @@ class Executor:
         }
         program, cls = self.program, self.groups.here.pipeline_rank
         if program.num_classes != self.plan.num_pipeline_ranks:
-            raise PlanError("the runtime runs data-parallel workers that are alike; give them equal shares and devices")
+            raise PlanError("the runtime wants one rank class for each pipeline rank; workers that differ share it")
         out = []
         for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
             override = program.overrides.get(row)
@@ -224,8 +259,9 @@ class Executor:
         return result, gather(self.program, recorder, group)
 
     def per_class(self, timeline: Timeline) -> Timeline:
-        """A measured Timeline as predictions have them: a worker for each rank class, its first rank."""
-        first = [ranks[0] for ranks in stage_sets(self.plan)]
+        """A measured Timeline as predictions have them: a worker for each rank class: its first rank, or
+        where ranks have other shares the one that computes longest, as predictions price it."""
+        first = [ranks[0] if self.alike else _busiest(timeline, ranks) for ranks in stage_sets(self.plan)]
         return per_class(timeline, first, self.program.counts)
 
     def synchronise(self) -> None:
@@ -244,7 +280,7 @@ class Executor:
 
     def tokens_of(self, batch: Tensor, unit: int) -> tuple[Tensor, Tensor]:
         """(ids, labels) of a unit on this rank, (B, T) each."""
-        first = unit * self.rows_of_unit + self.groups.here.data * self.local_rows
+        first = unit * self.rows_of_unit + self.first_row
         rows = batch[first : first + self.local_rows]
         return rows[:, :-1], rows[:, 1:]
 
@@ -336,37 +372,67 @@ class Executor:
 
     # --- messages
 
-    def _peer(self, stage: int) -> int:
-        return self.plan.stage_ranks[self.plan_stage[stage]][self.groups.here.position]
-
     def _home(self, stage: int) -> int:
         """The rank class that has a stage of the Program."""
         return self.plan.pipeline_ranks[self.plan_stage[stage]]
 
-    def _channel(self, source: int, destination: int, name: Name) -> ProcessGroup | None:
+    def _routes(self, source: int, target: int) -> tuple[Route, ...]:
+        """Messages of a unit between two stages of the Program that this rank sends or receives."""
+        key = self.plan_stage[source], self.plan_stage[target]
+        if key not in self._found:
+            self._found[key] = of_rank(routes(self.plan, *key, self.rows_of_unit), self.groups.here.rank)
+        return self._found[key]
+
+    def _channel(self, source: int, destination: int, name: Name, route: Route) -> ProcessGroup | None:
         """Messages of one kind from one rank to another have a group of their own: on NCCL that is a stream on which
         nothing else can stand before them."""
-        return self.groups.by_comm[channel_name((source, destination, name[0]))]
+        return self.groups.by_comm[channel_name((source, destination, name[0]), route)]
 
     def _tag(self, name: Name) -> int:
         """Every message of a step has a tag of its own, so that messages cannot be mistaken for each other."""
         buffer, stage, unit = name
         return (unit * self.program.num_stages + stage) * 2 + (buffer == "DY")
 
-    def send(self, tensor: Tensor, name: Name, to: int) -> Work | None:
-        """Starts sending a buffer to the rank that has stage `to`; the tensor must live until it is done."""
-        group = self._channel(self.groups.here.pipeline_rank, self._home(to), name)
-        return dist.isend(tensor, self._peer(to), group=group, tag=self._tag(name))
+    def send(self, tensor: Tensor, name: Name, source: int, to: int) -> Waits:
+        """Starts sending a buffer of stage `source` to the ranks that have stage `to`, each its rows; the tensor must
+        live until it is done."""
+        mine, home = self.groups.here, self._home(to)
+        return Together(
+            tuple(
+                _started(
+                    dist.isend(
+                        tensor[route.out : route.out + route.rows],
+                        route.target,
+                        group=self._channel(mine.pipeline_rank, home, name, route),
+                        tag=self._tag(name),
+                    )
+                )
+                for route in self._routes(source, to)
+                if route.source == mine.rank
+            )
+        )
 
-    def receive(self, name: Name, source: int) -> tuple[Tensor, Work | None]:
-        """Starts receiving a buffer from the rank that has stage `source`."""
+    def receive(self, name: Name, source: int) -> tuple[Tensor, Waits]:
+        """Starts receiving a buffer from the ranks that have stage `source`."""
+        mine, home = self.groups.here, self._home(source)
         tensor = torch.empty(self.shape, dtype=self.stages[name[1]].parameters_.dtypes.param, device=self.device)
-        group = self._channel(self._home(source), self.groups.here.pipeline_rank, name)
-        return tensor, dist.irecv(tensor, self._peer(source), group=group, tag=self._tag(name))
+        parts = tuple(
+            _started(
+                dist.irecv(
+                    tensor[route.into : route.into + route.rows],
+                    route.source,
+                    group=self._channel(home, mine.pipeline_rank, name, route),
+                    tag=self._tag(name),
+                )
+            )
+            for route in self._routes(source, name[1])
+            if route.target == mine.rank
+        )
+        return tensor, Together(parts)
 
-    def _send(self, name: Name, to: int) -> None:
+    def _send(self, name: Name, source: int, to: int) -> None:
         tensor = self.buffers.take(name).contiguous()
-        self.buffers.leave(name, tensor, self.send(tensor, name, to))
+        self.buffers.leave(name, tensor, self.send(tensor, name, source, to))
 
     def _receive(self, name: Name, source: int) -> None:
         tensor, work = self.receive(name, source)
@@ -374,13 +440,13 @@ class Executor:
         self.buffers.start(name, work, tensor.nbytes)
 
     def _send_f(self, stage: int, unit: int) -> None:
-        self._send(("X", stage + 1, unit), stage + 1)
+        self._send(("X", stage + 1, unit), stage, stage + 1)
 
     def _recv_f(self, stage: int, unit: int) -> None:
         self._receive(("X", stage, unit), stage - 1)
 
     def _send_b(self, stage: int, unit: int) -> None:
-        self._send(("DY", stage - 1, unit), stage - 1)
+        self._send(("DY", stage - 1, unit), stage, stage - 1)
 
     def _recv_b(self, stage: int, unit: int) -> None:
         self._receive(("DY", stage, unit), stage + 1)

@@ -1,12 +1,14 @@
 """Process groups of one rank: which other ranks it meets, for each communicator that a Program names.
 
 `Groups.of(plan)` makes them after `torch.distributed` is initialised; every rank makes all groups, in one order, as
-`new_group` wants. A group of one rank is None: nothing is communicated. Returns nothing about links. Left out: expert
-and context parallelism, and stages whose meshes differ, which are PlanErrors.
+`new_group` wants. A group of one rank is None: nothing is communicated. Pipeline ranks may have other meshes than each
+other. Returns nothing about links. Left out: expert and context parallelism, and what only equal meshes have (sequence
+parallelism with unlike tp, tied weights), which are PlanErrors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from torch.distributed import ProcessGroup
 from gnomon.errors import PlanError
 from gnomon.plans import Mesh, Plan
 from gnomon.runtime.arrivals import Channel
+from gnomon.runtime.routes import Route, routes
 
 AXES = {"dp": ("dp_replicate", "dp_shard"), "dp_shard": ("dp_shard",), "dp_replicate": ("dp_replicate",), "tp": ("tp",)}
 """Communicator of a Program -> mesh axes over which it goes."""
@@ -30,7 +33,7 @@ class Coordinates:
     pipeline_rank: int
     """Which rank class of the Program it belongs to."""
     position: int
-    """Its place within its stages' mesh: it exchanges messages with the same place of other stages."""
+    """Its place within its stages' mesh."""
     tp: int
     """Along `tp`."""
     shard: int
@@ -44,52 +47,85 @@ class Groups:
     """The groups that one rank is a member of."""
 
     mesh: Mesh
-    """Of each stage: pp is 1."""
+    """Of this rank's stages: pp is 1."""
     here: Coordinates
     """This rank."""
     by_comm: dict[str, ProcessGroup | None]
-    """dp, dp_shard, dp_replicate, tp, kv_copies, norm (all ranks), embedding, and two ranks for each channel."""
+    """dp, dp_shard, dp_replicate, tp, kv_copies, norm (all ranks), embedding, and the two ends of each channel."""
 
     @staticmethod
-    def of(plan: Plan, *, kv_copies: int = 1, tied: Sequence[int] = (), channels: Sequence[Channel] = ()) -> Groups:
-        """The groups of this process. kv_copies: neighbouring tp ranks that hold one key-value head. tied: stages that
-        share the embedding table. channels: of messages. PlanError when the number of processes is not the plan's."""
-        mesh = common_mesh(plan)
+    def of(
+        plan: Plan,
+        *,
+        kv_heads: int = 0,
+        tied: Sequence[int] = (),
+        channels: Sequence[Channel] = (),
+        size: int = 0,
+    ) -> Groups:
+        """The groups of this process. kv_heads: of the model; neighbouring tp ranks beyond them hold one together.
+        tied: stages that share the embedding table. channels: of messages. size: sequences of a microbatch, 0 for what
+        all stages divide. PlanError when the number of processes is not the plan's."""
+        meshes = meshes_of(plan, tied=tied)
         if dist.get_world_size() != plan.world_size:
             raise PlanError(f"the plan has {plan.world_size} ranks, but {dist.get_world_size()} processes run")
         here = coordinates(plan, dist.get_rank())
-        stages = stage_sets(plan)
+        stages = list(zip(stage_sets(plan), meshes, strict=True))
         found: dict[str, ProcessGroup | None] = {}
         for comm, axes in AXES.items():
-            rows = [[ranks[i] for i in row] for ranks in stages for row in mesh.dense.groups(*axes).tolist()]
+            rows = [[ranks[i] for i in row] for ranks, mesh in stages for row in mesh.dense.groups(*axes).tolist()]
             found[comm] = _mine(rows, here.rank)
-        runs = [row[i : i + kv_copies] for row in _tp_rows(mesh, stages) for i in range(0, len(row), kv_copies)]
+        runs = []
+        for ranks, mesh in stages:
+            copies = max(1, mesh.tp // kv_heads) if kv_heads else 1
+            rows = [[ranks[i] for i in row] for row in mesh.dense.groups("tp").tolist()]
+            runs += [row[i : i + copies] for row in rows for i in range(0, len(row), copies)]
         found["kv_copies"] = _mine(runs, here.rank)
         holders = list(dict.fromkeys(plan.stage_ranks[stage] for stage in tied))
         found["embedding"] = _mine([list(pair) for pair in zip(*holders, strict=True)], here.rank)
         found["norm"] = _mine([list(range(plan.world_size))], here.rank)
-        for channel in channels:
-            ends = zip(stages[channel[0]], stages[channel[1]], strict=True)
-            found[channel_name(channel)] = _mine([list(pair) for pair in ends], here.rank)
-        return Groups(mesh=mesh, here=here, by_comm=found)
+        held = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
+        size = size or math.lcm(*(mesh.data_ranks for mesh in meshes))
+        for source, target, buffer in channels:
+            for route in routes(plan, held[source], held[target], size):
+                name = channel_name((source, target, buffer), route)
+                made = _mine([[route.source, route.target]], here.rank)
+                if here.rank in (route.source, route.target):
+                    found[name] = made
+        return Groups(mesh=meshes[here.pipeline_rank], here=here, by_comm=found)
 
 
-def channel_name(channel: Channel) -> str:
-    """`0>1 X`."""
+def channel_name(channel: Channel, route: Route) -> str:
+    """`0>1 X 3>5`: of messages of one kind from rank 3 to rank 5."""
     source, destination, buffer = channel
-    return f"{source}>{destination} {buffer}"
+    return f"{source}>{destination} {buffer} {route.source}>{route.target}"
 
 
-def common_mesh(plan: Plan) -> Mesh:
-    """The mesh that all stages have. PlanError where they differ, or have axes that the runtime does not run."""
-    meshes = {plan.stage_mesh(stage) for stage in range(plan.num_stages)}
-    if len(meshes) > 1:
-        raise PlanError("the runtime runs stages on equal meshes only; give every stage the same axes")
-    (mesh,) = meshes
-    for axis in ("cp", "ep", "etp"):
-        if getattr(mesh, axis) > 1:
-            raise PlanError(f"the runtime does not run {axis} = {getattr(mesh, axis)} yet; use 1")
-    return mesh
+def meshes_of(plan: Plan, *, tied: Sequence[int] = ()) -> list[Mesh]:
+    """The mesh of each pipeline rank. tied: stages that share a table. PlanError for stages on the same ranks in other
+    meshes, for axes that the runtime does not run, and for what it runs on equal meshes only."""
+    found: dict[int, Mesh] = {}
+    for stage, pipeline_rank in enumerate(plan.pipeline_ranks):
+        mesh = plan.stage_mesh(stage)
+        if found.setdefault(pipeline_rank, mesh) != mesh:
+            raise PlanError(
+                f"stage {stage} has axes {mesh.describe()} on ranks that hold another stage as "
+                f"{found[pipeline_rank].describe()}; give stages on the same ranks the same axes"
+            )
+        for axis in ("cp", "ep", "etp"):
+            if getattr(mesh, axis) > 1:
+                raise PlanError(f"the runtime does not run {axis} = {getattr(mesh, axis)} yet; use 1")
+    meshes = [found[rank] for rank in range(plan.num_pipeline_ranks)]
+    if len(set(meshes)) > 1 and tied:
+        raise PlanError(
+            f"stages {', '.join(map(str, tied))} share a tied table, which the runtime runs on equal meshes only; give "
+            f"every stage the same axes, or take a model with tied = false"
+        )
+    if len({mesh.tp for mesh in meshes}) > 1 and plan.layout.sequence_parallel:
+        raise PlanError(
+            f"stages have tp = {[mesh.tp for mesh in meshes]} under sequence_parallel, and so divide sequences "
+            f"differently, which the runtime does not do; give every stage the same tp, or leave it out"
+        )
+    return meshes
 
 
 def stage_sets(plan: Plan) -> list[tuple[int, ...]]:
@@ -100,10 +136,10 @@ def stage_sets(plan: Plan) -> list[tuple[int, ...]]:
 
 def coordinates(plan: Plan, rank: int) -> Coordinates:
     """Where `rank` stands under the plan."""
-    mesh = common_mesh(plan)
+    meshes = meshes_of(plan)
     stage_rank, ranks = next((i, ranks) for i, ranks in enumerate(stage_sets(plan)) if rank in ranks)
     position = ranks.index(rank)
-    view = mesh.dense
+    view = meshes[stage_rank].dense
     return Coordinates(
         rank=rank,
         pipeline_rank=stage_rank,
@@ -112,10 +148,6 @@ def coordinates(plan: Plan, rank: int) -> Coordinates:
         shard=view.coordinate(position, "dp_shard"),
         data=view.coordinate(position, "dp"),
     )
-
-
-def _tp_rows(mesh: Mesh, stages: Iterable[Sequence[int]]) -> list[list[int]]:
-    return [[ranks[i] for i in row] for ranks in stages for row in mesh.dense.groups("tp").tolist()]
 
 
 def _mine(rows: Iterable[Sequence[int]], rank: int) -> ProcessGroup | None:

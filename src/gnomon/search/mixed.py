@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count as counter
 from math import comb
 
-from gnomon.errors import GnomonError, PlanError
+from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import Kind
@@ -390,7 +390,7 @@ class MixedSearch:
         plan = self.space.plan(point)
         try:
             found = predict(self.tables.graph, self.tables.cluster, plan, self.workload, self.stack)
-        except GnomonError:
+        except PlanError:
             self.counts.illegal += 1
             return
         self.counts.priced += 1

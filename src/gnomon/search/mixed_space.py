@@ -140,10 +140,13 @@ class MixedSpace:
         return self.kinds[kind].node.count % tp == 0 and len(self.kinds[kind].devices) % (tp * pp) == 0
 
     def variants(self, block: MixedBlock) -> tuple[tuple[int, ScheduleName], ...]:
-        """(ZeRO stage, schedule) of a block's points; without a choice where they would change nothing."""
+        """(ZeRO stage, schedule) of a block's points; without a choice where they would change nothing, and without
+        ZeRO where some stages have nobody to divide with, which has no rows."""
         workers = self.workers(block)
-        alone = block.form == "stages" and max(workers) == 1
-        zeros: tuple[int, ...] = tuple(z for z in self.zero if z == 0) or self.zero[:1] if alone else self.zero
+        alone = block.form == "stages" and min(workers) == 1
+        zeros: tuple[int, ...] = self.zero
+        if alone:
+            zeros = tuple(z for z in self.zero if z == 0) or (self.zero[:1] if max(workers) == 1 else ())
         schedules = self.schedule if block.pp > 1 else self.schedule[:1]
         if self.tied_alike and block.pp > 1:
             unlike = block.form == "stages" and len(set(zip(workers, block.tp, strict=True))) > 1

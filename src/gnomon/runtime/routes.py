@@ -1,0 +1,105 @@
+"""Who sends which rows of a microbatch to whom, where stages divide it among other ranks or in other shares.
+
+`rows_of(plan, stage, size)` says which sequences each data-parallel rank of a stage takes, `routes` what one stage's
+ranks send another's so that all have theirs. Where both divide alike, that is one message to the rank in the same
+place. A tensor-parallel rank gets what it needs from the rank of the same index, counted round where there are fewer.
+Left out: sequences cut in parts, and stages that divide a sequence differently; both are PlanErrors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gnomon.errors import PlanError
+from gnomon.plans import Plan
+from gnomon.sharding import deal, reshard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A message of one microbatch."""
+
+    source: int
+    """Rank of the job that sends."""
+    target: int
+    """Rank that receives."""
+    out: int
+    """First of its rows in what the sender holds."""
+    into: int
+    """First of its rows in what the receiver gets together."""
+    rows: int
+    """Sequences."""
+
+
+class Waits(Protocol):
+    """What is started and waited for, as torch's `Work`."""
+
+    def wait(self) -> Any:
+        """Until it is over."""
+
+    def is_completed(self) -> bool:
+        """Whether it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several messages that are one to whoever waits."""
+
+    parts: tuple[Waits, ...]
+
+    def wait(self) -> None:
+        """Until all are over."""
+        for part in self.parts:
+            part.wait()
+
+    def is_completed(self) -> bool:
+        """Whether all are."""
+        return all(part.is_completed() for part in self.parts)
+
+
+def rows_of(plan: Plan, stage: int, size: int) -> tuple[tuple[int, int], ...]:
+    """(first, count) of the sequences of a microbatch of `size` that each data-parallel rank takes."""
+    dealt = deal(size, plan.stage_mesh(stage).data_ranks, plan.stages[stage].shares if plan.stages else ())
+    if any(part.denominator > 1 or part < 1 for part in dealt):
+        given = " ".join(str(part) for part in dealt[:8])
+        raise PlanError(
+            f"stage {stage} deals {size} sequences of a microbatch to its data-parallel ranks as {given}; give it shares "
+            f"in whole sequences, at least one each"
+        )
+    counts = [int(part) for part in dealt]
+    return tuple((sum(counts[:i]), count) for i, count in enumerate(counts))
+
+
+def routes(plan: Plan, source: int, target: int, size: int) -> tuple[Route, ...]:
+    """Messages from the ranks of stage `source` to those of stage `target`, for one microbatch, by sender."""
+    ends = [rows_of(plan, stage, size) for stage in (source, target)]
+    sends, gets = (deal(size, len(each), [count for _, count in each]) for each in ends)
+    senders, receivers = _places(plan, source), _places(plan, target)
+    ways = plan.stage_mesh(source).tp
+    found = []
+    for message in reshard(sends, gets):
+        first, rows = int(message.start), int(message.rows)
+        for index in range(plan.stage_mesh(target).tp):
+            found.append(
+                Route(
+                    source=senders[message.source, index % ways],
+                    target=receivers[message.target, index],
+                    out=first - ends[0][message.source][0],
+                    into=first - ends[1][message.target][0],
+                    rows=rows,
+                )
+            )
+    return tuple(sorted(found, key=lambda route: (route.source, route.target)))
+
+
+def of_rank(found: Sequence[Route], rank: int) -> tuple[Route, ...]:
+    """Those that a rank sends or receives."""
+    return tuple(route for route in found if rank in (route.source, route.target))
+
+
+def _places(plan: Plan, stage: int) -> dict[tuple[int, int], int]:
+    """(data-parallel, tensor-parallel) -> rank of the job."""
+    view, ranks = plan.stage_mesh(stage).dense, plan.stage_ranks[stage]
+    return {(view.coordinate(i, "dp"), view.coordinate(i, "tp")): rank for i, rank in enumerate(ranks)}

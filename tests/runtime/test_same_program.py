@@ -18,6 +18,7 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan, stage_layers  # noqa: E402
 from gnomon.program import parse_program  # noqa: E402
 from gnomon.runtime.arrivals import channels, out_of_order  # noqa: E402
+from gnomon.runtime.execute import program_of  # noqa: E402
 from gnomon.runtime.mesh import coordinates  # noqa: E402
 from gnomon.schedules import lower  # noqa: E402
 from gnomon.sharding import parameter_collectives, shard_graph  # noqa: E402
@@ -85,7 +86,7 @@ def test_messages_have_the_bytes_of_a_microbatch(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, plan in parity.PLANS.items() if plan.num_stages > 1])
 def test_channels_keep_the_order_of_their_messages(name: str) -> None:
     """So that NCCL, which matches by order, gives each receive the message that it is for."""
-    program = lower(GRAPH, parity.PLANS[name], None, parity.WORKLOAD)
+    program = program_of(GRAPH, parity.PLANS[name], parity.WORKLOAD)
     assert out_of_order(program) is None
     assert all(source != destination for source, destination, _ in channels(program))
 

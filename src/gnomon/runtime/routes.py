@@ -65,8 +65,8 @@ def rows_of(plan: Plan, stage: int, size: int) -> tuple[tuple[int, int], ...]:
     if any(part.denominator > 1 or part < 1 for part in dealt):
         given = " ".join(str(part) for part in dealt[:8])
         raise PlanError(
-            f"stage {stage} deals {size} sequences of a microbatch to its data-parallel ranks as {given}; give it shares "
-            f"in whole sequences, at least one each"
+            f"stage {stage} deals {size} sequences of a microbatch to its data-parallel ranks as {given}; give it "
+            f"shares in whole sequences, at least one each"
         )
     counts = [int(part) for part in dealt]
     return tuple((sum(counts[:i]), count) for i, count in enumerate(counts))

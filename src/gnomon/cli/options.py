@@ -220,8 +220,9 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="runs",
-        metavar="RUNS.csv",
-        help="instead: a stack file, for --stack, from 3 to 10 measured runs of one program (columns as validate's)",
+        metavar="RUNS",
+        help="instead: a stack file, for --stack, from 3 to 10 measured runs of one program: a table (columns as "
+        "validate's), or the folder of gnomon plan --try",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write; default local.toml in $GNOMON_HOME")
     parser.add_argument(

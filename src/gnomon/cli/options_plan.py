@@ -27,6 +27,7 @@ cheapest in place of the fewest or the fastest.
 examples:
   gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 128 -o plan.toml
   gnomon plan llama-tiny --on local --global-batch 16 --seq-len 256
+  gnomon plan llama-tiny --on local --global-batch 16 --seq-len 256 --try 5
   gnomon plan gpt3-175b --on 64x8xa100-sxm-80gb --global-batch 512 \\
       --seq-len 2048 --forbid 'pp>8' --memory 70GiB
 
@@ -154,6 +155,13 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         "--price", action="append", default=[], metavar="DOLLARS", help="of a device-hour, as in 2.5 or h100-sxm=2.5"
     )
     other.add_argument("--html", type=new_file, metavar="FILE", help="the cases as a page with a plot")
+    tries = parser.add_argument_group("trying plans on this machine, with Gnomon's own runtime")
+    tries.add_argument(
+        "--try", dest="try_", type=at_most(50), metavar="N", help="run the best N for a few steps, keep the best"
+    )
+    tries.add_argument("--try-steps", type=at_most(1000), default=5, metavar="N", help="that count, after 3; 5")
+    tries.add_argument("--try-timeout", type=some, metavar="TIME", help="for each, as in 10min; default 5 min or more")
+    tries.add_argument("--try-dir", type=some, metavar="DIR", help="for plan files and logs; default a temporary one")
     add_run_options(parser)
 
 

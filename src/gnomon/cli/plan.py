@@ -14,6 +14,7 @@ from typing import Any
 from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
+from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.request import PRECISIONS, SEQ_LEN, given_batch, given_router, has_sequences, read_model
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
@@ -61,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
     if cut is not None and (is_mixed(machines) or is_asked(options)):
         raise InputError("--layers-per-stage is for one plan on devices of one kind; leave it out")
     if is_mixed(machines):
+        if options.try_:
+            raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
         if chosen.refines:
             raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
         return plan_unlike(
@@ -78,10 +81,15 @@ def run(options: argparse.Namespace) -> int:
     if is_asked(options):
         if chosen.refines:
             raise InputError("--refine is for one plan; ask other questions without it, or fix choices with --fix")
+        if options.try_:
+            raise InputError("--try runs the best plans of one search; ask other questions without it")
         limits = tuple(parse_limit(each) for each in chosen.forbid)
         prices = parse_prices(tuple(options.price))
         asked = Question(graph=graph, stack=stack, base=base, fixed=fixed, limits=limits, goal=goal, prices=prices)
         return answer(options, asked, machines, workload, assumed)
+    if options.try_:
+        check_try(options, machines, stack)
+        limit_of(options)
     cost = rent(machines, parse_prices(tuple(options.price)))
     progress: list[Progress] = []
 
@@ -99,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         base=base,
         fixed=fixed,
         forbid=chosen.forbid,
-        top=options.top,
+        top=max(options.top, options.try_ or 0),
         told=told,
     )
     for each in progress:
@@ -112,18 +120,24 @@ def run(options: argparse.Namespace) -> int:
             assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
         refined = refine(found, choices=chosen.open, forbid=chosen.limits, fixed=chosen.late)
     best = found.best[0] if refined is None else refined.found
-    if options.output:
+    tries: Tries | None = None
+    if options.try_:
+        candidates = tuple({id(each): each for each in (best, *found.best)}.values())[: options.try_]
+        tries = try_plans(options, candidates, lambda each: _file(options, found, each, assumed))
+    elif options.output:
         save_plan_file(_file(options, found, best, assumed), options.output)
     if options.json:
         taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
         more = {} if refined is None else {"refined": refined_mapping(refined)}
+        more |= {} if tries is None else {"tried": tries.to_mapping()}
         print_json({**result_mapping(found, rent=cost, stages=stages), **more, "assumptions": taken})
     else:
-        shown = plan_text(found, assumed=assumed, notes=notes, rent=cost, refined=refined, stages=stages)
-        print_lines(shown)
-        if options.output:
+        print_lines(plan_text(found, assumed=assumed, notes=notes, rent=cost, refined=refined, stages=stages))
+        if tries is not None:
+            print_lines(("", *tries.text(options.output)))
+        elif options.output:
             print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
-    return 0
+    return 0 if tries is None else tries.status()
 
 
 def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, object]:
@@ -144,6 +158,8 @@ def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -
     """The stack that is named; for this machine, Gnomon's own runtime."""
     if options.stack is not None:
         return named_stack(options.stack)
+    if options.try_:
+        return named_stack("gnomon")
     if options.on.partition(":")[0] == "local":
         assumed.append("stack not given: on this machine, Gnomon's own runtime (--stack)")
         return named_stack("gnomon")
@@ -191,6 +207,8 @@ def _file(options: argparse.Namespace, found: Result, best: Found, assumed: list
         **values,
     )
     stack = "" if found.stack is PLAIN_STACK else found.stack.name
+    if (options.stack or "").endswith(".toml"):
+        stack = options.stack
     return PlanFile(
         model=options.model,
         on=options.on,

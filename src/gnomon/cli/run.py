@@ -27,7 +27,7 @@ from gnomon.formats.job import read_source
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.presets import LLAMAS, PRESETS
-from gnomon.plans import PlanFile, is_plan_file, load_plan_file
+from gnomon.plans import PlanFile, Stack, is_plan_file, load_plan_file
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
@@ -46,6 +46,9 @@ UNTRIED = "the runtime on GPUs and NCCL has not been tried by its authors; GiB i
 VALIDATIONS = 5
 """Validations in a run whose user does not say how many."""
 
+SHORT = 2 * VALIDATIONS
+"""Steps below which a run validates only at its end: it would do little else."""
+
 CHECKPOINT_EVERY = 100
 """Steps between checkpoints, where a folder for them is given and nothing else."""
 
@@ -58,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("running a plan needs torch, which is not installed: pip install gnomon[torch]")
     machines = parse_cluster(file.on)
     device = _device(file, machines, options.device)
-    found = predict(llama(config), machines, file.plan, file.workload, stack(STACK))
+    found = predict(llama(config), machines, file.plan, file.workload, _stack(file))
     notes += _check_memory(found) if device == "cpu" else (UNTRIED,)
     if any(each.kind != KINDS[device] for each in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
@@ -73,6 +76,12 @@ def run(options: argparse.Namespace) -> int:
     if _is_rank_0():
         _after(options, Told(file=file, found=found, outcome=outcome))
     return 128 + outcome.stopped if outcome.stopped else 0
+
+
+def _stack(file: PlanFile) -> Stack:
+    """Our own program; with the numbers of a stack file of it, if the plan names one."""
+    named = stack(file.stack) if file.stack.endswith(".toml") else None
+    return named if named is not None and named.name == STACK else stack(STACK)
 
 
 def read_plan(path: str) -> PlanFile:
@@ -177,7 +186,7 @@ def _job(
         data=None if options.data is None else Path(options.data).expanduser(),
         settings=settings,
         seed=options.seed,
-        validate_every=max(1, options.steps // VALIDATIONS),
+        validate_every=options.steps // VALIDATIONS if options.steps >= SHORT else 0,
         checkpoints=folder,
         checkpoint_every=every,
         checkpoint_at_end=options.checkpoints is not None,

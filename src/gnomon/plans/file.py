@@ -7,6 +7,7 @@ and the cluster that it names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -35,6 +36,33 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What was measured when the plan was run: `gnomon plan --try` writes it, `gnomon calibrate --from` reads it."""
+
+    step_s: Seconds
+    """Median seconds of a step after warm-up."""
+    spread: float
+    """Interquartile range of those steps over their median."""
+    steps: int
+    """Steps that count."""
+    warm_up: int
+    """Steps before them, which do not."""
+    peak_memory_bytes: Bytes
+    """Most that the first process had, libraries and all."""
+    host: str
+    """Name of the machine."""
+    made: str
+    """By what and when, as in `gnomon 0.1.0, 2026-11-22`."""
+    slowdown: float | None = None
+    """Times as long as when the machine was calibrated that it took for a few operations just before; None if it never
+    was."""
+
+    def __post_init__(self) -> None:
+        if not (self.step_s > 0 and self.steps >= 1 and self.spread >= 0):
+            raise InputError("what was measured needs a step longer than 0 s, one step or more, and a spread", "$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
     """A plan, and the model, machines, program and batch that it is for."""
 
@@ -45,7 +73,7 @@ class PlanFile:
     on: str
     """Cluster, as in `4x8xh100-sxm` or `local`, or the path of a cluster file."""
     stack: str = ""
-    """Name of the program that runs it; empty where nobody says."""
+    """Name of the program that runs it, or the path of a stack file; empty where nobody says."""
     workload: Workload
     """The batch."""
     plan: Plan
@@ -56,6 +84,8 @@ class PlanFile:
     """The next plans of the search that made it, for `gnomon explain`."""
     too_large: tuple[Plan, ...] = ()
     """Plans of that search that were faster and did not fit."""
+    measured: Ran | None = None
+    """What a run of it took, if there was one."""
 
     def __post_init__(self) -> None:
         for name in ("model", "on"):
@@ -70,21 +100,32 @@ def load_plan_file(path: str | Path) -> PlanFile:
     """
     found = schema.load_file(PlanFile, path)
     folder = Path(path).parent
-    return replace(found, model=_from(folder, found.model), on=_from(folder, found.on))
+    return replace(
+        found, model=_from(folder, found.model), on=_from(folder, found.on), stack=_stack(_from, folder, found.stack)
+    )
 
 
 def save_plan_file(value: PlanFile, path: str | Path) -> None:
     """Writes the file; a crash leaves what was there before.
 
-    A model or cluster that is a file is written relative to the new file, if it lies below its folder, else in full.
+    A model, cluster or stack that is a file is written relative to the new file, if it lies below its folder, else in
+    full.
     """
     folder = Path(path).parent
-    schema.save_file(replace(value, model=_to(folder, value.model), on=_to(folder, value.on)), path)
+    there = replace(
+        value, model=_to(folder, value.model), on=_to(folder, value.on), stack=_stack(_to, folder, value.stack)
+    )
+    schema.save_file(there, path)
 
 
 def is_plan_file(path: str | Path) -> bool:
     """Whether the file's header says `gnomon.planfile`; InputError if it cannot be read."""
     return schema.header_of(path).startswith("gnomon.planfile/")
+
+
+def _stack(move: Callable[[Path, str], str], folder: Path, name: str) -> str:
+    """A stack that is a file, as a model or cluster; the name of one as it is."""
+    return move(folder, name) if name.endswith(".toml") else name
 
 
 def _is_path(name: str) -> bool:

@@ -44,6 +44,10 @@ LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
 )
 """Name -> what is physically possible. `attention` may be over 1: the stack's kernel need not be the curve's."""
 
+OWN_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({**LIMITS, "compute": (0.02, 5.0)})
+"""The same for numbers of a user's own runs: a machine that was calibrated while others used it may be faster since,
+and one that others use now is slower."""
+
 STACK_NUMBERS = 6
 """Most numbers of one stack."""
 
@@ -89,7 +93,7 @@ class Rates:
     """Seconds that kernels wait for a collective inside a layer, over its price."""
 
     def __post_init__(self) -> None:
-        for name, (low, high) in LIMITS.items():
+        for name, (low, high) in OWN_LIMITS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise InputError(f"{name} of a stack must be from {low:g} to {high:g}, got {value!r}")
@@ -322,7 +326,9 @@ def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
 def rates_note(stack: Stack, device: Device) -> str:
     """What the rates rest on, to be shown beside a prediction."""
     if device.measured is not None:
-        return device.measured.note
+        own = stack.own
+        fit = f"; {len(own.numbers)} numbers of {stack.name!r} fitted to {own.runs} own runs" if own else ""
+        return f"{device.measured.note}{fit}"
     found = fitted()
     record, every = found.record(stack.name), found.universal
     match known(stack, device):

@@ -17,13 +17,17 @@ from gnomon.formats.published import Refused, Run
 from gnomon.formats.published.settle import settled
 from gnomon.plans import OwnNumber, OwnRuns, Stack
 from gnomon.prediction import Prediction
-from gnomon.prices.fitted import LIMITS, Fitted, fitted, rates
+from gnomon.prices.fitted import OWN_LIMITS, Fitted, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.shrink import Array, shrunk_fit
 from gnomon.report.validation import predicted_s
 
 SPREADS: Mapping[str, float] = {"kernels": 0.12, "attention": 0.3, "host": 0.5, "collectives": 0.4}
 """How far stacks differ from each other, as a log: of the numbers in `fitted.toml`."""
+
+MEASURED_KERNELS = 0.5
+"""How far kernels of a machine that was calibrated may be off, in place of what programs differ by: other work may
+share it now, or did then."""
 
 SCALE = 0.06
 """What runs of one setting and what prices leave open differ by, as a log: an error of this size is noise."""
@@ -124,6 +128,8 @@ class _Errors:
         self.runs, self.made, self.base = runs, made, base
         self.stack = replace(runs[0].stack, own=None)
         self.devices = {stage.device.arch: stage.device for found in made for stage in found.pricing.stages}
+        calibrated = any(device.measured is not None for device in self.devices.values())
+        self.spreads = {**SPREADS, "kernels": MEASURED_KERNELS} if calibrated else SPREADS
         self.memo: dict[tuple[float, ...], Array] = {}
 
     def numbers(self, x: Array) -> tuple[OwnNumber, ...]:
@@ -144,7 +150,7 @@ class _Errors:
                 "exposed": known.exposed * collectives,
             }
             for name, value in slower.items():
-                low, high = LIMITS[name]
+                low, high = OWN_LIMITS[name]
                 if value > 0:
                     out.append(OwnNumber(name=name, value=float(f"{min(max(value, low), high):.4g}"), arch=arch))
         return tuple(out)
@@ -166,7 +172,7 @@ class _Errors:
         return shrunk_fit(
             lambda points: np.array([self(x)[used] for x in points]),
             np.zeros(count),
-            np.array(list(SPREADS.values())),
+            np.array(list(self.spreads.values())),
             limits=(np.full(count, -2.0), np.full(count, 2.0)),
             weights=np.ones(int(used.sum())),
             scale=SCALE,

@@ -1,0 +1,151 @@
+"""What came of trying plans: predicted beside measured, which is the best, and what trying was worth.
+
+`tried_text(attempts)` is the table, `tried_mapping(attempts)` the same as values for JSON, `best_of` the one to keep.
+Leaves out running them (`cli.plan_try`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gnomon.plans import Ran
+from gnomon.report.planning import short
+from gnomon.report.tables import Column, percent, table, wrapped
+from gnomon.search import Found
+from gnomon.units import show_seconds
+
+UNSTEADY = 1.3
+"""Ratio of the machine's speeds before two attempts from which their times do not compare."""
+
+Ended = Literal["ran", "refused", "failed", "timed out"]
+"""How an attempt ended: `refused` says that the plan cannot run, `failed` that it began to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One plan that was tried."""
+
+    found: Found
+    """The plan, as predicted."""
+    file: str
+    """Its plan file."""
+    ran: Ran | None
+    """What was measured; None where it did not come so far."""
+    ended: Ended
+    """How it ended."""
+    said: str
+    """Why it has no measurement; empty if it has."""
+    wall_s: float
+    """Seconds that trying it took in all."""
+
+    @property
+    def off(self) -> float | None:
+        """Predicted over measured, minus 1."""
+        return None if self.ran is None else self.found.step_s / self.ran.step_s - 1
+
+
+def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The one with the shortest measured step; of equals the first predicted. None if none ran."""
+    ran = [each for each in attempts if each.ran is not None]
+    return min(ran, key=_measured_s, default=None)
+
+
+def tried_text(attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Lines of at most 80 columns: a row for each, those that did not run with the reason, and what is kept."""
+    best = best_of(attempts)
+    columns = (
+        Column(name="tried", align="left"),
+        *(Column(name=name) for name in ("predicted", "measured", "off %", "spread %")),
+        Column(name="", align="left"),
+    )
+    rows = []
+    for number, each in enumerate(attempts, 1):
+        ran = each.ran
+        rows.append(
+            (
+                f"{number} {short(each.found)}",
+                show_seconds(each.found.step_s),
+                "-" if ran is None else show_seconds(ran.step_s),
+                "-" if each.off is None else percent(each.off),
+                "-" if ran is None else percent(ran.spread),
+                verdict(each, best),
+            )
+        )
+    lines = [*table(columns, rows)]
+    for number, each in enumerate(attempts, 1):
+        if each.said:
+            lines += wrapped(f"{short(each.found)}: {each.said}", bullet=f"{number} ")
+    if best is not None:
+        lines += ["", *wrapped(worth(attempts), indent="")]
+    if said := unsteady(attempts):
+        lines += wrapped(said, indent="")
+    return tuple(lines)
+
+
+def unsteady(attempts: Sequence[Attempt]) -> str:
+    """A warning where the machine's own speed changed from one attempt to the next; empty where it did not, or where
+    nobody knows."""
+    found = [each.ran.slowdown for each in attempts if each.ran is not None and each.ran.slowdown is not None]
+    if len(found) < 2 or max(found) <= UNSTEADY * min(found):
+        return ""
+    return (
+        f"The machine itself was {min(found):.1f} to {max(found):.1f} times as slow as when it was calibrated, from "
+        f"one attempt to the next: differences of that size are its own. Try again when it does nothing else."
+    )
+
+
+def verdict(attempt: Attempt, best: Attempt | None) -> str:
+    """`kept`, `as fast` (within the spread of the two), `12 % slower`, or how it ended."""
+    if attempt.ran is None or best is None or best.ran is None:
+        return attempt.ended
+    if attempt is best:
+        return "kept"
+    slower = attempt.ran.step_s / best.ran.step_s - 1
+    if slower <= max(attempt.ran.spread, best.ran.spread) / 2:
+        return "as fast"
+    return f"{percent(slower, 0)} % slower"
+
+
+def worth(attempts: Sequence[Attempt]) -> str:
+    """What the predicted best would have lost against the measured best."""
+    ran = sorted((each for each in attempts if each.ran is not None), key=_measured_s)
+    first = attempts[0]
+    if first.ran is None:
+        return "The predicted best did not run."
+    place, lost = ran.index(first), first.ran.step_s / _measured_s(ran[0]) - 1
+    if place == 0:
+        return f"The predicted best of {len(ran)} is the measured best."
+    return f"The predicted best is number {place + 1} of {len(ran)} as measured, {percent(lost)} % slower."
+
+
+def tried_mapping(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Plain values for JSON."""
+    best = best_of(attempts)
+    return {
+        "schema": "gnomon.tried/1",
+        "kept": None if best is None else attempts.index(best),
+        "attempts": [
+            {
+                "plan": short(each.found),
+                "file": each.file,
+                "ended": each.ended,
+                "said": each.said,
+                "wall_s": each.wall_s,
+                "predicted_step_s": each.found.step_s,
+                "measured_step_s": None if each.ran is None else each.ran.step_s,
+                "off": each.off,
+                "spread": None if each.ran is None else each.ran.spread,
+                "peak_bytes": None if each.ran is None else each.ran.peak_memory_bytes,
+                "slowdown": None if each.ran is None else each.ran.slowdown,
+                "verdict": verdict(each, best),
+            }
+            for each in attempts
+        ],
+    }
+
+
+def _measured_s(attempt: Attempt) -> float:
+    assert attempt.ran is not None
+    return attempt.ran.step_s

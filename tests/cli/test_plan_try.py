@@ -1,0 +1,212 @@
+"""`gnomon plan --try` with processes that stand for runs: what is kept, and what becomes of those that crash or hang.
+
+Real runs are in tests/runtime/test_try.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from argparse import Namespace
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hardware.test_measured import MEASURED
+
+from gnomon import schema
+from gnomon.cli import main, plan_try
+from gnomon.cli.plan_try import attempt, check_try
+from gnomon.errors import InputError, PlanError
+from gnomon.hardware import measured_cluster, parse_cluster
+from gnomon.plans import Stack, load_plan_file
+from gnomon.plans.stacks import stack
+
+PRINTS = """
+import json, os, signal, sys, time
+from pathlib import Path
+path, steps = Path(sys.argv[2]), int(sys.argv[4])
+plan = path.read_text()
+story = json.loads(Path(os.environ["STORY"]).read_text())
+number = len(list(path.parent.glob("*.log"))) - 1
+what = story[number]
+if what == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "refused":
+    print("gnomon: the runtime does not carry it out", file=sys.stderr)
+    sys.exit(2)
+if what == "crashed":
+    print("step 1/8  loss 5.6", file=sys.stderr)
+    print("gnomon: rank 1 of 2 was killed by SIGKILL, so the run ended; no checkpoint", file=sys.stderr)
+    sys.exit(2)
+if what == "hangs":
+    time.sleep(600)
+if what == "says nonsense":
+    print("{")
+    sys.exit(0)
+seconds = [9.0] * 3 + [what] * (steps - 3)
+print(json.dumps({
+    "warm_up_steps": 3,
+    "predicted": {"step_s": 1.0, "step_s_as_it_was_before_training": 2.0},
+    "measured": {"step_s": what, "process_peak_bytes": 1000},
+    "steps": [{"step": i + 1, "step_s": s} for i, s in enumerate(seconds)],
+}))
+"""
+
+WORDS = ("plan", "llama-tiny", "--on", "1x2xcpu-process", "--global-batch", "4", "--seq-len", "64")
+FP32 = ("--precision", "fp32")
+
+
+@pytest.fixture
+def tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of tries; runs are told by `story.json`, one entry each: seconds of a step, or how it ends."""
+    monkeypatch.setattr(plan_try, "RUN", PRINTS)
+    monkeypatch.setattr(plan_try, "find_spec", lambda name: find_spec("json"))
+    monkeypatch.setenv("STORY", str(tmp_path / "story.json"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "tries"
+
+
+def story(*entries: float | str) -> None:
+    Path(os.environ["STORY"]).write_text(json.dumps(entries))
+
+
+def test_the_measured_best_is_kept_whatever_becomes_of_the_others(
+    tells: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story(0.5, "killed", "refused", 0.25, "crashed", "says nonsense", "hangs")
+    more = ("--try", "7", "--try-dir", str(tells), "--try-timeout", "3s", "-o", "best.toml")
+    assert main([*WORDS, *FP32, *more]) == 0
+    out, err = capsys.readouterr()
+    table = out.split("\ntried ")[1].split("\n\n")[0].splitlines()
+    assert [row.split()[-1] for row in table[1:8]] == [
+        "slower", "failed", "refused", "kept", "failed", "failed", "out",
+    ]  # fmt: skip
+    text = " ".join(out.split())
+    assert "was killed by SIGKILL" in text and "the runtime does not carry it out" in text
+    assert "rank 1 of 2 was killed by SIGKILL" in text and "ended after the limit of 3.00 s (--try-timeout)" in text
+    assert "The predicted best is number 2 of 2 as measured, 100.0 % slower." in text
+    assert "trying 1 of 7: " in err and "  measured 500 ms" in err
+    assert max(len(line) for line in out.splitlines() if str(tells) not in line) <= 80
+    best = load_plan_file("best.toml")
+    assert best.measured is not None and best.predicted is not None
+    assert (best.measured.step_s, best.measured.steps, best.measured.warm_up) == (0.25, 5, 3)
+    assert best.measured.slowdown == 2.0 and best.measured.spread == 0.0
+    files = [load_plan_file(path) for path in tells.glob("*llama*.toml")]
+    assert len(files) == 7 and sum(file.measured is not None for file in files) == 2
+
+
+def test_json(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story(0.5, "killed")
+    assert main([*WORDS, *FP32, "--try", "2", "--try-steps", "2", "--try-dir", str(tells), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    tried = found["tried"]
+    assert (tried["schema"], tried["kept"], tried["folder"]) == ("gnomon.tried/1", 0, str(tells))
+    assert [each["ended"] for each in tried["attempts"]] == ["ran", "failed"]
+    assert tried["attempts"][0]["measured_step_s"] == 0.5
+    assert schema.load_file(Stack, tried["stack"]).own is not None
+
+
+def test_nothing_ran(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story("killed", "refused")
+    assert main([*WORDS, *FP32, "--try", "2", "--try-dir", str(tells), "-o", "best.toml"]) == 2
+    out, err = capsys.readouterr()
+    assert "none of the 2 plans tried ran; the first: was killed by SIGKILL" in err and str(tells) in err
+    assert "\ntried " in out and not Path("best.toml").exists()
+
+
+def test_what_was_measured_corrects_the_next_plan(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three runs of twice what is predicted: with the numbers that they give, the next prediction is nearer."""
+    assert main([*WORDS, *FP32, "--top", "3", "--json"]) == 0
+    before = [each["prediction"]["step_s"] for each in json.loads(capsys.readouterr().out)["best"]]
+    measured = [2 * seconds for seconds in before]
+    story(*measured)
+    assert main([*WORDS, *FP32, "--try", "3", "--try-dir", str(tells)]) == 0
+    own = tells / "gnomon-own.toml"
+    assert f"--stack {own}" in " ".join(capsys.readouterr().out.split())
+    assert main([*WORDS, *FP32, "--top", "1", "--stack", str(own), "--json", "-o", "next.toml"]) == 0
+    after = json.loads(capsys.readouterr().out)["best"][0]["prediction"]["step_s"]
+    assert abs(after / measured[0] - 1) < 0.6 * abs(before[0] / measured[0] - 1)
+    assert Path(load_plan_file("next.toml").stack).resolve() == own.resolve()
+    # the same from the folder, by hand
+    assert main(["calibrate", "--from", str(tells), "-o", "again.toml"]) == 0
+    assert schema.load_file(Stack, "again.toml").own == schema.load_file(Stack, own).own
+
+
+def test_a_plan_file_without_a_measurement_is_no_run(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, *FP32, "-o", "plan.toml"]) == 0
+    capsys.readouterr()
+    assert main(["calibrate", "--from", "plan.toml", "-o", "own.toml"]) == 2
+    assert "does not say what was measured" in capsys.readouterr().err
+    tells.mkdir()
+    assert main(["calibrate", "--from", str(tells), "-o", "own.toml"]) == 2
+    assert "no plan file in" in capsys.readouterr().err
+
+
+def test_what_a_run_started_is_gone_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that hangs, with a process of its own that ignores signals."""
+    child = "import signal, time; signal.signal(15, signal.SIG_IGN); signal.signal(2, signal.SIG_IGN); time.sleep(600)"
+    run = (
+        f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
+        "open('child', 'w').write(str(p.pid)); time.sleep(600)"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan_try, "RUN", run)
+    done = attempt(tmp_path / "plan.toml", steps=8, limit_s=2.0)
+    assert (done.ended, done.measured) == ("timed out", None) and done.wall_s < 10
+    number = int((tmp_path / "child").read_text())
+    until = time.monotonic() + 10
+    while _lives(number) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _lives(number)
+
+
+def _lives(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def refused(on: str, program: str = "gnomon") -> str:
+    with pytest.raises((InputError, PlanError)) as caught:
+        check_try(Namespace(on=on), parse_cluster(on), stack(program))
+    return str(caught.value)
+
+
+def test_machines_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plan_try, "find_spec", lambda name: find_spec("json"))
+    monkeypatch.setattr(plan_try, "_gpus", lambda: 0)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert "4x8xh100-sxm has 32 GPUs where torch sees 0; plan for it with --on local" in refused("4x8xh100-sxm")
+    assert "tpu devices, which it does not drive" in refused("2xtpu-v5p")
+    assert "has 8 processes where this has 4 cores" in refused("1x8xcpu-process")
+    assert "not with megatron-lm; leave --stack out" in refused("1x2xcpu-process", "megatron-lm")
+    other = tmp_path / "other.toml"
+    schema.save_file(measured_cluster(replace(MEASURED, host="elsewhere"), 16 << 30), other)
+    assert "was measured on elsewhere" in refused(str(other))
+    monkeypatch.setattr(plan_try, "_gpus", lambda: 8)
+    check_try(Namespace(on="8xh100-sxm"), parse_cluster("1x8xh100-sxm"), stack("gnomon"))
+    assert "has 16 GPUs where torch sees 8" in refused("2x8xh100-sxm")
+
+
+def test_mistakes(tells: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, said in (
+        (("--try", "0"), "is not between 1 and 50"),
+        (("--try", "2", "--try-steps", "-1"), "is not between 1 and 1000"),
+        (("--try", "2", "--try-timeout", "10"), "bare '10'"),
+        (("--try", "2", "--try-timeout", "0s"), "no plan runs in no time"),
+        (("--try", "2", "--on", "1x1xh100-sxm+1x1xa100-sxm-80gb"), "--try is for equal devices"),
+        (("--try", "2", "--pareto"), "--try runs the best plans of one search"),
+        (("--try", "2", "--try-dir", "story.json"), "cannot make 'story.json'"),
+        (("--try", "2", "--stack", "nanotron"), "not with nanotron"),
+    ):
+        story(0.5, 0.5)
+        assert main([*WORDS, *FP32, *words]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and said in err and err.count("\n") == 1
+    monkeypatch.setattr(plan_try, "find_spec", lambda name: None)
+    assert main([*WORDS, *FP32, "--try", "2"]) == 2
+    assert "pip install gnomon[torch]" in capsys.readouterr().err

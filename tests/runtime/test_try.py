@@ -1,0 +1,68 @@
+"""`gnomon plan --try` with real runs of two processes: what it keeps and leaves; the next plan is nearer to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from gnomon import schema  # noqa: E402
+from gnomon.cli import main, plan_try  # noqa: E402
+from gnomon.cli.plan_try import Done, attempt  # noqa: E402
+from gnomon.hardware import NodeGroup, parse_cluster  # noqa: E402
+from gnomon.plans import load_plan_file, save_plan_file  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def slow_machine(path: Path) -> None:
+    """Two processes as the catalogue guesses them, a hundred times slower: every prediction of them is far off."""
+    guess = parse_cluster("1x2xcpu-process")
+    node = guess.groups[0].node
+    peaks = {name: rate / 100 for name in ("fp32", "bf16") if (rate := getattr(node.device.dense_peak, name))}
+    device = replace(node.device, dense_peak=replace(node.device.dense_peak, **peaks))
+    schema.save_file(replace(guess, groups=(NodeGroup(node=replace(node, device=device)),)), path)
+
+
+def test_two_are_tried_and_the_next_plan_is_nearer_to_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of three cannot run: its plan file is spoilt before it is read, as by a full disk."""
+    slow_machine(tmp_path / "machine.toml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    spoilt: list[Path] = []
+
+    def once(plan: Path, *, steps: int, limit_s: float) -> Done:
+        if not spoilt:
+            spoilt.append(plan)
+            save_plan_file(replace(load_plan_file(plan), model="gpt2"), plan)
+        return attempt(plan, steps=steps, limit_s=limit_s)
+
+    monkeypatch.setattr(plan_try, "attempt", once)
+    words = ("plan", "llama-mini", "--on", "machine.toml", "--global-batch", "4", "--seq-len", "32")
+    words += ("--precision", "fp32", "--json")
+    assert main([*words, "--try", "3", "--try-steps", "2", "--try-dir", "tries", "-o", "best.toml"]) == 0
+    found = json.loads(capsys.readouterr().out)["tried"]
+    assert [each["ended"] for each in found["attempts"]] == ["refused", "ran", "ran"], found
+    assert "the runtime runs Llamas and their kin" in found["attempts"][0]["said"]
+    ran = found["attempts"][1:]
+    best = min(ran, key=lambda each: each["measured_step_s"])
+    kept = load_plan_file("best.toml")
+    assert kept.measured is not None and kept.predicted is not None
+    assert kept.measured.step_s == pytest.approx(best["measured_step_s"]) and kept.measured.steps == 2
+    assert kept.plan == load_plan_file(best["file"]).plan
+    for each in ran:
+        words_again = ("predict", "--plan", each["file"], "--stack", found["stack"], "--json")
+        assert main(words_again) in (0, 1)
+        each["again_s"] = json.loads(capsys.readouterr().out)["step_s"]
+    before = sum(abs(log(each["predicted_step_s"] / each["measured_step_s"])) for each in ran)
+    after = sum(abs(log(each["again_s"] / each["measured_step_s"])) for each in ran)
+    assert after < before, ran
+    assert main([*words, "--stack", found["stack"], "--top", "1"]) == 0
+    assert "step_s" in json.loads(capsys.readouterr().out)["best"][0]["prediction"]

@@ -57,7 +57,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_to_fit(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no row of .* can be read as a run: d: micro_batch not given"):
+    with pytest.raises(InputError, match="nothing in .* can be read as a run: d: micro_batch not given"):
         run(asked(tmp_path, "\n".join([TABLE.splitlines()[0], TABLE.splitlines()[-1]])))
 
 

@@ -23,12 +23,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-import gnomon
 from gnomon.cli.calibrate_from import fit_folder
 from gnomon.errors import InputError, PlanError, RunError
 from gnomon.hardware import Cluster
@@ -220,7 +220,7 @@ def attempt(plan: Path, *, steps: int, limit_s: float) -> Done:
     Its output and errors stay beside the plan file. Nothing is raised for what the process does.
     """
     out, log = plan.with_suffix(".json"), plan.with_suffix(".log")
-    source = str(Path(gnomon.__file__).parents[1])
+    source = str(Path(__file__).parents[2])
     paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     words = ["run", str(plan), "--steps", str(steps), "--json"]
     began, timed_out = time.monotonic(), False
@@ -283,7 +283,7 @@ def _ran(found: dict[str, Any]) -> Ran:
         warm_up=WARM_UP,
         peak_memory_bytes=int(found["measured"]["process_peak_bytes"]),
         host=platform.node() or "this machine",
-        made=f"gnomon {gnomon.__version__}, {time.strftime('%Y-%m-%d')}",
+        made=f"gnomon {resolve_name('gnomon:__version__')}, {time.strftime('%Y-%m-%d')}",
         slowdown=None if now is None else now / predicted,
     )
 

@@ -172,7 +172,7 @@ def _lives(number: int) -> bool:
 
 def refused(on: str, program: str = "gnomon") -> str:
     with pytest.raises((InputError, PlanError)) as caught:
-        check_try(Namespace(on=on), parse_cluster(on), stack(program))
+        check_try(Namespace(on=on, try_dir=None), parse_cluster(on), stack(program))
     return str(caught.value)
 
 
@@ -188,7 +188,7 @@ def test_machines_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     schema.save_file(measured_cluster(replace(MEASURED, host="elsewhere"), 16 << 30), other)
     assert "was measured on elsewhere" in refused(str(other))
     monkeypatch.setattr(plan_try, "_gpus", lambda: 8)
-    check_try(Namespace(on="8xh100-sxm"), parse_cluster("1x8xh100-sxm"), stack("gnomon"))
+    check_try(Namespace(on="8xh100-sxm", try_dir=None), parse_cluster("1x8xh100-sxm"), stack("gnomon"))
     assert "has 16 GPUs where torch sees 8" in refused("2x8xh100-sxm")
 
 
@@ -200,7 +200,7 @@ def test_mistakes(tells: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         (("--try", "2", "--try-timeout", "0s"), "no plan runs in no time"),
         (("--try", "2", "--on", "1x1xh100-sxm+1x1xa100-sxm-80gb"), "--try is for equal devices"),
         (("--try", "2", "--pareto"), "--try runs the best plans of one search"),
-        (("--try", "2", "--try-dir", "story.json"), "cannot make 'story.json'"),
+        (("--try", "2", "--try-dir", "story.json"), "cannot write to 'story.json': 'story.json' is no folder"),
         (("--try", "2", "--stack", "nanotron"), "not with nanotron"),
     ):
         story(0.5, 0.5)

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.cli.calibrate_from import fit_folder
+from gnomon.cli.values import no_folder
 from gnomon.errors import InputError, PlanError, RunError
 from gnomon.hardware import Cluster
 from gnomon.plans import PlanFile, Ran, Stack, save_plan_file
@@ -60,6 +61,8 @@ def check_try(options: argparse.Namespace, machines: Cluster, stack: Stack) -> N
             f"--try runs plans with Gnomon's own runtime, not with {stack.name}; leave --stack out, or plan without "
             f"--try and hand the plan over with gnomon export"
         )
+    if options.try_dir is not None and (problem := no_folder(Path(options.try_dir))):
+        raise InputError(f"cannot write to {options.try_dir!r}: {problem}; give another --try-dir")
     kinds = {device.kind for device in machines.devices}
     nodes = sum(group.count for group in machines.groups)
     count = machines.num_devices

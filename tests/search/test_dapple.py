@@ -1,0 +1,106 @@
+"""DAPPLE's planner: its closed form against 1F1B's, its placements, and its plans against predicting every one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from search import cuts
+
+from gnomon.errors import GnomonError, PlanError
+from gnomon.hardware import parse_cluster
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.plans import Plan, Workload
+from gnomon.prediction import predict
+from gnomon.search.dapple import (
+    Piece,
+    Prices,
+    Step,
+    append_first,
+    cuts_of,
+    dapple,
+    fresh_first,
+    latency,
+    scatter_first,
+)
+
+
+@pytest.mark.parametrize(("delay", "seconds"), [(0, 45), (1, 51), (2, 57), (3, 63)])
+def test_the_closed_form_is_that_of_1f1b(delay: int, seconds: int) -> None:
+    """Four equal stages, twelve microbatches, forward 1 and backward 2: (m + p - 1)(F + B) and two delays each hop, as
+    when enough microbatches are under way to hide them."""
+    steps: list[Step] = []
+    for stage in range(4):
+        steps += [Step(delay, delay, message=True)] if stage else []
+        steps.append(Step(1, 2))
+    assert latency(steps, 12) == seconds
+
+
+def test_the_pivot_is_the_longest_stage() -> None:
+    """Stage 1 takes 3 and 6 for each of 4 microbatches; the first needs 1 before and 2 after."""
+    steps = [Step(1, 2), Step(3, 6), Step(1, 2)]
+    assert latency(steps, 4) == 1 + 4 * 9 + 2
+    assert latency([Step(1, 2, 10), Step(3, 6), Step(1, 2)], 4) == 1 + 4 * 9 + 2 + 10
+    assert latency([Step(1, 2), Step(3, 6), Step(1, 2, 50)], 4) == 1 + 3 + 3 * 9 + 50
+
+
+def test_placements() -> None:
+    size, free = (4, 4, 4), (4, 1, 4)
+    assert fresh_first(free, size, 5) == (4, 0, 1)
+    assert append_first(free, size, 3) == (2, 1, 0)
+    assert scatter_first((4, 4, 4), size, 5) == (2, 2, 1)
+
+
+def model(vocab: int = 65536) -> GptConfig:
+    return GptConfig(name="t", num_layers=4, hidden_size=1024, num_heads=16, vocab_size=vocab, max_positions=512)
+
+
+def every(prices: Prices, devices: int) -> Iterator[tuple[Piece, ...]]:
+    """All cuts into one to three stages, with all numbers of replicas and all places on nodes."""
+    total, nodes = len(prices.places) - 1, prices.nodes
+    for stages in (1, 2, 3):
+        for cut in cuts.every_cut(total, stages):
+            for taken in product(product(*(range(n + 1) for n in nodes)), repeat=stages):
+                whole = [sum(each) for each in taken]
+                full = all(sum(each[n] for each in taken) == size for n, size in enumerate(nodes))
+                if not full or any(count not in prices.replicas for count in whole):
+                    continue
+                pieces, used, done = [], (0,) * len(nodes), 0
+                for count, each in zip(cut, taken, strict=True):
+                    pieces.append(Piece(done, done + count, each, prices.place(used, each)))
+                    used, done = tuple(u + t for u, t in zip(used, each, strict=True)), done + count
+                yield tuple(pieces)
+
+
+@pytest.mark.parametrize(("on", "vocab"), [("2x2xa100-sxm-80gb", 1024), ("2x2xa100-sxm-80gb", 131072),
+                                           ("1x3xh100-sxm", 65536), ("3x1xa100-sxm-80gb", 32768)])  # fmt: skip
+def test_its_plan_is_near_the_best_of_all(on: str, vocab: int) -> None:
+    """Within 3 % of the fastest of all cuts, replicas and places, by the simulator."""
+    graph, cluster, work = gpt(model(vocab)), parse_cluster(on), Workload(global_batch_size=24, seq_len=512)
+    found = dapple(graph, cluster, work, counts=(4,))
+    prices = Prices(graph, cluster, work, Plan(), 4, found.best.pricing.stack if found.best else None)  # type: ignore[arg-type]
+    steps = []
+    for pieces in every(prices, cluster.num_devices):
+        try:
+            steps.append(predict(graph, cluster, prices.plan(pieces), work).step_s)
+        except GnomonError:
+            continue
+    assert found.best is not None and found.best.step_s <= 1.03 * min(steps)
+    assert found.parallel is None or found.best.step_s <= found.parallel.step_s
+
+
+def test_stages_have_other_numbers_of_replicas() -> None:
+    """On slow links a heavy head is worth replicas of its own."""
+    graph, cluster = gpt(model(131072)), parse_cluster("1x3xh100-sxm")
+    found = dapple(graph, cluster, Workload(global_batch_size=48, seq_len=512), counts=(8,))
+    assert found.best is not None and sum(n for _, n in cuts_of(found.best)) == 3
+    assert sum(n for n, _ in cuts_of(found.best)) == 6
+
+
+def test_what_it_is_not_for() -> None:
+    work = Workload(global_batch_size=24, seq_len=512)
+    with pytest.raises(PlanError, match="up to 16 devices"):
+        dapple(gpt(model()), parse_cluster("4x8xh100-sxm"), work)
+    with pytest.raises(PlanError, match="divides a batch of 24"):
+        dapple(gpt(model()), parse_cluster("1x2xh100-sxm"), work, counts=(7,))

@@ -103,6 +103,8 @@ def test_experts_and_contexts_have_neighbours() -> None:
     assert {"ep 8 -> 4", "context by ulysses", "context by all_gather", "cp 4 -> 2"} <= names
     assert "pp 1 -> 2" not in names  # four ranks of a stage cannot refold to eight of experts
     assert "ep 8" in {what for what, _ in without(plan)}
+    whole = replace(plan, mesh=Mesh(dp_shard=8))
+    assert "ep 1 -> 2" in {what for what, _ in changes(whole, experts=True)} - {what for what, _ in changes(whole)}
 
 
 def test_bytes_sent_are_those_of_the_textbook() -> None:

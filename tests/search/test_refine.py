@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from search.spaces import case
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import parse_cluster
@@ -14,8 +15,8 @@ from gnomon.plans import Goal, Optimizer, Plan, Stack, Workload
 from gnomon.plans.stacks import stack, stacks
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search import Result, make_space, plan, solve
-from gnomon.search.choices import CHOICES, NAMES, allowed, choice, fixed_base, parse_choice_limit, read_value
+from gnomon.search import Result, plan, solve
+from gnomon.search.choices import CHOICES, NAMES, Value, allowed, choice, fixed_base, parse_choice_limit, read_value
 from gnomon.search.refine import refine
 
 CLUSTER = parse_cluster("2x4xa100-sxm-80gb")
@@ -84,6 +85,15 @@ def test_what_is_fixed_or_forbidden_holds() -> None:
         parse_choice_limit("order>pp")
 
 
+def test_what_is_fixed_and_means_nothing_is_said() -> None:
+    result = searched(zero=1)
+    alone = refine(result, choices=(), fixed={"async_tp": True})
+    assert (alone.idle == ("async_tp",)) == (alone.found.plan.mesh.tp == 1)
+    held = refine(result, choices=(), fixed={"activation_offload": 3})
+    assert held.idle == () and held.found.plan.saved.rules[0].first_per_stage == 3
+    assert held.found.prediction.tightest.peak_bytes < result.best[0].prediction.tightest.peak_bytes
+
+
 def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
     assert {each.name for each in every()} == {*NAMES} - {"fp8"}  # type: ignore[attr-defined]
     assert "fp8" in {each.name for each in every(allow=("fp8",))}  # type: ignore[attr-defined]
@@ -113,24 +123,33 @@ def test_every_value_makes_a_plan_that_has_it(name: str) -> None:
         assert predict(graph, hopper, made, Workload(global_batch_size=16, seq_len=1024)).step_s > 0
 
 
-def test_choices_in_the_base_are_searched_exactly() -> None:
+BASES: dict[str, dict[str, Value]] = {
+    "offload": {"optimizer_offload": True, "prefetch": 2},
+    "kept": {"reshard_after_forward": False, "prefetch": 0},
+    "order": {"order": "pp,tp,cp,dp_shard,dp_replicate"},
+    "fp8": {"fp8": "tensorwise"},
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("seed", [10, 13, 19, 24])
+def test_choices_in_the_base_are_searched_exactly(name: str, seed: int) -> None:
     """The search over a base with choices fixed finds what predicting every plan of its space finds."""
-    graph, work = model("llama-tiny"), Workload(global_batch_size=8, seq_len=256)
-    base = fixed_base(
-        Plan(optimizer=Optimizer(clip=False)),
-        graph,
-        {"optimizer_offload": True, "reshard_after_forward": False, "activation_offload": 1, "prefetch": 2},
-    )
-    cluster = parse_cluster("1x4xa100-sxm-80gb")
-    fixed = {"schedule": "one_f_one_b", "keep_gathered": False, "recompute": "none", "cp": 1}
-    space = make_space(graph, cluster, work, base=base, fixed=fixed)
-    steps = []
+    given = case(seed)
+    if name == "fp8" and "h100" not in given.cluster.name:
+        given = replace(given, cluster=parse_cluster("1x8xh100-sxm"))
+        given = replace(given, space=replace(given.space, devices=8))
+    base = replace(given.space.base, optimizer=replace(given.space.base.optimizer, clip=name != "offload"))
+    space = replace(given.space, base=fixed_base(base, given.graph, BASES[name]), tp=(1, 2), pp=(1, 2))
+    found = []
     for point in space.points():
         try:
-            steps.append(predict(graph, cluster, space.plan(point), work).step_s)
+            found.append(predict(given.graph, given.cluster, space.plan(point), given.workload, given.stack))
         except GnomonError:
             continue
-    assert len(steps) > 50 and solve(graph, cluster, work, space).best[0].step_s == min(steps)
+    best = solve(given.graph, given.cluster, given.workload, space, given.stack, given.goal, top=1).best
+    assert [each.step_s for each in best] == sorted(each.step_s for each in found if each.fits)[:1]
+    assert found
 
 
 def test_offload_needs_no_clipping() -> None:

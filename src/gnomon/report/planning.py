@@ -117,6 +117,8 @@ def refined_text(refined: Refined) -> tuple[str, ...]:
         f"tried on the {refined.starts} best plans by the simulator, one at a time, {refined.tried} predictions: "
         f"{open_}. A better combination may exist."
     )
+    if refined.idle:
+        said += f" Fixed, and without a meaning in this plan: {', '.join(refined.idle)}."
     if not refined.complete:
         said += " Stopped at the most predictions."
     if not refined.steps:

@@ -52,7 +52,8 @@ class Choice:
     asked: bool = False
     """Only where the user allows it: it changes what is computed."""
     searched: bool = True
-    """A value can be fixed in the base plan, so that the exact search has it too."""
+    """A value can be fixed in the base plan, so that the exact search has it too. Not where it follows from other
+    fields: parts of tp, layers of a stage."""
 
 
 def _sharded(plan: Plan) -> bool:
@@ -179,6 +180,7 @@ CHOICES: tuple[Choice, ...] = (
         values=_activation_values,
         of=_kept_on_host,
         make=_activations,
+        searched=False,
     ),
     Choice(
         name="optimizer_offload",

@@ -109,7 +109,8 @@ def explain(prediction: Prediction, *, runners_up: Iterable[Plan] = (), too_larg
     """
     if prediction.plan.stages:
         raise PlanError("reasons are for plans of equal stages; this plan lists its stages one by one")
-    neighbours = tuple(_predicted(prediction, what, plan) for what, plan in changes(prediction.plan))
+    routed = any(op.kind == "router" for block in prediction.pricing.graph.blocks for op in block.ops)
+    neighbours = tuple(_predicted(prediction, what, plan) for what, plan in changes(prediction.plan, experts=routed))
     bought = tuple(_predicted(prediction, what, plan) for what, plan in without(prediction.plan))
     larger = _others(prediction, too_large)
     sensitivities = (*_links(prediction), *_memory(prediction, neighbours, larger))
@@ -143,8 +144,8 @@ def _predicted(prediction: Prediction, what: str, plan: Plan) -> Neighbour:
     return Neighbour(what=what, prediction=found)
 
 
-def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """(change, plan with it), one change at a time."""
+def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
+    """(change, plan with it), one change at a time. experts: the model has some, so that ep can grow from 1."""
     mesh = plan.mesh
     for axis in ("tp", "pp", "cp"):
         size = getattr(mesh, axis)
@@ -152,7 +153,7 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
             yield f"{axis} {size} -> {2 * size}", changed
         if size % 2 == 0 and (changed := _moved(plan, axis, size // 2, mesh.dp_shard * 2)):
             yield f"{axis} {size} -> {size // 2}", changed
-    for size in (2 * mesh.ep, mesh.ep // 2) if mesh.ep > 1 else ():
+    for size in (2 * mesh.ep, mesh.ep // 2) if mesh.ep > 1 or experts else ():
         if size and (changed := _experts(plan, size)):
             yield f"ep {mesh.ep} -> {size}", changed
     for context in ("ring", "all_gather", "ulysses") if mesh.cp > 1 else ():

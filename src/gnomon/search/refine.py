@@ -57,6 +57,8 @@ class Refined:
     """What was open."""
     complete: bool
     """Every descent came to its end within `TRIES`."""
+    idle: tuple[str, ...] = ()
+    """Choices that are fixed and mean nothing in the best plan."""
 
 
 def refine(
@@ -90,6 +92,7 @@ def refine(
         starts=len(begins),
         choices=tuple(choices),
         complete=descent.tried < tries,
+        idle=tuple(name for name, value in (fixed or {}).items() if named(name).of(best[2].plan) != value),
     )
 
 
@@ -123,7 +126,7 @@ class _Descent:
         plan, prediction, steps = start.plan, start.prediction, list[Step]()
         for choice, value in self.fixed:
             before = choice.of(plan)
-            if value == before or value not in choice.values(plan, self.result.graph, self.result.cluster):
+            if value == before or not choice.values(plan, self.result.graph, self.result.cluster):
                 continue
             made = self._predicted(choice, plan, value)
             if made is None:

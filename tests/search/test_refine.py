@@ -16,7 +16,17 @@ from gnomon.plans.stacks import stack, stacks
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Result, plan, solve
-from gnomon.search.choices import CHOICES, NAMES, Value, allowed, choice, fixed_base, parse_choice_limit, read_value
+from gnomon.search.choices import (
+    CHOICES,
+    NAMES,
+    Value,
+    allowed,
+    choice,
+    fixed_base,
+    parse_choice_limit,
+    read_value,
+    runs_value,
+)
 from gnomon.search.refine import refine
 
 CLUSTER = parse_cluster("2x4xa100-sxm-80gb")
@@ -150,6 +160,16 @@ def test_choices_in_the_base_are_searched_exactly(name: str, seed: int) -> None:
     best = solve(given.graph, given.cluster, given.workload, space, given.stack, given.goal, top=1).best
     assert [each.step_s for each in best] == sorted(each.step_s for each in found if each.fits)[:1]
     assert found
+
+
+def test_orders_of_a_stack_are_those_that_it_has() -> None:
+    order, plan = choice("order"), Plan()
+    plan = replace(plan, mesh=replace(plan.mesh, pp=2, dp_shard=2, dp_replicate=2, tp=2))
+    values = order.values(plan, model("llama-tiny"), CLUSTER)
+    assert len(set(values)) == len(values) == 1 + 6 + 1
+    able = [value for value in values if runs_value(stack("megatron-lm"), order, value)]
+    assert able == ["pp,dp_replicate,dp_shard,cp,tp", "dp_replicate,dp_shard,pp,cp,tp"]
+    assert all(runs_value(PLAIN_STACK, order, value) for value in values)
 
 
 def test_offload_needs_no_clipping() -> None:

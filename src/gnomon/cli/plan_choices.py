@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.plans import Stack
 from gnomon.search import Limit, Point
-from gnomon.search.choices import NAMES, Choice, Value, allowed, choice, parse_choice_limit, read_value, runs
+from gnomon.search.choices import (
+    NAMES,
+    Choice,
+    Value,
+    allowed,
+    choice,
+    parse_choice_limit,
+    read_value,
+    runs,
+    runs_value,
+)
 from gnomon.search.space import SCHEDULES
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
@@ -64,7 +74,7 @@ class Chosen:
             else:
                 known = (*NAMES, *Point._fields)
                 raise InputError(f"--fix names no field{nearest(name, known)}; there are {', '.join(known)}")
-        if unknown := [name for name, value in fixed.items() if value and not runs(stack, name)]:
+        if unknown := [name for name, v in fixed.items() if v and not _runs(stack, name, v)]:
             raise PlanError(
                 f"--fix {unknown[0]}: stack {stack.name} is not known to run it; it runs "
                 f"{', '.join((*stack.choices, *stack.overlaps)) or 'none of the choices'}"
@@ -81,6 +91,10 @@ class Chosen:
             open=allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed) if options.refine else (),
             refines=bool(options.refine or late),
         )
+
+
+def _runs(stack: Stack, name: str, value: Value) -> bool:
+    return runs(stack, name) and runs_value(stack, choice(name), value)
 
 
 def _field(name: str, text: str) -> object:

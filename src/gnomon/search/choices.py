@@ -15,6 +15,7 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split, Stack
+from gnomon.plans.mesh import DENSE_AXES
 from gnomon.search.space import Limit
 from gnomon.units import parse_bytes, show_bytes
 
@@ -89,7 +90,9 @@ def _orders(plan: Plan, _: Graph, __: Cluster) -> tuple[Value, ...]:
         changed = list(order)
         changed[a], changed[b] = changed[b], changed[a]
         found.append(",".join(changed))
-    return tuple(found) if len(found) > 1 else ()
+    if mesh.pp > 1 and mesh.data_ranks > 1:
+        found.append(",".join(PIPELINE_INSIDE))
+    return tuple(dict.fromkeys(found)) if len(found) > 1 else ()
 
 
 def _kept_on_host(plan: Plan) -> int:
@@ -267,6 +270,13 @@ def allowed(stack: Stack, *, allow: Iterable[str], forbid: Iterable[Limit], fixe
 def runs(stack: Stack, name: str) -> bool:
     """Whether a program is known to carry out a choice; of the unstated one everything is taken for granted."""
     return stack.name == "unstated" or name in stack.choices or name in stack.overlaps
+
+
+def runs_value(stack: Stack, of: Choice, value: Value) -> bool:
+    """Whether a program that carries out a choice has this value of it; of orders, those of Megatron-LM are on record."""
+    if of.name != "order" or stack.name == "unstated":
+        return True
+    return value in (",".join(DENSE_AXES), ",".join(PIPELINE_INSIDE))
 
 
 def parse_choice_limit(text: str) -> Limit | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gnomon.errors import GnomonError, PlanError
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction, host_memory, predict
-from gnomon.search.choices import CHOICES, Choice, Value
+from gnomon.search.choices import CHOICES, Choice, Value, runs_value
 from gnomon.search.choices import choice as named
 from gnomon.search.results import Found, Result
 from gnomon.search.space import Limit
@@ -151,6 +151,7 @@ class _Descent:
 
     def _open(self, choice: Choice, plan: Plan, before: Value) -> list[Value]:
         values = choice.values(plan, self.result.graph, self.result.cluster)
+        values = tuple(value for value in values if runs_value(self.result.stack, choice, value))
         mine = [limit for limit in self.forbid if limit.field == choice.name]
         return [value for value in values if value != before and not any(limit.forbids(value) for limit in mine)]
 

@@ -273,7 +273,7 @@ def runs(stack: Stack, name: str) -> bool:
 
 
 def runs_value(stack: Stack, of: Choice, value: Value) -> bool:
-    """Whether a program that carries out a choice has this value of it; of orders, those of Megatron-LM are on record."""
+    """Whether a program that runs a choice has this value of it; of orders, those of Megatron-LM are on record."""
     if of.name != "order" or stack.name == "unstated":
         return True
     return value in (",".join(DENSE_AXES), ",".join(PIPELINE_INSIDE))

@@ -3,7 +3,8 @@
     python benchmarks/search/speed.py [NAME …]      # prints the table kept in results/search.md
 
 Each in a fresh process: seconds of one core (process time, so that other work on the machine does not count) and of the
-clock, points covered and predicted, memory of the process, and the best plan.
+clock, points covered and predicted, peak memory of the process, and the best plan. Points are those that were
+predicted, bounded away, duplicates or illegal; the search checks that they add up to the space, and so does this.
 """
 
 from __future__ import annotations
@@ -12,45 +13,59 @@ import json
 import subprocess
 import sys
 import time
+from typing import Any
 
-JOBS = {
+JOBS: dict[str, tuple[str, str, int, int]] = {
     "8b on 32": ("llama-3.1-8b", "4x8xh100-sxm", 128, 8192),
     "175b on 512": ("gpt3-175b", "64x8xa100-sxm-80gb", 512, 2048),
+    "1t on 4096": ("gpt-1t", "512x8xa100-sxm-80gb", 3072, 2048),
     "405b on 16384": ("llama-3.1-405b", "2048x8xh100-sxm", 2048, 8192),
     "deepseek-v3 on 16384": ("deepseek-v3", "2048x8xh100-sxm", 8192, 4096),
 }
-"""Name -> model, cluster, global batch, sequence length."""
+"""Name -> model, cluster, global batch, sequence length. gpt-1t: Narayanan et al. 2021 (SC21), table 1, whose run of it
+had 3,072 A100 and this batch."""
 
 _ONE = """
 import json, resource, sys, time
 name, cluster, batch, seq_len = json.loads(sys.argv[1])
 start, clock = time.process_time(), time.perf_counter()
 import gnomon
+from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Workload
 from gnomon.report.planning import short
+if name == "gpt-1t":
+    name = gpt(GptConfig(name=name, num_layers=128, hidden_size=25600, num_heads=160, vocab_size=51200,
+                         max_positions=2048, dropout=0.1, attention_dropout=0.1))
 found = gnomon.plan(name, cluster, Workload(global_batch_size=batch, seq_len=seq_len))
-best = found.best[0]
+best, counts = found.best[0], found.counts
+assert counts.priced + counts.too_slow + counts.too_large + counts.duplicates + counts.illegal == found.space.size
 print(json.dumps({
     "core_s": time.process_time() - start, "clock_s": time.perf_counter() - clock,
-    "points": found.counts.space, "predicted": found.counts.priced, "step_s": best.step_s, "plan": short(best),
+    "points": found.space.size, "predicted": counts.priced, "bounded": counts.bounded,
+    "duplicates": counts.duplicates, "illegal": counts.illegal, "step_s": best.step_s, "plan": short(best),
     "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
 }))
 """
 
 
+def run(job: tuple[str, str, int, int]) -> dict[str, Any]:
+    """One search in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", _ONE, json.dumps(job)], stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def main() -> None:
     """Prints the table."""
     print(time.strftime("%Y-%m-%d"))
-    print("| search | core s | clock s | points | predicted | MiB | best step s | best plan |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = "search", "core s", "clock s", "MiB", "points", "predicted", "bounded", "duplicates", "illegal"
+    print(f"| {' | '.join(columns)} | best step s | best plan |\n|{'---|' * (len(columns) + 2)}")
     for name in sys.argv[1:] or JOBS:
-        done = subprocess.run(
-            [sys.executable, "-c", _ONE, json.dumps(JOBS[name])], capture_output=True, text=True, check=True
-        )
-        one = json.loads(done.stdout)
+        one = run(JOBS[name])
+        counts = " | ".join(f"{one[key]:,}" for key in ("points", "predicted", "bounded", "duplicates", "illegal"))
         print(
-            f"| {name} | {one['core_s']:.1f} | {one['clock_s']:.1f} | {one['points']:,} | {one['predicted']} | "
-            f"{one['mib']:.0f} | {one['step_s']:.3f} | {one['plan']} |",
+            f"| {name} | {one['core_s']:.1f} | {one['clock_s']:.1f} | {one['mib']:.0f} | {counts} | "
+            f"{one['step_s']:.3f} | {one['plan']} |",
             flush=True,
         )
 

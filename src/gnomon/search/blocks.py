@@ -63,7 +63,10 @@ class Choices:
     ways: Doubles
     """[kept, 2] ranks that ZeRO divides dense and routed parameters over."""
     kinds: NDArray[np.int64]
-    """[kept] equal for those that have the same bytes come and go: effective stage, and whether experts are divided."""
+    """[kept] equal for those whose actions last equally long: effective stage, and whether experts are divided."""
+    holding: NDArray[np.int64]
+    """[kept] 0, or under ZeRO 2 and 3 equal for those with the same bytes that come and go: 4 x stage, and what kinds
+    and overlap add."""
 
 
 @dataclass(slots=True, eq=False)
@@ -313,6 +316,7 @@ class Blocks:
         zero = np.array([each[2] for each in kept], np.int64)
         of_ranks = np.array(ways, float).reshape(-1, 2)
         effective = zero * np.array(divided, np.int64)
+        overlap = np.array([each[3] for each in kept], np.int64)
         return Choices(
             kept=kept,
             illegal=illegal,
@@ -320,6 +324,7 @@ class Blocks:
             effective=effective,
             ways=of_ranks,
             kinds=2 * effective + (of_ranks[:, 1] > 1),
+            holding=np.where(effective > 1, 4 * effective + 2 * (of_ranks[:, 1] > 1) + overlap, 0),
         )
 
     def scheduled(self, pp: int, dp: int) -> _Legal:

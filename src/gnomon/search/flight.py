@@ -30,6 +30,8 @@ class Held:
     """[rows chosen, stages] units whose activations of the stage are held."""
     open: Longs
     """[rows chosen, stages] of these, units whose input gradient is not over: the rest may hold less."""
+    begun: NDArray[np.bool_]
+    """[rows chosen, stages] whether a unit's weight gradients of the stage are over."""
     inside: Longs
     """[rows chosen] index into `stages` of the stage that computes."""
     backward: NDArray[np.bool_]
@@ -71,7 +73,10 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
         during = after + here * w[:, None]
         chosen = _peaks(during, f, e)
         still = (open_after + here * e[:, None])[chosen]
-        held.append(Held(stages=stages, counts=during[chosen], open=still, inside=at[chosen], backward=e[chosen]))
+        begun = (np.cumsum(here * w[:, None], axis=0) - here * w[:, None])[chosen] > 0
+        held.append(
+            Held(stages=stages, counts=during[chosen], open=still, begun=begun, inside=at[chosen], backward=e[chosen])
+        )
     return Flight(rank_of=ranks, most=most, held=tuple(held))
 
 

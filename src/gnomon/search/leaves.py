@@ -434,6 +434,7 @@ def held_bytes(
     *,
     by_layer: bool,
     frees: bool = False,
+    waiting: Doubles | None = None,
 ) -> Doubles:
     """[ranks] bytes of activations and of what comes and goes with a backward, at least, on the fullest moment.
 
@@ -442,7 +443,8 @@ def held_bytes(
     layer's, for an earlier one what it needs beyond what later layers have let go. During a forward the same without
     the backward. Any such moment is a bound; the greatest is returned. Messages and prefetched parameters only add to
     it. extra: [kinds] whole gradients (and parameters) of a layer, where ZeRO divides them. frees: the stack frees
-    between the parts of a backward, and what stays is not counted.
+    between the parts of a backward, and what stays is not counted. waiting: [stages] gradients that stay from a stage's
+    first weight gradients to the end of the step (ZeRO 2 that reduces after the last backward).
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
     inside = _inside(table, column, pipeline, extra, by_layer=by_layer)
@@ -451,6 +453,7 @@ def held_bytes(
             (
                 (held.open if frees else held.counts) @ kept[held.stages]
                 + np.where(held.backward, inside[held.stages][held.inside], 0.0)
+                + (0.0 if waiting is None else held.begun @ waiting[held.stages])
             ).max()
             for held in found.held
         ]

@@ -101,12 +101,11 @@ class Opening:
             return
         bare = np.zeros(len(family.table.tensors))
         fits = (static + self._held(block, bare, by_layer=False)).max(axis=1) <= room
-        for kind in np.unique(choices.kinds[fits & (choices.effective > 1)]).tolist():
-            own = choices.kinds == kind
-            index = int(np.argmax(own))
-            extra = self._extra(family, choices.kept[index], split_backward=is_split(block.schedule))
-            held = self._held(block, extra, by_layer=int(choices.effective[index]) == 3)
-            fits[own] &= (static[own] + held).max(axis=1) <= room
+        for kind in np.unique(choices.holding[fits]).tolist():
+            if kind:
+                own = choices.holding == kind
+                held = self._zero_held(block, choices.kept[int(np.argmax(own))], kind // 4)
+                fits[own] &= (static[own] + held).max(axis=1) <= room
         self.counts.too_large += int((~fits).sum())
         groups: dict[int, list[int]] = {}
         for i in np.flatnonzero(fits).tolist():
@@ -217,15 +216,30 @@ class Opening:
     def _most(self, block: Block) -> NDArray[np.int64]:
         return flight(block.schedule, block.family.pp, block.virtual, block.count).most[:, None]
 
-    def _held(self, block: Block, extra: Doubles, *, by_layer: bool) -> Doubles:
+    def _held(self, block: Block, extra: Doubles, *, by_layer: bool, waiting: Doubles | None = None) -> Doubles:
         """[ranks] bytes of activations, and of what comes and goes with a backward, at least."""
         rows = flight(block.schedule, block.family.pp, block.virtual, block.count)
         frees = bool(self.job.stack.split_backward_frees)
-        return held_bytes(block.family.table, block.column, block.pipeline, rows, extra, by_layer=by_layer, frees=frees)
+        return held_bytes(
+            block.family.table,
+            block.column,
+            block.pipeline,
+            rows,
+            extra,
+            by_layer=by_layer,
+            frees=frees,
+            waiting=waiting,
+        )
 
-    def _extra(self, family: Family, choice: Choice, *, split_backward: bool) -> Doubles:
-        """[kinds] bytes that come and go with a backward under a choice."""
-        return unsharded(self.sharding(family, *choice[:3]), split_backward=split_backward)
+    def _zero_held(self, block: Block, choice: Choice, zero: int) -> Doubles:
+        """[ranks] the same under ZeRO 2 and 3."""
+        sharding = self.sharding(block.family, *choice[:3])
+        if zero == 2 and not choice[3]:  # gradients of all stages wait for the last backward
+            none, extra = np.zeros(len(sharding.collectives)), unsharded(sharding, split_backward=False)
+            present = np.where(block.pipeline.split.counts > 0, extra, 0.0)
+            return self._held(block, none, by_layer=False, waiting=2 * present.max(axis=1))
+        extra = unsharded(sharding, split_backward=is_split(block.schedule))
+        return self._held(block, extra, by_layer=zero == 3)
 
     def sharding(self, family: Family, replicas: int, shards: int, zero: int) -> Sharding:
         """One way of sharding a family."""

@@ -28,9 +28,10 @@ Reductions = Literal["", "once", "stages", "layers"]
 and before the stage's next one; of every microbatch and layers (ZeRO 3), which begin somewhere in the backward. A
 rank's reductions follow each other."""
 
-KINDS = ("F", "B", "I", "W", "R", "R_LAST", "G", "G_FIRST", "G_LAST")
-"""Rows whose durations are given, reductions (the last of a stage with what follows it on its stream), and gathers of a
-stage's layers: of all, of all but the first, of all but the last (which the pass before has gathered already)."""
+KINDS = ("F", "B", "I", "W", "R", "R_LAST", "G", "G_FIRST", "G_LAST", "F&B", "NONE")
+"""Rows whose durations are given, reductions (the last of a stage with what follows it on its stream), gathers of a
+stage's layers (of all, of all but the first, of all but the last, which the pass before has gathered already), and
+composites, which are the first of their two rows; the second takes no time of its own."""
 
 _FIRST_GATHER = KINDS.index("G")
 
@@ -86,8 +87,10 @@ def skeleton(
     stages = rows.num_stages
     before = np.arange(len(kind), dtype=np.int64)  # the row before, as a position from 1
     before[rows.class_ptr[:-1]] = 0
-    source = _sources(kind, stage, unit, stages, microbatches)
+    pairs = np.flatnonzero((rows.group[:-1] >= 0) & (rows.group[:-1] == rows.group[1:]))
+    source = _sources(kind, stage, unit, stages, microbatches, pairs)
     third = np.zeros(len(kind), np.int64)
+    third[pairs] = source[pairs + 1]  # both begin together and end together
     edges = rows.class_ptr
     ends = np.flatnonzero((kind == 1) | (kind == 3))
     last = np.zeros(stages, np.int64)
@@ -124,6 +127,8 @@ def skeleton(
         kind, stage = np.append(kind, gathers.kind), np.append(stage, stage[gathers.row])
         edges = np.append(edges, gathers.lanes[1:] + edges[-1])
     level = _levels(before, source, third, edges)
+    cost = kind.copy()
+    cost[pairs], cost[pairs + 1] = KINDS.index("F&B"), KINDS.index("NONE")
     order = np.argsort(level, kind="stable")
     place = np.zeros(len(kind) + 1, np.int64)
     place[order + 1] = np.arange(1, len(kind) + 1)
@@ -137,7 +142,7 @@ def skeleton(
             before=place[before[order[a:b]]],
             source=place[source[order[a:b]]],
             third=place[third[order[a:b]]],
-            key=kind[order[a:b]] * stages + stage[order[a:b]],
+            key=cost[order[a:b]] * stages + stage[order[a:b]],
             sent=sent[order[a:b]],
             ahead=ahead[order[a:b]],
         )
@@ -206,7 +211,10 @@ def play(
     columns = forward.shape[1]
     gathers = np.zeros((3 * len(forward), columns)) if gathers is None else gathers
     lasts = np.concatenate([forward, whole, first]) if lasts is None else lasts
-    times = np.concatenate([forward, whole, first, second, reduce, final, gathers])
+    both = forward + whole  # composites are in V placement: the rank's other stage is as far from the other end
+    times = np.concatenate(
+        [forward, whole, first, second, reduce, final, gathers, np.maximum(both, both[::-1]), np.zeros_like(both)]
+    )
     ahead = np.concatenate([lasts - np.concatenate([forward, whole, first]), np.zeros((1, columns))])
     none = np.full((1, columns), -np.inf)
     wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns)), heads])
@@ -218,11 +226,13 @@ def play(
     return end[made.last], end[made.final], end[made.reduced]
 
 
-def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int) -> Longs:
-    """Position (from 1) of the row that a forward or an input gradient gets its message from; 0 for none."""
+def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int, pairs: Longs) -> Longs:
+    """Position (from 1) of the row that a forward or an input gradient gets its message from; 0 for none. pairs: first
+    rows of composites, which end with their second row."""
     forward = np.zeros((stages + 2, units), np.int64)
     back = np.zeros((stages + 2, units), np.int64)
     index = np.arange(1, len(kind) + 1)
+    index[pairs] += 1
     is_forward, is_back = kind == 0, (kind == 1) | (kind == 2)
     forward[stage[is_forward] + 1, unit[is_forward]] = index[is_forward]
     back[stage[is_back] + 1, unit[is_back]] = index[is_back]

@@ -110,7 +110,14 @@ JOBS = (
     Job(
         "megatron-bridge",
         ("dgxc-benchmarking", "nemo-24.07", "megatron-bridge"),
-        (("host_kernel_s", ""), ("compute", "hopper"), ("compute", "blackwell"), ("attention", ""), ("exposed", "")),
+        (
+            ("host_kernel_s", ""),
+            ("compute", "hopper"),
+            ("compute", "blackwell"),
+            ("compute", "blackwell-ultra"),
+            ("attention", ""),
+            ("exposed", ""),
+        ),
     ),
     Job("megatron-lm", ("vocab-parallel-mlsys25",), (("host_kernel_s", ""), ("compute", "ampere"), ("exposed", ""))),
 )

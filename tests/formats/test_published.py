@@ -357,3 +357,18 @@ def test_the_eager_code_of_transformers() -> None:
     assert (found.stack.norm, found.stack.activation, found.stack.attention) == ("unfused", "unfused", "unfused")
     llama = run(gpt2 | {"model": "llama-7b", "vocab": "32000"})
     assert llama.stack.attention == "unfused_fp32_softmax"
+
+
+def test_virtual_stages_that_a_source_states_elsewhere() -> None:
+    """One recipe in two releases: the row without virtual stages has the other's; with two answers, none."""
+    stated = {**GPT3, "pp": "8", "vpp": "3"}
+    silent = {**GPT3, "id": "silent", "pp": "8", "vpp": ""}
+    other = {**GPT3, "id": "other", "pp": "8", "vpp": "6"}
+
+    def found(*rows: dict[str, str]) -> Run:
+        return next(r for r in read_runs(text(*rows))[0] if r.id == "silent")
+
+    assert found(stated, silent).plan.schedule.virtual_stages == 3
+    assert any("virtual stages not in the row: 3" in note for note in found(stated, silent).notes)
+    assert found(stated, silent, other).plan.schedule.virtual_stages == 1
+    assert found({**stated, "tp": "1", "num_devices": ""}, silent).plan.schedule.virtual_stages == 1

@@ -11,6 +11,7 @@ from prediction.jobs import FP16
 from gnomon.errors import GnomonError, PlanError, UnpricedError
 from gnomon.models.presets import PRESETS, model
 from gnomon.plans import (
+    Fact,
     Fp8,
     Layout,
     Mesh,
@@ -22,10 +23,12 @@ from gnomon.plans import (
     RouterLoad,
     Schedule,
     Split,
+    Stack,
     Stage,
     Workload,
 )
 from gnomon.prediction import Prediction, predict
+from gnomon.prediction.layer import LayerPrice
 
 MESHES: dict[str, dict[str, Any]] = {
     "1": {},
@@ -213,3 +216,23 @@ def test_images_are_counted_where_there_are_no_sequences() -> None:
     job = Plan(schedule=Schedule(micro_batch_size=4))
     found = predict("vit-b-16", "1x1xh100-sxm", job, Workload(global_batch_size=8, seq_len=1000))
     assert found.tokens_per_s_per_device * found.step_s == pytest.approx(8)
+
+
+def test_transformer_engine_gathers_in_eight_bits_and_casts_once() -> None:
+    """Llama 8B on tp 8: of a layer's collectives, gathers move half the bytes, scatters all."""
+    mesh, layout = Mesh(tp=8), Layout(sequence_parallel=True)
+    job: dict[str, Any] = {"mesh": mesh, "layout": layout, "precision": Precision(fp8=Fp8(recipe="delayed"))}
+
+    def layer(engine: bool) -> LayerPrice:
+        fact = Fact(field="transformer_engine", source="this test", date="2026-11-22")
+        stack = Stack(name="unstated", version="", transformer_engine=engine, facts=(fact,))
+        made = Plan(**job, schedule=Schedule(micro_batch_size=1))
+        stage = predict(LLAMA, "1x8xh100-sxm", made, TOKENS, stack).pricing.stages[0]
+        return next(price for price, labels in stage.layers if len(labels) > 1)
+
+    plain, engine = layer(False), layer(True)
+    assert plain.forward.kernels == engine.forward.kernels
+    assert 0.7 < engine.forward.comm_s["tp"] / plain.forward.comm_s["tp"] < 0.85
+    assert engine.forward.compute_s < plain.forward.compute_s
+    assert engine.input_grad.compute_s < plain.input_grad.compute_s  # gradients are cast before they are gathered
+    assert engine.weight_grad.compute_s == plain.weight_grad.compute_s

@@ -21,6 +21,7 @@ from gnomon.graph import (
     Block,
     Dtypes,
     Kernels,
+    Op,
     SavedTensor,
     Setting,
     Tensor,
@@ -39,6 +40,8 @@ from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import AttentionKernel, Curves, curves_with
 from gnomon.prices.kernels import (
     FREE,
+    WHOLE,
+    Cast,
     Low,
     OpPrice,
     cast_weight_seconds,
@@ -75,6 +78,8 @@ class LocalContext:
     """Its `fp8` is None for a layer that keeps the compute dtype."""
     kernels: Kernels
     device: Device
+    transformer_engine: bool = False
+    """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
     dropout_add_fused: bool = False
     """Dropout runs in the kernel of the residual addition that follows it."""
     backward_overlap: bool = False
@@ -220,10 +225,13 @@ class _Pricing:
         self.causal_share = self._causal_share(sizes)
         self.ops = {op.path: op for op in self.block.ops}
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
+        self.makers = {name: op for op in self.block.ops for name in op.outputs}
         self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
         self.routed = routed_tensors(self.block) if context.load != 1 else frozenset()
         self.wide = self._wide()
         self.into_add = self._into_add() if context.dropout_add_fused else frozenset()
+        self.casts = self._casts()
+        self.gathered = self._gathered()
         # gradients written over a tensor that is kept anyway take no memory of their own
         in_place = [op for op in self.block.ops if op.attr("in_place", False)]
         self.no_bytes = frozenset(name for op in in_place for name in (op.inputs[0], op.outputs[0]))
@@ -305,6 +313,33 @@ class _Pricing:
             op.path for op in self.block.ops if op.kind == "dropout" and readers.get(op.outputs[0]) == ["add"]
         )
 
+    def _casts(self) -> dict[str, str]:
+        """Tensor that narrow products read -> path of the first, which casts it for all."""
+        first: dict[str, str] = {}
+        for op in self.block.ops:
+            if op.kind == "linear" and self._low(op.path):
+                first.setdefault(op.inputs[0], op.path)
+        return first
+
+    def _gathered(self) -> dict[str, int]:
+        """Tensor that narrow products read, or whose gradient they do, and that tensor-parallel ranks gather in eight
+        bits -> ranks. Source: NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py grad_output_preprocess
+        (cast, gather, transpose), layernorm_linear.py (the gathered input is what the norm wrote, in 8 bits)."""
+        if not self.context.transformer_engine:
+            return {}
+        return {c.tensor: c.ranks for c in (*self.sharded.forward, *self.sharded.backward) if self._narrow_gather(c)}
+
+    def _narrow_gather(self, collective: Collective) -> bool:
+        gathers = collective.kind == "all_gather" and collective.axis == "tp" and not collective.inside
+        return gathers and self.context.transformer_engine and bool(self._low(collective.path))
+
+    def _cast_of(self, op: Op, *, backward: bool) -> Cast:
+        name = op.outputs[0] if backward else op.inputs[0]
+        again = not backward and self.casts.get(name, op.path) != op.path
+        made = self.makers.get(name)
+        normed = not backward and self.context.transformer_engine and made is not None and made.kind == "norm"
+        return Cast(again=again, normed=normed, share=1 / self.gathered.get(name, 1))
+
     def _low(self, path: str) -> Low:
         fp8 = self.context.precision.fp8
         if fp8 is None or path in self.wide or any(fnmatchcase(path, f"*{p}*") for p in fp8.except_ops):
@@ -330,6 +365,7 @@ class _Pricing:
             self.context.device,
             self.curves,
             fp8=self._low(path),
+            cast=self._cast_of(op, backward=False) if op.contracts else WHOLE,
             load=self.context.load,
             causal_share=share,
         )
@@ -350,6 +386,7 @@ class _Pricing:
                 self.context.device,
                 self.curves,
                 fp8=self._low(grad.path),
+                cast=self._cast_of(self.ops[grad.path], backward=True) if grad.path in self.ops else WHOLE,
                 load=self.context.load,
                 causal_share=share,
             )
@@ -433,6 +470,8 @@ class _Pricing:
         """One round; rows that skewed routing sends to the busiest rank with it."""
         skewed = collective.inside and collective.axis in ("ep", "etp")
         size = collective.bytes * (self.context.load if skewed else 1.0)
+        if self._narrow_gather(collective):
+            size = size * 8 / DTYPE_BITS[self.context.precision.compute]
         found: float = _real(collective_seconds(collective.kind, size, self.links[collective.axis]))
         return found
 

@@ -248,6 +248,7 @@ def _workers(
         attention_kernel=stack.attention_kernel,
         dropout_add_fused=stack.dropout_add == "fused",
         backward_overlap=stack.backward_overlap is True,
+        transformer_engine=bool(stack.transformer_engine),
     )
 
 

@@ -199,12 +199,13 @@ def stage_prices(
     attention_kernel: AttentionKernel | None = None,
     dropout_add_fused: bool = False,
     backward_overlap: bool = False,
+    transformer_engine: bool = False,
 ) -> tuple[StagePrice, ...]:
     """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
     each rank a share. load: busiest over mean rows of experts. attention_kernel, dropout_add_fused,
-    backward_overlap: of the stack.
+    backward_overlap, transformer_engine: of the stack.
     """
     made = _planned(plan, graph, cluster, kernels)
     mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
@@ -230,6 +231,7 @@ def stage_prices(
             attention_kernel,
             dropout_add_fused,
             backward_overlap,
+            transformer_engine,
         )
         for (device, part), members in workers.items()
     ]
@@ -297,6 +299,7 @@ def _stage_price(
     attention_kernel: AttentionKernel | None,
     dropout_add_fused: bool,
     backward_overlap: bool,
+    transformer_engine: bool,
 ) -> StagePrice:
     plan, graph, saving = made.plan, made.graph, made.saving
     mesh, links = plan.stage_mesh(stage), made.links(stage)
@@ -312,7 +315,7 @@ def _stage_price(
     known = id(links), id(device), sizes["batch"], load
     prices = []
     for (name, no_grad, saved, low), layers in groups.items():
-        key = known, name, no_grad, saved, low, attention_kernel, dropout_add_fused, backward_overlap
+        key = known, name, no_grad, saved, low, attention_kernel, dropout_add_fused, backward_overlap, transformer_engine
         if key not in made.prices:
             context = LocalContext(
                 block=graph.block(name),
@@ -329,6 +332,7 @@ def _stage_price(
                 attention_kernel=attention_kernel,
                 dropout_add_fused=dropout_add_fused,
                 backward_overlap=backward_overlap,
+                transformer_engine=transformer_engine,
                 split_paths=splits,
                 load=load,
             )

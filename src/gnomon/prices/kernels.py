@@ -126,6 +126,22 @@ CAUSAL_SOFTMAX_READS = 0.5
 Source: NVIDIA/Megatron-LM scaled_upper_triang_masked_softmax.h walks a row up to the diagonal and writes all of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """How the activation that a narrow product reads gets its eight bits."""
+
+    again: bool = False
+    """Another product of the same rank has cast it already."""
+    normed: bool = False
+    """The norm that makes it writes eight bits; what is left is the transposed copy."""
+    share: float = 1.0
+    """Part that a rank casts before the parts are gathered in eight bits; the transposed copy is made of the whole."""
+
+
+WHOLE = Cast()
+"""As one kernel does it: read once, written as is and transposed."""
+
+
 def op_seconds(
     op: Op,
     block: Block,
@@ -134,12 +150,13 @@ def op_seconds(
     curves: Curves,
     *,
     fp8: bool | Low = False,
+    cast: Cast = WHOLE,
     load: float = 1.0,
     causal_share: float | None = None,
 ) -> OpPrice:
     """The price of running a lowered op once, forward.
 
-    fp8: products with weights run in 8 bits (`fp4`: in 4), with the cast of their input (the weight's own, once a
+    fp8: products with weights run in 8 bits (`fp4`: in 4), with the `cast` of their input (the weight's own, once a
     step, is `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for
     experts padded to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask,
     the share that this rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the
@@ -152,7 +169,7 @@ def op_seconds(
         return known
     if op.contracts:
         price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load)
-        return price + _cast(op.inputs[0], block, setting, device, curves) if _low(op, fp8) else price
+        return price + _cast(op.inputs[0], block, setting, device, curves, cast) if _low(op, fp8) else price
     if op.kind == "attention":
         return _attention(op, block, setting, device, curves, causal_share, backward=False)
     if op.kind == "cross_entropy" and op.attr("nll", False):
@@ -170,10 +187,11 @@ def grad_seconds(
     curves: Curves,
     *,
     fp8: bool | Low = False,
+    cast: Cast = WHOLE,
     load: float = 1.0,
     causal_share: float | None = None,
 ) -> OpPrice:
-    """The price of one step of a derived backward; arguments as in `op_seconds`.
+    """The price of one step of a derived backward; arguments as in `op_seconds`, `cast` of the incoming gradient.
 
     A product of m×k by k×n has an input gradient of m×n by n×k and a weight gradient of n×m by m×k. fp8 casts the
     incoming gradient once, with the input gradient (without one, with the weight gradient).
@@ -191,7 +209,9 @@ def grad_seconds(
     if (known := _measured(op, block, setting, device, backward=True)) is not None:
         return known
     if op.contracts:
-        return _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load)
+        price = _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load)
+        casts = _low(op, fp8) and grad.phase == "input_grad"
+        return price + _cast(op.outputs[0], block, setting, device, curves, cast) if casts else price
     if op.kind == "attention":
         return _attention(op, block, setting, device, curves, causal_share, backward=True)
     if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
@@ -209,7 +229,7 @@ def fused_dropout_seconds(op: Op, block: Block, setting: Setting, device: Device
 def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
     """Casting the weight of a product to 8 bits, in both layouts: once a step, or once a microbatch where it is not
     kept. Zero for ops that `fp8` leaves alone."""
-    return _cast(op.inputs[1], block, setting, device, curves) if _low(op, True) else FREE
+    return _cast(op.inputs[1], block, setting, device, curves, WHOLE) if _low(op, True) else FREE
 
 
 def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backward: bool) -> OpPrice | None:
@@ -276,12 +296,19 @@ def _streamed(op: Op, table: Mapping[str, Steps], work: Work, device: Device, cu
     return OpPrice(device_s=seconds, kernels=steps.kernels)
 
 
-def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
+def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Curves, how: Cast) -> OpPrice:
     """To 8 bits, as is and transposed (Hopper multiplies 8-bit operands along rows only), and the maximum for the
-    scale. Source: Transformer Engine's cast-transpose."""
+    scale. Source: Transformer Engine's cast-transpose; fp8_transpose after a gather in 8 bits."""
+    if how.again:
+        return FREE
     size = nbytes(block.tensor(name), setting.sizes, setting.dtypes)
     elements = numel(block.tensor(name).dims, setting.sizes)
-    return OpPrice(device_s=stream_seconds(size, 2 * elements, device, curves, kernels=2), kernels=2)
+    read, written = size * how.share, elements * (1 + how.share)
+    if how.normed:
+        read, written = 0, elements
+    if how.normed or how.share < 1:
+        read = read + elements
+    return OpPrice(device_s=stream_seconds(read, written, device, curves, kernels=2), kernels=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +415,7 @@ def _product_grad(
     if len(op.inputs) > 2 and op.inputs[2] in grad.grads_out:  # a bias: the incoming gradient summed over rows
         incoming = nbytes(block.tensor(op.outputs[0]), setting.sizes, setting.dtypes)
         total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce"), kernels=1)
-    casts = low != "" and grad.phase == "input_grad"
-    return total + _cast(op.outputs[0], block, setting, device, curves) if casts else total
+    return total
 
 
 def _attention(

@@ -192,6 +192,7 @@ def kind_tables(
             attention_kernel=stack.attention_kernel,
             dropout_add_fused=stack.dropout_add == "fused",
             backward_overlap=stack.backward_overlap is True,
+            transformer_engine=bool(stack.transformer_engine),
         )
         known[key] = price_layer_saved(context, {**sizes, "batch": batch}, ways)
         prices.append(known[key])

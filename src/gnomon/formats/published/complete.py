@@ -7,6 +7,7 @@ implies stays empty.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gnomon.formats.published.row import Row
@@ -53,6 +54,33 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
 def _of_tokens(row: Row) -> bool:
     """Whether what was measured is a rate of one device, without stages that would wait for microbatches."""
     return row.pp == 1 and row.metric in ("tokens_per_s_per_device", "tflops_per_device", "mfu_pct")
+
+
+def interleaved(rows: Sequence[Row]) -> tuple[tuple[Row, ...], Mapping[str, str]]:
+    """The rows with virtual stages that a source leaves out here and states elsewhere, and a note for each by its id.
+
+    A source publishes one recipe many times: for other numbers of devices, precisions and releases. Of rows of one
+    source, sizes of model, length, tp and pp, those without virtual stages have those that all others state.
+    """
+    stated: dict[tuple[object, ...], set[str]] = {}
+    for row in rows:
+        if row.vpp:
+            stated.setdefault(_recipe(row), set()).add(row.vpp)
+    out, notes = [], {}
+    for row in rows:
+        known = stated.get(_recipe(row), set())
+        if not row.vpp and (row.pp or 1) > 1 and len(known) == 1:
+            (vpp,) = known
+            row = replace(row, vpp=vpp)
+            notes[row.id] = (
+                f"virtual stages not in the row: {vpp}, as this source has this model on these axes elsewhere"
+            )
+        out.append(row)
+    return tuple(out), notes
+
+
+def _recipe(row: Row) -> tuple[object, ...]:
+    return (row.family, row.framework, row.layers, row.hidden, row.heads, row.ffn, row.seq_len, row.tp, row.pp)
 
 
 def _by_device(row: Row) -> bool:

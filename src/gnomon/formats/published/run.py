@@ -6,13 +6,13 @@ predicted here, and nothing is fitted to what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
-from gnomon.formats.published.complete import completed
+from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.measured import Peak, readings
 from gnomon.formats.published.megatron_ci import with_test_facts
 from gnomon.formats.published.model import Config, build, model_config
@@ -85,14 +85,19 @@ def read_runs(source: str | Path) -> tuple[tuple[Run, ...], tuple[Refused, ...]]
     InputError when the table as a whole cannot be read.
     """
     rows, refused = read_table(source)
-    return _runs(rows, list(refused))
+    rows, interleaves = interleaved(rows)
+    return _runs(rows, list(refused), interleaves)
 
 
-def _runs(rows: Iterable[Row], refused: list[Refused]) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
+def _runs(
+    rows: Iterable[Row], refused: list[Refused], interleaves: Mapping[str, str]
+) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
     runs: list[Run] = []
     for row in rows:
         try:
-            runs.append(to_run(row))
+            made = to_run(row)
+            note = interleaves.get(row.id)
+            runs.append(replace(made, notes=(note, *made.notes)) if note else made)
         except GnomonError as error:
             refused.append(Refused(id=row.id, family=row.family, reason=str(error)))
     return tuple(runs), tuple(refused)

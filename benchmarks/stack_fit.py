@@ -16,6 +16,7 @@ from gnomon.errors import GnomonError
 from gnomon.formats.published import Run
 from gnomon.formats.published.settle import settled
 from gnomon.prediction import Prediction
+from gnomon.prediction.contention import contended
 from gnomon.prices.curves import Provenance
 from gnomon.prices.fitted import ANY, LIMITS, Fitted, LinkNumber, Name, StackNumber, StackRecord
 from gnomon.prices.shrink import Array, shrunk_fit
@@ -103,7 +104,7 @@ class Case:
     def _played(self, several: Sequence[Fitted]) -> list[float]:
         structure = self.made.structure
         pricings = [self.made.pricing.with_numbers(numbers) for numbers in several]
-        busy = np.stack([pricing.durations(structure.program).busy for pricing in pricings])
+        busy = np.stack([contended(structure, pricing).busy for pricing in pricings])
         if self.script is None:
             self.script = _script(structure)
         seconds = periods(self.script, Durations(busy=busy)).tolist()

@@ -19,6 +19,7 @@ from gnomon.models.presets import model as preset
 from gnomon.plans import Fact, Plan, Precision, Saved, Stack, Workload, batch, check
 from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
+from gnomon.prediction.contention import contended
 from gnomon.prediction.evidence import evidence
 from gnomon.prediction.held import filled
 from gnomon.prediction.memory import RankMemory, rank_memory
@@ -177,8 +178,8 @@ def predict(
     every = [Pricing(plan, graph, machines, stack, stages, blocks, count) for stages in _replicas(plan, workers)]
     pricing = every[0]
     if len(every) > 1:  # replicas meet at the end of a step only: it is as long as the slowest one's
-        pricing = max(every, key=lambda each: period(structure, each.durations(structure.program)).seconds)
-    durations = pricing.durations(structure.program)
+        pricing = max(every, key=lambda each: period(structure, contended(structure, each)).seconds)
+    durations = contended(structure, pricing)
     memory, sizes = _memory(structure, pricing, every)
     step = Step(program=structure.program, durations=durations, sizes=sizes, stages=pricing.stages, blocks=blocks)
     return _prediction(structure, step, pricing, workload, memory, kernels, assumed, notes)

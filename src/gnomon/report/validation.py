@@ -23,6 +23,7 @@ from gnomon.formats.published.settle import settled
 from gnomon.plans import Stack
 from gnomon.prediction import Prediction
 from gnomon.prediction.band import Ratios, band_of
+from gnomon.prediction.contention import contended
 from gnomon.prediction.evidence import evidence
 from gnomon.prediction.step import Pricing
 from gnomon.prices.fitted import Fitted, folds
@@ -136,7 +137,7 @@ def predicted_s(run: Run, found: Prediction, numbers: Fitted | None = None, *, s
         pricing = found.pricing.with_numbers(
             numbers, None if stack is None else replace(found.pricing.stack, own=stack.own)
         )
-        seconds = period(found.structure, pricing.durations(found.structure.program)).seconds
+        seconds = period(found.structure, contended(found.structure, pricing)).seconds
     return seconds - outside(run, found.structure, pricing)
 
 

@@ -1,0 +1,61 @@
+"""Kernels slowed by the collectives that run beside them: an outer fixed point over the timeline.
+
+A collective of parameters or gradients takes SMs, memory bandwidth and power from the kernels beside it. How long runs
+beside what follows from the clock, and the clock from how much longer the kernels take: `contended` plays, lengthens,
+and plays again until nothing grows. Kernels only get slower and never by more than SLOWED allows, so the rounds end,
+and bounds from kernels that run alone stay bounds. As in Echo (arXiv 2412.12487, the successor of Merak), with one
+number for all kinds of kernel: there are no public measurements of kernels beside NCCL to fit more to.
+Leaves out: collectives slowed by kernels (their curves are of idle devices; the runs do not show it apart), messages
+between stages, and reductions that are priced with the backward they run beside (`step`), where runs show nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.prediction.step import PHASES, Pricing
+from gnomon.program import Structure
+from gnomon.simulate import Durations
+from gnomon.simulate.beside import beside
+from gnomon.units import quantise
+
+SLOWED = 0.5
+"""Seconds that kernels lose to each second of a collective beside them. With none, log errors of fully sharded runs
+fall by 0.45 (MosaicML, H100 on one node and several), 0.4 to 0.8 (A100) and 0.55 (MaxText on H100, Megatron-Bridge on
+GB200) a unit of the share of the step that hides collectives. Of 0, 0.35 and 0.5, chosen on 50 runs of MosaicML whose
+models were left out of the fit: 4.9%, 4.2% and 3.7% median error. Published runs, 2026-11-22."""
+
+ROUNDS = 4
+"""At most; the last is the answer whatever it changes."""
+
+SETTLED = 5e-3
+"""Growth of the busiest action at which the rounds end."""
+
+TRANSFERS = ("UNSHARD", "REDUCE_GRAD", "AR")
+
+
+def contended(structure: Structure, pricing: Pricing) -> Durations:
+    """Seconds of each price key, with what kernels lose to collectives beside them."""
+    alone = pricing.durations(structure.program)
+    keys = structure.program.keys
+    if pricing.blocks[0][1] < 0 or pricing.stages[0].device.measured is not None:
+        return alone
+    others = np.array([key.kind in TRANSFERS for key in keys]) & (alone.busy > 0)
+    ours = np.array([key.kind in PHASES and not key.name for key in keys])
+    if not others.any() or not ours.any():
+        return alone
+    kernels, idle = np.zeros(len(keys)), np.zeros(len(keys))
+    for at in np.flatnonzero(ours).tolist():
+        parts = pricing.parts(keys[at].kind, pricing.alike[keys[at].stage])
+        whole = sum(parts.values())
+        kernels[at] = (parts["compute"] + parts["again"]) / whole if whole else 0.0
+        idle[at] = parts["launch"] + parts["offload"]  # kernels that wait for the host have time to lose
+    lost, now = np.zeros(len(keys)), alone
+    for _ in range(ROUNDS):
+        found = np.maximum(SLOWED * kernels * beside(structure, now, ours, others) - idle, 0.0)
+        grown = np.maximum(found, lost)  # never less than before: the rounds only climb
+        settled = float((grown - lost).max()) <= SETTLED * float(now.busy.max())
+        lost, now = grown, Durations(busy=quantise(alone.busy + grown), lag=alone.lag)
+        if settled:
+            break
+    return now

@@ -1,0 +1,61 @@
+"""Kernels beside collectives: slower, within the bound, settled, and only where something runs beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prediction.jobs import small
+
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
+from gnomon.prediction.contention import SLOWED, contended
+from gnomon.prediction.step import PHASES
+from gnomon.simulate import Durations, period
+from gnomon.simulate.beside import beside
+
+
+@settings(max_examples=15, deadline=None)
+@given(nodes=st.sampled_from((1, 2, 4)), micro=st.sampled_from((1, 2, 4)), prefetch=st.integers(0, 2))
+def test_rounds_climb_and_stay_under_their_bound(nodes: int, micro: int, prefetch: int) -> None:
+    plan = Plan(
+        mesh=Mesh(dp_shard=8 * nodes),
+        schedule=Schedule(micro_batch_size=micro),
+        optimizer=Optimizer(zero=3),
+        overlap=Overlap(prefetch=prefetch),
+    )
+    found = small(plan, f"{nodes}x8xa100-sxm-80gb", batch=64 * nodes)
+    alone, now = found.pricing.durations(found.structure.program), found.step.durations
+    kernels = np.array([key.kind in PHASES for key in found.structure.program.keys])
+    assert (now.busy >= alone.busy).all()
+    assert (now.busy[~kernels] == alone.busy[~kernels]).all()
+    assert (now.busy <= alone.busy / (1 - SLOWED) * (1 + 1e-9) + 1e-9).all()
+    assert found.step_s >= period(found.structure, alone).seconds
+    assert (contended(found.structure, found.pricing).busy == now.busy).all()
+
+
+def test_nothing_beside_nothing_slower() -> None:
+    """One device; whole stages, whose reductions are priced with the backward beside them."""
+    for plan in (
+        Plan(schedule=Schedule(micro_batch_size=2)),
+        Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(zero=1)),
+    ):
+        found = small(plan, f"1x{plan.world_size}xa100-sxm-80gb")
+        assert (found.step.durations.busy == found.pricing.durations(found.structure.program).busy).all()
+
+
+def test_seconds_beside() -> None:
+    """A gather that lasts for ever covers every kernel of the step; one that takes no time covers none."""
+    plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(zero=3))
+    found = small(plan, "1x8xa100-sxm-80gb")
+    keys, alone = found.structure.program.keys, found.pricing.durations(found.structure.program)
+    ours = np.array([key.kind == "B" for key in keys])
+    others = np.array([key.kind == "REDUCE_GRAD" for key in keys])
+    for seconds, share in ((0.0, 0.0), (10.0, 1.0)):
+        busy = np.where(others, seconds, alone.busy)
+        covered = beside(found.structure, Durations(busy=busy), ours, others)
+        assert (covered[~ours] == 0).all()
+        if share:
+            assert covered[ours].max() == pytest.approx(alone.busy[ours].max(), rel=0.5)
+        else:
+            assert not covered.any()

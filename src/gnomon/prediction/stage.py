@@ -315,7 +315,17 @@ def _stage_price(
     known = id(links), id(device), sizes["batch"], load
     prices = []
     for (name, no_grad, saved, low), layers in groups.items():
-        key = known, name, no_grad, saved, low, attention_kernel, dropout_add_fused, backward_overlap, transformer_engine
+        key = (
+            known,
+            name,
+            no_grad,
+            saved,
+            low,
+            attention_kernel,
+            dropout_add_fused,
+            backward_overlap,
+            transformer_engine,
+        )
         if key not in made.prices:
             context = LocalContext(
                 block=graph.block(name),

@@ -9,7 +9,7 @@ import pytest
 
 from gnomon.errors import PlanError
 from gnomon.models.presets import model
-from gnomon.plans import Layout, Mesh, Offload, Optimizer, Plan, Saved, Schedule, Stage, Workload
+from gnomon.plans import Layout, Mesh, Offload, Optimizer, Plan, Saved, SavedRule, Schedule, Stage, Workload
 from gnomon.prediction import Prediction, advice, host_memory, predict, traffic
 from gnomon.report.reasons import bounded_by, network, reasons_text, sharding, where
 from gnomon.search.reasons import MORE_MEMORY, Reasons, changes, explain, within_share, without
@@ -105,6 +105,28 @@ def test_experts_and_contexts_have_neighbours() -> None:
     assert "ep 8" in {what for what, _ in without(plan)}
     whole = replace(plan, mesh=Mesh(dp_shard=8))
     assert "ep 1 -> 2" in {what for what, _ in changes(whole, experts=True)} - {what for what, _ in changes(whole)}
+
+
+def test_uneven_stages_have_neighbours_with_their_layers_or_equal_ones() -> None:
+    rules = (SavedRule(preset="full", stages=(1,)),)
+    uneven = replace(PLAN, schedule=replace(PLAN.schedule, layers_per_stage=(9, 7)), saved=Saved(rules=rules))
+    found = dict(changes(uneven))
+    assert found["equal stages"].schedule.layers_per_stage == () == found["equal stages"].saved.rules
+    assert found["ZeRO 1 -> 3"].schedule.layers_per_stage == (9, 7) and found["ZeRO 1 -> 3"].saved.rules == rules
+    for what in ("pp 2 -> 4", "pp 2 -> 1", "schedule zero_bubble_v"):
+        assert found[what].schedule.layers_per_stage == () == found[what].saved.rules
+    assert found["schedule zero_bubble_h1"].schedule.layers_per_stage == (9, 7)
+    work = Workload(global_batch_size=32, seq_len=2048)
+    reasons = explain(predict("llama-3.2-1b", "2x8xh100-sxm", uneven, work))
+    assert all(each.prediction is not None or each.why_not for each in reasons.neighbours)
+    assert reasons_text(reasons) and not any("layers_per_stage" in each.why_not for each in reasons.neighbours)
+    tight = predict(
+        "llama-3.1-8b",
+        "2x8xa100-sxm-40gb",
+        replace(uneven, schedule=replace(uneven.schedule, layers_per_stage=(17, 15), micro_batch_size=8)),
+        replace(work, global_batch_size=64),
+    )
+    assert not tight.fits and advice(tight)
 
 
 def test_bytes_sent_are_those_of_the_textbook() -> None:

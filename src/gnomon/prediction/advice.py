@@ -154,4 +154,5 @@ def _parallel(plan: Plan) -> Iterator[Change]:
             continue  # a pipeline would leave too few ranks to the experts
         if size is not None or plan.schedule.num_microbatches:
             moved = replace(mesh, dp_shard=mesh.dp_shard // ways, pp=mesh.pp * ways)
-            yield f"pp {mesh.pp} -> {moved.pp}", replace(plan, mesh=moved)
+            schedule = replace(plan.schedule, layers_per_stage=())  # of other stages
+            yield f"pp {mesh.pp} -> {moved.pp}", replace(plan, mesh=moved, schedule=schedule)

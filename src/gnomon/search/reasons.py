@@ -169,12 +169,15 @@ def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
     for preset in ("none", "selective", "full"):
         if preset != plan.saved.preset and not plan.saved.rules:
             yield f"recompute {preset}", replace(plan, saved=Saved(preset=preset))
+    if _equal(plan) != plan:
+        yield "equal stages", _equal(plan)
     if mesh.tp > 1:
         on = plan.layout.sequence_parallel
         changed = replace(plan, layout=replace(plan.layout, sequence_parallel=not on))
         yield "without sequence parallelism" if on else "sequence parallel", changed
     for schedule in _schedules(plan) if mesh.pp > 1 else ():
-        yield f"schedule {schedule.name}", replace(plan, schedule=schedule)
+        same = schedule.virtual_stages == plan.schedule.virtual_stages
+        yield f"schedule {schedule.name}", replace(plan if same else _equal(plan), schedule=schedule)
 
 
 def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
@@ -207,9 +210,19 @@ def _moved(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
         return None
     schedule = plan.schedule
     if mesh.pp == 1:  # nothing to schedule
-        schedule = replace(schedule, name="one_f_one_b", virtual_stages=1, placement="loop")
+        schedule = replace(schedule, name="one_f_one_b", virtual_stages=1, placement="loop", layers_per_stage=())
     sequence = plan.layout.sequence_parallel or axis == "tp"
-    return replace(plan, mesh=mesh, schedule=schedule, layout=replace(plan.layout, sequence_parallel=sequence))
+    layout = replace(plan.layout, sequence_parallel=sequence)
+    if axis == "pp":
+        plan, schedule = _equal(plan), replace(schedule, layers_per_stage=())
+    return replace(plan, mesh=mesh, schedule=schedule, layout=layout)
+
+
+def _equal(plan: Plan) -> Plan:
+    """The plan with equal stages, which all save alike."""
+    rules = tuple(rule for rule in plan.saved.rules if not rule.stages)
+    schedule = replace(plan.schedule, layers_per_stage=())
+    return replace(plan, schedule=schedule, saved=replace(plan.saved, rules=rules))
 
 
 def _schedules(plan: Plan) -> Iterator[Schedule]:
@@ -217,7 +230,14 @@ def _schedules(plan: Plan) -> Iterator[Schedule]:
                           ("zero_bubble_v", 2)):  # fmt: skip
         if name != plan.schedule.name:
             placement = "v" if name in V_SCHEDULES else "loop"
-            yield replace(plan.schedule, name=name, virtual_stages=virtual, placement=placement)  # type: ignore[arg-type]
+            layers = plan.schedule.layers_per_stage if virtual == plan.schedule.virtual_stages else ()
+            yield replace(
+                plan.schedule,
+                name=name,  # type: ignore[arg-type]
+                virtual_stages=virtual,
+                placement=placement,  # type: ignore[arg-type]
+                layers_per_stage=layers,
+            )
 
 
 def _links(prediction: Prediction) -> Iterator[Sensitivity]:

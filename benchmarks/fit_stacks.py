@@ -25,7 +25,7 @@ from gnomon.formats.published import Run, read_runs
 from gnomon.prices.curves import Provenance
 from gnomon.prices.fitted import ANY, MANY_NODES, MODEL_FOLDS, Fitted, Fold, Folds, fold_of
 
-DATE = "2026-11-21"
+DATE = "2026-11-22"
 NEVER = ("korthikanti-2022", "narayanan-sc21")
 LEFT = ("megatron-ci",)
 """Times of tiny models of which the source does not say what they cover."""

@@ -22,6 +22,8 @@ PLAIN = Evidence(
     communication=0.0,
     waiting=0.0,
     crossing=False,
+    nodes=0.0,
+    tensor_across=False,
     routed=False,
     eight_bit=False,
     measured=True,
@@ -49,6 +51,8 @@ def job(on: str = "1x8xh100-sxm", program: Stack | None = None, **changes: objec
         communication=SHARE,
         waiting=SHARE,
         crossing=st.booleans(),
+        nodes=st.floats(0, 12),
+        tensor_across=st.booleans(),
         routed=st.booleans(),
         eight_bit=st.booleans(),
         measured=st.booleans(),
@@ -58,6 +62,7 @@ def test_a_band_holds_the_prediction_and_hardness_never_narrows_it(found: Eviden
     ratios = band_of(found)
     assert 0 < ratios.low < 1 < ratios.high
     harder = replace(found, launch=1.0, communication=1.0, waiting=1.0, crossing=True, routed=True, measured=False)
+    harder = replace(harder, nodes=found.nodes + 1, tensor_across=True)
     assert width(harder) >= width(found)
 
 

@@ -22,6 +22,9 @@ from gnomon.units import Bytes, Seconds
 COVERAGE = 0.8
 """Share of runs that lie in a band."""
 
+WIDEST = 3.0
+"""Log of the farthest that a band reaches up: twenty times."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
@@ -74,6 +77,10 @@ class BandNumbers:
     """More, when the step is all bubble, messages and update."""
     crossing: float
     """More, over several nodes."""
+    nodes: float
+    """More, upwards, for each doubling of the nodes: one of them, or the network between, is slow."""
+    tensor_across: float
+    """More, upwards, where tensor-parallel groups reach over nodes."""
     routed: float
     """More, with mixtures of experts."""
     eight_bit: float
@@ -98,8 +105,8 @@ def band_numbers() -> BandNumbers:
     return schema.load(BandNumbers, path.read_text(encoding="utf-8"), source="band.toml")
 
 
-def log_width(found: Evidence, numbers: BandNumbers) -> float:
-    """Log of the width of a band."""
+def log_widths(found: Evidence, numbers: BandNumbers) -> tuple[float, float]:
+    """Logs of how far a band reaches down and up, before `below` and `above`."""
     base = {
         "own": numbers.own + numbers.own_few / sqrt(max(found.own_runs, 1)),
         "stack": numbers.stack,
@@ -107,7 +114,7 @@ def log_width(found: Evidence, numbers: BandNumbers) -> float:
         "device": numbers.device,
         "nothing": numbers.nothing,
     }[found.known]
-    return (
+    both = (
         base
         + numbers.launch * found.launch
         + numbers.communication * found.communication
@@ -117,13 +124,14 @@ def log_width(found: Evidence, numbers: BandNumbers) -> float:
         + numbers.eight_bit * found.eight_bit
         + numbers.unmeasured * (not found.measured)
     )
+    return both, both + numbers.nodes * found.nodes + numbers.tensor_across * found.tensor_across
 
 
 def band_of(found: Evidence, numbers: BandNumbers | None = None) -> Ratios:
     """Between which measured over predicted lies. numbers: in place of those on record."""
     own = numbers or band_numbers()
-    width = exp(log_width(found, own))
-    return Ratios(low=exp(-own.below * width), high=exp(own.above * width))
+    down, up = log_widths(found, own)
+    return Ratios(low=exp(-own.below * exp(down)), high=exp(min(own.above * exp(up), WIDEST)))
 
 
 def memory_ratios(numbers: BandNumbers | None = None) -> Ratios:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from math import log2
 
 from gnomon.prediction.step import SPLIT_BACKWARD, Pricing
 from gnomon.prices.curves import is_measured
@@ -30,6 +31,10 @@ class Evidence:
     """Share of the step outside the busiest stage's forwards and backwards: bubble, messages, reductions, update."""
     crossing: bool
     """Several nodes."""
+    nodes: float
+    """Doublings of one node: log2 of how many there are."""
+    tensor_across: bool
+    """Tensor-parallel groups reach over several nodes."""
     routed: bool
     """Mixtures of experts."""
     eight_bit: bool
@@ -41,6 +46,8 @@ class Evidence:
         for name in ("launch", "communication", "waiting"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be a share, got {getattr(self, name)!r}")
+        if self.nodes < 0:
+            raise ValueError(f"nodes must be at least 0 doublings, got {self.nodes!r}")
 
 
 LEAST: tuple[Known, ...] = ("nothing", "device", "stack elsewhere", "stack", "own")
@@ -57,6 +64,7 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
                 spent[_rank(pricing, stage)][part] += seconds
     busiest = max(spent.values(), key=lambda parts: sum(parts.values()))
     whole = sum(busiest.values())
+    nodes = sum(group.count for group in pricing.cluster.groups)
     devices = {stage.device.name: stage.device for stage in pricing.stages}.values()
     return Evidence(
         known=min((known(pricing.stack, device, pricing.numbers) for device in devices), key=LEAST.index),
@@ -64,7 +72,9 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
         launch=_share(busiest["launch"], whole),
         communication=_share(sum(s for part, s in busiest.items() if part in pricing.stages[0].links), whole),
         waiting=_share(step_s - whole * pricing.count, step_s),
-        crossing=sum(group.count for group in pricing.cluster.groups) > 1,
+        crossing=nodes > 1,
+        nodes=log2(nodes),
+        tensor_across=any("tp" in stage.links and stage.links["tp"].nodes > 1 for stage in pricing.stages),
         routed=any(dim.name.split(".")[-1] == "experts" for block in pricing.graph.blocks for dim in block.dims),
         eight_bit=pricing.plan.precision.fp8 is not None,
         measured=all(is_measured(device) for device in devices),

@@ -93,6 +93,7 @@ def score(run: Run) -> Score | Refused:
         return Refused(id=run.id, family=run.family, reason=str(error))
     predicted = predicted_s(run, found)
     without_source = folds().without_source(run.family)
+    unseen = predicted if without_source is None else predicted_s(run, found, without_source)
     # a source that nothing was fitted to is new to the numbers on record
     without_model = folds().without_model(run.row.model) if without_source is not None else None
     return Score(
@@ -106,15 +107,16 @@ def score(run: Run) -> Score | Refused:
         fits=found.fits,
         notes=run.notes,
         without_model=_error(run, found, without_model, predicted),
-        without_source=_error(run, found, without_source, predicted),
-        band=_band(found, without_source),
+        without_source=unseen / _worst(run, unseen) - 1,
+        band=_band(found, without_source, unseen),
     )
 
 
-def _band(found: Prediction, numbers: Fitted | None) -> Ratios:
-    """The band of a prediction under other numbers."""
-    pricing = found.pricing if numbers is None else found.pricing.with_numbers(numbers)
-    return band_of(evidence(pricing, found.step_s))
+def _band(found: Prediction, numbers: Fitted | None, seconds: Seconds) -> Ratios:
+    """The band of a prediction of so many seconds under other numbers."""
+    if numbers is None:
+        return band_of(evidence(found.pricing, found.step_s))
+    return band_of(evidence(found.pricing.with_numbers(numbers), seconds))
 
 
 def _worst(run: Run, predicted: float) -> float:

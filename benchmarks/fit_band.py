@@ -4,8 +4,8 @@
 
 Up to 100 runs of each source are predicted with the numbers of `folds.toml` that never saw it; and some with those and
 a few runs of the source as the user's own. The numbers minimise the pinball loss of the 10th and 90th percentile of
-log(measured / predicted), each family weighted by the square root of its rows in the table. Prints coverage and width by family,
-with each family left out of this fit too. Leaves out rows that `gnomon validate` refuses.
+log(measured / predicted), each family weighted by the square root of its rows in the table. Prints coverage and width
+by family, with each family left out of this fit too. Leaves out rows that `gnomon validate` refuses.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from functools import lru_cache
 from gnomon.errors import InputError
 from gnomon.formats.published.megatron_ci import is_test
 from gnomon.formats.published.row import Row
+from gnomon.formats.published.settings import ZERO_BUBBLE
 from gnomon.formats.published.sizes import MAXTEXT
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
@@ -160,6 +161,8 @@ def _gpt(row: Row, vocab: int) -> GptConfig:
     program = row.framework.lower()
     eager = bool(re.search(_HUGGING_FACE, program))
     trained_with = re.search(_MEGATRON_DROPOUT, program) or (eager and re.search(r"gpt-?2", row.model.lower()))
+    if without := re.search(ZERO_BUBBLE, program):
+        trained_with = None
     dropout = _DROPOUT if trained_with else 0.0
     return GptConfig(
         name=row.model,
@@ -171,6 +174,7 @@ def _gpt(row: Row, vocab: int) -> GptConfig:
         max_positions=_int(row, "seq_len"),
         dropout=dropout,
         attention_dropout=dropout,
+        tied=not without,
         activation="gelu_new" if eager else "gelu_tanh",
     )
 

@@ -69,6 +69,11 @@ NARROW_GRADIENTS = r"megatron-bridge"
 read 2026-11-22). NeMo's before do not say, and fit worse so."""
 
 
+ZERO_BUBBLE = r"megatron-lm (?:fork|zero-?bubble)|zero-?bubble"
+"""Forks of Megatron-LM for schedules: their example sets fp16, no dropout, an untied embedding and FlashAttention
+(sail-sg/zero-bubble-pipeline-parallelism f6d5d35 examples/pretrain_zero_bubble.sh)."""
+
+
 def precision(row: Row) -> tuple[Precision, Notes]:
     """Dtypes of the run."""
     found, notes = _precision(row)
@@ -86,6 +91,8 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
     notes: Notes = ()
     if _before_bf16_optimizer(row):
         name, notes = "fp16", ("precision not stated: fp16, as the source has it before its BF16 optimizer",)
+    elif not name and re.search(ZERO_BUBBLE, row.framework.lower()):
+        name, notes = "fp16", ("precision not stated: fp16, as the program's example sets it",)
     elif not name:
         name, notes = "bf16", ("precision not stated: taken as bf16",)
     elif (row.precision or "").endswith("?"):

@@ -162,7 +162,9 @@ class MixedSearch:
         self._nodes = 0
         optimizer = space.base.optimizer
         self.clip = optimizer.clip and optimizer.offload is None
-        self._legal: dict[tuple[int, bool], bool] = {}
+        self._legal: dict[tuple[int, bool], str] = {}
+        self.why: dict[str, int] = {}
+        """What cannot run breaks -> points."""
 
     def run(self) -> None:
         """Best first, until nothing that is left can be better, or the tries are used up."""
@@ -221,8 +223,9 @@ class MixedSearch:
 
     def _open(self, block: MixedBlock) -> None:
         """The block's points or first nodes, with bounds."""
-        if any(not self._runs(tp, block.sequence_parallel) for tp in set(block.tp)):
-            self.counts.illegal += self._points(block)
+        why = next((w for tp in sorted(set(block.tp)) if (w := self._why_not(tp, block.sequence_parallel))), "")
+        if why:
+            self._reject(why, self._points(block))
         elif block.recompute != "none" and block.form == "stages" and self._too_slow(block):
             self.counts.too_slow += self._points(block)
         elif block.form == "replicas":
@@ -239,8 +242,12 @@ class MixedSearch:
         nodes = [_Node(block, split, (), 0, 0.0, 0.0) for split in (False, True) if self._variants(block, split)]
         return all(self._ahead(node) * (1 - SLACK) >= self.worst() for node in nodes)
 
-    def _runs(self, tp: int, sequence_parallel: bool) -> bool:
-        """Whether the model divides so."""
+    def _reject(self, why: str, points: int) -> None:
+        self.counts.illegal += points
+        self.why[why] = self.why.get(why, 0) + points
+
+    def _why_not(self, tp: int, sequence_parallel: bool) -> str:
+        """What the model says against dividing it so; empty if nothing."""
         key = tp, sequence_parallel
         if key not in self._legal:
             base = self.space.base
@@ -248,7 +255,8 @@ class MixedSearch:
             plan = Plan(mesh=Mesh(tp=tp), layout=layout, precision=base.precision, saved=base.saved)
             one = Workload(global_batch_size=1, seq_len=self.workload.sequence_lengths()[0])
             found = problems(plan, self.tables.graph, None, one)
-            self._legal[key] = all(p.severity != "error" or p.name == "batch" for p in found)
+            wrong = [p.message for p in found if p.severity == "error" and p.name != "batch"]
+            self._legal[key] = wrong[0] if wrong else ""
         return self._legal[key]
 
     def table(self, block: MixedBlock, kind: int, tp: int, batch: int) -> LayerTable:
@@ -390,8 +398,8 @@ class MixedSearch:
         plan = self.space.plan(point)
         try:
             found = predict(self.tables.graph, self.tables.cluster, plan, self.workload, self.stack)
-        except PlanError:
-            self.counts.illegal += 1
+        except PlanError as error:
+            self._reject(str(error).partition(";")[0], 1)
             return
         self.counts.priced += 1
         if fits(found, self.space.kinds, self.limits):
@@ -470,7 +478,7 @@ def plan_mixed(
     search = MixedSearch(tables, workload, stack, space, allowed, top=top, tries=tries, known=known, told=progress)
     search.run()
     if not search.best:
-        raise PlanError(_nothing_fits(graph, machines, space, search.counts))
+        raise PlanError(_nothing_fits(graph, machines, space, search))
     return MixedResult(
         graph=graph,
         cluster=machines,
@@ -496,12 +504,16 @@ def part_of(cluster: Cluster, kind: Kind) -> Cluster:
     return replace(cluster, name=f"{kind.name} of {cluster.name}", groups=tuple(groups))
 
 
-def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, counts: MixedCounts) -> str:
-    most = max(space.kinds, key=lambda kind: kind.node.device.memory_bytes)
-    why = f"{counts.too_large:,} of {counts.space:,} plans are too large, {counts.illegal:,} cannot run"
+def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: MixedSearch) -> str:
+    counts = search.counts
+    why = f"{counts.too_large:,} of {counts.space:,} plans over its kinds are too large, {counts.illegal:,} cannot run"
+    if search.why:
+        most = max(search.why, key=lambda name: search.why[name])
+        why += f" (most often: {most})"
     return (
-        f"no plan of {graph.name} fits on {cluster.name} ({why}, {counts.priced:,} were predicted and are too large or "
-        f"not faster); use more devices, a shorter sequence or a smaller batch, or more {most.name}, the largest kind"
+        f"no plan of {graph.name} fits on {cluster.name}, nor on one kind of it alone: {why}, {counts.priced:,} were "
+        f"predicted; {space.all_devices} devices want at least a sequence each of a batch of {space.global_batch}: use "
+        f"fewer or larger devices, a larger batch, or --memory"
     )
 
 

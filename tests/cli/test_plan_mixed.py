@@ -1,0 +1,85 @@
+"""`gnomon plan` on a cluster of unlike devices: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon.cli import main
+from gnomon.plans import load_plan_file
+
+FILE = """\
+schema = "gnomon.cluster/1"
+name = "fast and slow"
+
+[[groups]]
+node = { base = "local", count = 1, nic = "ethernet-25", nics = 1, device = "cpu-process" }
+
+[[groups]]
+node = { base = "local", count = 1, nic = "ethernet-25", nics = 1, device = { base = "cpu-process", name = "slow", \
+dense_peak = { fp64 = "24 GFLOP/s", fp32 = "48 GFLOP/s" } } }
+"""
+FEW = [
+    "--global-batch",
+    "6",
+    "--seq-len",
+    "128",
+    "--pp",
+    "1",
+    "--tp",
+    "1",
+    "--recompute",
+    "none",
+    "--precision",
+    "fp32",
+]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[str]:
+    path = tmp_path / "cluster.toml"
+    path.write_text(FILE)
+    return ["plan", "llama-tiny", "--on", str(path), *FEW]
+
+
+def test_shares_by_speed_are_printed_and_written(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    assert main([*asked, "--stack", "gnomon", "-o", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "4 each" in out and "2 each" in out and "slow alone, the others left out" in out
+    assert "none of them is faster than the best" in " ".join(out.split())
+    assert all(len(line) <= 80 for line in out.splitlines()[:-1])
+    file = load_plan_file(path)
+    assert file.predicted is not None and [stage.shares for stage in file.plan.stages] == [(4, 2)]
+    assert main(["predict", "--plan", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(file.predicted.step_s, rel=1e-9)
+
+
+def test_json_says_what_is_gained_and_points_add_up(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*asked, "--json", "--top", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    points = found["points"]
+    assert points.pop("space") == sum(points.values())
+    best = found["best"][0]["prediction"]["step_s"]
+    others = [found["equal"], *found["alone"].values()]
+    assert found["proved"] and all(each["prediction"]["step_s"] > best for each in others)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--pareto"], "devices of several kinds"),
+        (["--cp", "2"], "cp is asked for, but cluster"),
+        (["--memory", "1MiB"], "no plan of llama-tiny fits on fast and slow"),
+        (["--forbid", "tp>=1"], "no choice of tp is left"),
+    ],
+)
+def test_what_cannot_be_met_is_said(
+    asked: list[str], more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*asked, *more]) == 2
+    assert said in capsys.readouterr().err

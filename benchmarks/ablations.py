@@ -17,13 +17,14 @@ from fit_stacks import JOBS, Fits, usable
 from stack_fit import Case, cases, spread_evenly
 
 from gnomon.formats.published import read_runs
+from gnomon.prediction import contention
 from gnomon.prediction.layer import Phase
 from gnomon.prediction.step import Pricing
 from gnomon.prices.fitted import fitted
 from gnomon.program import Key
 
 FAMILIES = ("vtrain-micro24", "bloom-prequel", "nanotron-ultrascale", "mosaic-llmfoundry")
-TERMS = ("host", "attention", "collectives in layers", "recompute", "head", "data-parallel")
+TERMS = ("host", "attention", "collectives in layers", "recompute", "head", "data-parallel", "contention")
 
 
 class Without(Fits):
@@ -35,7 +36,7 @@ class Without(Fits):
 
 def take_out(term: str) -> Callable[[], None]:
     """Prices without the term, until the function that is returned is called."""
-    phase, host, seconds = Pricing.phase, Pricing._host_s, Pricing._seconds
+    phase, host, seconds, slowed = Pricing.phase, Pricing._host_s, Pricing._seconds, contention.SLOWED
 
     def lacking(self: Pricing, name: str, block: int) -> Phase:
         total = Phase()
@@ -61,9 +62,11 @@ def take_out(term: str) -> Callable[[], None]:
         return 0.0 if term == "data-parallel" and key.kind in ("AR", "REDUCE_GRAD", "UNSHARD") else seconds(self, key)
 
     Pricing.phase, Pricing._host_s, Pricing._seconds = lacking, unlaunched, unreduced  # type: ignore[method-assign]
+    contention.SLOWED = 0.0 if term == "contention" else slowed
 
     def put_back() -> None:
         Pricing.phase, Pricing._host_s, Pricing._seconds = phase, host, seconds  # type: ignore[method-assign]
+        contention.SLOWED = slowed
 
     return put_back
 

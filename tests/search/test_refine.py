@@ -31,7 +31,16 @@ from gnomon.search.refine import refine
 
 CLUSTER = parse_cluster("2x4xa100-sxm-80gb")
 WORK = Workload(global_batch_size=16, seq_len=2048)
-FIXED = {"pp": 1, "schedule": "one_f_one_b", "recompute": "none", "keep_gathered": False, "overlap": True, "cp": 1}
+FIXED = {
+    "pp": 1,
+    "schedule": "one_f_one_b",
+    "recompute": "none",
+    "keep_gathered": False,
+    "overlap": True,
+    "cp": 1,
+    "tp": 1,
+    "dp_replicate": 1,
+}
 
 
 @cache
@@ -70,10 +79,10 @@ def test_no_single_change_gains_in_the_end() -> None:
 
 
 def test_a_plan_that_was_too_large_may_fit_with_a_choice() -> None:
-    """Under a limit just below what the best plan takes, offload lets a faster plan in than the search may take."""
+    """Under a limit just below what one of the best takes, what is found fits, and is as fast as the search's best."""
     free = searched(zero=1, clip=False)
-    least = min(each.prediction.tightest.peak_bytes for each in free.best)
-    result = searched(zero=1, memory=least - 2**20, clip=False)
+    most = max(each.prediction.tightest.peak_bytes for each in free.best)
+    result = searched(zero=1, memory=most - 2**20, clip=False)
     found = refine(result, choices=every())  # type: ignore[arg-type]
     assert found.found.prediction.tightest.peak_bytes <= result.limit_bytes
     assert found.found.step_s <= result.best[0].step_s
@@ -170,6 +179,18 @@ def test_orders_of_a_stack_are_those_that_it_has() -> None:
     able = [value for value in values if runs_value(stack("megatron-lm"), order, value)]
     assert able == ["pp,dp_replicate,dp_shard,cp,tp", "dp_replicate,dp_shard,pp,cp,tp"]
     assert all(runs_value(PLAIN_STACK, order, value) for value in values)
+
+
+def test_a_model_that_fits_only_with_an_offload_is_told_so() -> None:
+    cluster, work = parse_cluster("1x2xh100-sxm"), Workload(global_batch_size=16, seq_len=4096)
+    fixed = {"tp": 1, "pp": 1}
+    with pytest.raises(PlanError, match="--no-clip --fix optimizer_offload=yes"):
+        plan("llama-3.1-8b", cluster, work, fixed=fixed)
+    with pytest.raises(PlanError) as told:  # which torchtitan does not run
+        plan("llama-3.1-8b", cluster, work, stack("torchtitan"), fixed=fixed)
+    assert "optimizer_offload" not in str(told.value)
+    base = fixed_base(Plan(optimizer=Optimizer(clip=False)), model("llama-3.1-8b"), {"optimizer_offload": True})
+    assert plan("llama-3.1-8b", cluster, work, base=base, fixed=fixed, top=1).best[0].plan.optimizer.offload is not None
 
 
 def test_offload_needs_no_clipping() -> None:

@@ -7,19 +7,21 @@ and where. Leaves out printing and files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
-from gnomon.plans import Goal, Plan, Precision, Stack, Workload
-from gnomon.prediction import Prediction
+from gnomon.plans import Goal, Offload, Plan, Precision, Stack, Workload
+from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.choices import runs
 from gnomon.search.requests import SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, make_space, parse_limit
+from gnomon.units import show_seconds
 
 
 def plan(
@@ -64,7 +66,27 @@ def plan(
         limit = goal if limit_bytes is None else Goal(memory_bytes=limit_bytes)
         return solve(graph, other, workload, wider, stack, limit, top=1)
 
-    raise PlanError(explain_too_large(found, again))
+    raise PlanError(explain_too_large(found, again) + _on_host(found, fixed or {}, limits))
+
+
+def _on_host(found: Result, fixed: Mapping[str, object], limits: Iterable[Limit]) -> str:
+    """That a plan that spares memory fits with the optimizer on the host, if one does and the stack runs it."""
+    base, graph, cluster = found.space.base, found.graph, found.cluster
+    if base.optimizer.offload is not None or not runs(found.stack, "optimizer_offload"):
+        return ""
+    away = replace(base, optimizer=replace(base.optimizer, offload=Offload(), clip=False))
+    held = {**SPARING, **fixed}
+    try:
+        space = make_space(graph, cluster, found.workload, base=away, fixed=held, limits=limits, stack=found.stack)
+    except PlanError:
+        return ""
+    best = solve(graph, cluster, found.workload, space, found.stack, found.goal, top=1).best
+    if not best or not host_memory(best[0].prediction).fits:
+        return ""
+    return (
+        f"; with the optimizer on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "
+        f"--no-clip --fix optimizer_offload=yes"
+    )
 
 
 def default_precision(cluster: Cluster) -> Precision:

@@ -237,3 +237,15 @@ def test_uneven_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_layers_that_contradict(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_stages_with_other_numbers_of_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "llama-tiny", "--on", "1x3xa100-sxm-80gb", "--global-batch", "12", "--seq-len", "128"]
+    assert main([*asked, "--uneven-replicas"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "other numbers of replicas (DAPPLE): " in out and "layers x replicas" in out
+    assert main([*asked, "--uneven-replicas", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["uneven_replicas"]
+    assert sum(stage["replicas"] for stage in found["stages"]) == 3 and found["prediction"]["fits"]
+    assert main([*asked, "--uneven-replicas", "--stack", "megatron-lm"]) == 2
+    assert "not run by megatron-lm" in capsys.readouterr().err

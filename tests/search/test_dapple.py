@@ -56,10 +56,10 @@ def model(vocab: int = 65536) -> GptConfig:
     return GptConfig(name="t", num_layers=4, hidden_size=1024, num_heads=16, vocab_size=vocab, max_positions=512)
 
 
-def every(prices: Prices, devices: int) -> Iterator[tuple[Piece, ...]]:
-    """All cuts into one to three stages, with all numbers of replicas and all places on nodes."""
+def every(prices: Prices, most: int) -> Iterator[tuple[Piece, ...]]:
+    """All cuts into at most so many stages, with all numbers of replicas and all places on nodes."""
     total, nodes = len(prices.places) - 1, prices.nodes
-    for stages in (1, 2, 3):
+    for stages in range(1, most + 1):
         for cut in cuts.every_cut(total, stages):
             for taken in product(product(*(range(n + 1) for n in nodes)), repeat=stages):
                 whole = [sum(each) for each in taken]
@@ -81,7 +81,7 @@ def test_its_plan_is_near_the_best_of_all(on: str, vocab: int) -> None:
     found = dapple(graph, cluster, work, counts=(4,))
     prices = Prices(graph, cluster, work, Plan(), 4, found.best.pricing.stack if found.best else None)  # type: ignore[arg-type]
     steps = []
-    for pieces in every(prices, cluster.num_devices):
+    for pieces in every(prices, 3):
         try:
             steps.append(predict(graph, cluster, prices.plan(pieces), work).step_s)
         except GnomonError:

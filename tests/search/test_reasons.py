@@ -171,3 +171,16 @@ def test_plans_of_listed_stages_are_refused() -> None:
     work = Workload(global_batch_size=4, seq_len=512)
     with pytest.raises(PlanError, match="lists its stages"):
         explain(predict("llama-3.2-1b", "1x2xh100-sxm", plan, work))
+
+
+def test_uneven_stages_are_explained() -> None:
+    """What they buy, and what is said of each stage is left out where there are other stages."""
+    rules = (SavedRule(stages=(0,), first_per_stage=1, preset="full"),)
+    schedule = Schedule(micro_batch_size=1, layers_per_stage=(3, 5, 3, 1))
+    plan = Plan(mesh=Mesh(pp=4, dp_shard=2), schedule=schedule, saved=Saved(rules=rules))
+    named = dict(changes(plan))
+    assert named["equal stages"].schedule.layers_per_stage == ()
+    assert named["pp 4 -> 2"].saved.rules == () and named["pp 4 -> 2"].schedule.layers_per_stage == ()
+    assert named["schedule zero_bubble_h1"].schedule.layers_per_stage == (3, 5, 3, 1)
+    assert named["schedule zero_bubble_v"].schedule.layers_per_stage == ()
+    assert named["recompute none"].saved == Saved() and named["recompute full"].saved == Saved(preset="full")

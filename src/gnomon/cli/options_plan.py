@@ -114,6 +114,11 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--equal-stages", action="store_true", help="do not look for uneven stages, or recompute that differs by stage"
     )
+    parser.add_argument(
+        "--uneven-replicas",
+        action="store_true",
+        help="on up to 16 devices: pipelines whose stages have other numbers of replicas too (DAPPLE)",
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")
     limits.add_argument(

@@ -7,6 +7,7 @@ nearest. Leaves out the search itself (room `search`).
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from datetime import date
 from pkgutil import resolve_name
 from typing import Any
@@ -26,8 +27,10 @@ from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, refined_mapping, result_mapping
+from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.search import Found, Result, default_precision, parse_limit, plan
 from gnomon.search.choices import fixed_base
+from gnomon.search.dapple import Dapple, dapple
 from gnomon.search.goals import Question
 from gnomon.search.refine import refine
 from gnomon.search.uneven import uneven
@@ -120,6 +123,10 @@ def run(options: argparse.Namespace) -> int:
             assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
         refined = refine(found, choices=chosen.open, forbid=chosen.limits, fixed=chosen.late)
     best = found.best[0] if refined is None else refined.found
+    shown_s = best.step_s
+    replicas = _replicas(found, base) if options.uneven_replicas else None
+    if replicas is not None and replicas.best is not None and replicas.best.step_s < shown_s:
+        best = replace(best, plan=replicas.best.plan, prediction=replicas.best)
     tries: Tries | None = None
     if options.try_:
         candidates = tuple({id(each): each for each in (best, *found.best)}.values())[: options.try_]
@@ -130,14 +137,29 @@ def run(options: argparse.Namespace) -> int:
         taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
         more = {} if refined is None else {"refined": refined_mapping(refined)}
         more |= {} if tries is None else {"tried": tries.to_mapping()}
+        more |= {} if replicas is None else {"uneven_replicas": replicas_mapping(replicas)}
         print_json({**result_mapping(found, rent=cost, stages=stages), **more, "assumptions": taken})
     else:
         print_lines(plan_text(found, assumed=assumed, notes=notes, rent=cost, refined=refined, stages=stages))
+        if replicas is not None:
+            print_lines(replicas_text(replicas, shown_s))
         if tries is not None:
             print_lines(("", *tries.text(options.output)))
         elif options.output:
             print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
     return 0 if tries is None else tries.status()
+
+
+def _replicas(found: Result, base: Plan) -> Dapple:
+    """What DAPPLE's planner finds on the same machines. InputError for a stack that does not run such stages."""
+    if found.stack is not PLAIN_STACK:
+        raise InputError(
+            f"stages with other numbers of replicas are not run by {found.stack.name}; leave out --uneven-replicas or "
+            f"--stack"
+        )
+    return dapple(
+        found.graph, found.cluster, found.workload, base=base, stack=found.stack, limit_bytes=found.limit_bytes
+    )
 
 
 def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, object]:

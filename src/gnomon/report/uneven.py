@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.report.tables import percent, wrapped
+from gnomon.search.dapple import Dapple, cuts_of
 from gnomon.search.uneven import Uneven
+from gnomon.units import show_seconds
 
 
 def uneven_text(found: Uneven) -> tuple[str, ...]:
@@ -20,7 +22,7 @@ def uneven_text(found: Uneven) -> tuple[str, ...]:
         f"uneven stages, recompute by stage: {len(found.tried)} plan{'s' * (len(found.tried) > 1)} near the best, "
         f"{sum(each.predicted for each in cuts):,} of {sum(each.every for each in cuts):,} ways to cut their layers "
         f"predicted, {sum(each.too_large for each in cuts):,} too large, "
-        f"{sum(each.too_slow for each in cuts):,} shown too slow, the rest not looked at"
+        f"{sum(each.too_slow for each in cuts):,} shown too slow, {sum(each.left for each in cuts):,} not looked at"
     )
     if found.best is None:
         return tuple(wrapped(f"{told}; none is faster", indent=""))
@@ -31,6 +33,29 @@ def uneven_text(found: Uneven) -> tuple[str, ...]:
     if own.cuts.proven:
         lines += wrapped("no other cut of this plan's layers is faster", bullet="- ")
     return tuple(lines)
+
+
+def replicas_text(found: Dapple, best_s: float) -> tuple[str, ...]:
+    """What stages with other numbers of replicas do, against the best plan that is shown, on lines of 80 columns."""
+    told = f"stages with other numbers of replicas (DAPPLE): {found.predicted} plans predicted, no proof of the best"
+    if found.best is None:
+        return ("", *wrapped(f"{told}; none fits", indent=""))
+    stages = ", ".join(f"{layers} x {replicas}" for layers, replicas in cuts_of(found.best))
+    more = percent(found.best.step_s / best_s - 1)
+    change = f"step {show_seconds(found.best.step_s)}, {more} % against the plan above"
+    count = found.best.pricing.count
+    return ("", *wrapped(f"{told}: layers x replicas {stages}; {count} microbatches; {change}", indent=""))
+
+
+def replicas_mapping(found: Dapple) -> dict[str, Any]:
+    """Plain values for JSON."""
+    best = found.best
+    return {
+        "predicted": found.predicted,
+        "states": found.states,
+        "stages": [] if best is None else [{"layers": n, "replicas": m} for n, m in cuts_of(best)],
+        "prediction": None if best is None else best.to_mapping(),
+    }
 
 
 def uneven_mapping(found: Uneven) -> dict[str, Any]:

@@ -166,8 +166,9 @@ def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
         if zero != plan.optimizer.zero and mesh.dp_shard * mesh.cp > 1:
             name = f"ZeRO {plan.optimizer.zero} -> {zero}"
             yield name, replace(plan, optimizer=replace(plan.optimizer, zero=zero))
+    alike = all(rule.preset is not None for rule in plan.saved.rules)  # by layer or stage: other presets
     for preset in ("none", "selective", "full"):
-        if preset != plan.saved.preset and not plan.saved.rules:
+        if (preset != plan.saved.preset or plan.saved.rules) and alike:
             yield f"recompute {preset}", replace(plan, saved=Saved(preset=preset))
     if _equal(plan) != plan:
         yield "equal stages", _equal(plan)

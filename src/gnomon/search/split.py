@@ -49,6 +49,11 @@ class Cuts:
         """Not predicted, as a bound shows them slower than the best; 0 where that was not shown of all the others."""
         return self.every - self.predicted - self.too_large if self.proven else 0
 
+    @property
+    def left(self) -> int:
+        """Neither predicted nor shown slower."""
+        return self.every - self.predicted - self.too_large - self.too_slow
+
 
 @dataclass(frozen=True, kw_only=True)
 class Split:

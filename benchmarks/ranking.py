@@ -35,7 +35,7 @@ SMALLEST = 4
 """Layouts of a group."""
 FEW = 5
 """Plans that `gnomon plan --try` would run."""
-BAD = 0.03
+BAD = 0.1
 """Regret from which a group is listed."""
 TOP = 10
 """Plans of the search that a tuned configuration is ranked among."""
@@ -45,7 +45,6 @@ TROUBLE = 1.8
 TUNED = (
     "narayanan-sc21-0001",
     "korthikanti-2022-0004",
-    "nemo-24.07-0001",
     "nemo-24.07-0003",
     "nemo-24.07-0005",
     "nemo-24.07-0006",

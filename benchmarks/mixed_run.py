@@ -1,6 +1,6 @@
 """Uneven shares carried out: two processes of which one is slower, equal shares against those that the planner gives.
 
-    python benchmarks/mixed_run.py [STEPS]      # default 12 of each; needs torch, two cores; prints the table kept in
+    python benchmarks/mixed_run.py [STEPS]      # default 24 of each; needs torch, two cores; prints the table kept in
                                                 # results/mixed.md
 
 The second process is made a slower device by real work: it runs every stage's forward SLOWER more times, without
@@ -75,7 +75,8 @@ def plan_of(shares: tuple[int, int]) -> Plan:
 
 
 def steps(plans: dict[str, Plan], count: int) -> dict[str, list[tuple[float, float]]]:
-    """(seconds, loss) of each step of each plan, the plans taking turns, so that all see the same machine."""
+    """(seconds, loss) of each step of each plan. Plans take turns, another first each time, so that all see the same
+    machine."""
     running = {name: Executor(CONFIG, plan, WORKLOAD, seed=1) for name, plan in plans.items()}
     if dist.get_rank() == 1:
         for executor in running.values():
@@ -85,7 +86,9 @@ def steps(plans: dict[str, Plan], count: int) -> dict[str, list[tuple[float, flo
     for step in range(count):
         generator = torch.Generator().manual_seed(step)
         batch = torch.randint(0, CONFIG.vocab_size, (12, WORKLOAD.seq_len + 1), generator=generator)
-        for name, executor in running.items():
+        first = step % len(running)
+        for name in [*running][first:] + [*running][:first]:
+            executor = running[name]
             dist.barrier()
             start = perf_counter()
             result = executor.step(batch)
@@ -109,7 +112,7 @@ def slowed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def main() -> None:
     """Plans, runs, compares."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 12
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 24
     found = planned()
     best = next(each for each in found.best if each.plan.world_size == 2)
     shares = best.plan.stages[0].shares or (1, 1)

@@ -71,12 +71,19 @@ class Skeleton:
 
 @lru_cache(maxsize=128)
 def skeleton(
-    schedule: ScheduleName, pp: int, virtual: int, microbatches: int, reductions: Reductions = "", lead: int = 0
+    schedule: ScheduleName,
+    pp: int,
+    virtual: int,
+    microbatches: int,
+    reductions: Reductions = "",
+    layers: tuple[int, ...] = (),
+    held: int = 0,
 ) -> Skeleton:
     """The rows of a schedule, as far as time depends on them.
 
-    lead: under ZeRO 3, passes by which gathers may be ahead: those of a pass begin after the pass so many before it has
-    ended. A pass ends no sooner than its last gather and the last of its layers. 0: gathers are not looked at.
+    layers, held: under ZeRO 3, layers of each stage, and how many of them may be gathered at once: the gather of a
+    layer waits until the one so many before it is let go. A pass ends no sooner than its last gather and the last of
+    its layers. Empty: gathers are not looked at.
     """
     placement = "v" if schedule in V_SCHEDULES else "loop"
     how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
@@ -114,8 +121,8 @@ def skeleton(
         before, source = np.append(before, previous), np.append(source, started)
         third, edges = np.append(third, np.zeros(len(ends), np.int64)), np.append(edges, lanes[1:] + edges[-1])
     ahead = np.full(len(kind), 3 * stages, np.int64)
-    if lead:
-        gathers = _gathers(*read, rows.class_ptr, lead)
+    if layers:
+        gathers = _gathers(*read, rows.class_ptr, np.array(layers, np.int64), held)
         own = np.arange(len(gathers.row), dtype=np.int64) + len(kind) + 1
         third = np.append(third, np.zeros(len(own), np.int64))
         third[gathers.row] = own
@@ -163,9 +170,13 @@ class Gathers:
     """[ranks + 1] where each rank's begin."""
 
 
-def _gathers(kind: Longs, stage: Longs, edges: Longs, lead: int) -> Gathers:
+def _gathers(kind: Longs, stage: Longs, edges: Longs, layers: Longs, held: int) -> Gathers:
     """Neighbouring passes over one stage in opposite directions share the layer where they turn; over one stage in one
-    direction they share a layer only if it has no other, which the caller's durations say by being 0."""
+    direction they share a layer only if it has no other, which the caller's durations say by being 0.
+
+    So a pass gathers at least all layers of its stage but those shared. Counted in these, the one that must be let go
+    before a pass's first gather is in some earlier pass, and all passes before that one have ended.
+    """
     row = np.flatnonzero(kind != 3)
     lanes = np.searchsorted(row, edges)
     forward = kind[row] == 0
@@ -175,9 +186,14 @@ def _gathers(kind: Longs, stage: Longs, edges: Longs, lead: int) -> Gathers:
     turned = same & np.append(False, forward[1:] != forward[:-1])
     # a forward begins with the first layer, where a backward ends; a backward begins with the last
     node = _FIRST_GATHER + np.where(turned, np.where(forward, 1, 2), 0)
-    place = np.arange(len(row)) - np.repeat(lanes[:-1], np.diff(lanes))
-    earlier = np.arange(len(row)) - lead
-    freed = np.where(place >= lead, row[np.maximum(earlier, 0)] + 1, 0)
+    sizes = layers[stage[row]]
+    made = np.maximum(sizes - (turned | (same & (sizes == 1))), 0)
+    freed = np.zeros(len(row), np.int64)
+    for start, stop in _pairs(lanes):
+        done = np.cumsum(made[start:stop])
+        wanted = done - made[start:stop] - held  # index of the layer that must be let go
+        inside = np.searchsorted(done, wanted, side="right")  # the pass that it is in
+        freed[start:stop] = np.where((wanted >= 0) & (inside > 0), row[start + np.maximum(inside - 1, 0)] + 1, 0)
     return Gathers(row=row, kind=node.astype(np.int64), freed=freed, lanes=lanes)
 
 

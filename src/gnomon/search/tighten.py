@@ -20,7 +20,7 @@ from gnomon.search.skeleton import Reductions, play, skeleton
 from gnomon.search.space import Point
 
 Doubles = NDArray[np.float64]
-_Group = tuple[ScheduleName, int, int, int, Reductions, int]
+_Group = tuple[ScheduleName, int, int, int, Reductions, tuple[int, ...], int]
 
 COLUMNS = 256
 """Sets of durations that are played at once."""
@@ -133,8 +133,9 @@ class Tighten:
 
     def _group(self, loose: Loose) -> _Group:
         point = loose.point
-        ahead = lead(loose.pipeline, self.job.space.base.overlap.prefetch) if loose.gathers else 0
-        return point.schedule, point.pp, point.virtual_stages, loose.count, loose.reductions, ahead
+        layers = tuple(len(order) for order in loose.pipeline.split.order) if loose.gathers else ()
+        held = self.job.space.base.overlap.prefetch + 1 if loose.gathers else 0
+        return point.schedule, point.pp, point.virtual_stages, loose.count, loose.reductions, layers, held
 
     def single(self, loose: Loose) -> float:
         """Seconds that a step takes at least, under ZeRO 3: the longest of a few ranks played by themselves."""
@@ -166,17 +167,6 @@ def _side_by_side(pairs: list[tuple[Doubles, Doubles]]) -> tuple[Doubles, Double
     """Columns of the first and of the second of each pair."""
     first, second = zip(*pairs, strict=True)
     return np.column_stack(first), np.column_stack(second)
-
-
-def lead(pipeline: Pipeline, prefetch: int) -> int:
-    """Passes by which gathers may be ahead, for `skeleton`.
-
-    At most prefetch + 1 layers are held gathered, so the first gather of a pass waits for a layer of the pass that is
-    so many layers back (a pass has at least all but one of its own), which is let go after the pass before that one has
-    ended.
-    """
-    sizes = pipeline.split.counts.sum(axis=1)
-    return -(-(prefetch + 1) // max(int(sizes.min()) - 1, 1)) + 1
 
 
 def gathered(pipeline: Pipeline, sharding: Sharding, seconds: Mapping[str, list[float]]) -> tuple[Doubles, Doubles]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Mesh, Plan, Stack
 from gnomon.plans.parts import Optimizer
+from gnomon.prediction.contention import SLOWED
 from gnomon.prices.allocator import device_overhead, reserved_estimate
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
@@ -300,6 +301,39 @@ def streams(
         passes = 2 * count * np.maximum(counts @ gathered - present, 0.0)
         found = max(found, float((pipeline.on_rank @ passes).max()))
     return found
+
+
+def slowed(
+    pipeline: Pipeline, busy: Doubles, count: int, sharding: Sharding, column: int, *, split_backward: bool
+) -> float:
+    """Seconds of a step under ZeRO 3, at least, with what kernels lose to the collectives beside them (`contended`).
+
+    busy: [stages] seconds of a unit's actions alone. For steps that end with a norm: each is alike from one meeting of
+    all ranks to the next, T0 apart without losses and T ≥ T0 with them, and all transfers of a step are between two
+    meetings. On a rank that computes for b, kernels of which take k, and whose longer stream of transfers takes u, at
+    least u - (T0 - b) is beside computing, of that u - (T0 - b) - (b - k) beside kernels. These lose a share S of it,
+    less what they wait for launches in any case, i at most. So T ≥ b + S (u - T0 + k) - i, and with T ≥ T0
+    T ≥ (b + S (u + k) - i) / (1 + S). Nothing is lost on measured machines.
+    """
+    table, counts = sharding.table, pipeline.split.counts
+    if table.rates.host_peer_s or any(device.measured is not None for device in sharding.job.devices):
+        return 0.0
+    transfers = pipeline.on_rank @ (counts @ (sharding.reduced_s * count + sharding.summed_s))
+    if sharding.optimizer.reshard_after_forward:
+        present = np.where(counts > 0, sharding.gathered_s, 0.0).max(axis=1)
+        passes = 2 * count * np.maximum(counts @ sharding.gathered_s - present, 0.0)
+        transfers = np.maximum(transfers, pipeline.on_rank @ passes)
+    more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
+    forward, first, second = (host[:, column] + more for host in table.host_s)
+    device = table.forward_s[:, column], table.input_s[:, column], table.weight_s[:, column]
+    idle = np.maximum(forward - device[0], 0.0)
+    if split_backward:
+        idle += np.maximum(first - device[1], 0.0) + np.maximum(second - device[2], 0.0)
+    else:
+        idle += np.maximum(first + second - device[1] - device[2], 0.0)
+    of_unit = SLOWED * (counts @ table.kernels_s[:, column]) - counts @ idle + busy
+    found = (pipeline.on_rank @ of_unit * count + SLOWED * transfers) / (1 + SLOWED)
+    return max(float(found.max()), 0.0)
 
 
 def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) -> Actions:

@@ -35,7 +35,7 @@ from gnomon.search.bounds import (
     weight_at_most,
 )
 from gnomon.search.flight import flight
-from gnomon.search.leaves import Sharding, held_bytes, streams, unsharded, waiting
+from gnomon.search.leaves import Sharding, held_bytes, slowed, streams, unsharded, waiting
 from gnomon.search.space import Point, Recompute
 from gnomon.search.tighten import Loose, Tighten
 
@@ -171,11 +171,15 @@ class Opening:
             ),
             (len(every),),
         )
+        busy = (given.forward + (given.input + given.weight if split_backward else given.whole))[:, 0]
         for bound, point, sharding, own in zip(bounds.tolist(), chosen, every, ends, strict=True):
             if not clip:
                 yield bound * (1 - SLACK), point
                 continue
-            least = max(bound, sharding.streams(pipeline, given, sends, count)) * (1 - SLACK)
+            least = max(bound, sharding.streams(pipeline, given, sends, count))
+            if first.zero == 3:
+                least = max(least, slowed(pipeline, busy, count, sharding, block.column, split_backward=split_backward))
+            least *= 1 - SLACK
             loose = Loose(
                 point=point,
                 pipeline=pipeline,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +124,8 @@ class KindTable:
     """Of recomputation and input gradients."""
     weight_s: Doubles
     """Of weight gradients; what adds them up is not in it."""
+    kernels_s: Doubles
+    """Of all of them, what kernels take."""
     host_s: tuple[Doubles, Doubles, Doubles]
     """Launches of the three."""
     kept_bytes: Doubles
@@ -217,8 +220,11 @@ def _table(
     def rows(values: Sequence[object]) -> Doubles:
         return np.array([np.broadcast_to(np.asarray(value, float), (width,)) for value in values])
 
-    def seconds(phase: Phase) -> object:
-        spent = (phase.compute_s - phase.attention_s + phase.attention_s / own.attention) / own.compute
+    def kernels(phase: Phase) -> Any:
+        return (phase.compute_s - phase.attention_s + phase.attention_s / own.attention) / own.compute
+
+    def seconds(phase: Phase) -> Any:
+        spent = kernels(phase)
         for axis, waited in phase.comm_s.items():
             hops = numbers.hops_s(axis, phase.collectives.get(axis, 0), links[axis])
             spent = spent + (waited + hops) * own.exposed
@@ -231,6 +237,10 @@ def _table(
         forward_s=rows([seconds(p.forward) for p in prices]),
         input_s=rows([seconds(p.recompute) + seconds(p.input_grad) for p in prices]),  # type: ignore[operator]
         weight_s=rows([seconds(p.weight_grad) for p in prices]),
+        kernels_s=sum(  # type: ignore[arg-type]
+            rows([kernels(getattr(p, name)) for p in prices])
+            for name in ("forward", "recompute", "input_grad", "weight_grad")
+        ),
         host_s=(
             rows([host(p.forward) for p in prices]),
             rows([host(p.recompute) + host(p.input_grad) for p in prices]),  # type: ignore[operator]

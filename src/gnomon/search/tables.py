@@ -235,7 +235,7 @@ def _table(
 
     return KindTable(
         forward_s=rows([seconds(p.forward) for p in prices]),
-        input_s=rows([seconds(p.recompute) + seconds(p.input_grad) for p in prices]),  # type: ignore[operator]
+        input_s=rows([seconds(p.recompute) + seconds(p.input_grad) for p in prices]),
         weight_s=rows([seconds(p.weight_grad) for p in prices]),
         kernels_s=sum(  # type: ignore[arg-type]
             rows([kernels(getattr(p, name)) for p in prices])

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from pkgutil import resolve_name
 from shlex import quote
@@ -267,10 +268,20 @@ class Told:
             if o.records
             else None,
             "steps": [
-                {"step": r.step, "loss": r.loss, "step_s": r.step_s, "validation_loss": r.validation_loss}
+                {
+                    "step": r.step,
+                    "loss": _finite(r.loss),
+                    "step_s": r.step_s,
+                    "validation_loss": _finite(r.validation_loss),
+                }
                 for r in o.records
             ],
         }
+
+
+def _finite(loss: float | None) -> float | None:
+    """A loss for JSON, which has no NaN: None where training diverged."""
+    return loss if loss is not None and isfinite(loss) else None
 
 
 def _after(options: argparse.Namespace, told: Told) -> None:

@@ -31,6 +31,9 @@ SLACK = 1e-9
 MOST_CUTS = 3000
 """Cuts that are listed before they are predicted; beyond it only neighbours of the best are looked at."""
 
+MANY_CUTS = 100_000
+"""Cuts of several stages on a rank that are too many to list."""
+
 
 @dataclass(kw_only=True)
 class Cuts:
@@ -117,6 +120,7 @@ class Bounds:
         self.kinds = tuple(name for name in ("F", "B", "I", "W") if np.isin(program.kind, names.index(name)).any())
         """Kinds of actions that stages compute."""
         self.trials, self.num_stages = trials, plan.num_stages
+        self._stages: dict[tuple[int, int, int], tuple[float, ...]] = {}
         grouped = plan.schedule.name == "dualpipe_v" or bool(plan.schedule.passes)
         chained = len(trials.prediction.pricing.sent) == plan.num_stages - 1
         meet = plan.optimizer.clip and plan.optimizer.offload is None and chained
@@ -137,7 +141,10 @@ class Bounds:
 
     def stage(self, stage: int, first: int, last: int) -> tuple[float, ...]:
         """Seconds of each kind of action of a stage of the counted layers [first, last)."""
-        return self.trials.seconds(stage, first, last, self.kinds, ends=stage == self.num_stages - 1)
+        at = stage, first, last
+        if at not in self._stages:
+            self._stages[at] = self.trials.seconds(stage, first, last, self.kinds, ends=stage == self.num_stages - 1)
+        return self._stages[at]
 
     @cached_property
     def count(self) -> int:
@@ -190,6 +197,8 @@ class Search:
         self.seen: set[Cut] = set()
         self.spent = 0
         self.bounds = Bounds(trials)
+        self._rooms: dict[tuple[int, int], int] = {}
+        """(stage, layers before it) -> most layers that it can have; while the best is the same."""
 
     def run(self) -> Split | None:
         """The best cut; None where none fits."""
@@ -271,6 +280,9 @@ class Search:
         A rank's own work alone excludes most: stage by stage, ranges of layers are tried as long as the work of their
         rank stays below the best step.
         """
+        if self.stages > self.trials.plan.num_pipeline_ranks and self.cuts.every > MANY_CUTS:
+            return None  # the work of one stage of several on a rank excludes too little
+        self._rooms.clear()
         found: list[tuple[float, Cut]] = []
         ranks, nodes = self.trials.plan.pipeline_ranks, 0
         stack: list[tuple[Cut, int, tuple[float, ...]]] = [((), 0, (0.0,) * (max(ranks) + 1))]
@@ -303,6 +315,11 @@ class Search:
 
     def _room(self, stage: int, done: int) -> int:
         """Most layers from `done` on that a stage can have below the best step, by halving: more take longer."""
+        if (stage, done) not in self._rooms:
+            self._rooms[stage, done] = self._most(stage, done)
+        return self._rooms[stage, done]
+
+    def _most(self, stage: int, done: int) -> int:
         if stage == self.stages - 1:
             return self.layers - done if done < self.layers and self._below(stage, done, self.layers) else 0
         low, high = 0, self.layers - done

@@ -287,11 +287,12 @@ def actions(
     only makes it longer.
     """
     unit = table.rates.host_unit_s
+    mixed = ((counts > 0).sum(axis=1) > 1)[:, None]  # layers of one kind alone starve nobody
 
     def longest(device: Doubles, extra: Doubles | float, host: Doubles) -> Doubles:
         if by_layer:
             return counts @ np.maximum(np.maximum(device + extra, host + unit) - GRID_S, 0.0)
-        spent = counts @ (np.maximum(device, host) + extra)
+        spent = counts @ (device + extra) + mixed * (counts @ np.maximum(host - device, 0.0))
         found: Doubles = np.maximum(np.maximum(spent, counts @ host + unit) - GRID_S, 0.0)
         return found
 

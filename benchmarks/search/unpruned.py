@@ -91,7 +91,7 @@ def main(margin: float, sample: int) -> None:
     gaps.sort()
     print(
         f"{space.size:,} points: {counts.illegal:,} illegal, {counts.duplicates:,} duplicates, {counts.too_large:,} "
-        f"too large, {len(near):,} with a bound within {margin - 1:.0%} of the best, {counts.too_slow:,} above; the "
+        f"too large, {len(near):,} with a bound within {margin - 1:.1%} of the best, {counts.too_slow:,} above; the "
         f"fastest of all predicted that fit: {least:.6f} s; predictions are above their first bound by "
         f"{gaps[len(gaps) // 2]:.2%} (median), {gaps[-1]:.1%} at most"
     )

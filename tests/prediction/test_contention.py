@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prediction.jobs import small
 
+from gnomon.hardware import parse_cluster
+from gnomon.hardware.scaled import scaled
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
-from gnomon.prediction.contention import SLOWED, contended
+from gnomon.prediction.contention import FULL_RATE, SLOWED, contended, weight
 from gnomon.prediction.step import PHASES
 from gnomon.simulate import Durations, period
-from gnomon.simulate.beside import beside
+from gnomon.simulate.beside import beside, covered
 from gnomon.units import quantise
 
 
@@ -50,11 +52,46 @@ def test_seconds_beside() -> None:
     found = small(plan, "1x8xa100-sxm-80gb")
     keys, alone = found.structure.program.keys, found.pricing.durations(found.structure.program)
     ours = np.array([key.kind == "B" for key in keys])
-    others = np.array([key.kind == "REDUCE_GRAD" for key in keys])
+    others = np.array([float(key.kind == "REDUCE_GRAD") for key in keys])
     found_s = []
     for factor in (0.0, 1.0, 4.0):
         busy = quantise(np.where(others, alone.busy * factor, alone.busy))
         covered = beside(found.structure, Durations(busy=busy), ours, others)
         assert (covered[~ours] == 0).all() and (covered <= alone.busy * (1 + 1e-9)).all()
         found_s.append(covered.sum())
+        half = beside(found.structure, Durations(busy=busy), ours, others / 2)
+        assert (half <= covered * (1 + 1e-9)).all() and (half >= covered / 2 * (1 - 1e-9)).all()
     assert 0.0 == found_s[0] < found_s[1] < found_s[2]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 20), st.integers(1, 9), st.sampled_from((0.25, 0.5, 1.0))), min_size=1, max_size=8
+    )
+)
+def test_weights_of_intervals_add_up_to_one_at_most(spans: list[tuple[int, int, float]]) -> None:
+    """Against a sum over whole seconds."""
+    begins = np.array([float(begin) for begin, _, _ in spans])
+    ends = begins + np.array([float(length) for _, length, _ in spans])
+    weights = np.array([weight for _, _, weight in spans])
+    at, busy = covered(begins, ends, weights)
+    for second in range(30):
+        running = sum(w for b, e, w in zip(begins, ends, weights, strict=True) if b <= second < e)
+        got = np.interp(second + 1, at, busy) - np.interp(second, at, busy)
+        assert np.isclose(got, min(1.0, running))
+
+
+def test_slow_networks_take_less() -> None:
+    """Kernels lose in proportion to the rate, and all from the rate of the runs that the number was chosen on."""
+    plan = Plan(mesh=Mesh(dp_shard=32), schedule=Schedule(micro_batch_size=8), optimizer=Optimizer(zero=3))
+    shares = []
+    for factor in (0.25, 0.5, 2.0):
+        found = small(plan, scaled(parse_cluster("4x8xa100-sxm-80gb"), network=factor), batch=256)
+        alone = found.pricing.durations(found.structure.program).busy
+        key = next(k for k in found.structure.program.keys if k.kind == "REDUCE_GRAD")
+        (link,) = {link for _, link in found.pricing.carried(key)}
+        shares.append((weight(found.pricing, key, 1.0), link.across_bytes_per_s / FULL_RATE))
+        assert (found.step.durations.busy >= alone).all()
+    assert [share for share, _ in shares] == [min(1.0, rate) for _, rate in shares]
+    assert shares[0][0] < 1.0 == shares[-1][0]

@@ -5,6 +5,9 @@ beside what follows from the clock, and the clock from how much longer the kerne
 and plays again until nothing grows. Kernels only get slower and never by more than SLOWED allows, so the rounds end,
 and bounds from kernels that run alone stay bounds. As in Echo (arXiv 2412.12487, the successor of Merak), with one
 number for all kinds of kernel: there are no public measurements of kernels beside NCCL to fit more to.
+A collective weighs by the bytes that its link can move past each device a second, up to FULL_RATE: memory traffic and
+the SMs that copy grow with them, and one that waits for a slow network moves few. That form, a straight line through
+the origin, is a choice: runs set its upper end, and six runs over slower networks fit it.
 Leaves out: collectives slowed by kernels (their curves are of idle devices; the runs do not show it apart), messages
 between stages, and reductions that are priced with the backward they run beside (`step`), where runs show nothing.
 """
@@ -14,7 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.prediction.step import PHASES, Pricing
-from gnomon.program import Structure
+from gnomon.prices.links import AxisLink
+from gnomon.program import Key, Structure
 from gnomon.simulate import Durations
 from gnomon.simulate.beside import beside
 from gnomon.units import quantise
@@ -24,6 +28,12 @@ SLOWED = 0.5
 fall by 0.45 (MosaicML, H100 on one node and several), 0.4 to 0.8 (A100) and 0.55 (MaxText on H100, Megatron-Bridge on
 GB200) a unit of the share of the step that hides collectives. Of 0, 0.35 and 0.5, chosen on 50 runs of MosaicML whose
 models were left out of the fit: 4.9%, 4.2% and 3.7% median error. Published runs, 2026-11-22."""
+
+FULL_RATE = 200e9
+"""Bytes a second that a collective can move past each device from which on it costs kernels all of SLOWED: the least in
+the runs that SLOWED was chosen on (A100 with 25 GB/s of network a device, eight to a node; up to 450e9 over NVLink), so
+they say nothing of what is below. Six runs of fms-fsdp, over 50e9 and 100e9, were 22% off (median) with a share that
+does not depend on the rate, and are 7% off with this one. Published runs, 2026-11-22."""
 
 ROUNDS = 4
 """At most; the last is the answer whatever it changes."""
@@ -40,7 +50,7 @@ def contended(structure: Structure, pricing: Pricing) -> Durations:
     keys = structure.program.keys
     if pricing.blocks[0][1] < 0 or pricing.stages[0].device.measured is not None:
         return alone
-    others = np.array([key.kind in TRANSFERS for key in keys]) & (alone.busy > 0)
+    others = np.array([weight(pricing, key, busy) for key, busy in zip(keys, alone.busy.tolist(), strict=True)])
     ours = np.array([key.kind in PHASES and not key.name for key in keys])
     if not others.any() or not ours.any():
         return alone
@@ -59,3 +69,18 @@ def contended(structure: Structure, pricing: Pricing) -> Durations:
         if settled:
             break
     return now
+
+
+def weight(pricing: Pricing, key: Key, busy: float) -> float:
+    """What a second of an action takes from kernels beside it, from 0 to 1 times SLOWED; 0 for what is no transfer."""
+    if key.kind not in TRANSFERS or busy <= 0:
+        return 0.0
+    carried = pricing.carried(key)
+    whole = sum(seconds for seconds, _ in carried)
+    return sum(seconds * min(1.0, _rate(link) / FULL_RATE) for seconds, link in carried) / whole if whole else 0.0
+
+
+def _rate(link: AxisLink) -> float:
+    """Bytes a second that a ring over the link moves past each of its devices, at most: all that enters a node passes
+    each of the group's devices there."""
+    return link.across_bytes_per_s if link.nodes > 1 else link.inside_bytes_per_s

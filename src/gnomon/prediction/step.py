@@ -521,6 +521,15 @@ class Pricing:
             self._wired[kind, block, buckets] = self._reductions(kind, block, buckets)
         return sum(seconds * self._slower(link) for seconds, link in self._wired[kind, block, buckets])
 
+    def carried(self, key: Key) -> list[tuple[float, AxisLink]]:
+        """(price, link) of a whole collective of parameters or gradients, on each group of ranks that it runs on."""
+        if key.kind not in WANTED or key.name in (TIED, *IN_UPDATE):
+            return []
+        blocks = self._bucket(key) if ".." in key.name else [self.alike[key.stage]]
+        for block in blocks:
+            self._reduced(key.kind, block, 1)
+        return [each for block in blocks for each in self._wired[key.kind, block, 1]]
+
     def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
         """(price, link) of a stage's collective on each group of ranks that it runs on. Buckets of torch's
         DistributedDataParallel queue on one stream: in training they take as long as one collective of all."""

@@ -1,8 +1,8 @@
 """How long actions run while others of their rank do: what contention between them needs to know.
 
 `beside(structure, durations, ours, others)` plays a step that follows another and returns, for each price key, the
-seconds of an action of ours during which at least one of the others runs on the same rank class. Leaves out what that
-does to either.
+seconds of an action of ours during which others run on the same rank class, each second counted by the weights of
+those that run, 1 at most. Leaves out what that does to either.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-def beside(structure: Structure, durations: Durations, ours: Mask, others: Mask) -> Doubles:
-    """[keys] seconds, the mean over a key's actions; 0 for keys that are not ours. ours, others: [keys]."""
+def beside(structure: Structure, durations: Durations, ours: Mask, others: Doubles) -> Doubles:
+    """[keys] seconds, the mean over a key's actions; 0 for keys that are not ours. ours: [keys]. others: [keys] weight
+    of each of the others from 0 to 1, 0 for keys that are none."""
     program, order = structure.program, structure.order
     clock = Clock.of(structure, durations)
     first = play(clock)
@@ -35,19 +36,18 @@ def beside(structure: Structure, durations: Durations, ours: Mask, others: Mask)
         # transfers of the steps before and after reach into this one
         begins = np.concatenate([start[theirs] + shift for shift in (-ahead, 0.0, ahead)])
         ends = np.concatenate([end[theirs] + shift for shift in (-ahead, 0.0, ahead)])
-        at, busy = _covered(begins, ends)
+        at, busy = covered(begins, ends, np.tile(others[program.key[theirs]], 3))
         seconds = np.interp(end[mine], at, busy) - np.interp(start[mine], at, busy)
         np.add.at(total, program.key[mine], seconds)
         np.add.at(count, program.key[mine], 1.0)
     return total / np.maximum(count, 1.0)
 
 
-def _covered(begins: Doubles, ends: Doubles) -> tuple[Doubles, Doubles]:
-    """(times, seconds until then that any interval covers), to be interpolated between."""
-    by_start = np.argsort(begins, kind="stable")
-    begins, ends = begins[by_start], np.maximum.accumulate(ends[by_start])
-    new = np.append(True, begins[1:] > ends[:-1])
-    first, last = begins[new], ends[np.append(np.flatnonzero(new)[1:] - 1, len(ends) - 1)]
-    until = np.cumsum(last - first)
-    at = np.column_stack([first, last]).ravel()
-    return at, np.column_stack([until - (last - first), until]).ravel()
+def covered(begins: Doubles, ends: Doubles, weights: Doubles) -> tuple[Doubles, Doubles]:
+    """(times, seconds until then weighted by what the intervals that cover them weigh together, 1 at most), to be
+    interpolated between."""
+    at, change = np.concatenate([begins, ends]), np.concatenate([weights, -weights])
+    order = np.argsort(at, kind="stable")
+    at = at[order]
+    level = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)
+    return at, np.append(0.0, np.cumsum(level * np.diff(at)))

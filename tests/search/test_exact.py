@@ -13,11 +13,17 @@ import pytest
 from search.spaces import Case, case
 
 from gnomon.errors import GnomonError
+from gnomon.hardware import parse_cluster
+from gnomon.hardware.scaled import scaled
+from gnomon.models.llama import llama, llama3_1_8b
+from gnomon.plans import Plan, Workload
+from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.search import Point, solve
 from gnomon.search.blocks import SLACK
 from gnomon.search.bounds import Family
 from gnomon.search.solve import Search
+from gnomon.search.space import make_space
 from gnomon.search.tighten import Loose
 
 SEEDS = range(24)
@@ -93,3 +99,18 @@ def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_search_finds_what_predicting_everything_finds(seed: int) -> None:
     check(seed)
+
+
+@pytest.mark.parametrize("factor", (0.05, 0.16, 0.25))
+def test_bounds_hold_where_slow_networks_take_less_from_kernels(factor: float) -> None:
+    """ZeRO 3 on two nodes, with and without replicas, wide enough that transfers hide."""
+    given = case(3)
+    graph = llama(replace(llama3_1_8b(), num_layers=16, vocab_size=2048))
+    machines = scaled(parse_cluster("2x8xa100-sxm-80gb"), network=factor)
+    work = Workload(global_batch_size=32, seq_len=4096)
+    space = make_space(graph, machines, work, base=Plan())
+    space = replace(space, tp=(1,), cp=(1,), pp=(1,), zero=(3,), micro_batch_size=(1, 2), recompute=("none",))
+    slow = replace(given, graph=graph, cluster=machines, workload=work, space=space, stack=stack("torchtitan"))
+    every = list(predicted(slow))
+    assert len(every) > 1
+    check_bounds(slow, every)

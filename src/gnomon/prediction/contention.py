@@ -77,10 +77,11 @@ def weight(pricing: Pricing, key: Key, busy: float) -> float:
         return 0.0
     carried = pricing.carried(key)
     whole = sum(seconds for seconds, _ in carried)
-    return sum(seconds * min(1.0, _rate(link) / FULL_RATE) for seconds, link in carried) / whole if whole else 0.0
+    return sum(seconds * share(link) for seconds, link in carried) / whole if whole else 0.0
 
 
-def _rate(link: AxisLink) -> float:
-    """Bytes a second that a ring over the link moves past each of its devices, at most: all that enters a node passes
-    each of the group's devices there."""
-    return link.across_bytes_per_s if link.nodes > 1 else link.inside_bytes_per_s
+def share(link: AxisLink) -> float:
+    """Of SLOWED, what a collective over the link takes, by the bytes that a ring moves past each of its devices at
+    most: all that enters a node passes each of the group's devices there."""
+    rate = link.across_bytes_per_s if link.nodes > 1 else link.inside_bytes_per_s
+    return min(1.0, rate / FULL_RATE)

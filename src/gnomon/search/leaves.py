@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Mesh, Plan, Stack
 from gnomon.plans.parts import Optimizer
-from gnomon.prediction.contention import SLOWED
+from gnomon.prediction.contention import SLOWED, share
 from gnomon.prices.allocator import device_overhead, reserved_estimate
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
@@ -63,6 +63,12 @@ class Sharding:
             parameter_collectives(price.sharded, self.mesh, self.optimizer, self.precision)
             for price in self.table.prices
         )
+
+    @cached_property
+    def contention(self) -> float:
+        """Of what a collective takes from kernels beside it at most, the least that any of these does."""
+        groups = {"+".join(c.axes) for each in self.collectives for c in each} if self.known else set()
+        return min((share(self.links[axes]) for axes in groups if axes in self.links), default=0.0)
 
     def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
         """Group of axes -> [kinds] bytes."""
@@ -312,8 +318,8 @@ def slowed(
     all ranks to the next, T0 apart without losses and T ≥ T0 with them, and all transfers of a step are between two
     meetings. On a rank that computes for b, kernels of which take k, and whose longer stream of transfers takes u, at
     least u - (T0 - b) is beside computing, of that u - (T0 - b) - (b - k) beside kernels. These lose a share S of it,
-    less what they wait for launches in any case, i at most. So T ≥ b + S (u - T0 + k) - i, and with T ≥ T0
-    T ≥ (b + S (u + k) - i) / (1 + S). Nothing is lost on measured machines.
+    that of the slowest link, less what they wait for launches in any case, i at most. So T ≥ b + S (u - T0 + k) - i,
+    and with T ≥ T0 T ≥ (b + S (u + k) - i) / (1 + S). Nothing is lost on measured machines.
     """
     table, counts = sharding.table, pipeline.split.counts
     if table.rates.host_peer_s or any(device.measured is not None for device in sharding.job.devices):
@@ -331,8 +337,9 @@ def slowed(
         idle += np.maximum(first - device[1], 0.0) + np.maximum(second - device[2], 0.0)
     else:
         idle += np.maximum(first + second - device[1] - device[2], 0.0)
-    of_unit = SLOWED * (counts @ table.kernels_s[:, column]) - counts @ idle + busy
-    found = (pipeline.on_rank @ of_unit * count + SLOWED * transfers) / (1 + SLOWED)
+    lost = SLOWED * sharding.contention
+    of_unit = lost * (counts @ table.kernels_s[:, column]) - counts @ idle + busy
+    found = (pipeline.on_rank @ of_unit * count + lost * transfers) / (1 + lost)
     return max(float(found.max()), 0.0)
 
 

@@ -101,7 +101,7 @@ def test_the_search_finds_what_predicting_everything_finds(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.parametrize("factor", (0.05, 0.16, 0.25))
+@pytest.mark.parametrize("factor", (0.12, 0.16, 0.25))
 def test_bounds_hold_where_slow_networks_take_less_from_kernels(factor: float) -> None:
     """ZeRO 3 on two nodes, with and without replicas, wide enough that transfers hide."""
     given = case(3)

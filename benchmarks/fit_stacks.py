@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
@@ -23,13 +24,13 @@ import gnomon.prices
 from gnomon import schema
 from gnomon.formats.published import Run, read_runs
 from gnomon.prices.curves import Provenance
-from gnomon.prices.fitted import ANY, MANY_NODES, MODEL_FOLDS, Fitted, Fold, Folds, fold_of
+from gnomon.prices.fitted import ANY, MANY_NODES, MODEL_FOLDS, Fitted, Fold, Folds, fitted, fold_of
 
 DATE = "2026-11-22"
 NEVER = ("korthikanti-2022", "narayanan-sc21")
 LEFT = ("megatron-ci",)
 """Times of tiny models of which the source does not say what they cover."""
-EACH = 10
+EACH = 8
 """Runs of a family for the numbers of all stacks."""
 HEALTHY_MFU = 5.0
 """Per cent; slower nanotron runs met trouble of the network (published beside them) that no number of a stack says."""
@@ -93,7 +94,7 @@ JOBS = (
             ("link:efa-100", ""),
             ("hop:efa-100", ""),
         ),
-        sample=240,  # a tenth of its runs met trouble: fewer follow them
+        sample=100,  # a tenth of its runs met trouble: fewer follow them
         starts=(("host_peer_s", 2e-4), ("message_s", 0.5), ("link:efa-100", 2.0), ("hop:efa-100", 4e-4)),
     ),
     Job(
@@ -148,14 +149,31 @@ class Fits:
         self.families = [family for family in self.families if self.all[family]]
         self.never = {family: cases(run for run in runs if run.family == family) for family in NEVER}
         self.best: dict[str, Array] = {}
+        """Logs of the numbers to start from, by stack."""
+        self.newest: dict[str, Array] = {}
+        self.steps = 6
+
+    def from_record(self, record: Fitted) -> Fitted:
+        """Start from the numbers on record, two steps of each. Returns them."""
+        self.steps = 2
+        every = {(n.name, n.arch): n.value for n in (record.universal.numbers if record.universal else ())}
+        self.best[ANY] = np.log([every.get((n.name, n.arch), n.centre) for n in UNIVERSAL])
+        for job in JOBS:
+            own = record.record(job.stack)
+            known = {(n.name, n.arch): n.value for n in (own.numbers if own else ())}
+            known |= {(f"link:{n.link}", ""): n.factor for n in record.links}
+            known |= {(f"hop:{n.link}", ""): n.hop_s for n in record.links}
+            if all(key in known for key in job.numbers):
+                self.best[job.stack] = np.log([known[key] for key in job.numbers])
+        return record
 
     def universal(self, keep: Callable[[Case], bool], base: Fitted) -> Fitted:
         """`base` with the numbers of all stacks, from the cases that are kept."""
         given = [case for family in self.families for case in self.few[family] if keep(case)]
         bare = replace(base, stacks=(), universal=None)
         problem = Problem(ANY, UNIVERSAL, bare, weight=EACH)
-        x = problem.solve(given, self.best.get(ANY), steps=6 if ANY not in self.best else 2)
-        self.best.setdefault(ANY, x)
+        x = problem.solve(given, self.best.get(ANY), steps=self.steps)
+        self.newest[ANY] = x
         return replace(problem.fitted(x, provenance(given, "")), stacks=base.stacks)
 
     def job(self, job: Job, keep: Callable[[Case], bool], base: Fitted) -> Fitted:
@@ -179,15 +197,15 @@ class Fits:
         start = self.best.get(job.stack)
         if start is not None and len(start) != len(numbers):
             start = None
-        x = problem.solve(given, start, steps=6 if start is None else 2)
+        x = problem.solve(given, start, steps=self.steps)
         if len(numbers) == len(job.numbers):
-            self.best.setdefault(job.stack, x)
+            self.newest[job.stack] = x
         return problem.fitted(x, provenance(given, ""))
 
-    def everything(self, keep: Callable[[Case], bool]) -> Fitted:
+    def everything(self, keep: Callable[[Case], bool], base: Fitted | None = None) -> Fitted:
         """All numbers from the cases that are kept. Factors of networks come with a stack, and the numbers of all
-        stacks need them: those stacks are fitted first."""
-        found = self.universal(keep, Fitted())
+        stacks need them: those stacks are fitted first. base: what they are before; None for nothing."""
+        found = self.universal(keep, Fitted()) if base is None else base
         for job in JOBS:
             if any(name.startswith("link:") for name, _ in job.numbers):
                 found = self.job(job, keep, found)
@@ -255,31 +273,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--write", action="store_true", help="replace the numbers on record")
+    parser.add_argument("--workers", type=int, default=2, help="processes for the folds")
+    parser.add_argument("--nearby", action="store_true", help="start from the numbers on record")
     parser.add_argument("--no-folds", action="store_true", help="skip what is left out")
     options = parser.parse_args()
     begun = perf_counter()
     runs, _ = read_runs(options.table)
     fits = Fits(runs)
     print(f"{sum(map(len, fits.all.values()))} cases, {perf_counter() - begun:.0f} s", flush=True)
-    found = fits.everything(lambda case: True)
+    if options.nearby:
+        found = fits.everything(lambda case: True, fits.from_record(fitted()))
+    else:
+        found = fits.everything(lambda case: True)
+    fits.best, fits.steps = fits.newest, 1  # without a part of the runs the numbers are near: slopes are at hand
     print_numbers(found)
     print(f"{perf_counter() - begun:.0f} s", flush=True)
     models: dict[str, list[float]] = {}
     sources: dict[str, list[float]] = {}
     by_model, by_source = [], []
     if not options.no_folds:
-        for fold in range(MODEL_FOLDS):
-            part = fits.everything(lambda case, f=fold: fold_of(case.run.row.model) != f)  # type: ignore[misc]
-            by_model.append(Fold(left_out=str(fold), numbers=part))
-            for family in fits.families:
-                held = [c.log_error(part) for c in fits.all[family] if fold_of(c.run.row.model) == fold]
-                models.setdefault(family, []).extend(held)
-        print(f"models left out, {perf_counter() - begun:.0f} s", flush=True)
-        for family in fits.families:
-            part = without(fits, family, found)
-            by_source.append(Fold(left_out=family, numbers=part))
-            sources[family] = [case.log_error(part) for case in fits.all[family]]
-        print(f"sources left out, {perf_counter() - begun:.0f} s", flush=True)
+        with get_context("fork").Pool(options.workers, _shared, (fits, found)) as pool:
+            for left, part, held in pool.imap(_fold, [*map(str, range(MODEL_FOLDS)), *fits.families], chunksize=1):
+                (by_model if left.isdigit() else by_source).append(Fold(left_out=left, numbers=part))
+                for family, errors in held.items():
+                    (models if left.isdigit() else sources).setdefault(family, []).extend(errors)
+                print(f"without {left}, {perf_counter() - begun:.0f} s", flush=True)
     print_errors(fits, found, models, sources)
     if options.write and not options.no_folds:
         folder = Path(gnomon.prices.__file__).parent
@@ -287,6 +305,29 @@ def main() -> None:
         (folder / "fitted.toml").write_text(schema.dump(found), encoding="utf-8")
         folds = Folds(models=tuple(by_model), sources=tuple(by_source))
         (folder / "folds.toml").write_text(schema.dump(folds), encoding="utf-8")
+
+
+_SHARED: list[tuple[Fits, Fitted]] = []
+"""What the processes that fit the folds have in common."""
+
+
+def _shared(fits: Fits, found: Fitted) -> None:
+    _SHARED.append((fits, found))
+
+
+def _fold(left: str) -> tuple[str, Fitted, dict[str, list[float]]]:
+    """(what was left out, the numbers without it, log errors of it by family)."""
+    fits, found = _SHARED[0]
+    if not left.isdigit():
+        part = without(fits, left, found)
+        return left, part, {left: [case.log_error(part) for case in fits.all[left]]}
+    fold = int(left)
+    part = fits.everything(lambda case: fold_of(case.run.row.model) != fold, found)
+    held = {
+        family: [c.log_error(part) for c in fits.all[family] if fold_of(c.run.row.model) == fold]
+        for family in fits.families
+    }
+    return left, part, held
 
 
 def without(fits: Fits, family: str, found: Fitted) -> Fitted:

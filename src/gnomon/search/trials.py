@@ -18,6 +18,7 @@ from gnomon.plans import Plan, Saved, SavedRule, layer_presets, select, shared_p
 from gnomon.plans.parts import Preset
 from gnomon.plans.select import format_layers
 from gnomon.prediction import Prediction, predict
+from gnomon.prediction.contention import contended
 from gnomon.prediction.layer import LayerPrice
 from gnomon.prediction.memory import rank_memory
 from gnomon.prediction.stage import StagePrice
@@ -259,6 +260,8 @@ class Trials:
     def _step(self, contents: tuple[Content, ...], pricing: Callable[[], Pricing]) -> float:
         """The steady state's step."""
         structure, blocks = self.prediction.structure, self.prediction.pricing.blocks
+        if effective_zero(self.plan) == 3:  # whose collectives slow the kernels beside them
+            return period(structure, contended(structure, pricing())).seconds
         seconds = []
         for key in structure.program.keys:
             several = key.kind in _OF_SEVERAL or key.name == TIED

@@ -16,7 +16,8 @@ from gnomon.errors import GnomonError
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.models.llama import llama, llama3_1_8b
-from gnomon.plans import Plan, Workload
+from gnomon.models.mixtral import mixtral, mixtral_8x7b
+from gnomon.plans import Fact, Plan, Workload
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.search import Point, solve
@@ -114,3 +115,18 @@ def test_bounds_hold_where_slow_networks_take_less_from_kernels(factor: float) -
     every = list(predicted(slow))
     assert len(every) > 1
     check_bounds(slow, every)
+
+
+def test_bounds_hold_where_tokens_go_once_to_a_node() -> None:
+    """Experts over one node and two, with kernels that send a token once to each."""
+    given = case(3)
+    graph = mixtral(replace(mixtral_8x7b(), num_layers=4))
+    machines, work = parse_cluster("2x8xh100-sxm"), Workload(global_batch_size=32, seq_len=2048)
+    fact = Fact(field="moe_dispatch", source="test", date="2026-11-22")
+    program = replace(given.stack, moe_dispatch="fused", facts=(*given.stack.facts, fact))
+    space = make_space(graph, machines, work, base=Plan())
+    space = replace(space, tp=(1,), cp=(1,), ep=(1, 4, 8), zero=(1, 3), micro_batch_size=(1,), recompute=("none",))
+    made = replace(given, graph=graph, cluster=machines, workload=work, space=space, stack=program)
+    every = list(predicted(made))
+    assert {point.ep for point, _ in every} == {1, 4, 8}
+    check_bounds(made, random.Random(0).sample(every, 12))

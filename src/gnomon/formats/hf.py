@@ -327,7 +327,7 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
     k.must_be("tie_word_embeddings", False)
     k.must_be("pretraining_tp", 1)
     k.choice("hidden_act", _SILU, "silu")
-    k.ignore("max_position_embeddings", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
+    k.ignore("max_position_embeddings", "norm_topk_prob", "routed_scaling_factor")
     k.ignore("aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
     quantised = k.raw("quantization_config")
     if quantised is not None:
@@ -352,6 +352,8 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
         num_shared_experts=k.integer("n_shared_experts", least=0),
         expert_ffn_size=k.integer("moe_intermediate_size"),
         vocab_size=k.integer("vocab_size"),
+        num_groups=k.integer("n_group") if k.has("n_group") else 1,
+        groups_per_token=k.integer("topk_group") if k.has("topk_group") else 1,
         mtp_modules=1 if wanted.mtp else 0,
     )
 

@@ -221,6 +221,8 @@ def _mixture(f: Fields, s: Shape, name: str, *, rms: bool, bias: bool, rotary: b
             num_shared_experts=-(-shared // width),
             expert_ffn_size=width,
             vocab_size=s.vocab,
+            num_groups=f.integer("moe_router_num_groups", 1),
+            groups_per_token=f.integer("moe_router_group_topk", 1),
             mtp_modules=min(mtp, 1),
         )
     if dense:

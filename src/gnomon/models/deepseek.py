@@ -1,8 +1,8 @@
 """DeepSeek-V3: latent attention (MLA), shared and routed experts, first layers dense, multi-token prediction optional.
 
 `deepseek_v3(config)` returns a Graph of embed, dense layers, mixture layers, optionally MTP modules, and head. In
-training MLA is run uncompressed: keys and values of every head are made from the latent. Leaves out: group-limited
-choice of experts (no effect on FLOPs; it bounds how many nodes a token visits), the absorbed form used in decoding.
+training MLA is run uncompressed: keys and values of every head are made from the latent. A group-limited choice of
+experts has no effect on FLOPs; it bounds how many nodes a token visits. Leaves out the absorbed form used in decoding.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ class DeepseekConfig:
     """Width of one expert."""
     vocab_size: int
     """Rows of the embedding."""
+    num_groups: int = 1
+    """Groups of consecutive experts: a token's are all in some of them, which bounds the nodes that it is sent to."""
+    groups_per_token: int = 1
+    """Groups that a token chooses."""
     mtp_modules: int = 0
     """Multi-token prediction modules: 0, or 1 as V3 was trained with (its embedding and head are the model's own)."""
 
@@ -73,6 +77,16 @@ class DeepseekConfig:
         positive(expert_ffn_size=self.expert_ffn_size, vocab_size=self.vocab_size)
         if not 0 <= self.num_dense_layers <= self.num_layers:
             raise GraphError(f"num_dense_layers={self.num_dense_layers} is not between 0 and {self.num_layers}")
+        if self.num_experts % self.num_groups or not 1 <= self.groups_per_token <= self.num_groups:
+            raise GraphError(
+                f"num_groups={self.num_groups} must divide num_experts={self.num_experts}, and groups_per_token="
+                f"{self.groups_per_token} be from 1 to it"
+            )
+        if self.experts_per_token > self.num_experts // self.num_groups * self.groups_per_token:
+            raise GraphError(
+                f"experts_per_token={self.experts_per_token}: {self.groups_per_token} of {self.num_groups} groups of "
+                f"{self.num_experts} experts have fewer"
+            )
         if self.mtp_modules not in (0, 1):
             raise GraphError(f"mtp_modules={self.mtp_modules}: 0 or 1; deeper chains of predictions are not described")
 
@@ -118,6 +132,8 @@ def mixture(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig) -> str:
         ffn=Dim(name="expert_ffn", size=c.expert_ffn_size),
         router="sigmoid",
         router_bias=True,
+        groups=c.num_groups,
+        groups_per_token=c.groups_per_token,
     )
     routed = moe_ffn(b, x, hidden, e, "mlp")
     if not c.num_shared_experts:
@@ -218,5 +234,7 @@ def deepseek_v3_671b(*, mtp_modules: int = 0) -> DeepseekConfig:
         num_shared_experts=1,
         expert_ffn_size=2048,
         vocab_size=129280,
+        num_groups=8,
+        groups_per_token=4,
         mtp_modules=mtp_modules,
     )

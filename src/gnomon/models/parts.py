@@ -137,6 +137,10 @@ class Experts:
     """A bias on the scores that choose (DeepSeek-V3); it gets no gradient but is stored."""
     paths: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names of an expert's linears: gate, up, down."""
+    groups: int = 1
+    """Groups of consecutive experts, of which a token chooses some before it chooses experts of these."""
+    groups_per_token: int = 1
+    """How many."""
     gated: bool = True
     """Gated by SiLU; otherwise up, GELU and down, without a gate."""
 
@@ -155,6 +159,7 @@ def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
             Tensor(name=f"{path}.router.indices", dims=(*tokens, e.topk), dtype="int64"),
         ),
         fn=e.router,
+        **({"groups": e.groups, "groups_per_token": e.groups_per_token} if e.groups > 1 else {}),
     )
     rows = b.op("dispatch", f"{path}.dispatch", (x, indices), (*tokens, e.topk, hidden), experts=e.experts.name)
     gate_path, up_path, down_path = (f"{path}.experts.{p}" for p in e.paths)

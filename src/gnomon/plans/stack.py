@@ -119,7 +119,8 @@ class Stack:
     p2p_partitioned: bool | None = None
     """Ranks of a tp group that hold the same activation each send their part of it, and the receivers gather it."""
     moe_dispatch: Literal["all_to_all", "all_gather", "fused"] | None = None
-    """How tokens get to their experts when ep > 1."""
+    """How tokens get to their experts when ep > 1. `fused`: DeepEP's or HybridEP's kernels, which send a token once to
+    each node that holds one of its experts; the others are priced as an all-to-all of one copy an expert."""
     moe_capacity_factor: float | None = None
     """Tokens an expert takes, over the mean; None while unknown, 0 for dropless."""
     schedules: tuple[str, ...] = ()

@@ -38,6 +38,7 @@ from gnomon.plans import Layout, Mesh, Precision
 from gnomon.plans.saving import LayerSaving
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import AttentionKernel, Curves, curves_with
+from gnomon.prices.dispatch import dispatch_seconds, holders
 from gnomon.prices.kernels import (
     FREE,
     WHOLE,
@@ -84,6 +85,8 @@ class LocalContext:
     """Dropout runs in the kernel of the residual addition that follows it."""
     backward_overlap: bool = False
     """A backward's collectives travel beside the products that do not need them (`Stack.backward_overlap`)."""
+    fused_dispatch: bool = False
+    """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
     attention_kernel: AttentionKernel | None = None
     """Fused attention that the stack prefers; None: not known."""
     split_paths: tuple[tuple[str, int], ...] = ()
@@ -472,8 +475,25 @@ class _Pricing:
         size = collective.bytes * (self.context.load if skewed else 1.0)
         if self._narrow_gather(collective):
             size = size * 8 / DTYPE_BITS[self.context.precision.compute]
-        found: float = _real(collective_seconds(collective.kind, size, self.links[collective.axis]))
+        link = self.links[collective.axis]
+        if self.context.fused_dispatch and collective.inside and collective.axis == "ep":
+            seconds = dispatch_seconds(size, link, **self._copies(link))
+        else:
+            seconds = collective_seconds(collective.kind, size, link)
+        found: float = _real(seconds)
         return found
+
+    def _copies(self, link: AxisLink) -> dict[str, float]:
+        """Copies of a token that go to nodes and to ranks, over its experts."""
+        router = next(op for op in self.block.ops if op.kind == "router")
+        experts, topk = (self.block.tensor(name).dims[-1].size for name in (router.inputs[0], router.outputs[0]))
+        assert experts is not None and topk is not None
+        groups, chosen = router.attr("groups", 1), router.attr("groups_per_token", 1)
+        assert isinstance(groups, int) and isinstance(chosen, int)
+        return {
+            name: holders(places, experts, topk, groups, chosen) / topk
+            for name, places in (("nodes", link.nodes), ("ranks", link.ranks))
+        }
 
     def _parts(self, path: str) -> int:
         return max((parts for pattern, parts in self.context.split_paths if fnmatchcase(path, pattern)), default=1)

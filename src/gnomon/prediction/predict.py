@@ -49,7 +49,7 @@ _ASSUMED: Mapping[str, tuple[object, str]] = {
 
 _UNUSED = (
     "rotary", "grad_buffers", "logits_dtype", "causal_skip", "tp_reduce_dtype", "cp_grad_dtype",
-    "p2p", "moe_dispatch", "moe_capacity_factor",
+    "p2p", "moe_capacity_factor",
 )  # fmt: skip
 """Facts of a stack that predictions do not use."""
 
@@ -250,6 +250,7 @@ def _workers(
         dropout_add_fused=stack.dropout_add == "fused",
         backward_overlap=stack.backward_overlap is True,
         transformer_engine=bool(stack.transformer_engine),
+        fused_dispatch=stack.moe_dispatch == "fused",
     )
 
 

@@ -200,12 +200,13 @@ def stage_prices(
     dropout_add_fused: bool = False,
     backward_overlap: bool = False,
     transformer_engine: bool = False,
+    fused_dispatch: bool = False,
 ) -> tuple[StagePrice, ...]:
     """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
     each rank a share. load: busiest over mean rows of experts. attention_kernel, dropout_add_fused,
-    backward_overlap, transformer_engine: of the stack.
+    backward_overlap, transformer_engine, fused_dispatch: of the stack.
     """
     made = _planned(plan, graph, cluster, kernels)
     mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
@@ -232,6 +233,7 @@ def stage_prices(
             dropout_add_fused,
             backward_overlap,
             transformer_engine,
+            fused_dispatch,
         )
         for (device, part), members in workers.items()
     ]
@@ -300,6 +302,7 @@ def _stage_price(
     dropout_add_fused: bool,
     backward_overlap: bool,
     transformer_engine: bool,
+    fused_dispatch: bool,
 ) -> StagePrice:
     plan, graph, saving = made.plan, made.graph, made.saving
     mesh, links = plan.stage_mesh(stage), made.links(stage)
@@ -325,6 +328,7 @@ def _stage_price(
             dropout_add_fused,
             backward_overlap,
             transformer_engine,
+            fused_dispatch,
         )
         if key not in made.prices:
             context = LocalContext(
@@ -343,6 +347,7 @@ def _stage_price(
                 dropout_add_fused=dropout_add_fused,
                 backward_overlap=backward_overlap,
                 transformer_engine=transformer_engine,
+                fused_dispatch=fused_dispatch,
                 split_paths=splits,
                 load=load,
             )

@@ -196,6 +196,7 @@ def kind_tables(
             dropout_add_fused=stack.dropout_add == "fused",
             backward_overlap=stack.backward_overlap is True,
             transformer_engine=bool(stack.transformer_engine),
+            fused_dispatch=stack.moe_dispatch == "fused",
         )
         known[key] = price_layer_saved(context, {**sizes, "batch": batch}, ways)
         prices.append(known[key])

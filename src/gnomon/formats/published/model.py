@@ -252,11 +252,21 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
     return config, notes
 
 
+FAKE_GATE = r"balanced fake gate"
+"""NeMo AutoModel's FakeBalancedGate, without noise: the i-th token gets the topk experts from i·topk on, modulo all
+(NVIDIA-NeMo/Automodel nemo_automodel/components/moe/layers.py, read 2026-11-22)."""
+
+
 def _deepseek(
     row: Row, name: str, vocab: int, experts: int, shared: int, widths: re.Match[str]
 ) -> tuple[Config, tuple[str, ...]]:
     """DeepSeek-V3's latent sizes; Kimi K2 has the same with one dense layer."""
-    dense = 1 if "kimi" in name else 3
+    dense, topk = 1 if "kimi" in name else 3, row.topk or 8
+    notes = ["latent widths are those of DeepSeek-V3's config"]
+    groups = (1, 1) if "kimi" in name or experts != 256 else (8, 4)
+    if re.search(FAKE_GATE, row.notes) and experts % topk == 0:
+        groups = experts // topk, 1
+        notes.append("balanced fake gate: a token goes to experts that follow each other")
     config = replace(
         deepseek_v3_671b(),
         name=row.model,
@@ -265,10 +275,12 @@ def _deepseek(
         num_heads=_int(row, "heads"),
         num_experts=experts,
         num_shared_experts=shared,
-        experts_per_token=row.topk or 8,
+        experts_per_token=topk,
+        num_groups=groups[0],
+        groups_per_token=groups[1],
         expert_ffn_size=int(widths[2]),
         ffn_size=int(widths[1] or widths[2]),
         vocab_size=vocab,
         mtp_modules=1 if "mtp" in name and "w/o" not in name else 0,
     )
-    return config, ("latent widths are those of DeepSeek-V3's config",)
+    return config, tuple(notes)

@@ -246,6 +246,14 @@ def workload(row: Row) -> Workload:
     return Workload(global_batch_size=row.global_batch or 0, seq_len=row.seq_len or 0)
 
 
+BRIDGE_RUNS = r"megatron-bridge (?:deepseek-?v3|qwen3_30b).*h100"
+BRIDGE_DISPATCH = (
+    "NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs: deepseek/deepseek_llm_pretrain.py 0132842 (H100: "
+    "enable_deepep), qwen/qwen3_workload_base_configs.py 01b2977 (30B, 16 H100, ep 16: hybridep); read 2026-11-22"
+)
+"""Where it is known from that mixtures over several nodes of H100 have one copy a node."""
+
+
 def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     """What the program does, with what the row says about it."""
     program = row.framework.lower()
@@ -271,6 +279,10 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "the eager code of transformers", **EAGER)
     if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):
         found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
+    if re.search(r"deepep|hybridep", row.notes.lower()):
+        found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
+    elif re.search(BRIDGE_RUNS, f"{program} {row.model} {row.device}".lower()) and (row.ep or 1) > 8:
+        found = chosen(found, BRIDGE_DISPATCH, moe_dispatch="fused")
     return with_test_options(found, row), notes
 
 

@@ -49,9 +49,9 @@ _ASSUMED: Mapping[str, tuple[object, str]] = {
 
 _UNUSED = (
     "rotary", "grad_buffers", "logits_dtype", "causal_skip", "tp_reduce_dtype", "cp_grad_dtype",
-    "p2p", "moe_capacity_factor",
+    "p2p", "moe_dispatch", "moe_capacity_factor",
 )  # fmt: skip
-"""Facts of a stack that predictions do not use."""
+"""Facts of a stack that predictions do not use; of `moe_dispatch` they use `fused`, the rest are priced alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +286,8 @@ def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
     }
     told = ", ".join(_ASSUMED[name][1] for name in missing)
     assumed: tuple[str, ...] = (f"stack {stack.name!r} does not say: taken as {told}",) if told else ()
-    if unused := ", ".join(name for name in _UNUSED if getattr(stack, name) is not None):
+    said = [name for name in _UNUSED if getattr(stack, name) is not None]
+    if unused := ", ".join(name for name in said if (name, stack.moe_dispatch) != ("moe_dispatch", "fused")):
         assumed += (f"stack {stack.name!r} says what no price depends on yet: {unused}",)
     if stack.cross_entropy == "chunked":
         assumed += ("chunked cross-entropy: priced as a fused one, with whole logits in memory",)

@@ -91,7 +91,8 @@ def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
                 for bound, item in search.opening.members(group):
                     if isinstance(item, Loose) and item.point == point:
                         better = [search.tighten.bound(item), search.tighten.single(item) if item.gathers else 0.0]
-                        return [*found, least, bound, *(each * (1 - SLACK) for each in better)], True
+                        fits = search.opening.fits(item)
+                        return [*found, least, bound, *(each * (1 - SLACK) for each in better)], fits
                     if item == point:
                         return [*found, least, bound], True
     return found, False
@@ -130,3 +131,13 @@ def test_bounds_hold_where_tokens_go_once_to_a_node() -> None:
     every = list(predicted(made))
     assert {point.ep for point, _ in every} == {1, 4, 8}
     check_bounds(made, random.Random(0).sample(every, 12))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_with_exactly_the_memory_it_needs_is_not_ruled_out(seed: int) -> None:
+    given = case(seed)
+    every = [(point, found) for point, found in predicted(given) if given.space.canonical(point) == point]
+    for point, found in random.Random(seed).sample(every, min(CHECKED, len(every))):
+        goal = replace(given.goal, memory_bytes=found.tightest.peak_bytes)
+        search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, goal)
+        assert bounds_of(search, point)[1], point

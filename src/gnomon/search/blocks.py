@@ -270,6 +270,13 @@ class Blocks:
         """Bytes of tensors at most: communicators take the rest, at least one of the pipeline, the norm's, and one of
         data-parallel ranks."""
         groups = (family.pp > 1) + (self.clip and self.space.devices > 1) + (family.dp * family.cp > 1)
+        return self.room_beside(groups)
+
+    def room_beside(self, groups: int) -> float:
+        """Bytes of tensors at most, beside so many communicators. A prediction gives a job that needs all of a device
+        the room that communicators usually take: there the fewest are counted."""
+        if self.limit >= min(device.memory_bytes for device in self.job.devices):
+            groups = min(groups, 1)
         if groups not in self._rooms:
             self._rooms[groups] = room(self.job, self.limit, groups)
         return self._rooms[groups]

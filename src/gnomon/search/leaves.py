@@ -488,7 +488,7 @@ def held_bytes(
     first weight gradients to the end of the step (ZeRO 2 that reduces after the last backward).
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
-    inside = _inside(table, column, pipeline, extra, by_layer=by_layer)
+    inside = inside_bytes(table, column, pipeline, extra, by_layer=by_layer)
     return np.array(
         [
             (
@@ -501,8 +501,8 @@ def held_bytes(
     )
 
 
-def _inside(table: KindTable, column: int, pipeline: Pipeline, extra: Doubles, *, by_layer: bool) -> Doubles:
-    """[stages] what a backward needs beside activations."""
+def inside_bytes(table: KindTable, column: int, pipeline: Pipeline, extra: Doubles, *, by_layer: bool) -> Doubles:
+    """[stages] what a backward needs beside activations; see `held_bytes`."""
     out = np.zeros(len(pipeline.split.order))
     for order, stages in pipeline.distinct:
         out[stages] = _worst(order[::-1], table, column, extra, by_layer=by_layer)

@@ -38,6 +38,7 @@ from gnomon.search.flight import flight
 from gnomon.search.leaves import Sharding, held_bytes, slowed, streams, unsharded, waiting
 from gnomon.search.space import Point, Recompute
 from gnomon.search.tighten import Loose, Tighten
+from gnomon.search.verdict import groups, least_peak
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +108,10 @@ class Opening:
                 held = self._zero_held(block, choices.kept[int(np.argmax(own))], kind // 4)
                 fits[own] &= (static[own] + held).max(axis=1) <= room
         self.counts.too_large += int((~fits).sum())
-        groups: dict[int, list[int]] = {}
+        alike: dict[int, list[int]] = {}
         for i in np.flatnonzero(fits).tolist():
-            groups.setdefault(int(choices.kinds[i]) if choices.effective[i] > 1 else 0, []).append(i)
-        for members in groups.values():
+            alike.setdefault(int(choices.kinds[i]) if choices.effective[i] > 1 else 0, []).append(i)
+        for members in alike.values():
             group = Group(block, tuple(members))
             yield self._group_bound(group), group
 
@@ -172,7 +173,8 @@ class Opening:
             (len(every),),
         )
         busy = (given.forward + (given.input + given.weight if split_backward else given.whole))[:, 0]
-        for bound, point, sharding, own in zip(bounds.tolist(), chosen, every, ends, strict=True):
+        static = self.blocks.static(block.family, pipeline)[list(group.members)]
+        for bound, point, sharding, own, stays in zip(bounds.tolist(), chosen, every, ends, static, strict=True):
             if not clip:
                 yield bound * (1 - SLACK), point
                 continue
@@ -190,9 +192,16 @@ class Opening:
                 sharding=sharding,
                 column=block.column,
                 adding=adding,
+                static=stays,
             )
             self.tighten.register(loose, least)
             yield least, loose
+
+    def fits(self, loose: Loose) -> bool:
+        """Whether a point may fit, by all rows of its schedule and all communicators that are sure."""
+        held = (loose.static + least_peak(loose) + self.blocks.workspace).tolist()
+        counted = groups(loose, clip=self.blocks.clip)
+        return all(size <= self.blocks.room_beside(count) for size, count in zip(held, counted, strict=True))
 
     def _act(self, group: Group) -> Actions:
         block, sharding = group.block, self._shardings_of(group)[0]

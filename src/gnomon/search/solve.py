@@ -24,7 +24,7 @@ from gnomon.search.bounds import Family, Job
 from gnomon.search.opening import Group, Opening
 from gnomon.search.results import Counts, Found, Result, memory_limit
 from gnomon.search.space import Point, Space
-from gnomon.search.tighten import Loose, Played, Tighten
+from gnomon.search.tighten import Loose, Played, Tight, Tighten
 
 
 def solve(
@@ -50,7 +50,7 @@ def solve(
     return search.result()
 
 
-_Item = Family | Row | Group | Loose | Played | Point
+_Item = Family | Row | Group | Loose | Played | Tight | Point
 
 
 class Search:
@@ -100,10 +100,14 @@ class Search:
                 for least, member in self.opening.members(item):
                     self._push(max(bound, least), member)
             elif isinstance(item, Loose):
-                found = max(bound, self.tighten.bound(item, self.worst()) * (1 - SLACK))
-                self._push(found, Played(loose=item) if item.gathers else item.point)
+                if not self._too_large(item):
+                    found = max(bound, self.tighten.bound(item, self.worst()) * (1 - SLACK))
+                    self._push(found, Played(loose=item) if item.gathers else Tight(loose=item))
             elif isinstance(item, Played):
-                self._push(max(bound, self.tighten.single(item.loose) * (1 - SLACK)), item.point)
+                self._push(max(bound, self.tighten.single(item.loose) * (1 - SLACK)), Tight(loose=item.loose))
+            elif isinstance(item, Tight):
+                if not self._too_large(item.loose):
+                    self._price(item.loose.point)
             else:
                 self._price(item)
             if self.told is not None:
@@ -155,6 +159,14 @@ class Search:
             least_bytes=int(least) if least < float("inf") else None,
             why_illegal=dict(sorted(self.counts.why.items(), key=lambda item: -item[1])),
         )
+
+    def _too_large(self, loose: Loose) -> bool:
+        """Whether a better bound on memory rules a point out, which is then counted; not asked before `near` is full,
+        since what refines a search begins at plans that almost fit too."""
+        if not self.prune or len(self.near) < self.top or self.opening.fits(loose):
+            return False
+        self.counts.too_large += 1
+        return True
 
     def _price(self, point: Point) -> None:
         """What the simulator says."""

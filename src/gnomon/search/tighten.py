@@ -45,6 +45,8 @@ class Loose:
     """Index of the microbatch size."""
     adding: Doubles
     """[kinds] of layers: seconds of adding weight gradients up."""
+    static: Doubles
+    """[ranks] bytes that stay between steps."""
 
     @property
     def gathers(self) -> bool:
@@ -67,10 +69,12 @@ class Played:
 
     loose: Loose
 
-    @property
-    def point(self) -> Point:
-        """The point."""
-        return self.loose.point
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tight:
+    """A point whose bound on time is as good as it gets."""
+
+    loose: Loose
 
 
 class Tighten:

@@ -8,8 +8,10 @@ tensor lies on the ranks (`sharding`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 from gnomon.errors import PlanError
@@ -132,13 +134,35 @@ def shared_parameters(plan: Plan, graph: Graph) -> dict[str, tuple[int, ...]]:
 
     Their gradients are added up over those stages before the update.
     """
+    return held_by_several(graph, stage_layers(plan, graph))
+
+
+def held_by_several(graph: Graph, stages: Sequence[Sequence[Layer]]) -> dict[str, tuple[int, ...]]:
+    """The same for lists of layers."""
+    labels = Counter(layer.label for layers in stages for layer in layers)
+    shared = _sharing(graph)
     holders: dict[str, dict[int, None]] = {}
-    for stage, layers in enumerate(stage_layers(plan, graph)):
+    for stage, layers in enumerate(stages):
         for layer in layers:
-            for tensor in graph.block(layer.call.block).parameters:
-                name = layer.call.parameter_name(tensor.name, layer.index)
-                holders.setdefault(name, {})[stage] = None
-    return {name: tuple(stages) for name, stages in holders.items() if len(stages) > 1}
+            if layer.label in shared or labels[layer.label] > 1:
+                for name in _names(graph, layer):
+                    holders.setdefault(name, {})[stage] = None
+    return {name: tuple(found) for name, found in holders.items() if len(found) > 1}
+
+
+@lru_cache(maxsize=64)
+def _sharing(graph: Graph) -> frozenset[str]:
+    """Labels of layers that hold a parameter which another holds too: few, and the same in every plan."""
+    holders: dict[str, list[str]] = {}
+    for layer in graph.layers():
+        for name in _names(graph, layer):
+            holders.setdefault(name, []).append(layer.label)
+    return frozenset(label for labels in holders.values() if len(labels) > 1 for label in labels)
+
+
+def _names(graph: Graph, layer: Layer) -> list[str]:
+    parameters = graph.block(layer.call.block).parameters
+    return [layer.call.parameter_name(tensor.name, layer.index) for tensor in parameters]
 
 
 def _route(plan: Plan, source: int, target: int, what: str) -> tuple[int, ...]:

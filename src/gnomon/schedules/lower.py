@@ -32,6 +32,7 @@ from gnomon.plans import (
     stage_layers,
     transfers,
 )
+from gnomon.plans.stages import held_by_several
 from gnomon.program import Communicator, Program
 from gnomon.schedules.dualpipe_v import dualpipe_v
 from gnomon.schedules.gpipe import gpipe
@@ -224,12 +225,7 @@ def _scheduled(schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbat
 
 def tied_stages(graph: Graph, stages: Sequence[Sequence[Layer]]) -> tuple[tuple[int, ...], ...]:
     """Sets of stages that hold the same parameter (embedding and head, as a rule), each once, in order of stages."""
-    holders: dict[str, dict[int, None]] = {}
-    for stage, layers in enumerate(stages):
-        for layer in layers:
-            for tensor in graph.block(layer.call.block).parameters:
-                holders.setdefault(layer.call.parameter_name(tensor.name, layer.index), {})[stage] = None
-    return tuple(sorted({tuple(found) for found in holders.values() if len(found) > 1}))
+    return tuple(sorted(set(held_by_several(graph, stages).values())))
 
 
 def _dapple(ranks: int, num_microbatches: int, given: Pass) -> Rows:

@@ -8,9 +8,10 @@ ranks add up their gradients (`with_tied_all_reduce`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gnomon.graph import Graph, Layer
+from gnomon.plans.stages import held_by_several
 from gnomon.program import BufferRef
 
 Shared = tuple[int, int]
@@ -22,6 +23,11 @@ def shared_stages(graph: Graph, stages: Sequence[Sequence[Layer]], pipeline_rank
 
     Of two stages that hold the same, the earlier one stands for both. stages: layers of each.
     """
+    several = held_by_several(graph, stages)
+    if not {
+        holder for holders in several.values() for holder in holders if _holds_only(several, graph, stages[holder])
+    }:
+        return ()
     held = [
         {
             layer.call.parameter_name(tensor.name, layer.index)
@@ -32,15 +38,24 @@ def shared_stages(graph: Graph, stages: Sequence[Sequence[Layer]], pipeline_rank
     ]
     pairs = []
     for same, names in enumerate(held):
-        holders = [
+        wider = [
             stage
             for stage, others in enumerate(held)
             if pipeline_ranks[stage] == pipeline_ranks[same] and names and names <= others
         ]
-        one = max(holders, key=lambda stage: (len(held[stage]), -stage), default=same)
+        one = max(wider, key=lambda stage: (len(held[stage]), -stage), default=same)
         if one != same:
             pairs.append((one, same))
     return tuple(sorted(pairs))
+
+
+def _holds_only(several: Mapping[str, object], graph: Graph, layers: Sequence[Layer]) -> bool:
+    """Whether all parameters of these layers are among `several`."""
+    return all(
+        layer.call.parameter_name(tensor.name, layer.index) in several
+        for layer in layers
+        for tensor in graph.block(layer.call.block).parameters
+    )
 
 
 def shared_buffers(pairs: Sequence[Shared]) -> tuple[tuple[BufferRef, BufferRef], ...]:

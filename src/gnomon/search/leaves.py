@@ -64,11 +64,11 @@ class Sharding:
             for price in self.table.prices
         )
 
-    @cached_property
-    def contention(self) -> float:
-        """Of what a collective takes from kernels beside it at most, the least that any of these does."""
-        groups = {"+".join(c.axes) for each in self.collectives for c in each} if self.known else set()
-        return min((share(self.links[axes]) for axes in groups if axes in self.links), default=0.0)
+    def contention(self, kind: str, when: str) -> float:
+        """Of what a collective takes from kernels beside it at most, the least that any of this kind does; 1 without
+        any."""
+        groups = self.sizes(kind, when) if self.known else {}
+        return min((share(self.links[axes]) for axes in groups), default=1.0 if self.known else 0.0)
 
     def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
         """Group of axes -> [kinds] bytes."""
@@ -316,19 +316,24 @@ def slowed(
 
     busy: [stages] seconds of a unit's actions alone. For steps that end with a norm: each is alike from one meeting of
     all ranks to the next, T0 apart without losses and T ≥ T0 with them, and all transfers of a step are between two
-    meetings. On a rank that computes for b, kernels of which take k, and whose longer stream of transfers takes u, at
+    meetings. On a rank that computes for b, kernels of which take k, and one of whose streams of transfers takes u, at
     least u - (T0 - b) is beside computing, of that u - (T0 - b) - (b - k) beside kernels. These lose a share S of it,
-    that of the slowest link, less what they wait for launches in any case, i at most. So T ≥ b + S (u - T0 + k) - i,
-    and with T ≥ T0 T ≥ (b + S (u + k) - i) / (1 + S). Nothing is lost on measured machines.
+    that of the stream's slowest link, less what they wait for launches in any case, i at most. Losses to two streams
+    add up as long as their shares, lowered where needed, do not pass SLOWED together. So T ≥ b + Σ S (u - T0 + k) - i,
+    and with T ≥ T0 T ≥ (b + Σ S (u + k) - i) / (1 + Σ S), for either stream and for both. Nothing is lost on measured
+    machines.
     """
     table, counts = sharding.table, pipeline.split.counts
     if table.rates.host_peer_s or any(device.measured is not None for device in sharding.job.devices):
         return 0.0
-    transfers = pipeline.on_rank @ (counts @ (sharding.reduced_s * count + sharding.summed_s))
+    reduces = sharding.contention("reduce_scatter", "after_backward")
+    sums = sharding.contention("all_reduce", "after_backward") >= reduces
+    reductions = sharding.reduced_s * count + (sharding.summed_s if sums else 0.0)
+    reads, passes = 0.0, np.zeros(len(counts))
     if sharding.optimizer.reshard_after_forward:
         present = np.where(counts > 0, sharding.gathered_s, 0.0).max(axis=1)
         passes = 2 * count * np.maximum(counts @ sharding.gathered_s - present, 0.0)
-        transfers = np.maximum(transfers, pipeline.on_rank @ passes)
+        reads = sharding.contention("all_gather", "before_forward")
     more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
     forward, first, second = (host[:, column] + more for host in table.host_s)
     device = table.forward_s[:, column], table.input_s[:, column], table.weight_s[:, column]
@@ -337,10 +342,20 @@ def slowed(
         idle += np.maximum(first - device[1], 0.0) + np.maximum(second - device[2], 0.0)
     else:
         idle += np.maximum(first + second - device[1] - device[2], 0.0)
-    lost = SLOWED * sharding.contention
-    of_unit = lost * (counts @ table.kernels_s[:, column]) - counts @ idle + busy
-    found = (pipeline.on_rank @ of_unit * count + lost * transfers) / (1 + lost)
-    return max(float(found.max()), 0.0)
+    kernels = pipeline.on_rank @ (counts @ table.kernels_s[:, column]) * count
+    alone = pipeline.on_rank @ (busy - counts @ idle) * count
+    reducing = pipeline.on_rank @ (counts @ reductions) + kernels
+    reading = pipeline.on_rank @ passes + kernels
+    found = 0.0
+    for one, two in (
+        (reduces, 0.0),
+        (0.0, reads),
+        (reduces, min(reads, 1 - reduces)),
+        (min(reduces, 1 - reads), reads),
+    ):
+        bound = (alone + SLOWED * (one * reducing + two * reading)) / (1 + SLOWED * (one + two))
+        found = max(found, float(bound.max()))
+    return found
 
 
 def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) -> Actions:

@@ -1,4 +1,4 @@
-"""What a plan holds at every row of its schedule: a better bound on memory than the first, for points about to be played.
+"""What a plan holds at every row of its schedule: a better bound on memory than the first, for points about to run.
 
 `least_peak(loose)` looks at all rows, those of weight gradients too, which `leaves.held_bytes` leaves out, and `groups`
 counts all communicators that are sure: both cost more than the first bounds and are asked for points that a bound on

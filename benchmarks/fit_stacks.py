@@ -1,11 +1,11 @@
 """Numbers of stacks and links, fitted to published runs: rebuilds `fitted.toml` and `folds.toml` of `gnomon.prices`.
 
-    python benchmarks/fit_stacks.py published_runs.csv [--write] [--no-folds]
+    python benchmarks/fit_stacks.py published_runs.csv [--write] [--no-folds] [--only STACK]
 
 First the numbers of all stacks, every family with the same weight; then each stack's own, shrunk towards them. Prints
 errors with neutral rates, with the numbers of all stacks, fitted, with models left out and with the source left out:
-in a fold everything is fitted again without it. The families in NEVER are not fitted on. Leaves out: rows that `gnomon
-validate` refuses, mixtures of experts, and nanotron's runs under HEALTHY_MFU.
+in a fold everything is fitted again without it. `--only` fits one stack's own numbers and leaves the others as they are
+on record. Leaves out: rows that `gnomon validate` refuses, mixtures of experts, and nanotron's runs under HEALTHY_MFU.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ import gnomon.prices
 from gnomon import schema
 from gnomon.formats.published import Run, read_runs
 from gnomon.prices.curves import Provenance
-from gnomon.prices.fitted import ANY, MANY_NODES, MODEL_FOLDS, Fitted, Fold, Folds, fitted, fold_of
+from gnomon.prices.fitted import ANY, MANY_NODES, MODEL_FOLDS, Fitted, Fold, Folds, fitted, fold_of, folds
 
 DATE = "2026-11-22"
-NEVER = ("korthikanti-2022", "narayanan-sc21")
 LEFT = ("megatron-ci",)
 """Times of tiny models of which the source does not say what they cover."""
 EACH = 8
@@ -120,13 +119,17 @@ JOBS = (
             ("exposed", ""),
         ),
     ),
-    Job("megatron-lm", ("vocab-parallel-mlsys25",), (("host_kernel_s", ""), ("compute", "ampere"), ("exposed", ""))),
+    Job(
+        "megatron-lm",
+        ("vocab-parallel-mlsys25", "korthikanti-2022", "narayanan-sc21"),
+        (("host_kernel_s", ""), ("compute", "ampere"), ("exposed", "")),
+    ),
 )
 
 
 def usable(run: Run) -> bool:
     """Whether a run may be fitted on."""
-    if run.family in (*NEVER, *LEFT) or run.row.experts:
+    if run.family in LEFT or run.row.experts:
         return False
     large = sum(group.count for group in run.cluster.groups) >= MANY_NODES  # all of them wait: `message_s`
     return large or run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
@@ -135,8 +138,9 @@ def usable(run: Run) -> bool:
 class Fits:
     """All cases, and the fits over any part of them."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        good = [run for run in runs if usable(run)]
+    def __init__(self, runs: Sequence[Run], families: Sequence[str] = ()) -> None:
+        """families: only these; empty for all."""
+        good = [run for run in runs if usable(run) and (not families or run.family in families)]
         sizes = {family: job.sample for job in JOBS for family in job.families}
         self.families = sorted({run.family for run in good})
         self.all: dict[str, list[Case]] = {}
@@ -147,7 +151,6 @@ class Fits:
             chosen = {run.id for run in spread_evenly([case.run for case in self.all[family]], EACH)}
             self.few[family] = [case for case in self.all[family] if case.run.id in chosen]
         self.families = [family for family in self.families if self.all[family]]
-        self.never = {family: cases(run for run in runs if run.family == family) for family in NEVER}
         self.best: dict[str, Array] = {}
         """Logs of the numbers to start from, by stack."""
         self.newest: dict[str, Array] = {}
@@ -276,9 +279,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes for the folds")
     parser.add_argument("--nearby", action="store_true", help="start from the numbers on record")
     parser.add_argument("--no-folds", action="store_true", help="skip what is left out")
+    parser.add_argument("--only", metavar="STACK", choices=[job.stack for job in JOBS], help="fit one stack's numbers")
     options = parser.parse_args()
     begun = perf_counter()
     runs, _ = read_runs(options.table)
+    if options.only:
+        one_stack(runs, next(job for job in JOBS if job.stack == options.only), write=options.write)
+        return
     fits = Fits(runs)
     print(f"{sum(map(len, fits.all.values()))} cases, {perf_counter() - begun:.0f} s", flush=True)
     if options.nearby:
@@ -305,6 +312,42 @@ def main() -> None:
         (folder / "fitted.toml").write_text(schema.dump(found), encoding="utf-8")
         folds = Folds(models=tuple(by_model), sources=tuple(by_source))
         (folder / "folds.toml").write_text(schema.dump(folds), encoding="utf-8")
+
+
+def one_stack(runs: Sequence[Run], job: Job, *, write: bool) -> None:
+    """A stack's own numbers again, on record and in every fold; those of all stacks and of other stacks stay."""
+    fits, record, known = Fits(runs, job.families), fitted(), folds()
+    found = fits.job(job, lambda case: True, record)
+    print_numbers(found)
+    models: dict[str, list[float]] = {}
+    sources: dict[str, list[float]] = {}
+    by_model, by_source = [], []
+    for fold in known.models:
+        part = fits.job(job, lambda case, left=fold.left_out: str(fold_of(case.run.row.model)) != left, fold.numbers)
+        for family, given in fits.all.items():
+            held = [c.log_error(part) for c in given if str(fold_of(c.run.row.model)) == fold.left_out]
+            models.setdefault(family, []).extend(held)
+        by_model.append(Fold(left_out=fold.left_out, numbers=part))
+    mine = next(each for each in found.stacks if each.stack == job.stack)
+    before = {fold.left_out: fold.numbers for fold in known.sources}
+    for left in sorted({*before, *fits.families}):
+        base = before.get(left, record)  # a source that no number was fitted to
+        if left in fits.families:
+            part = fits.job(job, lambda case, left=left: case.run.family != left, base)
+            sources[left] = [case.log_error(part) for case in fits.all[left]]
+        else:
+            part = replace(base, stacks=tuple(mine if r.stack == job.stack else r for r in base.stacks))
+        by_source.append(Fold(left_out=left, numbers=part))
+    print_errors(fits, found, models, sources)
+    if write:
+        told = "; ".join(f"{family} {shares(errors)}" for family, errors in models.items() if errors)
+        error = f"models left out, median / mean / p90, bias: {told}"
+        mine = replace(mine, provenance=replace(mine.provenance, error=error))
+        stacks = tuple(mine if r.stack == job.stack else r for r in found.stacks)
+        folder = Path(gnomon.prices.__file__).parent
+        (folder / "fitted.toml").write_text(schema.dump(replace(found, stacks=stacks)), encoding="utf-8")
+        written = Folds(models=tuple(by_model), sources=tuple(by_source))
+        (folder / "folds.toml").write_text(schema.dump(written), encoding="utf-8")
 
 
 _SHARED: list[tuple[Fits, Fitted]] = []
@@ -360,7 +403,7 @@ def print_errors(fits: Fits, found: Fitted, models: dict[str, list[float]], sour
     print("\n| family | runs | neutral | of all stacks | fitted | models left out | source left out |")
     print("|---|---:|---|---|---|---|---|")
     alone = replace(found, stacks=())
-    for family, given in (*((family, fits.all[family]) for family in fits.families), *fits.never.items()):
+    for family, given in ((family, fits.all[family]) for family in fits.families):
         columns = [shares([case.log_error(numbers) for case in given]) for numbers in (Fitted(), alone, found)]
         columns += [shares(where[family]) if where.get(family) else "" for where in (models, sources)]
         print(f"| {family} | {len(given)} | " + " | ".join(columns) + " |", flush=True)

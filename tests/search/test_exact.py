@@ -103,9 +103,10 @@ def test_the_search_finds_what_predicting_everything_finds(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.parametrize("factor", (0.12, 0.16, 0.25))
-def test_bounds_hold_where_slow_networks_take_less_from_kernels(factor: float) -> None:
-    """ZeRO 3 on two nodes, with and without replicas, wide enough that transfers hide."""
+@pytest.mark.parametrize("factor", (0.05, 0.12, 0.16, 0.25))
+def test_bounds_hold_on_slow_networks(factor: float) -> None:
+    """ZeRO 3 on two nodes, with and without replicas: from transfers that outlast all computing, whose gathers and
+    reductions wait side by side, to those that hide and take less from kernels."""
     given = case(3)
     graph = llama(replace(llama3_1_8b(), num_layers=16, vocab_size=2048))
     machines = scaled(parse_cluster("2x8xa100-sxm-80gb"), network=factor)

@@ -276,7 +276,12 @@ class Sharding:
 
     def late(self, pipeline: Pipeline, back: Doubles) -> Doubles:
         """[stages] what ends a step under ZeRO 3: the reductions of a stage's layers begin with its last backward (or
-        weight gradients, `back`) and the sums over replicas follow them on one stream; what is longer comes after."""
+        weight gradients) and the sums over replicas follow them on one stream; what is longer comes after.
+
+        back: [stages] seconds of that backward just as the chain before counts them, with its waits for gathers
+        (`waits`): from its start b, the step lasts for max(b, total) more, which is never less for a longer b. A chain
+        with the waits and an end from `back` without them would count the reductions beside the waits twice.
+        """
         total = pipeline.split.counts @ (self.reduced_s + self.summed_s)
         return np.maximum(total - back, 0.0) * pipeline.own
 

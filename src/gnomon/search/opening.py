@@ -152,13 +152,16 @@ class Opening:
         if block.schedule in MIXED:
             act = halves(act)
             back = weight_at_most(first.table, pipeline.split.counts, adding, block.column)
-        chosen = [points[i] for i in group.members]
-        ends = [
-            each.ends(pipeline, forward, back, overlap=point.overlap) for each, point in zip(every, chosen, strict=True)
-        ]
+        chosen, backs = [points[i] for i in group.members], [back] * len(every)
         if first.zero == 3:
             wait = [each.waits(pipeline, act) for each in every]
             act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
+            if not split_backward:  # reductions begin beside a backward that waits for gathers
+                backs = [each.whole[:, 0] for each in wait]
+        ends = [
+            each.ends(pipeline, forward, beside, overlap=point.overlap)
+            for each, point, beside in zip(every, chosen, backs, strict=True)
+        ]
         bounds = np.broadcast_to(
             time_bound(
                 pipeline,

@@ -18,7 +18,7 @@ from stack_fit import Case, cases, spread_evenly
 
 from gnomon.formats.published import read_runs
 from gnomon.prediction import contention
-from gnomon.prediction.layer import Phase
+from gnomon.prediction.layer_types import Phase
 from gnomon.prediction.step import Pricing
 from gnomon.prices.fitted import fitted
 from gnomon.program import Key

@@ -28,7 +28,7 @@ from gnomon.plans import (
     Workload,
 )
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.layer_types import LayerPrice
 
 MESHES: dict[str, dict[str, Any]] = {
     "1": {},

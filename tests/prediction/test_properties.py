@@ -121,7 +121,7 @@ def test_partitioned_messages_between_stages_are_parts_and_a_gather() -> None:
     facts = tuple(fact for fact in record.facts if fact.field != "p2p_partitioned")
     whole = predict(model, "2x4xa100-sxm-80gb", job, work, replace(record, p2p_partitioned=None, facts=facts)).pricing
     parts = predict(model, "2x4xa100-sxm-80gb", job, work, record).pricing
-    assert parts.message_bytes((0, 1)) == whole.message_bytes((0, 1)) == 4 * 1024 * 1024 * 2
+    assert parts.messages.bytes_of((0, 1)) == whole.messages.bytes_of((0, 1)) == 4 * 1024 * 1024 * 2
     send = Key(rank_class=0, kind="SEND_F", stage=0, shape="", name="")
     assert whole.seconds(send) / 4 < parts.seconds(send) < whole.seconds(send)
     assert parts.stages_apart

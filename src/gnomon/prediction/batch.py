@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.prediction.layer import Kept, LayerPrice, LocalContext, Phase, layer_price, price_layer
+from gnomon.prediction.layer import layer_price, price_layer
+from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
 from gnomon.prices.kernels import OpPrice
 from gnomon.sharding import Collective, ShardedBlock, ShardedOp, Strategy
 

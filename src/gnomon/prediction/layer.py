@@ -9,7 +9,7 @@ the key of the only memo. Work, kernels and collectives are derived from the gra
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,9 +18,7 @@ import numpy as np
 
 from gnomon.graph import (
     DTYPE_BITS,
-    Block,
     Dtypes,
-    Kernels,
     Op,
     SavedTensor,
     Setting,
@@ -33,11 +31,10 @@ from gnomon.graph import (
     storages,
 )
 from gnomon.graph.types import VIEWS
-from gnomon.hardware import Device
-from gnomon.plans import Layout, Mesh, Precision
 from gnomon.plans.saving import LayerSaving
+from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
 from gnomon.prices.collectives import collective_seconds
-from gnomon.prices.curves import AttentionKernel, Curves, curves_with
+from gnomon.prices.curves import Curves, curves_with
 from gnomon.prices.dispatch import dispatch_seconds, holders
 from gnomon.prices.kernels import (
     FREE,
@@ -51,138 +48,8 @@ from gnomon.prices.kernels import (
     op_seconds,
 )
 from gnomon.prices.links import AxisLink
-from gnomon.sharding import Collective, ShardedBlock, causal_shares, shard_block
+from gnomon.sharding import Collective, causal_shares, shard_block
 from gnomon.sharding.homes import routed_tensors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalContext:
-    """Everything that the price of a layer depends on."""
-
-    block: Block
-    """What it computes."""
-    no_grad: tuple[str, ...]
-    """Inputs that want no gradient."""
-    sizes: tuple[tuple[str, int], ...]
-    """Sizes that the workload gives: `batch` of one data-parallel rank's microbatch, `seq` of the whole sequence …"""
-    mesh: Mesh
-    """Axes of the stage."""
-    layout: Layout
-    """How tensors lie on them."""
-    links: tuple[tuple[str, AxisLink], ...]
-    """Axis -> what its collectives run over."""
-    saving: LayerSaving
-    """What is kept, recomputed or offloaded."""
-    whole_recompute: bool
-    """The layer's whole forward is run again (as Megatron-LM's full recompute does), not the least that suffices."""
-    precision: Precision
-    """Its `fp8` is None for a layer that keeps the compute dtype."""
-    kernels: Kernels
-    device: Device
-    transformer_engine: bool = False
-    """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
-    dropout_add_fused: bool = False
-    """Dropout runs in the kernel of the residual addition that follows it."""
-    backward_overlap: bool = False
-    """A backward's collectives travel beside the products that do not need them (`Stack.backward_overlap`)."""
-    fused_dispatch: bool = False
-    """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
-    attention_kernel: AttentionKernel | None = None
-    """Fused attention that the stack prefers; None: not known."""
-    split_paths: tuple[tuple[str, int], ...] = ()
-    """(pattern over op paths, parts): collectives cut into parts that overlap with the op (asynchronous tensor
-    parallelism)."""
-    load: float = 1.0
-    """Busiest over mean tokens of this rank's experts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """Forward, input gradient, weight gradient or recompute of a layer on one rank."""
-
-    compute_s: float = 0.0
-    """Device seconds of kernels."""
-    attention_s: float = 0.0
-    """Of these, attention."""
-    comm_s: Mapping[str, float] = field(default_factory=dict)
-    """Axis -> seconds of collectives that the kernels wait for."""
-    kernels: int = 0
-    """Launches."""
-    collectives: Mapping[str, int] = field(default_factory=dict)
-    """Axis -> launches that are collectives."""
-    flops: float = 0.0
-    """Matrix FLOPs of the mathematics on this rank."""
-
-    def __add__(self, other: Phase) -> Phase:
-        axes, counted = {*self.comm_s, *other.comm_s}, {*self.collectives, *other.collectives}
-        return Phase(
-            compute_s=self.compute_s + other.compute_s,
-            attention_s=self.attention_s + other.attention_s,
-            comm_s={axis: self.comm_s.get(axis, 0.0) + other.comm_s.get(axis, 0.0) for axis in sorted(axes)},
-            kernels=self.kernels + other.kernels,
-            collectives={a: self.collectives.get(a, 0) + other.collectives.get(a, 0) for a in sorted(counted)},
-            flops=self.flops + other.flops,
-        )
-
-    def __mul__(self, times: int) -> Phase:
-        return Phase(
-            compute_s=self.compute_s * times,
-            attention_s=self.attention_s * times,
-            comm_s={axis: seconds * times for axis, seconds in self.comm_s.items()},
-            kernels=self.kernels * times,
-            collectives={axis: count * times for axis, count in self.collectives.items()},
-            flops=self.flops * times,
-        )
-
-    @property
-    def device_s(self) -> float:
-        """Kernels and the collectives they wait for."""
-        return self.compute_s + sum(self.comm_s.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A tensor kept between forward and backward."""
-
-    tensor: str
-    """Name in the lowered block."""
-    is_input: bool
-    """It is an input of the layer, so the layer before may hold the same storage."""
-    is_logits: bool
-    """It has the vocabulary as a dim: logits, their fp32 copy, log-probabilities."""
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPrice:
-    """One layer, one microbatch, one rank."""
-
-    forward: Phase
-    input_grad: Phase
-    weight_grad: Phase
-    recompute: Phase
-    kept: tuple[Kept, ...]
-    """What stays in device memory between forward and backward."""
-    offloaded_bytes: int
-    """What leaves device memory and comes back."""
-    remade_bytes: int
-    """What recomputation makes again: alive while this layer's backward runs."""
-    input_away: bool
-    """What it reads from the layer before is not kept: made again with it (recompute of runs of layers), or
-    offloaded."""
-    transient_bytes: int
-    """Gradients of activations alive at once inside the backward, at most."""
-    deferred_bytes: int
-    """What the weight gradients read: all that is left between the two parts of a backward, where the rest is freed."""
-    weight_cast: OpPrice
-    """Casting its weights to eight bits, once."""
-    input_bytes: int
-    """Activations that the layer reads from layers before."""
-    output_bytes: int
-    """Its outputs, as they lie between layers."""
-    sharded: ShardedBlock
-    """The layer on the mesh: for its parameters."""
-
 
 _NARROW_BITS: Mapping[str, float] = {"fp8": 8 + 8 / 32, "fp4": 4 + 8 / 16}
 """Bits of a kept element: the value, and a byte of scale for 32 or 16 of them (Open Compute Project, MX v1.0)."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.plans import shared_parameters
-from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prices.allocator import (
@@ -411,9 +411,9 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
     """
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
     zero = pricing.plan.optimizer.zero
-    for source, target in pricing.sent:
+    for source, target in pricing.messages.sent:
         if target != source + 1:
-            size = float(pricing.message_bytes((source, target)))
+            size = float(pricing.messages.bytes_of((source, target)))
             sizes |= {f"SKIP_{source}_{target}": size, f"DSKIP_{source}_{target}": size}
     for block, (number, index) in enumerate(pricing.blocks):
         stage = pricing.stages[number]

@@ -18,7 +18,8 @@ from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Mesh, Plan, Precision, savings, select, stage_layers
-from gnomon.prediction.layer import Kept, LayerPrice, LocalContext, Phase, layer_price
+from gnomon.prediction.layer import layer_price
+from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
 from gnomon.prices.curves import AttentionKernel
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective

@@ -19,9 +19,11 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS, Graph
 from gnomon.hardware import Cluster, Node
 from gnomon.plans import Plan, Stack, Workload, shared_parameters, transfers
-from gnomon.prediction.layer import LayerPrice, Phase, parameter_elements
+from gnomon.prediction.layer import parameter_elements
+from gnomon.prediction.layer_types import LayerPrice, Phase
+from gnomon.prediction.messages import Messages
 from gnomon.prediction.stage import GROUPS, StagePrice
-from gnomon.prices.collectives import collective_seconds, p2p_seconds
+from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.fitted import Fitted, fitted, many_nodes, rates
 from gnomon.prices.host import host_cost
@@ -31,7 +33,7 @@ from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds, norm_s
 from gnomon.prices.stream import stream_seconds
 from gnomon.program import Key, Program
 from gnomon.schedules.tensor_sums import COPIES, TERMS
-from gnomon.sharding import ParameterCollective, deal
+from gnomon.sharding import ParameterCollective
 from gnomon.simulate import Durations
 from gnomon.units import quantise
 
@@ -103,13 +105,13 @@ class Pricing:
         """blocks: as in `Step`. count: microbatches. numbers: fitted to runs, in place of those on record."""
         self.plan, self.graph, self.cluster, self.stack = plan, graph, cluster, stack
         self.stages, self.blocks = stages, blocks
-        self.sent = {(t.source, t.target): t.tensors for t in transfers(plan, graph)}
+        sent = {(t.source, t.target): t.tensors for t in transfers(plan, graph)}
+        self.messages = Messages(plan=plan, cluster=cluster, stack=stack, stages=stages, sent=sent)
         self.count = count
         self._phases: dict[tuple[str, int], Phase] = {}
         self._extras: dict[tuple[str, int], OpPrice] = {}
         self._updates: dict[int, tuple[float, int, float]] = {}
         self._wired: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = {}
-        self._wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = {}
         self._memo: dict[tuple[str, int, str], float] = {}
         self._apart: bool | None = None
         self._use(numbers or fitted())
@@ -132,8 +134,7 @@ class Pricing:
     def stages_apart(self) -> bool:
         """Whether any message between stages crosses nodes."""
         if self._apart is None:
-            wires = (self._between(*pair) for pair in self.sent)
-            self._apart = any(link is not None and link.nodes > 1 for link in wires)
+            self._apart = self.messages.crosses_nodes
         return self._apart
 
     def with_numbers(self, numbers: Fitted | None = None, stack: Stack | None = None) -> Pricing:
@@ -198,7 +199,7 @@ class Pricing:
         if kind in ("SEND_F", "SEND_B"):
             here = self.blocks[stage][0]
             other = here + (1 if kind == "SEND_F" else -1)
-            return float(self.message_bytes((min(here, other), max(here, other)))), 0.0
+            return float(self.messages.bytes_of((min(here, other), max(here, other)))), 0.0
         if kind in WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
             name, moments = WANTED[kind]
             price, layers = self._layers(stage)
@@ -359,13 +360,7 @@ class Pricing:
 
     def _send(self, source: int, target: int) -> float:
         """Wire time of what one stage sends another for a microbatch (its gradient takes as long)."""
-        if (source, target) not in self.sent:
-            raise UnpricedError(
-                f"stage {source} sends to stage {target}, but nothing travels between them in the graph"
-            )
-        if (source, target) not in self._wires:
-            self._wires[source, target] = self._wire(source, target)
-        seconds, link = self._wires[source, target]
+        seconds, link = self.messages.wire(source, target)
         if link is None:
             return seconds
         waits = self.rates[source].message_s * self._many_nodes if link.nodes > 1 else 0.0
@@ -376,49 +371,9 @@ class Pricing:
         """How much of `message_s` a message waits, by the size of the job: from 0 to 1."""
         return many_nodes(sum(group.count for group in self.cluster.groups))
 
-    def _wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
-        """(price of a message, what it runs over); nothing where no two ranks are on different devices."""
-        link = self._between(source, target)
-        if link is None:
-            return 0.0, None
-        tp = self.plan.stage_mesh(source).tp
-        size = self.message_bytes((source, target)) * self._spread(source, target)
-        if not self.stack.p2p_partitioned or tp == 1 or self.plan.layout.sequence_parallel:
-            return float(p2p_seconds(size, link)), link
-        gathered = float(collective_seconds("all_gather", size, self.stages[target].links["tp"]))
-        return float(p2p_seconds(size / tp, link)) + gathered, link
-
-    def _between(self, source: int, target: int) -> AxisLink | None:
-        """What messages between two stages run over; None where no two ranks are on different devices. Of stages with
-        other numbers of ranks, each rank of the smaller one counts with one partner."""
-        devices = self.plan.device_of
-        one, two = self.stages[source].ranks, self.stages[target].ranks
-        count = min(len(one), len(two))
-        ranks = zip(one[:: len(one) // count][:count], two[:: len(two) // count][:count], strict=True)
-        ends = np.array([(devices[a], devices[b]) for a, b in ranks if devices[a] != devices[b]]).reshape(-1, 2)
-        return axis_link(self.cluster, ends) if len(ends) else None
-
-    def _spread(self, source: int, target: int) -> float:
-        """The most that one rank sends or receives of a microbatch between two stages, over what the source's priced
-        rank holds: above 1 where stages have other meshes or shares, so that messages of several meet at one."""
-        one, two = self.plan.stage_mesh(source), self.plan.stage_mesh(target)
-        given = (
-            [stage.shares for stage in (self.plan.stages[source], self.plan.stages[target])] if self.plan.stages else []
-        )
-        if one == two and len(set(given)) <= 1:
-            return 1.0
-        dealt = [deal(1, m.data_ranks, s) for m, s in zip((one, two), given or ((), ()), strict=True)]
-        member = self.stages[source].ranks.index(self.stages[source].members[0])
-        held = dealt[0][one.dense.coordinate(member, "dp")]
-        # without sequence parallelism every tensor-parallel rank holds, and gets, the whole
-        divided = self.plan.layout.sequence_parallel
-        parts = [m.cp * (m.tp if divided else 1) for m in (one, two)]
-        sends = max(dealt[0]) / parts[0] * (1 if divided else max(1, -(-two.tp // one.tp)))
-        return float(max(sends, max(dealt[1]) / parts[1]) / (held / parts[0]))
-
     def _skip(self, stage: int, *, forward: bool) -> float:
         """The longest message of a stage to (or its gradient from) one that is not its neighbour."""
-        mine = [pair for pair in self.sent if pair[0 if forward else 1] == stage and pair[1] != pair[0] + 1]
+        mine = [pair for pair in self.messages.sent if pair[0 if forward else 1] == stage and pair[1] != pair[0] + 1]
         return max(self._send(*pair) for pair in mine)
 
     def _tied(self, stage: int) -> float:
@@ -461,23 +416,6 @@ class Pricing:
             return elements * share * sharers * HOST_ADAM_S
         dtype = self.plan.precision.grad if kind == "D2H" else self.plan.precision.param
         return self._host_link(stage, elements * share * (DTYPE_BITS[dtype] // 8))
-
-    def message_bytes(self, pair: tuple[int, int]) -> int:
-        """Bytes that one rank of the source sends a rank of the target for one microbatch."""
-        source = self.stages[pair[0]]
-        by_label = {layer.label: price for price, layers in source.layers for layer in layers}
-        total = 0
-        for label, tensor in self.sent[pair]:
-            maker = by_label.get(label)
-            if maker is None:  # passes through: it lies as its maker made it
-                maker = next(
-                    price
-                    for stage in self.stages
-                    for price, layers in stage.layers
-                    if any(layer.label == label for layer in layers)
-                )
-            total += int(maker.sharded.local_bytes[tensor])
-        return total
 
     def _parameters(self, kind: str, block: int) -> float:
         """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import PHASES, WANTED, Pricing
@@ -60,7 +60,7 @@ def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]
     if kind in ("SEND_F", "SEND_B"):
         here = pricing.blocks[block][0]
         other = here + (1 if kind == "SEND_F" else -1)
-        yield PIPELINE, float(pricing.message_bytes((min(here, other), max(here, other))))
+        yield PIPELINE, float(pricing.messages.bytes_of((min(here, other), max(here, other))))
     for phase in PHASES.get(kind, ()):
         for layer, times in layers:
             for axis, size in _inside(layer, phase).items():

@@ -21,7 +21,7 @@ from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload, shared_p
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
-from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import settle
 from gnomon.prediction.stage import stage_links
 from gnomon.prediction.step import SPLIT_BACKWARD

@@ -18,7 +18,7 @@ from gnomon.graph import BF16, Graph, Setting, graph_work
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind
 from gnomon.plans import Mesh, Plan, Saved, Stack, Stage, Workload
-from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import settle
 from gnomon.prediction.stage import StagePrice, stage_prices, width
 from gnomon.prediction.step import Pricing

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gnomon.plans import Stack
 from gnomon.plans.parts import Preset
-from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.layer_types import LayerPrice
 from gnomon.search.trials import Presets, Trial, Trials
 
 Unit = Literal["stage", "block", "none"]

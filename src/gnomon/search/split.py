@@ -122,7 +122,7 @@ class Bounds:
         self.trials, self.num_stages = trials, plan.num_stages
         self._stages: dict[tuple[int, int, int], tuple[float, ...]] = {}
         grouped = plan.schedule.name == "dualpipe_v" or bool(plan.schedule.passes)
-        chained = len(trials.prediction.pricing.sent) == plan.num_stages - 1
+        chained = len(trials.prediction.pricing.messages.sent) == plan.num_stages - 1
         meet = plan.optimizer.clip and plan.optimizer.offload is None and chained
         rows = [] if grouped else list(self._rows(meet=meet))
         self.rows: Doubles = np.array(rows).reshape(len(rows), -1)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from gnomon.graph import Block, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Plan, Precision, Stack, savings, select, stage_layers
-from gnomon.prediction.layer import LayerPrice, LocalContext, Phase, price_layer_saved
+from gnomon.prediction.layer import price_layer_saved
+from gnomon.prediction.layer_types import LayerPrice, LocalContext, Phase
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.fitted import Fitted, Rates, rates
 from gnomon.prices.host import host_cost

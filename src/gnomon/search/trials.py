@@ -19,7 +19,7 @@ from gnomon.plans.parts import Preset
 from gnomon.plans.select import format_layers
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.contention import contended
-from gnomon.prediction.layer import LayerPrice
+from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.memory import rank_memory
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import TIED, Pricing

@@ -1,0 +1,107 @@
+"""What pipeline stages send each other: bytes, and the price of a message on the link that it takes.
+
+`Messages` answers for one plan; what depends on fitted numbers (how much longer a network takes, waits) is added by
+`step`. Leaves out: when messages travel (the Program and the clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gnomon.errors import UnpricedError
+from gnomon.hardware import Cluster
+from gnomon.plans import Plan, Stack
+from gnomon.prediction.stage import StagePrice
+from gnomon.prices.collectives import collective_seconds, p2p_seconds
+from gnomon.prices.links import AxisLink, axis_link
+from gnomon.sharding import deal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """Messages between the stages of one plan."""
+
+    plan: Plan
+    cluster: Cluster
+    stack: Stack
+    stages: tuple[StagePrice, ...]
+    sent: Mapping[tuple[int, int], tuple[tuple[str, str], ...]]
+    """(source, target) -> (call, tensor) of what travels."""
+    _wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = field(default_factory=dict, repr=False)
+
+    def wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
+        """(price of a microbatch's message, what it runs over); nothing where no two ranks are on different devices.
+        UnpricedError where nothing travels."""
+        if (source, target) not in self.sent:
+            raise UnpricedError(
+                f"stage {source} sends to stage {target}, but nothing travels between them in the graph"
+            )
+        if (source, target) not in self._wires:
+            self._wires[source, target] = self._wire(source, target)
+        return self._wires[source, target]
+
+    @property
+    def crosses_nodes(self) -> bool:
+        """Whether any message crosses nodes."""
+        links = (self._between(*pair) for pair in self.sent)
+        return any(link is not None and link.nodes > 1 for link in links)
+
+    def _wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
+        """(price of a message, what it runs over); nothing where no two ranks are on different devices."""
+        link = self._between(source, target)
+        if link is None:
+            return 0.0, None
+        tp = self.plan.stage_mesh(source).tp
+        size = self.bytes_of((source, target)) * self._spread(source, target)
+        if not self.stack.p2p_partitioned or tp == 1 or self.plan.layout.sequence_parallel:
+            return float(p2p_seconds(size, link)), link
+        gathered = float(collective_seconds("all_gather", size, self.stages[target].links["tp"]))
+        return float(p2p_seconds(size / tp, link)) + gathered, link
+
+    def _between(self, source: int, target: int) -> AxisLink | None:
+        """What messages between two stages run over; None where no two ranks are on different devices. Of stages with
+        other numbers of ranks, each rank of the smaller one counts with one partner."""
+        devices = self.plan.device_of
+        one, two = self.stages[source].ranks, self.stages[target].ranks
+        count = min(len(one), len(two))
+        ranks = zip(one[:: len(one) // count][:count], two[:: len(two) // count][:count], strict=True)
+        ends = np.array([(devices[a], devices[b]) for a, b in ranks if devices[a] != devices[b]]).reshape(-1, 2)
+        return axis_link(self.cluster, ends) if len(ends) else None
+
+    def _spread(self, source: int, target: int) -> float:
+        """The most that one rank sends or receives of a microbatch between two stages, over what the source's priced
+        rank holds: above 1 where stages have other meshes or shares, so that messages of several meet at one."""
+        one, two = self.plan.stage_mesh(source), self.plan.stage_mesh(target)
+        given = (
+            [stage.shares for stage in (self.plan.stages[source], self.plan.stages[target])] if self.plan.stages else []
+        )
+        if one == two and len(set(given)) <= 1:
+            return 1.0
+        dealt = [deal(1, m.data_ranks, s) for m, s in zip((one, two), given or ((), ()), strict=True)]
+        member = self.stages[source].ranks.index(self.stages[source].members[0])
+        held = dealt[0][one.dense.coordinate(member, "dp")]
+        # without sequence parallelism every tensor-parallel rank holds, and gets, the whole
+        divided = self.plan.layout.sequence_parallel
+        parts = [m.cp * (m.tp if divided else 1) for m in (one, two)]
+        sends = max(dealt[0]) / parts[0] * (1 if divided else max(1, -(-two.tp // one.tp)))
+        return float(max(sends, max(dealt[1]) / parts[1]) / (held / parts[0]))
+
+    def bytes_of(self, pair: tuple[int, int]) -> int:
+        """Bytes that one rank of the source sends a rank of the target for one microbatch."""
+        source = self.stages[pair[0]]
+        by_label = {layer.label: price for price, layers in source.layers for layer in layers}
+        total = 0
+        for label, tensor in self.sent[pair]:
+            maker = by_label.get(label)
+            if maker is None:  # passes through: it lies as its maker made it
+                maker = next(
+                    price
+                    for stage in self.stages
+                    for price, layers in stage.layers
+                    if any(layer.label == label for layer in layers)
+                )
+            total += int(maker.sharded.local_bytes[tensor])
+        return total

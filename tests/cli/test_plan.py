@@ -249,3 +249,4 @@ def test_stages_with_other_numbers_of_replicas(capsys: pytest.CaptureFixture[str
     assert sum(stage["replicas"] for stage in found["stages"]) == 3 and found["prediction"]["fits"]
     assert main([*asked, "--uneven-replicas", "--stack", "megatron-lm"]) == 2
     assert "not run by megatron-lm" in capsys.readouterr().err
+    assert main([*asked, "--uneven-replicas", "--stack", "gnomon"]) == 0

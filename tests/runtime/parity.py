@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.models.llama import LlamaConfig, llama
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Stage, Workload
+from gnomon.plans import Layout, Mesh, Optimizer, Pass, Plan, Precision, Saved, SavedRule, Schedule, Stage, Workload
 from gnomon.plans.parts import ScheduleName
 from gnomon.program import Program
 from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
@@ -52,6 +52,25 @@ def uneven(how: Schedule, *stages: tuple[Mesh, tuple[int, ...]], zero: Literal[0
     return Plan(stages=tuple(made), schedule=how, optimizer=Optimizer(zero=zero))
 
 
+def dapple(*stages: tuple[int, str]) -> Plan:
+    """A plan of DAPPLE's planner, with its second warm-up: (layers, ranks) of each stage."""
+    ends = [sum(layers for layers, _ in stages[: i + 1]) for i in range(len(stages))]
+    made = tuple(
+        Stage(
+            calls=(
+                *(("embed",) if end == layers else ()),
+                f"layers[{end - layers}:{end}]",
+                *(("head",) if end == ends[-1] else ()),
+            ),
+            mesh=Mesh(dp_shard=len(ranks.split(","))),
+            devices=ranks,
+        )
+        for end, (layers, ranks) in zip(ends, stages, strict=True)
+    )
+    return Plan(stages=made, schedule=schedule("one_f_one_b", passes=(TWICE,)))
+
+
+TWICE = Pass(name="dapple_warmup", params=(("policy", "2p"),))
 SP = Layout(sequence_parallel=True)
 FULL = Saved(preset="full")
 BY_STAGE = Saved(
@@ -146,6 +165,8 @@ PLANS: dict[str, Plan] = {
     "tp 2 to dp 2, recompute": replace(
         uneven(schedule("one_f_one_b", 4), (Mesh(tp=2), ()), (Mesh(dp_replicate=2), ())), saved=FULL
     ),
+    "dapple 2 : 1, scattered": dapple((3, "0,2"), (2, "1")),
+    "dapple 1 : 2 : 1, scattered": dapple((1, "3"), (3, "0,2"), (1, "1")),
 }  # fmt: skip
 REWRITTEN = {"1f1b": ("1f1b, recompute as actions", apply_checkpoint)}
 """Plans that also run with their Program rewritten: a name for it, and the pass."""

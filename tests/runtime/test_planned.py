@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
-from runtime.parity import FP32  # noqa: E402
+from runtime.parity import FP32, FP64  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.hardware import local_cluster  # noqa: E402
@@ -16,9 +16,10 @@ from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.models.presets import LLAMAS  # noqa: E402
 from gnomon.plans import Plan, Workload  # noqa: E402
 from gnomon.plans.stacks import stack  # noqa: E402
-from gnomon.runtime import Executor  # noqa: E402
+from gnomon.runtime import Executor, Llama  # noqa: E402
 from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.search import make_space, solve  # noqa: E402
+from gnomon.search.dapple import Prices, plans  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -32,9 +33,13 @@ def losses(given: tuple[tuple[LlamaConfig, Plan], ...]) -> list[float]:
     found = []
     for config, plan in given:
         executor = Executor(config, plan, WORKLOAD)
-        ids = torch.randint(config.vocab_size, (4, 17), generator=torch.Generator().manual_seed(0))
-        found.append(executor.total_loss(executor.step(ids)))
+        found.append(executor.total_loss(executor.step(token_ids(config))))
     return found
+
+
+def token_ids(config: LlamaConfig) -> torch.Tensor:
+    """Of a step."""
+    return torch.randint(config.vocab_size, (4, 17), generator=torch.Generator().manual_seed(0))
 
 
 def planned() -> tuple[tuple[LlamaConfig, Plan], ...]:
@@ -59,3 +64,17 @@ def test_the_best_plans_run_and_give_the_same_loss() -> None:
     for config in {config for config, _ in given}:
         of_model = [loss for (each, _), loss in zip(given, found[0], strict=True) if each == config]
         assert all(loss == pytest.approx(of_model[0], rel=1e-5) for loss in of_model), of_model
+
+
+@pytest.mark.parametrize("processes", [3, 4])
+def test_plans_with_other_replicas_in_every_stage_run_and_give_the_same_loss(processes: int) -> None:
+    """What DAPPLE's programme proposes for so many devices, in float64, to 1e-9 of the plain model's loss."""
+    config, cluster = LLAMAS["llama-tiny"](), local_cluster(processes)
+    prices = Prices(llama(config), cluster, WORKLOAD, BASE, 2, stack("gnomon"))
+    proposed = [replace(prices.plan(pieces), precision=FP64) for _, pieces in plans(prices, 4)[0]]
+    replicas = {tuple(plan.stage_mesh(s).data_ranks for s in range(plan.num_stages)) for plan in proposed}
+    assert any(len(set(each)) > 1 for each in replicas), replicas
+    ids = token_ids(config)
+    alone = Llama(config, seed=0, dtype=torch.float64)(ids[:, :-1], ids[:, 1:]).item() / ids[:, 1:].numel()
+    given = tuple((config, plan) for plan in proposed if plan.world_size == processes)
+    assert given and launch(losses, processes, given)[0] == pytest.approx([alone] * len(given), rel=1e-9)

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime.parity import FP32  # noqa: E402
 
-from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file  # noqa: E402
+from gnomon.plans import Mesh, Pass, Plan, PlanFile, Schedule, Stage, Workload, save_plan_file  # noqa: E402
 from gnomon.timeline import parse_timeline  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -120,6 +120,29 @@ def test_it_trains_and_writes_what_it_says(folder: Folder) -> None:
     assert measured.clock == "measured"
     assert [worker.name for worker in measured.workers] == ["class 0", "class 1"]
     assert not (folder.path / "plan.checkpoints").exists()
+
+
+def test_stages_with_other_numbers_of_replicas_run(folder: Folder) -> None:
+    """Two replicas of the first stage, one of the second, as `gnomon plan --uneven-replicas` writes them."""
+    stages = (
+        Stage(calls=("embed", "layers[0:1]"), mesh=Mesh(dp_shard=2), devices="0,2"),
+        Stage(calls=("layers[1:2]", "head"), devices="1"),
+    )
+    warm_up = Pass(name="dapple_warmup", params=(("policy", "2p"),))
+    plan = Plan(stages=stages, schedule=Schedule(num_microbatches=2, passes=(warm_up,)), precision=FP32)
+    file = PlanFile(
+        model="llama-mini",
+        on="3xcpu-process",
+        stack="gnomon",
+        workload=Workload(global_batch_size=4, seq_len=32),
+        plan=plan,
+    )
+    save_plan_file(file, folder.path / "plan.toml")
+    status, out, err = folder.run(*TRAIN, "--steps", "12", "--lr", "1e-2")
+    assert status == 0, err
+    assert out.startswith("llama-mini on 3xcpu-process: 2 stages, 3 ranks;")
+    before, after = out.split("\nloss ")[1].split(",")[0].split(" -> ")
+    assert float(after) < float(before)
 
 
 def stopped(folder: Folder, number: signal.Signals, *, group: bool) -> int:

@@ -30,7 +30,7 @@ from gnomon.report.planning import plan_text, refined_mapping, result_mapping
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.search import Found, Result, default_precision, parse_limit, plan
 from gnomon.search.choices import fixed_base
-from gnomon.search.dapple import Dapple, dapple
+from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
 from gnomon.search.refine import refine
 from gnomon.search.uneven import uneven
@@ -152,10 +152,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _replicas(found: Result, base: Plan) -> Dapple:
     """What DAPPLE's planner finds on the same machines. InputError for a stack that does not run such stages."""
-    if found.stack is not PLAIN_STACK:
+    if found.stack is not PLAIN_STACK and found.stack.name != OWN:
         raise InputError(
-            f"stages with other numbers of replicas are not run by {found.stack.name}; leave out --uneven-replicas or "
-            f"--stack"
+            f"stages with other numbers of replicas are not run by {found.stack.name}; leave out --uneven-replicas, or "
+            f"plan for gnomon run with --stack {OWN}"
         )
     return dapple(
         found.graph, found.cluster, found.workload, base=base, stack=found.stack, limit_bytes=found.limit_bytes

@@ -19,10 +19,8 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.mixed import mixed_mapping, mixed_text
+from gnomon.search.dapple import OWN
 from gnomon.search.mixed import TRIES, MixedResult, plan_mixed
-
-OWN = "gnomon"
-"""The stack that runs uneven shares and unlike stages."""
 
 
 def plan_unlike(

@@ -27,6 +27,10 @@ from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import axis_link
+from gnomon.search.space import has_tied
+
+OWN = "gnomon"
+"""The stack that runs such plans."""
 
 MOST_DEVICES = 16
 """Devices of a cluster that the planner is for."""
@@ -321,10 +325,12 @@ def dapple(
     best: Prediction | None = None
     parallel: Prediction | None = None
     predicted = states = 0
+    alike = stack.name == OWN and has_tied(graph)  # what our own runtime asks of tied weights
     for count in tried:
         prices = Prices(graph, cluster, workload, base, count, stack)
         found, extended = plans(prices, keep)
         states += extended
+        found = [each for each in found if not alike or len({len(piece.devices) for piece in each[1]}) == 1]
         for plan in (plan for _, pieces in found for plan in _warmed(prices.plan(pieces))):
             try:
                 made = predict(graph, cluster, plan, workload, stack)

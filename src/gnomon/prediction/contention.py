@@ -20,7 +20,7 @@ from gnomon.prediction.step import PHASES, Pricing
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Structure
 from gnomon.simulate import Durations
-from gnomon.simulate.beside import beside
+from gnomon.simulate.beside import Beside
 from gnomon.units import quantise
 
 SLOWED = 0.5
@@ -60,9 +60,9 @@ def contended(structure: Structure, pricing: Pricing) -> Durations:
         whole = sum(parts.values())
         kernels[at] = (parts["compute"] + parts["again"]) / whole if whole else 0.0
         idle[at] = parts["launch"] + parts["offload"]  # kernels that wait for the host have time to lose
-    lost, now = np.zeros(len(keys)), alone
+    lost, now, beside = np.zeros(len(keys)), alone, Beside(structure, ours, others)
     for _ in range(ROUNDS):
-        found = np.maximum(SLOWED * kernels * beside(structure, now, ours, others) - idle, 0.0)
+        found = np.maximum(SLOWED * kernels * beside.seconds(now) - idle, 0.0)
         grown = np.maximum(found, lost)  # never less than before: the rounds only climb
         settled = float((grown - lost).max()) <= SETTLED * float(now.busy.max())
         lost, now = grown, Durations(busy=quantise(alone.busy + grown), lag=alone.lag)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gnomon.program import Order, Structure
 from gnomon.simulate.durations import Durations
+from gnomon.simulate.walk import walk
 
 Doubles = NDArray[np.float64]
 
@@ -80,6 +81,10 @@ def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubl
 def play(clock: Clock, base: Doubles | None = None) -> Times:
     """One step. base: earliest start of each position; None starts from rest at 0."""
     order, size = clock.order, clock.order.size
+    entries = walk(order) if clock.lag is None else None
+    if entries is not None and (base is None or _only(base, entries.later)):
+        end = entries.ends(clock.busy, base)
+        return Times(start=end - clock.busy, end=end, seen=end)
     base = np.zeros(size) if base is None else base
     lagged = clock.lag is not None
     ends = np.empty((2 if lagged else 1) * (size + 1))
@@ -110,6 +115,13 @@ def play(clock: Clock, base: Doubles | None = None) -> Times:
             np.add(ends[a:b], lag[a:b], out=ends[size + 1 + a : size + 1 + b])
     end = ends[:size]
     return Times(start=start, end=end, seen=ends[size + 1 : -1] if lagged else end)
+
+
+def _only(base: Doubles, positions: NDArray[np.int64]) -> bool:
+    """Whether nothing but these positions has an earliest start."""
+    others = base.copy()
+    others[positions] = -np.inf
+    return bool(np.isneginf(others).all())
 
 
 def _columns(order: Order, lagged: bool) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:

@@ -13,7 +13,7 @@ from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
 from gnomon.prediction.contention import FULL_RATE, SLOWED, contended, weight
 from gnomon.prediction.step import PHASES
 from gnomon.simulate import Durations, period
-from gnomon.simulate.beside import beside, covered
+from gnomon.simulate.beside import Beside, covered
 from gnomon.units import quantise
 
 
@@ -56,10 +56,10 @@ def test_seconds_beside() -> None:
     found_s = []
     for factor in (0.0, 1.0, 4.0):
         busy = quantise(np.where(others, alone.busy * factor, alone.busy))
-        covered = beside(found.structure, Durations(busy=busy), ours, others)
+        covered = Beside(found.structure, ours, others).seconds(Durations(busy=busy))
         assert (covered[~ours] == 0).all() and (covered <= alone.busy * (1 + 1e-9)).all()
         found_s.append(covered.sum())
-        half = beside(found.structure, Durations(busy=busy), ours, others / 2)
+        half = Beside(found.structure, ours, others / 2).seconds(Durations(busy=busy))
         assert (half <= covered * (1 + 1e-9)).all() and (half >= covered / 2 * (1 - 1e-9)).all()
     assert 0.0 == found_s[0] < found_s[1] < found_s[2]
 

@@ -68,7 +68,7 @@ WANTED = {
 }
 """Kind of action -> (collective, when)."""
 
-BY_LAYER = frozenset({*PHASES, *WANTED})
+BY_LAYER = frozenset({*PHASES, *WANTED, "OPT"})
 """Actions whose price follows from their layers alone."""
 
 FREE_KINDS = frozenset({"RECV_F", "RECV_B", "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"})

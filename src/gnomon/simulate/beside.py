@@ -1,9 +1,9 @@
 """How long actions run while others of their rank do: what contention between them needs to know.
 
-`Beside` prepares a structure for it; `Beside.seconds` plays a step that follows another and returns, for each price
-key, the seconds of an action of ours during which others run on the same rank class, each second counted by the
-weights of those that run, 1 at most. Asked again with other durations it goes on from the step played last, so that a
-round of a fixed point costs one play. Leaves out what running together does to either.
+`Beside` prepares a structure for it; `Beside.seconds` plays a step and returns, for each price key, the seconds of an
+action of ours during which others run on the same rank class, each second counted by the weights of those that run, 1
+at most. The first step begins from rest; asked again, with other durations, it goes on from the step played last, so
+that each round of a fixed point costs one play. Leaves out what running together does to either.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ class Beside:
     def seconds(self, durations: Durations) -> Doubles:
         """[keys] seconds, the mean over a key's actions; 0 for keys that are not ours."""
         clock, order = Clock.of(self.structure, durations), self.structure.order
-        first = self._last or play(clock)
-        second = self._last = play(clock, base_from(order, [first]))
-        ahead = float(second.end.max(initial=0.0) - first.end.max(initial=0.0))
+        last = 0.0 if self._last is None else float(self._last.end.max(initial=0.0))
+        now = play(clock, None if self._last is None else base_from(order, [self._last]))
+        ahead = float(now.end.max(initial=0.0)) - last
+        self._last = now
         found = [np.zeros(0)]
         for mine, theirs, weights in self.classes:
-            starts, ends = second.start[mine], second.end[mine]
-            at, busy = _near(second.start[theirs], second.end[theirs], weights, ahead, starts.min(), ends.max())
+            starts, ends = now.start[mine], now.end[mine]
+            at, busy = _near(now.start[theirs], now.end[theirs], weights, ahead, starts.min(), ends.max())
             found.append(np.interp(ends, at, busy) - np.interp(starts, at, busy))
         total = np.bincount(self.keys, np.concatenate(found), minlength=len(self.count))
         return total / self.count

@@ -1,8 +1,8 @@
 """A step played entry by entry in plain Python: several times faster than vectors where levels are narrow.
 
-`walk(order)` turns what each entry waits for into a list of sums and maxima of two, in the order of play; it is built
-once an order and kept. `ends` plays it. The same numbers as vectors level by level, to the last bit, since times are
-on the dyadic grid. Leaves out lags, and orders so large that lists of their entries would be a burden.
+`walk(order, busy)` turns what each entry waits for into a list of sums and maxima of two, in the order of play; it is
+built once an order and kept. `ends` plays it. The same numbers as vectors level by level, to the last bit, since times
+are on the dyadic grid. Leaves out lags, and orders so large that lists of their entries would be a burden.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Walk:
 
     Items are numbered: 0 is "nothing", then the entries that wait for an earlier step (their earliest start), then
     what is done, one item each. An entry that waits for more than two is several items, all but the last without a
-    duration; members of a group wait for one that gathers all that any of them waits for.
+    duration; members of a group wait for one that gathers all that any of them waits for; an entry without a duration
+    that waits for one other is that one's item.
     """
 
     later: Longs
@@ -41,42 +42,49 @@ class Walk:
     first: list[int]
     second: list[int]
     item: Longs
-    """[positions] the item of each, counted without those before what is done."""
+    """[positions] the item of each."""
 
     def ends(self, busy: Doubles, base: Doubles | None) -> Doubles:
         """[positions] end of each entry. busy: [positions] seconds. base: earliest starts, of which only those of
         `later` are looked at; None starts from rest at 0."""
         least = 0.0 if base is None else -np.inf
         ended = [least, *([0.0] * len(self.later) if base is None else base[self.later].tolist())]
-        begin, add = len(ended), ended.append
+        add = ended.append
         for seconds, one, other in zip(np.append(busy, 0.0)[self.busy].tolist(), self.first, self.second, strict=True):
             a, b = ended[one], ended[other]
             add((a if a > b else b) + seconds)
-        found: Doubles = np.array(ended[begin:])[self.item]
+        found: Doubles = np.array(ended)[self.item]
         return found
 
 
 @lru_cache(maxsize=64)
-def walk(order: Order) -> Walk | None:
-    """The walk of an order; None where vectors are as good."""
+def walk(order: Order, free: bytes) -> Walk | None:
+    """The walk of an order; None where vectors are as good. free: [positions] of bool, what has no duration."""
     levels = len(order.level_ptr) - 1
     if not order.size or order.size > min(LARGEST, WIDEST * levels):
         return None
     size, later = order.size, np.unique(order.before[1])
     joined, members, met = _joined(order)
     # nodes: positions, "nothing", groups, earliest starts
-    waits = size + 1 + len(met) + np.arange(len(later))
+    total = size + 1 + len(met) + len(later)
     every = np.arange(size)
-    edges = [(waits, later), *((column, every) for column in (order.lane_before, *order.waits))]
+    edges: list[tuple[NDArray[np.integer], Longs]] = [(total - len(later) + np.arange(len(later)), later)]
+    edges += [(column, every) for column in (order.lane_before, *order.waits)]
     edges += [(sources, positions) for _, positions, sources, _ in order.more]
     source, target = (np.concatenate(side).astype(np.int64) for side in zip(*edges, strict=True))
+    real = source != size
+    source, target = source[real], target[real]
     if len(met):
         of = np.arange(size)
         of[members] = joined
         source, target = np.append(source, joined), np.append(of[target], members)
+    lane = np.append(_lanes(order), np.arange(size, total))
+    none = np.append(np.frombuffer(free, bool), np.zeros(total - size, bool))
+    source, target, same = _fewer(source, target, lane, none)
     level = np.repeat(np.arange(levels), np.diff(order.level_ptr))
     when = np.append(2 * level + 1, 2 * met)  # a group before its members
-    return _numbered(np.append(every, size + 1 + np.arange(len(met))), when, source, target, size, later)
+    nodes = np.append(every, size + 1 + np.arange(len(met)))[np.argsort(when, kind="stable")]
+    return _numbered(nodes[same[nodes] == nodes], source, target, same, size, later)
 
 
 def _joined(order: Order) -> tuple[Longs, Longs, Longs]:
@@ -90,27 +98,58 @@ def _joined(order: Order) -> tuple[Longs, Longs, Longs]:
     return np.concatenate(nodes), np.concatenate(members), np.array(met, np.int64)
 
 
-def _numbered(nodes: Longs, when: Longs, source: Longs, target: Longs, size: int, later: Longs) -> Walk:
-    """Items from nodes: those that do something, when they do, and the edges between all of them."""
-    nodes = nodes[np.argsort(when, kind="stable")]
-    place = np.zeros(int(nodes.max()) + 1, np.int64)
+def _lanes(order: Order) -> Longs:
+    """[positions] the first position of each one's stream."""
+    every = np.arange(order.size)
+    found = np.where(order.lane_before < order.size, order.lane_before, every).astype(np.int64)
+    while not np.array_equal(found, further := found[found]):
+        found = further
+    return found
+
+
+def _fewer(source: Longs, target: Longs, lane: Longs, none: NDArray[np.bool_]) -> tuple[Longs, Longs, Longs]:
+    """(source, target, [nodes] the node that ends when it does): edges that matter, sorted by target.
+
+    Of several on one stream, which follow each other, an entry waits for the last. One without a duration that waits
+    for one other ends with it; what waited for it then waits for that other.
+    """
+    same = np.arange(len(lane))
+    for _ in range(3):
+        if not len(source):
+            break
+        order = np.lexsort((source, lane[source], target))
+        source, target = source[order], target[order]
+        last = np.append((target[1:] != target[:-1]) | (lane[source[1:]] != lane[source[:-1]]), True)
+        source, target = source[last], target[last]
+        alone = np.bincount(target, minlength=len(lane))[target] == 1
+        dropped = alone & none[target]
+        if not dropped.any():
+            break
+        same[target[dropped]] = source[dropped]
+        while not np.array_equal(same, further := same[same]):
+            same = further
+        source, target = same[source[~dropped]], target[~dropped]
+    return source, target, same
+
+
+def _numbered(nodes: Longs, source: Longs, target: Longs, same: Longs, size: int, later: Longs) -> Walk:
+    """Items from nodes in the order in which they end, and the edges into them."""
+    place = np.zeros(len(same), np.int64)
     place[nodes] = np.arange(len(nodes))
-    real = source != size
-    edge = np.unique(place[target[real]] << 32 | source[real])  # several waits for one entry are one
-    into, source = edge >> 32, edge & ((1 << 32) - 1)
+    order = np.argsort(place[target], kind="stable")
+    source, into = source[order], place[target[order]]
     count = np.bincount(into, minlength=len(nodes))
-    last = np.cumsum(np.maximum(count - 1, 1)) - 1  # of the items of each node
-    start = np.append(0, last[:-1] + 1)
-    before = 1 + len(later)
-    done = int(last[-1]) + 1
-    item = np.zeros(max(int(nodes.max()), int(source.max(initial=0))) + 1, np.int64)
+    stop = np.cumsum(np.maximum(count - 1, 1))  # of the items of each node
+    last, start = stop - 1, stop - np.maximum(count - 1, 1)
+    before, done = 1 + len(later), int(stop.max(initial=0))
+    item = np.zeros(len(same), np.int64)
     item[nodes] = before + last
     item[len(item) - len(later) :] = 1 + np.arange(len(later))
     first, second = np.zeros(done, np.int64), np.zeros(done, np.int64)
     inner = np.ones(done, bool)
     inner[start] = False
     first[inner] = before + np.flatnonzero(inner) - 1
-    rank = np.arange(len(into)) - np.append(0, np.cumsum(count)[:-1])[into]
+    rank = np.arange(len(into)) - (np.cumsum(count) - count)[into]
     head = rank == 0
     first[start[into[head]]] = item[source[head]]
     second[start[into[~head]] + rank[~head] - 1] = item[source[~head]]
@@ -119,6 +158,4 @@ def _numbered(nodes: Longs, when: Longs, source: Longs, target: Longs, size: int
     busy = np.full(done, size, np.int64)
     own = nodes < size
     busy[last[own]] = nodes[own]
-    position = np.zeros(size, np.int64)
-    position[nodes[own]] = last[own]
-    return Walk(later=later, busy=busy, first=first.tolist(), second=second.tolist(), item=position)
+    return Walk(later=later, busy=busy, first=first.tolist(), second=second.tolist(), item=item[same[:size]])

@@ -61,6 +61,29 @@ def test_help_and_usage_load_nothing_heavy(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_examples_of_the_help_run(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, "--help")
+    examples = [line.split()[1:] for line in out.splitlines() if line.startswith("  gnomon ")]
+    assert len(examples) == 3
+    for words in examples:
+        status, _, err = ask(capsys, *words)
+        assert (status, err) == (0, ""), words
+
+
+def test_a_sequence_is_no_longer_than_learned_positions_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ask(capsys, "predict", "gpt2", "--on", "a100-sxm-40gb")
+    assert status == 0 and "sequence length not given: 1024 tokens" in out
+    status, _, err = ask(capsys, "predict", "gpt2", "--on", "a100-sxm-40gb", "--seq-len", "4096")
+    assert status == 2 and "the longest legal seq_len is 1024" in err
+
+
+def test_the_package_is_a_program() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    words = [sys.executable, "-m", "gnomon", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"gnomon {__version__}\n")
+
+
 def test_prediction_fits_80_columns_without_colour(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = ask(capsys, *LLAMA, "--zero", "3")
     assert (status, err) == (0, "")

@@ -150,6 +150,9 @@ def test_other_mistakes() -> None:
         job(None)
     with pytest.raises(CatalogueError, match="did you mean 'llama3 8B'"):
         job(flavor="8b")
+    for nothing in ("", "# only a comment\n", []):
+        with pytest.raises(InputError, match="is empty; a torchtitan job sets at least"):
+            read_torchtitan(nothing, devices=8)
     with pytest.raises(FormatError):
         read_torchtitan("[model\n", devices=8)
     with pytest.raises(InputError, match="known: llama3_8b"):

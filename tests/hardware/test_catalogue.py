@@ -160,6 +160,9 @@ def test_prices_are_of_known_devices() -> None:
     [
         (hardware.device, "h100-smx", "did you mean 'h100-sxm'"),
         (hardware.device, "h100", "'h100-sxm-80gb', 'h100-sxm-96gb'"),
+        (hardware.device, "h101", "did you mean 'h100-sxm-80gb', 'h100-sxm-96gb'"),
+        (hardware.device, "nvidia-h100", "did you mean 'h100-sxm-80gb'"),
+        (hardware.device, "H20O", "did you mean 'h200-"),
         (hardware.link, "nvlink", "'nvlink2'"),
         (hardware.node, "dgx-h1000", "'dgx-h100'"),
         (hardware.prices, "zzz", "unknown device 'zzz'"),

@@ -13,15 +13,15 @@ from gnomon.schema import dump, load
 
 
 def test_goal_survives_text() -> None:
-    goal = Goal(best="tokens_per_dollar", memory_bytes=70 * 2**30, max_step_s=2.5, max_dollars_per_hour=98.32)
+    goal = Goal(memory_fraction=0.8, memory_bytes=70 * 2**30)
     assert load(Goal, dump(goal)) == goal
 
 
 def test_goal_refuses_limits_that_nothing_meets() -> None:
     with pytest.raises(PlanError, match="memory_fraction = 0"):
         Goal(memory_fraction=0.0)
-    with pytest.raises(PlanError, match="max_devices = 0 must be above 0"):
-        Goal(max_devices=0)
+    with pytest.raises(PlanError, match="memory_bytes = 0 must be above 0"):
+        Goal(memory_bytes=0)
 
 
 def test_a_stack_needs_a_source_for_every_field() -> None:

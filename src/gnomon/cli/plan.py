@@ -16,7 +16,7 @@ from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
-from gnomon.cli.request import PRECISIONS, SEQ_LEN, given_batch, given_router, has_sequences, read_model
+from gnomon.cli.request import PRECISIONS, given_batch, given_router, has_sequences, read_model, usual_seq_len
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.graph import Graph
@@ -204,9 +204,9 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
     if seq_len is None and not has_sequences(graph):
         seq_len = 1
     elif seq_len is None:
-        seq_len = SEQ_LEN
+        seq_len = usual_seq_len(graph)
         if "seq_len" not in varied and not options.longest:
-            assumed.append(f"sequence length not given: {SEQ_LEN} tokens (--seq-len)")
+            assumed.append(f"sequence length not given: {seq_len} tokens (--seq-len)")
     # Under a fixed number of tokens, sequences are counted at each length that is tried.
     batch = 1 if "seq_len" in varied and options.tokens_per_batch else given_batch(options, seq_len)
     if batch is None and "global_batch" in varied:

@@ -37,6 +37,7 @@ from gnomon.plans import (
     is_plan_file,
     load_plan_file,
 )
+from gnomon.plans.check import learned_positions
 from gnomon.plans.parts import ScheduleName
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
@@ -50,7 +51,7 @@ V_SCHEDULES = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
 """Schedules that need two virtual stages placed as a V."""
 
 SEQ_LEN = 4096
-"""Tokens of a sequence when nobody says."""
+"""Tokens of a sequence when nobody says, and the model has positions for so many."""
 
 PRECISIONS = {
     "bf16": Precision(),
@@ -269,6 +270,11 @@ def has_sequences(graph: Graph) -> bool:
     return any(dim.size is None and dim.name == "seq" for block in graph.blocks for dim in block.dims)
 
 
+def usual_seq_len(graph: Graph) -> int:
+    """Tokens of a sequence when nobody says."""
+    return min(SEQ_LEN, learned_positions(graph) or SEQ_LEN)
+
+
 def given_batch(options: argparse.Namespace, seq_len: int) -> int | None:
     """Sequences of a step from `--global-batch` or `--tokens-per-batch`; None without either."""
     tokens = tokens_per_batch(options)
@@ -348,8 +354,8 @@ def _workload(
         seq_len = 1
         assumed.append("the model takes no sequence of tokens: tokens/s counts samples")
     elif seq_len is None:
-        seq_len = SEQ_LEN
-        assumed.append(f"sequence length not given: {SEQ_LEN} tokens (--seq-len)")
+        seq_len = usual_seq_len(graph)
+        assumed.append(f"sequence length not given: {seq_len} tokens (--seq-len)")
     batch = given_batch(options, seq_len)
     if batch is None:
         ranks = plan.stage_mesh(0).data_ranks

@@ -165,6 +165,8 @@ def read_torchtitan(
             values = flatten(parse_toml(text, file))
     else:
         values, file = flag_values(source), "<arguments>"
+    if not values:
+        raise InputError(f"{file} is empty; a torchtitan job sets at least [model] name and flavor", path="$")
     f = Fields({OLD_NAMES.get(key) or key: value for key, value in values.items()}, file)
     mesh = mesh_of(f, devices)
     config = model or flavor(f.text("model.name", "llama3"), f.text("model.flavor", "debugmodel"))

@@ -410,20 +410,24 @@ def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Pro
         )
 
 
+def learned_positions(graph: Graph) -> int | None:
+    """Tokens of the longest sequence that the model's learned positions reach; None for a model without such."""
+    tables = (block.tensor(op.inputs[1]).dims[0] for block in graph.blocks for op in block.ops if op.kind == "embedding")
+    sizes = [dim.size for dim in tables if dim.name.split(".")[-1] == "positions" and dim.size is not None]
+    return min(sizes, default=None)
+
+
 def _positions(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
     """Whether learned positions reach to the end of the longest sequence."""
     if workload is None:
         return
-    longest = max(workload.sequence_lengths(), default=0)
-    for block in graph.blocks:
-        tables = [block.tensor(op.inputs[1]).dims[0] for op in block.ops if op.kind == "embedding"]
-        for dim in tables:
-            if dim.name.split(".")[-1] == "positions" and dim.size is not None and longest > dim.size:
-                yield _error(
-                    "sequence_too_long",
-                    f"sequences of {longest} tokens, but {graph.name} has learned positions for {dim.size}; "
-                    f"the longest legal seq_len is {dim.size}",
-                )
+    longest, most = max(workload.sequence_lengths(), default=0), learned_positions(graph)
+    if most is not None and longest > most:
+        yield _error(
+            "sequence_too_long",
+            f"sequences of {longest} tokens, but {graph.name} has learned positions for {most}; the longest legal "
+            f"seq_len is {most}",
+        )
 
 
 def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Problem]:

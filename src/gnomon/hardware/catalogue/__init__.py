@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import ClassVar, Literal, TypeVar
 
 from gnomon import schema
-from gnomon.errors import CatalogueError, nearest
+from gnomon.errors import CatalogueError
 from gnomon.hardware.types import Confidence, Device, Link, Node, Price
 from gnomon.units import Bytes, BytesPerS
 
@@ -186,9 +186,27 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> CatalogueError:
 
 
 def suggest(name: str, known: tuple[str, ...]) -> str:
-    """` (did you mean …?)`: what the name may be short for (`h100`), else what is spelled like it, else nothing."""
-    longer = [repr(other) for other in known if len(name) >= 2 and other.startswith(name)]
-    return f" (did you mean {', '.join(longer[:6])}?)" if longer else nearest(name[:64], known)
+    """` (did you mean …?)`: what the name may be short for (`h100`), else what is fewest edits away from it, in full or
+    without what follows the first `-` (`h101` is one edit from `h100-sxm`), else nothing."""
+    asked = name[:64].lower()
+    close = [other for other in known if len(asked) >= 2 and other.startswith(asked)]
+    if not close:
+        away = {other: min(_edits(asked, other), _edits(asked, other.partition("-")[0])) for other in known}
+        least = min(away.values(), default=0)
+        close = [other for other in known if away[other] == least] if 3 * least <= max(len(asked), 3) else []
+    words = set(asked.split("-"))
+    close = close or [other for other in known if other.partition("-")[0] in words]
+    return f" (did you mean {', '.join(repr(other) for other in close[:6])}?)" if close else ""
+
+
+def _edits(a: str, b: str) -> int:
+    """Letters put in, left out or replaced to make one of the other (Levenshtein's distance)."""
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        before, row[0] = row[0], i
+        for j, other in enumerate(b, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (letter != other))
+    return row[-1]
 
 
 @cache

@@ -167,6 +167,27 @@ def test_choices_are_fixed_refined_and_written(tmp_path: Path, capsys: pytest.Ca
     assert "async_tp no -> yes" in capsys.readouterr().out
 
 
+def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a word the best plan is refined a little, in a sweep too; --no-refine shows the exact search's."""
+    asked = ["plan", "llama-3.2-1b", "--on", "1x4xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "2048"]
+    asked += ["--tp", "4", "--fix", "sequence_parallel=yes"]
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    exact, refined = found["best"][0]["prediction"]["step_s"], found["refined"]["prediction"]["step_s"]
+    assert [step["choice"] for step in found["refined"]["steps"]] == ["async_tp"] and refined < 0.995 * exact
+    assert found["refined"]["starts"] == 1 and found["refined"]["predictions"] <= 32
+    assert main([*asked, "--vary", "memory=40GiB,60GiB", "--json"]) == 0
+    assert {case["step_s"] for case in json.loads(capsys.readouterr().out)["cases"]} == {refined}
+    path = tmp_path / "plan.toml"
+    assert main([*asked, "--no-refine", "-o", str(path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "left as they are: " in out and "tp inside a node (nvlink3)" in out
+    file = load_plan_file(path)
+    assert file.predicted is not None and file.predicted.step_s == exact
+    assert main([*asked, "--no-refine", "--vary", "memory=60GiB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cases"][0]["step_s"] == exact
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -176,7 +197,7 @@ def test_choices_are_fixed_refined_and_written(tmp_path: Path, capsys: pytest.Ca
         (["--fix", "schedule=gpip"], "is one of"),
         (["--fix", "optimizer_offload=yes"], "add --no-clip"),
         (["--fix", "optimizer_offload=yes", "--no-clip", "--stack", "torchtitan"], "is not known to run it"),
-        (["--refine", "--pareto"], "--refine is for one plan"),
+        (["--refine", "--pareto"], "--refine is for the fastest plan"),
     ],
 )
 def test_choices_that_cannot_be(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from gnomon.search.choices import (
     read_value,
     runs_value,
 )
-from gnomon.search.refine import refine
+from gnomon.search.refine import QUICK, THOROUGH, refine
 
 CLUSTER = parse_cluster("2x4xa100-sxm-80gb")
 WORK = Workload(global_batch_size=16, seq_len=2048)
@@ -65,9 +65,24 @@ def test_each_step_gains_and_is_a_prediction_of_its_plan() -> None:
     assert again.tightest.peak_bytes <= result.limit_bytes and found.complete
 
 
+def test_the_quick_way_tries_each_choice_once_and_keeps_what_is_worth_it() -> None:
+    result = searched()
+    found = refine(result, choices=every(), effort=QUICK)  # type: ignore[arg-type]
+    names = [step.choice.name for step in found.steps]
+    assert len(names) == len(set(names)) and found.tried <= QUICK.tries and found.starts <= 1 + QUICK.large
+    before = found.start.step_s
+    for step in found.steps:
+        assert step.prediction.step_s < before * (1 - QUICK.gain)
+        before = step.prediction.step_s
+    none = refine(result, choices=every(), effort=replace(QUICK, gain=0.9))  # type: ignore[arg-type]
+    assert none.steps == () and none.found is none.start
+    few = refine(result, choices=every(), effort=replace(QUICK, tries=2))  # type: ignore[arg-type]
+    assert few.tried == 2 and not few.complete
+
+
 def test_no_single_change_gains_in_the_end() -> None:
     result = searched()
-    found = refine(result, choices=every(), starts=1)  # type: ignore[arg-type]
+    found = refine(result, choices=every(), effort=replace(THOROUGH, starts=1, large=1))  # type: ignore[arg-type]
     for each in CHOICES:
         for value in () if each.asked else each.values(found.found.plan, result.graph, CLUSTER):
             try:

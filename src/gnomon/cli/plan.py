@@ -7,7 +7,7 @@ nearest. Leaves out the search itself (room `search`).
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pkgutil import resolve_name
 from typing import Any
@@ -32,8 +32,8 @@ from gnomon.search import Found, Result, default_precision, parse_limit, plan
 from gnomon.search.choices import fixed_base
 from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
-from gnomon.search.refine import refine
-from gnomon.search.uneven import uneven
+from gnomon.search.refine import Refined
+from gnomon.search.uneven import Uneven, uneven
 from gnomon.units import parse_bytes
 
 FIELDS = {
@@ -45,55 +45,130 @@ FIELDS = {
 """Option -> field of a point that it fixes."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked of one search."""
+
+    graph: Graph
+    notes: tuple[str, ...]
+    """What the model's file says that is not predicted."""
+    machines: Cluster
+    stack: Stack
+    workload: Workload
+    base: Plan
+    fixed: dict[str, object]
+    """Field of a point -> its one value."""
+    chosen: Chosen
+    goal: Goal
+    assumed: list[str]
+    """What was not said, and how it was filled in."""
+
+    @staticmethod
+    def read(options: argparse.Namespace) -> Asked:
+        """From the options. InputError, PlanError or CatalogueError say what is wrong."""
+        graph, notes = read_model(options.model)
+        machines = parse_cluster(options.on)
+        assumed: list[str] = []
+        stack, base = _stack(options, machines, assumed), _base(options, machines, assumed)
+        workload = _workload(options, graph, assumed)
+        fixed: dict[str, object] = {
+            field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None
+        }
+        chosen = Chosen.read(options, stack)
+        fixed |= chosen.point
+        cut = options.layers_per_stage
+        if cut is not None:
+            fixed |= _stages_of(cut, options)
+        return Asked(
+            graph=graph,
+            notes=notes,
+            machines=machines,
+            stack=stack,
+            workload=workload,
+            base=fixed_base(base, graph, chosen.fixed),
+            fixed=fixed,
+            chosen=chosen,
+            goal=Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory)),
+            assumed=assumed,
+        )
+
+
 def run(options: argparse.Namespace) -> int:
     """Search, print, write."""
-    graph, notes = read_model(options.model)
-    machines = parse_cluster(options.on)
-    assumed: list[str] = []
-    stack, base = _stack(options, machines, assumed), _base(options, machines, assumed)
-    workload = _workload(options, graph, assumed)
-    fixed: dict[str, object] = {
-        field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None
-    }
-    chosen = Chosen.read(options, stack)
-    fixed |= chosen.point
-    base = fixed_base(base, graph, chosen.fixed)
-    goal = Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory))
-    cut = options.layers_per_stage
-    if cut is not None:
-        fixed |= _stages_of(cut, options)
-    if cut is not None and (is_mixed(machines) or is_asked(options)):
+    asked = Asked.read(options)
+    mixed = is_mixed(asked.machines)
+    if options.layers_per_stage is not None and (mixed or is_asked(options)):
         raise InputError("--layers-per-stage is for one plan on devices of one kind; leave it out")
-    if is_mixed(machines):
-        if options.try_:
-            raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
-        if chosen.refines:
-            raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
-        return plan_unlike(
-            options,
-            graph,
-            machines,
-            workload,
-            stack=stack,
-            base=base,
-            fixed=fixed,
-            goal=goal,
-            assumed=assumed,
-            notes=notes,
-        )
+    if mixed:
+        return _unlike(options, asked)
     if is_asked(options):
-        if chosen.refines:
-            raise InputError("--refine is for one plan; ask other questions without it, or fix choices with --fix")
-        if options.try_:
-            raise InputError("--try runs the best plans of one search; ask other questions without it")
-        limits = tuple(parse_limit(each) for each in chosen.forbid)
-        prices = parse_prices(tuple(options.price))
-        asked = Question(graph=graph, stack=stack, base=base, fixed=fixed, limits=limits, goal=goal, prices=prices)
-        return answer(options, asked, machines, workload, assumed)
+        return _other(options, asked)
     if options.try_:
-        check_try(options, machines, stack)
+        check_try(options, asked.machines, asked.stack)
         limit_of(options)
-    cost = rent(machines, parse_prices(tuple(options.price)))
+    return _one(options, asked)
+
+
+def _unlike(options: argparse.Namespace, asked: Asked) -> int:
+    """Plans over devices of several kinds."""
+    if options.try_:
+        raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
+    if asked.chosen.asked:
+        raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
+    return plan_unlike(
+        options,
+        asked.graph,
+        asked.machines,
+        asked.workload,
+        stack=asked.stack,
+        base=asked.base,
+        fixed=asked.fixed,
+        goal=asked.goal,
+        assumed=asked.assumed,
+        notes=asked.notes,
+    )
+
+
+def _other(options: argparse.Namespace, asked: Asked) -> int:
+    """Another question than the fastest plan."""
+    if options.try_:
+        raise InputError("--try runs the best plans of one search; ask other questions without it")
+    sizes = [f"--{name}" for name in ("pareto", "longest", "largest") if getattr(options, name)]
+    if asked.chosen.asked and sizes:
+        raise InputError(f"--refine is for the fastest plan, and {sizes[0]} asks another; fix choices with --fix")
+    question = Question(
+        graph=asked.graph,
+        stack=asked.stack,
+        base=asked.base,
+        fixed=asked.fixed,
+        limits=tuple(parse_limit(each) for each in asked.chosen.forbid),
+        goal=asked.goal,
+        prices=parse_prices(tuple(options.price)),
+        improve=None if sizes else lambda found: asked.chosen.best(_with_stages(options, found)[0]),
+    )
+    return answer(options, question, asked.machines, asked.workload, asked.assumed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The search's result, and what was made of its best plans."""
+
+    found: Result
+    """With the best uneven stages among its plans."""
+    stages: Uneven | None
+    refined: Refined | None
+    replicas: Dapple | None
+
+    @property
+    def best(self) -> Found:
+        """The fastest of all."""
+        best = self.found.best[0] if self.refined is None else self.refined.found
+        other = None if self.replicas is None else self.replicas.best
+        return replace(best, plan=other.plan, prediction=other) if other and other.step_s < best.step_s else best
+
+
+def _searched(options: argparse.Namespace, asked: Asked) -> Answer:
+    """The search, uneven stages, and the choices beyond both."""
     progress: list[Progress] = []
 
     def told(done: int, size: int) -> None:
@@ -102,31 +177,41 @@ def run(options: argparse.Namespace) -> int:
         progress[0].show(done)
 
     found = plan(
-        graph,
-        machines,
-        workload,
-        stack,
-        goal,
-        base=base,
-        fixed=fixed,
-        forbid=chosen.forbid,
+        asked.graph,
+        asked.machines,
+        asked.workload,
+        asked.stack,
+        asked.goal,
+        base=asked.base,
+        fixed=asked.fixed,
+        forbid=asked.chosen.forbid,
         top=max(options.top, options.try_ or 0),
         told=told,
     )
     for each in progress:
         each.end()
-    stages = None if options.equal_stages else uneven(found, cut=cut)
-    found = found if stages is None else stages.merged(found)
-    refined = None
-    if chosen.refines:
-        if stack is PLAIN_STACK:
-            assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
-        refined = refine(found, choices=chosen.open, forbid=chosen.limits, fixed=chosen.late)
-    best = found.best[0] if refined is None else refined.found
-    shown_s = best.step_s
-    replicas = _replicas(found, base) if options.uneven_replicas else None
-    if replicas is not None and replicas.best is not None and replicas.best.step_s < shown_s:
-        best = replace(best, plan=replicas.best.plan, prediction=replicas.best)
+    found, stages = _with_stages(options, found)
+    if asked.chosen.asked and asked.stack is PLAIN_STACK:
+        asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
+    return Answer(
+        found=found,
+        stages=stages,
+        refined=asked.chosen.refined(found),
+        replicas=_replicas(found, asked.base) if options.uneven_replicas else None,
+    )
+
+
+def _with_stages(options: argparse.Namespace, found: Result) -> tuple[Result, Uneven | None]:
+    """The result with uneven stages among its plans, and what they gain; as it is if they are not wanted."""
+    stages = None if options.equal_stages else uneven(found, cut=options.layers_per_stage)
+    return (found, None) if stages is None else (stages.merged(found), stages)
+
+
+def _one(options: argparse.Namespace, asked: Asked) -> int:
+    """The fastest plan: searched, tried if asked, written and printed."""
+    cost = rent(asked.machines, parse_prices(tuple(options.price)))
+    made = _searched(options, asked)
+    found, best, assumed = made.found, made.best, asked.assumed
     tries: Tries | None = None
     if options.try_:
         candidates = tuple({id(each): each for each in (best, *found.best)}.values())[: options.try_]
@@ -135,14 +220,16 @@ def run(options: argparse.Namespace) -> int:
         save_plan_file(_file(options, found, best, assumed), options.output)
     if options.json:
         taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
-        more = {} if refined is None else {"refined": refined_mapping(refined)}
+        more = {} if made.refined is None else {"refined": refined_mapping(made.refined)}
         more |= {} if tries is None else {"tried": tries.to_mapping()}
-        more |= {} if replicas is None else {"uneven_replicas": replicas_mapping(replicas)}
-        print_json({**result_mapping(found, rent=cost, stages=stages), **more, "assumptions": taken})
+        more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
+        print_json({**result_mapping(found, rent=cost, stages=made.stages), **more, "assumptions": taken})
     else:
-        print_lines(plan_text(found, assumed=assumed, notes=notes, rent=cost, refined=refined, stages=stages))
-        if replicas is not None:
-            print_lines(replicas_text(replicas, shown_s))
+        text = plan_text(found, assumed=assumed, notes=asked.notes, rent=cost, refined=made.refined, stages=made.stages)
+        print_lines(text)
+        if made.replicas is not None:
+            before = found.best[0] if made.refined is None else made.refined.found
+            print_lines(replicas_text(made.replicas, before.step_s))
         if tries is not None:
             print_lines(("", *tries.text(options.output)))
         elif options.output:

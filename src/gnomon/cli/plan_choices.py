@@ -1,7 +1,7 @@
 """`gnomon plan`: what `--fix`, `--forbid`, `--allow` and `--refine` say of choices, and of a plan's fields.
 
-`Chosen.read(options, stack)` tells apart what the exact search fixes or forbids from what the refinement does. Leaves
-out both searches.
+`Chosen.read(options, stack)` tells apart what the exact search fixes or forbids from what the refinement does;
+`Chosen.best(found)` refines. Leaves out both searches.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from gnomon.search.choices import (
     runs,
     runs_value,
 )
+from gnomon.search.refine import QUICK, THOROUGH, Effort, Refined, refine
+from gnomon.search.results import Found, Result
 from gnomon.search.space import SCHEDULES
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
@@ -54,8 +56,10 @@ class Chosen:
     """Limits on choices."""
     open: tuple[Choice, ...]
     """Choices that the refinement tries."""
-    refines: bool
-    """Whether it is asked for."""
+    effort: Effort | None
+    """How much the refinement tries; None where it is left out."""
+    asked: bool
+    """Whether the user asks for it, or fixes what only it can do."""
 
     @staticmethod
     def read(options: argparse.Namespace, stack: Stack) -> Chosen:
@@ -82,15 +86,29 @@ class Chosen:
         limits = {text: parse_choice_limit(text) for text in options.forbid}
         on_choices = tuple(limit for limit in limits.values() if limit is not None)
         late = {name: value for name, value in fixed.items() if not choice(name).searched}
+        asked = bool(options.refine or late)
+        opened = allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed)
         return Chosen(
             point=point,
             fixed=fixed,
             late=late,
             forbid=tuple(text for text, limit in limits.items() if limit is None),
             limits=tuple(limit for limit in on_choices if limit.op),
-            open=allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed) if options.refine else (),
-            refines=bool(options.refine or late),
+            open=() if options.refine is False else opened,
+            effort=THOROUGH if asked else QUICK if options.refine is None and opened else None,
+            asked=asked,
         )
+
+    def refined(self, found: Result) -> Refined | None:
+        """What the choices gain on the plans of a search; None where they are left out."""
+        if self.effort is None:
+            return None
+        return refine(found, choices=self.open, forbid=self.limits, fixed=self.late, effort=self.effort)
+
+    def best(self, found: Result) -> Found:
+        """The best plan of a search, refined as far as is asked."""
+        refined = self.refined(found)
+        return found.best[0] if refined is None else refined.found
 
 
 def _runs(stack: Stack, name: str, value: Value) -> bool:

@@ -412,7 +412,9 @@ def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Pro
 
 def learned_positions(graph: Graph) -> int | None:
     """Tokens of the longest sequence that the model's learned positions reach; None for a model without such."""
-    tables = (block.tensor(op.inputs[1]).dims[0] for block in graph.blocks for op in block.ops if op.kind == "embedding")
+    tables = (
+        block.tensor(op.inputs[1]).dims[0] for block in graph.blocks for op in block.ops if op.kind == "embedding"
+    )
     sizes = [dim.size for dim in tables if dim.name.split(".")[-1] == "positions" and dim.size is not None]
     return min(sizes, default=None)
 

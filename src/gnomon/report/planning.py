@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gnomon.hardware import Rent
+import numpy as np
+
+from gnomon.hardware import Cluster, Rent
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction
+from gnomon.prices.links import axis_link
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, wrapped
 from gnomon.report.uneven import uneven_mapping, uneven_text
@@ -40,6 +43,7 @@ def plan_text(
     best = found.best[0] if refined is None else refined.found
     lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
     lines += wrapped(_choices(best))
+    lines += wrapped(links_text(best.plan, found.cluster))
     lines += ["", *_speed(best, rent), "", *wrapped(best.prediction.verdict, indent="")]
     lines += wrapped(_limit(found), indent="")
     lines += ["", *_runners(found)]
@@ -70,6 +74,23 @@ def _choices(best: Found) -> str:
     if not point.overlap:
         words.append("reductions after the backwards, not beside them")
     return "; ".join(words)
+
+
+def links_text(plan: Plan, cluster: Cluster) -> str:
+    """Which network each axis of several ranks runs over, of a plan with one mesh: `tp inside a node (nvlink4);
+    dp_shard between nodes (infiniband-ndr, 4 ranks on each)`."""
+    where: dict[str, list[str]] = {}
+    devices = np.array(plan.device_of)
+    views = [(plan.mesh.dense, axis) for axis in plan.mesh.dense.axes]
+    for view, axis in (*views, *([(plan.mesh.experts, "ep")] if plan.mesh.ep > 1 else [])):
+        groups = view.groups(axis)
+        if groups.shape[1] > 1:
+            link = axis_link(cluster, devices[groups])
+            each = "1 rank" if link.ranks_per_node == 1 else f"{link.ranks_per_node} ranks"
+            inside = f"inside a node ({link.inside_name})"
+            place = inside if link.nodes == 1 else f"between nodes ({link.across_name}, {each} on each)"
+            where.setdefault(place, []).append(axis)
+    return "; ".join(f"{' and '.join(axes)} {place}" for place, axes in where.items())
 
 
 def short(found: Found) -> str:
@@ -107,16 +128,18 @@ def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
     return tuple(f"{name:<16}{value:>12}" for name, value in pairs)
 
 
-_LEFT = f"left as they are: {', '.join(NAMES)} (--refine tries them on the best plans, --fix sets one)"
+_LEFT = f"left as they are: {', '.join(NAMES)} (--refine tries what the stack runs, --fix sets one)"
 
 
 def refined_text(refined: Refined) -> tuple[str, ...]:
     """What the choices beyond the exact search gain, a line each."""
     open_ = ", ".join(each.name for each in refined.choices) or "none that the stack is known to run"
-    said = (
-        f"tried on the {refined.starts} best plans by the simulator, one at a time, {refined.tried} predictions: "
-        f"{open_}. A better combination may exist."
-    )
+    plans = "best plan" if refined.starts == 1 else f"{refined.starts} best plans"
+    said = f"tried on the {plans} by the simulator, one at a time, {refined.tried} predictions: {open_}. "
+    if refined.effort.rounds == 1:
+        said += f"What gains less than {percent(refined.effort.gain)} % is left as it is. --refine tries more."
+    else:
+        said += "A better combination may exist."
     if refined.idle:
         said += f" Fixed, and without a meaning in this plan: {', '.join(refined.idle)}."
     if not refined.complete:

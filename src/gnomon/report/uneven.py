@@ -20,9 +20,10 @@ def uneven_text(found: Uneven) -> tuple[str, ...]:
     cuts = [each.cuts for each in found.tried]
     told = (
         f"uneven stages, recompute by stage: {len(found.tried)} plan{'s' * (len(found.tried) > 1)} near the best, "
-        f"{sum(each.predicted for each in cuts):,} of {sum(each.every for each in cuts):,} ways to cut their layers "
-        f"predicted, {sum(each.too_large for each in cuts):,} too large, "
-        f"{sum(each.too_slow for each in cuts):,} shown too slow, {sum(each.left for each in cuts):,} not looked at"
+        f"{sum(each.predicted for each in cuts):,} of {_count(sum(each.every for each in cuts))} ways to cut their "
+        f"layers predicted, {_count(sum(each.too_large for each in cuts))} too large, "
+        f"{_count(sum(each.too_slow for each in cuts))} shown too slow, {_count(sum(each.left for each in cuts))} not "
+        f"looked at"
     )
     if found.best is None:
         return tuple(wrapped(f"{told}; none is faster", indent=""))
@@ -33,6 +34,11 @@ def uneven_text(found: Uneven) -> tuple[str, ...]:
     if own.cuts.proven:
         lines += wrapped("no other cut of this plan's layers is faster", bullet="- ")
     return tuple(lines)
+
+
+def _count(value: int) -> str:
+    """In full up to a milliard; above, as a power of ten."""
+    return f"{value:,}" if value < 10**9 else f"{value:.1e}".replace("e+", "e")
 
 
 def replicas_text(found: Dapple, best_s: float) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ each. Leaves out printing, sweeps (`search.vary`) and models of several sizes (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster, Rent, rent
 from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.search.requests import check_request
-from gnomon.search.results import Found, memory_limit
+from gnomon.search.results import Found, Result, memory_limit
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, make_space
 from gnomon.units import show_bytes, show_seconds
@@ -75,6 +75,8 @@ class Question:
     goal: Goal = field(default_factory=Goal)
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars of a device-hour, as `hardware.rent` takes them."""
+    improve: Callable[[Result], Found] | None = None
+    """A plan made of a search's, no slower: `search.refine`. None: the search's best as it is."""
 
     def best(self, cluster: Cluster, workload: Workload, *, label: str = "", memory_bytes: int | None = None) -> Case:
         """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's."""
@@ -92,7 +94,10 @@ class Question:
         except UnpricedError as error:  # a kind of device that lacks the precision
             return replace(case, why=str(error))
         if found.best:
-            return replace(case, found=found.best[0])
+            try:
+                return replace(case, found=found.best[0] if self.improve is None else self.improve(found))
+            except PlanError as error:  # what is fixed beyond the search fits in none
+                return replace(case, why=str(error))
         large = found.counts.too_large or found.counts.priced
         return replace(case, why="nothing fits in memory" if large else "nothing can run")
 

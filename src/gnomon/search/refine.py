@@ -18,14 +18,28 @@ from gnomon.search.choices import choice as named
 from gnomon.search.results import Found, Result
 from gnomon.search.space import Limit
 
-STARTS = 3
-"""Plans of the search that a descent begins at; as many again that were too large."""
 
-TRIES = 240
-"""Predictions at most."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is tried."""
 
-GAIN = 1e-4
-"""Share of the step by which a change must shorten it: less is no reason to differ from the default."""
+    starts: int
+    """Best plans of the search that a descent begins at."""
+    large: int
+    """Faster ones that do not fit, begun at as well: a choice may make them."""
+    tries: int
+    """Predictions at most."""
+    rounds: int
+    """Times that each choice is looked at, at most."""
+    gain: float
+    """Share of the step by which a change must shorten it: less is no reason to differ from the default."""
+
+
+THOROUGH = Effort(starts=3, large=3, tries=240, rounds=240, gain=1e-4)
+"""Until nothing gains any more."""
+
+QUICK = Effort(starts=1, large=3, tries=32, rounds=1, gain=5e-3)
+"""Each choice once, on the best plan and on faster ones that do not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +69,10 @@ class Refined:
     """Plans that were started from."""
     choices: tuple[Choice, ...]
     """What was open."""
+    effort: Effort
+    """How much was to be tried."""
     complete: bool
-    """Every descent came to its end within `TRIES`."""
+    """Every descent came to its end within the most predictions."""
     idle: tuple[str, ...] = ()
     """Choices that are fixed and mean nothing in the best plan."""
 
@@ -67,19 +83,18 @@ def refine(
     choices: Sequence[Choice] = CHOICES,
     forbid: Iterable[Limit] = (),
     fixed: Mapping[str, Value] | None = None,
-    starts: int = STARTS,
-    tries: int = TRIES,
+    effort: Effort = THOROUGH,
     told: Callable[[int, int], None] | None = None,
 ) -> Refined:
     """The best plan that changes of single choices lead to, from the best plans of a search.
 
     choices: those that are open (`choices.allowed`). forbid: values that none may take. fixed: choices that are made in
-    every plan where they mean something, whatever they cost. told: is called with the number of predictions made and of
-    the most. PlanError if what is fixed fits in none.
+    every plan where they mean something, whatever they cost. effort: how much is tried. told: is called with the number
+    of predictions made and of the most. PlanError if what is fixed fits in none.
     """
-    descent = _Descent(result, choices, tuple(forbid), fixed or {}, tries, told)
+    descent = _Descent(result, choices, tuple(forbid), fixed or {}, effort, told)
     near = [each for each in result.near if each.step_s < result.best[0].step_s]
-    begins = [*result.best[:starts], *near[:starts]]
+    begins = [*result.best[: effort.starts], *near[: effort.large]]
     found = [(start, steps, _end(start, steps)) for start in begins if (steps := descent.down(start)) is not None]
     if not found:
         raise PlanError(f"no plan that was found fits with {', '.join(fixed or {})} as fixed; leave it open")
@@ -91,7 +106,8 @@ def refine(
         tried=descent.tried,
         starts=len(begins),
         choices=tuple(choices),
-        complete=descent.tried < tries,
+        effort=effort,
+        complete=descent.tried < effort.tries,
         idle=tuple(name for name, value in (fixed or {}).items() if named(name).of(best[2].plan) != value),
     )
 
@@ -112,10 +128,10 @@ class _Descent:
         choices: Sequence[Choice],
         forbid: tuple[Limit, ...],
         fixed: Mapping[str, Value],
-        tries: int,
+        effort: Effort,
         told: Callable[[int, int], None] | None,
     ) -> None:
-        self.result, self.choices, self.forbid, self.tries, self.told = result, choices, forbid, tries, told
+        self.result, self.choices, self.forbid, self.effort, self.told = result, choices, forbid, effort, told
         self.fixed = tuple((named(name), value) for name, value in fixed.items())
         self.tried = 0
         self.known: dict[Plan, Prediction | None] = {}
@@ -134,8 +150,7 @@ class _Descent:
             plan, prediction = made.plan, made
             steps.append(Step(choice=choice, before=before, after=value, prediction=made))
         best = prediction.step_s if self._fits(prediction) else float("inf")
-        moved = True
-        while moved:
+        for _ in range(self.effort.rounds):
             moved = False
             for choice in self.choices:
                 before = choice.of(plan)
@@ -144,9 +159,11 @@ class _Descent:
                 if not able:
                     continue
                 value, found = min(able, key=lambda each: each[1].step_s)
-                if found.step_s < best * (1 - GAIN):
+                if found.step_s < best * (1 - self.effort.gain):
                     best, plan, moved = found.step_s, found.plan, True
                     steps.append(Step(choice=choice, before=before, after=value, prediction=found))
+            if not moved:
+                break
         return tuple(steps) if best < float("inf") else None
 
     def _open(self, choice: Choice, plan: Plan, before: Value) -> list[Value]:
@@ -161,11 +178,11 @@ class _Descent:
         try:
             changed = choice.make(plan, result.graph, value)
             if changed not in self.known:
-                if self.tried >= self.tries:
+                if self.tried >= self.effort.tries:
                     return None
                 self.tried += 1
                 if self.told is not None:
-                    self.told(self.tried, self.tries)
+                    self.told(self.tried, self.effort.tries)
                 self.known[changed] = None
                 self.known[changed] = predict(result.graph, result.cluster, changed, result.workload, result.stack)
         except GnomonError:

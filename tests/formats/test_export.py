@@ -132,6 +132,7 @@ CHANGES = {
     "overlap.bucket_bytes": Change(2**24),
     "overlap.pipeline_sends": Change(False),
     "overlap.optimizer": Change(True),
+    "overlap.experts": Change(True),
     "overlap.priority": Change(("all_to_all",)),
     "overlap.splits": Change((Split(op="mlp.down_proj", dim="seq", parts=2),)),
     "optimizer.kind": Change("lion"),
@@ -154,6 +155,7 @@ CHANGES = {
     "precision.fp8.calls": Change(("layers[0:8]",), fp8=True),
     "precision.fp8.except_ops": Change(("mlp.down_proj",), fp8=True),
     "precision.fp8.gather": Change(True, fp8=True),
+    "precision.fp8.attention": Change(True, fp8=True),
     "placement": Change(tuple(reversed(range(32)))),
 }
 """Of each field of a plan. A new field fails the next test until it is here, and the one after until it is handled."""

@@ -158,3 +158,49 @@ def test_what_other_columns_imply() -> None:
     assert (run.workload.global_batch_size, run.workload.seq_len) == (24, 8192)
     assert run.plan.optimizer == Optimizer(zero=3) and run.stack.launch == "compiled"
     assert to_run(replace(LLAMA, num_devices=None)).plan.world_size == 8
+
+
+QWEN = replace(
+    LLAMA,
+    family="megatron-bridge",
+    model="Qwen3_30B_a3B",
+    device="gb200",
+    framework="Megatron-Bridge",
+    experts="128",
+    topk=8,
+    layers=48,
+    hidden=2048,
+    kv_heads="4",
+    ffn="768 expert",
+    seq_len=4096,
+    precision="mxfp8",
+    ep=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("release", "device", "precision", "dispatch", "experts", "launch", "beside"),
+    [
+        ("25.09", "gb200", "mxfp8", None, None, "eager", False),
+        ("26.02.01", "gb200", "mxfp8", "fused", None, "eager", False),
+        ("26.06", "gb200", "mxfp8", "fused", "fused", "cuda_graph", True),
+        ("26.08", "gb300", "bf16", "fused", None, "eager", False),
+        ("26.02", "h100-sxm-80gb", "fp8", "fused", None, "eager", True),
+        ("26.04", "h100-sxm-80gb", "fp8", "fused", None, "eager", False),
+        ("26.02", "b200", "mxfp8", None, None, "eager", False),
+    ],
+)
+def test_megatron_bridge_runs_as_the_recipes_of_its_release(
+    release: str, device: str, precision: str, dispatch: str, experts: str, launch: str, beside: bool
+) -> None:
+    run = to_run(replace(QWEN, device=device, precision=precision, notes=f"NeMo container {release}; dropless"))
+    assert (run.stack.moe_dispatch, run.stack.moe_experts, run.stack.launch) == (dispatch, experts, launch)
+    assert run.plan.overlap.experts == beside
+    fp8 = run.plan.precision.fp8
+    assert (fp8 is not None and fp8.attention) == (experts == "fused")
+
+
+def test_a_dense_model_of_megatron_bridge_has_nothing_of_it() -> None:
+    dense = replace(LLAMA, framework="Megatron-Bridge", device="gb200", precision="mxfp8")
+    run = to_run(replace(dense, notes="NeMo container 26.06"))
+    assert run.stack.moe_experts is None and not run.plan.overlap.experts

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gnomon.hardware import parse_cluster
 from gnomon.models.deepseek import deepseek_v3, deepseek_v3_671b
-from gnomon.plans import Fact, Mesh, Optimizer, Plan, Schedule, Stack, Workload
+from gnomon.plans import Fact, Fp8, Mesh, Optimizer, Overlap, Plan, Precision, Schedule, Stack, Workload
 from gnomon.prediction import predict
 from gnomon.prices.collectives import collective_seconds
-from gnomon.prices.dispatch import dispatch_seconds, holders
+from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
 from gnomon.prices.links import AxisLink, axis_link
 
 
@@ -122,3 +122,46 @@ def test_a_job_with_it_is_shorter_in_forward_and_backward() -> None:
     for kind in ("F", "B"):
         assert waits[64, "fused"][kind] < 0.5 * waits[64, "all_to_all"][kind]
         assert 0.4 * waits[8, "all_to_all"][kind] < waits[8, "fused"][kind] < waits[8, "all_to_all"][kind]
+
+
+def test_dispatch_beside_another_microbatch_takes_a_part_of_the_device() -> None:
+    """Waits fall to the share of multiprocessors that the transfer's kernels hold, as long as computing is longer."""
+    graph = deepseek_v3(replace(deepseek_v3_671b(), num_layers=1, num_dense_layers=0))
+    waits = {}
+    for beside in (False, True):
+        plan = Plan(
+            mesh=Mesh(dp_shard=64, ep=64),
+            optimizer=Optimizer(zero=1),
+            schedule=Schedule(micro_batch_size=1),
+            overlap=Overlap(experts=beside),
+        )
+        found = predict(graph, "8x8xh100-sxm", plan, Workload(global_batch_size=64, seq_len=4096))
+        layer = next(p.forward for p in found.pricing.stages[0].order if "ep" in p.forward.comm_s)
+        waits[beside] = layer.comm_s["ep"], layer.compute_s
+    whole, compute = waits[False]
+    left = max(whole - compute, 0) + min(whole, compute) * DISPATCH_SMS / 132
+    assert waits[True] == pytest.approx((left, compute)) and left < whole
+
+
+def test_fused_experts_have_no_activation_and_no_casts_between_products() -> None:
+    """One kernel forward and one for each half of the backward fewer, and shorter; in 16 bits nothing changes."""
+    graph = deepseek_v3(replace(deepseek_v3_671b(), num_layers=4))
+    fact = Fact(field="moe_experts", source="test", date="2026-11-22")
+    fused = Stack(name="any", version="1", moe_experts="fused", facts=(fact,))
+    apart = Stack(name="any", version="1")
+    for narrow in (None, Fp8(recipe="mxfp8")):
+        plan = Plan(
+            mesh=Mesh(dp_shard=8, ep=8),
+            optimizer=Optimizer(zero=1),
+            schedule=Schedule(micro_batch_size=1),
+            precision=Precision(fp8=narrow),
+        )
+        job = graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096)
+        one, two = predict(*job, fused).pricing, predict(*job, apart).pricing
+        for name in ("forward", "input_grad", "weight_grad"):
+            a, b = one.phase(name, 0), two.phase(name, 0)
+            assert a.flops == b.flops
+            if narrow is None:
+                assert a.compute_s == b.compute_s and a.kernels == b.kernels
+            else:
+                assert a.compute_s < b.compute_s and (a.kernels < b.kernels or name == "weight_grad")

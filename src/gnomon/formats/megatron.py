@@ -362,6 +362,7 @@ def overlap_of(f: Fields, mesh: Mesh, virtual: int) -> Overlap:
         param_gather=gather,
         bucket_bytes=elements * DTYPE_BYTES[grad] if reduce and not sharded else None,
         pipeline_sends=not waits,
+        experts=f.flag("overlap_moe_expert_parallel_comm", False),
     )
 
 
@@ -420,7 +421,8 @@ def precision_of(f: Fields) -> Precision:
     if f.raw("fp8_format") is not None:
         recipes = {"delayed": "delayed", "tensorwise": "tensorwise", "mxfp8": "mxfp8", "blockwise": "blockwise"}
         recipe = f.choice("fp8_recipe", recipes, "delayed")
-        fp8 = Fp8(recipe=recipe, except_ops=("lm_head", "head.*"))  # type: ignore[arg-type]
+        attention = f.flag("fp8_dot_product_attention", False)
+        fp8 = Fp8(recipe=recipe, except_ops=("lm_head", "head.*"), attention=attention)  # type: ignore[arg-type]
     return Precision(
         param=param,
         compute=param,

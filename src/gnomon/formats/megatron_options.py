@@ -62,7 +62,6 @@ INEXPRESSIBLE = {
     "tp_comm_overlap*": "overlaps tensor-parallel transfers with the products beside them; without it a prediction is "
     "too slow where tp > 1",
     "no_tp_comm_*": "switches part of the overlap of tensor-parallel transfers off",
-    "overlap_moe_expert_parallel_comm": "overlaps all-to-all with another microbatch; too slow without it",
     "delay_wgrad_compute": "moves weight gradients behind communication; a prediction without it is too slow",
     "moe_shared_expert_overlap": "overlaps the shared expert with all-to-all; a prediction without it is too slow",
     "overlap_param_gather_with_optimizer_step": "gathers the first bucket during the update; a little faster",
@@ -75,7 +74,6 @@ INEXPRESSIBLE = {
     "fp8_param_gather": "parameters are gathered in eight bits under the distributed optimizer; half the bytes",
     "first_last_layers_bf16": "some layers stay in bf16 under fp8",
     "num_layers_at_*_in_bf16": "how many layers stay in bf16 under fp8",
-    "fp8_dot_product_attention": "attention in eight bits",
     "fp8_multi_head_attention": "attention in eight bits",
     "no_fp8_wgrad": "weight gradients stay in bf16 under fp8",
     "fp32_residual_connection": "the residual stream is kept in fp32: twice its bytes",

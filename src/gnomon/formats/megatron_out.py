@@ -179,6 +179,7 @@ def _overlap(asked: Asked) -> Options:
     return [
         ("overlap_grad_reduce", overlap.grad_reduce and reduces),
         ("overlap_param_gather", _gathers_early(overlap, zero) and reduces),
+        ("overlap_moe_expert_parallel_comm", overlap.experts),
         ("ddp_bucket_size", bucket),
     ]
 
@@ -233,4 +234,5 @@ def _precision(precision: Precision) -> Options:
         recipe = precision.fp8.recipe
         known = ("delayed", "tensorwise", "mxfp8", "blockwise")
         options += [("fp8_format", "hybrid"), ("fp8_recipe", recipe if recipe in known else "tensorwise")]
+        options += [("fp8_dot_product_attention", precision.fp8.attention)]
     return options

@@ -264,6 +264,8 @@ class Overlap:
     """Send and receive between stages while computing. Otherwise the stage waits for its send."""
     optimizer: bool = False
     """Update parameters bucket by bucket during backward."""
+    experts: bool = False
+    """Dispatch and combine of one microbatch travel while another computes."""
     priority: tuple[str, ...] = ()
     """Collectives first in line when several wait for one link, most urgent first: `all_to_all`, `all_gather`,
     `reduce_scatter`, `all_reduce`, `send`. Empty: in the order of issue. Lina puts `all_to_all` first."""
@@ -330,6 +332,8 @@ class Fp8:
     """Patterns over op paths that stay in the compute dtype, as in `head`."""
     gather: bool = False
     """Gather parameters in eight bits under ZeRO 3."""
+    attention: bool = False
+    """Fused attention multiplies in eight bits too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

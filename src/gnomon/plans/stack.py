@@ -121,6 +121,9 @@ class Stack:
     moe_dispatch: Literal["all_to_all", "all_gather", "fused"] | None = None
     """How tokens get to their experts when ep > 1. `fused`: DeepEP's or HybridEP's kernels, which send a token once to
     each node that holds one of its experts; the others are priced as an all-to-all of one copy an expert."""
+    moe_experts: Literal["grouped", "fused"] | None = None
+    """How experts run. `grouped`: a grouped product, the activation, another product. `fused`: in eight bits and fewer,
+    activation and casts are in the epilogues of the products, both ways."""
     moe_capacity_factor: float | None = None
     """Tokens an expert takes, over the mean; None while unknown, 0 for dropless."""
     schedules: tuple[str, ...] = ()

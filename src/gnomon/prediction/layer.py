@@ -35,7 +35,7 @@ from gnomon.plans.saving import LayerSaving
 from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Curves, curves_with
-from gnomon.prices.dispatch import dispatch_seconds, holders
+from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
 from gnomon.prices.kernels import (
     FREE,
     WHOLE,
@@ -101,6 +101,9 @@ class _Pricing:
         self.wide = self._wide()
         self.into_add = self._into_add() if context.dropout_add_fused else frozenset()
         self.casts = self._casts()
+        self.epilogues = self._epilogues() if context.fused_experts else frozenset()
+        inner = [self.ops[path] for path in self.epilogues]
+        self.between = {name for op in inner for name in (*op.inputs, *op.outputs)}
         self.gathered = self._gathered()
         # gradients written over a tensor that is kept anyway take no memory of their own
         in_place = [op for op in self.block.ops if op.attr("in_place", False)]
@@ -187,9 +190,17 @@ class _Pricing:
         """Tensor that narrow products read -> path of the first, which casts it for all."""
         first: dict[str, str] = {}
         for op in self.block.ops:
-            if op.kind == "linear" and self._low(op.path):
+            if op.kind in ("linear", "grouped_linear") and self._low(op.path):
                 first.setdefault(op.inputs[0], op.path)
         return first
+
+    def _epilogues(self) -> frozenset[str]:
+        """Paths of activations between narrow products of experts, which run inside these."""
+        narrow = {op.path for op in self.block.ops if op.kind == "grouped_linear" and self._low(op.path)}
+        made = {name for op in self.block.ops if op.path in narrow for name in op.outputs}
+        read = {op.inputs[0] for op in self.block.ops if op.path in narrow}
+        inner = {op.path for op in self.block.ops if made.issuperset(op.inputs) and read.issuperset(op.outputs)}
+        return frozenset(inner)
 
     def _gathered(self) -> dict[str, int]:
         """Tensor that narrow products read, or whose gradient they do, and that tensor-parallel ranks gather in eight
@@ -207,6 +218,7 @@ class _Pricing:
         name = op.outputs[0] if backward else op.inputs[0]
         again = not backward and self.casts.get(name, op.path) != op.path
         made = self.makers.get(name)
+        again = again or name in self.between
         normed = not backward and self.context.transformer_engine and made is not None and made.kind == "norm"
         return Cast(again=again, normed=normed, share=1 / self.gathered.get(name, 1))
 
@@ -215,6 +227,12 @@ class _Pricing:
         if fp8 is None or path in self.wide or any(fnmatchcase(path, f"*{p}*") for p in fp8.except_ops):
             return ""
         return "fp4" if fp8.recipe == "nvfp4" else "fp8"
+
+    def _run_in(self, path: str) -> Low:
+        """What an op multiplies in; attention in the compute dtype unless the plan narrows it too."""
+        fp8 = self.context.precision.fp8
+        wide = fp8 is None or (self._kind(path) == "attention" and not fp8.attention)
+        return "" if wide else self._low(path)
 
     def _weight_cast(self) -> OpPrice:
         total = FREE
@@ -227,6 +245,8 @@ class _Pricing:
         op = self.ops[path]
         if path in self.into_add:
             return fused_dropout_seconds(op, self.block, self._setting(path), self.context.device, self.curves)
+        if path in self.epilogues:
+            return FREE
         share = self.causal_share if op.kind == "attention" else None
         return op_seconds(
             op,
@@ -234,10 +254,11 @@ class _Pricing:
             self._setting(path),
             self.context.device,
             self.curves,
-            fp8=self._low(path),
+            fp8=self._run_in(path),
             cast=self._cast_of(op, backward=False) if op.contracts else WHOLE,
             load=self.context.load,
             causal_share=share,
+            fused=self.context.fused_experts,
         )
 
     def _grad_prices(self, *, weight: bool) -> list[tuple[str, OpPrice, float]]:
@@ -249,16 +270,19 @@ class _Pricing:
             # an accumulation is named by its tensor: it has the sizes of an op that reads it
             setting = self._setting(self.readers[grad.path] if grad.phase == "accumulate" else grad.path)
             share = self.causal_share if self._kind(grad.path) == "attention" else None
+            if grad.path in self.epilogues:
+                continue
             price = grad_seconds(
                 grad,
                 self.block,
                 setting,
                 self.context.device,
                 self.curves,
-                fp8=self._low(grad.path),
+                fp8=self._run_in(grad.path),
                 cast=self._cast_of(self.ops[grad.path], backward=True) if grad.path in self.ops else WHOLE,
                 load=self.context.load,
                 causal_share=share,
+                fused=self.context.fused_experts,
             )
             found.append((grad.path, price, _real(grad_work(grad, self.block, setting).matmul_flops)))
         return found
@@ -289,17 +313,26 @@ class _Pricing:
             mine = [c for c in collectives if c.path == path]
             for axis, seconds in self._exposed(mine, busy.get(path, 0.0)):
                 comm[axis] = comm.get(axis, 0.0) + seconds
+        compute_s = sum(_real(price.device_s) for _, price in given)
+        if self.context.expert_overlap and "ep" in comm:
+            comm["ep"] = self._beside_another(comm["ep"], compute_s)
         counts: dict[str, int] = {}
         for collective in collectives:
             counts[collective.axis] = counts.get(collective.axis, 0) + collective.steps
         return Phase(
-            compute_s=sum(_real(price.device_s) for _, price in given),
+            compute_s=compute_s,
             attention_s=sum(busy.get(path, 0.0) for path in self.attending),
             comm_s=comm,
             kernels=sum(price.kernels for _, price in given) + sum(counts.values()),
             collectives=counts,
             flops=flops,
         )
+
+    def _beside_another(self, sent_s: Any, compute_s: Any) -> Any:
+        """Seconds that dispatch and combine add to another microbatch's computing of about `compute_s`, beside which
+        they travel: what it does not hide, and the part of the device that their kernels hold meanwhile."""
+        hidden = np.minimum(sent_s, compute_s)
+        return _real(sent_s - hidden + hidden * DISPATCH_SMS / self.context.device.num_sms)
 
     def _exposed(self, collectives: Sequence[Collective], busy_s: float) -> list[tuple[str, float]]:
         """(axis, seconds that kernels wait) of the collectives of one op, which computes for `busy_s`.

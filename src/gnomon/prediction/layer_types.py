@@ -50,6 +50,10 @@ class LocalContext:
     """A backward's collectives travel beside the products that do not need them (`Stack.backward_overlap`)."""
     fused_dispatch: bool = False
     """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
+    fused_experts: bool = False
+    """Narrow products of experts, their activation and its casts are one kernel each way (`Stack.moe_experts`)."""
+    expert_overlap: bool = False
+    """Dispatch and combine travel beside computing of another microbatch (`Overlap.experts`)."""
     attention_kernel: AttentionKernel | None = None
     """Fused attention that the stack prefers; None: not known."""
     split_paths: tuple[tuple[str, int], ...] = ()

@@ -251,6 +251,7 @@ def _workers(
         backward_overlap=stack.backward_overlap is True,
         transformer_engine=bool(stack.transformer_engine),
         fused_dispatch=stack.moe_dispatch == "fused",
+        fused_experts=stack.moe_experts == "fused",
     )
 
 

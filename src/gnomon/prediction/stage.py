@@ -202,12 +202,13 @@ def stage_prices(
     backward_overlap: bool = False,
     transformer_engine: bool = False,
     fused_dispatch: bool = False,
+    fused_experts: bool = False,
 ) -> tuple[StagePrice, ...]:
     """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
     each rank a share. load: busiest over mean rows of experts. attention_kernel, dropout_add_fused,
-    backward_overlap, transformer_engine, fused_dispatch: of the stack.
+    backward_overlap, transformer_engine, fused_dispatch, fused_experts: of the stack.
     """
     made = _planned(plan, graph, cluster, kernels)
     mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
@@ -235,6 +236,7 @@ def stage_prices(
             backward_overlap,
             transformer_engine,
             fused_dispatch,
+            fused_experts,
         )
         for (device, part), members in workers.items()
     ]
@@ -304,6 +306,7 @@ def _stage_price(
     backward_overlap: bool,
     transformer_engine: bool,
     fused_dispatch: bool,
+    fused_experts: bool,
 ) -> StagePrice:
     plan, graph, saving = made.plan, made.graph, made.saving
     mesh, links = plan.stage_mesh(stage), made.links(stage)
@@ -330,6 +333,7 @@ def _stage_price(
             backward_overlap,
             transformer_engine,
             fused_dispatch,
+            fused_experts,
         )
         if key not in made.prices:
             context = LocalContext(
@@ -349,6 +353,8 @@ def _stage_price(
                 backward_overlap=backward_overlap,
                 transformer_engine=transformer_engine,
                 fused_dispatch=fused_dispatch,
+                fused_experts=fused_experts,
+                expert_overlap=plan.overlap.experts,
                 split_paths=splits,
                 load=load,
             )

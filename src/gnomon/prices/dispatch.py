@@ -27,6 +27,10 @@ RDMA_SHARE = ((2, 0.73), (4, 0.93))
 tokens of 7168 to 8 of 256 experts on 4 nodes at most. Without what stays on the node, of 50 GB/s a device: on 2 nodes
 40 (dispatch) and 33 (combine), on 4 nodes 47 and 47, on 8 nodes 47 and 47 (DeepEP README-NCCL.md 4580d73, NVSHMEM)."""
 
+DISPATCH_SMS = 32
+"""Multiprocessors that dispatch and combine hold while they run (NVIDIA-NeMo/Megatron-Bridge 067f987
+src/megatron/bridge/perf_recipes/_common.py moe_hybridep_num_sms; DeepEP's own default is 20)."""
+
 RDMA = ("infiniband", "roce")
 """Kinds of network that the share is for; over others the all-to-all's own price stands."""
 

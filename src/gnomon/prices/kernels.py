@@ -121,6 +121,11 @@ two bytes, which no wide load can fetch. Fitted to vTrain's runs without tensor 
 0.53 by model), 2026-11-21; with tensor parallelism (25128) they show nothing of the kind. nanoGPT gained a quarter of
 GPT-2's whole step from a vocabulary of 50304 (A. Karpathy, February 2023)."""
 
+NARROW_ATTENTION = ((64, 0.89), (128, 0.80), (256, 0.75))
+"""(head size, time of causal attention in eight bits over that in 16), forward: medians of attention_prefill_
+aiconfigurator.csv, B200, TensorRT-LLM 1.3.0rc15, 128 and more sequences x heads of 2048 to 16384 tokens, 7, 10 and 9
+shapes, 2026-11-22 (H100: 0.87, 0.77, 0.66). The backward is taken alike; nothing published has it."""
+
 CAUSAL_SOFTMAX_READS = 0.5
 """Share of scores (backward: of probabilities and their gradients) that a softmax fused with a causal mask reads.
 Source: NVIDIA/Megatron-LM scaled_upper_triang_masked_softmax.h walks a row up to the diagonal and writes all of it."""
@@ -153,6 +158,7 @@ def op_seconds(
     cast: Cast = WHOLE,
     load: float = 1.0,
     causal_share: float | None = None,
+    fused: bool = False,
 ) -> OpPrice:
     """The price of running a lowered op once, forward.
 
@@ -160,7 +166,8 @@ def op_seconds(
     step, is `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for
     experts padded to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask,
     the share that this rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the
-    keys. UnpricedError for a kind without a rule, or a number format that the device cannot.
+    keys. fused: narrow products of experts are one kernel with what lies between
+    them. UnpricedError for a kind without a rule, or a number format that the device cannot.
     """
     work = forward_work(op, block, setting)
     if op.kind in VIEWS or _is_no_cast(op, block, setting):
@@ -168,10 +175,10 @@ def op_seconds(
     if (known := _measured(op, block, setting, device, backward=False)) is not None:
         return known
     if op.contracts:
-        price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load)
+        price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load, fused)
         return price + _cast(op.inputs[0], block, setting, device, curves, cast) if _low(op, fp8) else price
     if op.kind == "attention":
-        return _attention(op, block, setting, device, curves, causal_share, backward=False)
+        return _attention(op, block, setting, device, curves, causal_share, backward=False, narrow=bool(fp8))
     if op.kind == "cross_entropy" and op.attr("nll", False):
         labels = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
         # one sector of 32 bytes and a label for each token
@@ -190,6 +197,7 @@ def grad_seconds(
     cast: Cast = WHOLE,
     load: float = 1.0,
     causal_share: float | None = None,
+    fused: bool = False,
 ) -> OpPrice:
     """The price of one step of a derived backward; arguments as in `op_seconds`, `cast` of the incoming gradient.
 
@@ -209,11 +217,11 @@ def grad_seconds(
     if (known := _measured(op, block, setting, device, backward=True)) is not None:
         return known
     if op.contracts:
-        price = _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load)
+        price = _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load, fused)
         casts = _low(op, fp8) and grad.phase == "input_grad"
         return price + _cast(op.outputs[0], block, setting, device, curves, cast) if casts else price
     if op.kind == "attention":
-        return _attention(op, block, setting, device, curves, causal_share, backward=True)
+        return _attention(op, block, setting, device, curves, causal_share, backward=True, narrow=bool(fp8))
     if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
         return FREE
     return _streamed(op, BACKWARD, work, device, curves, _load(op, block, load))
@@ -370,6 +378,7 @@ def _products(
     work: Work,
     low: Low,
     load: float,
+    fused: bool,
 ) -> OpPrice:
     """One of the three products of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
     shape = _shape(op, block, setting.sizes, load)
@@ -387,7 +396,7 @@ def _products(
     dtype = low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
     moved = None if low else work.read_bytes + work.write_bytes
     seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
-    if op.kind == "grouped_linear":
+    if op.kind == "grouped_linear" and not (low and fused):
         seconds = seconds / (GROUPED_LOW_SHARE if low else GROUPED_SHARE)
     if op.kind == "linear" and dtype in ("bf16", "fp16"):
         seconds = seconds / _aligned(shape.n, shape.k)
@@ -404,6 +413,7 @@ def _product_grad(
     work: Work,
     low: Low,
     load: float,
+    fused: bool,
 ) -> OpPrice:
     sides = [side for side, name in zip(("left", "right"), op.inputs, strict=False) if name in grad.grads_out]
     total = FREE
@@ -411,7 +421,7 @@ def _product_grad(
     if len(sides) == 2:  # each product reads the incoming gradient and one operand, and writes the other's gradient
         share = Work(read_bytes=work.read_bytes // 2, write_bytes=work.write_bytes // 2)
     for side in sides:
-        total = total + _products(op, block, setting, device, curves, side, share, low, load)
+        total = total + _products(op, block, setting, device, curves, side, share, low, load, fused)
     if len(op.inputs) > 2 and op.inputs[2] in grad.grads_out:  # a bias: the incoming gradient summed over rows
         incoming = nbytes(block.tensor(op.outputs[0]), setting.sizes, setting.dtypes)
         total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce"), kernels=1)
@@ -427,6 +437,7 @@ def _attention(
     causal_share: float | None,
     *,
     backward: bool,
+    narrow: bool,
 ) -> OpPrice:
     sizes = setting.sizes
     q, k, v = (block.tensor(name) for name in op.inputs[:3])
@@ -462,4 +473,6 @@ def _attention(
         device=device,
         curves=curves,
     )
+    if narrow:
+        seconds = seconds * float(np.interp(max(head_dim, head_dim_v), *np.transpose(NARROW_ATTENTION)))
     return OpPrice(device_s=seconds, kernels=3 if backward else 1)  # backward: row sums of dO·O, main, cast of dQ

@@ -171,6 +171,7 @@ def check_plan(plan: Plan) -> None:
         "saved.rules without a preset": any(rule.preset is None for rule in saved.rules),
         "saved.rules beside saved.every": bool(saved.rules) and saved.every > 1,
         "overlap.splits": bool(plan.overlap.splits),
+        "overlap.experts": plan.overlap.experts,
         "overlap.bucket_bytes": plan.overlap.bucket_bytes is not None,
         "optimizer.offload": optimizer.offload is not None,
         "optimizer.delay": optimizer.delay > 0,

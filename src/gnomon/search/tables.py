@@ -198,6 +198,8 @@ def kind_tables(
             backward_overlap=stack.backward_overlap is True,
             transformer_engine=bool(stack.transformer_engine),
             fused_dispatch=stack.moe_dispatch == "fused",
+            fused_experts=stack.moe_experts == "fused",
+            expert_overlap=plan.overlap.experts,
         )
         known[key] = price_layer_saved(context, {**sizes, "batch": batch}, ways)
         prices.append(known[key])

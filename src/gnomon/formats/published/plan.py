@@ -15,6 +15,7 @@ from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
 from gnomon.formats.published import settings
+from gnomon.formats.published.bridge import Recipe, recipe
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.model import Config
 from gnomon.formats.published.notes import NoteFacts
@@ -194,13 +195,16 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
     schedule = settings.schedule(row, facts, axes.pp, micro)
     optimizer, divided = settings.optimizer(row)
     sequence, assumed = _sequence_parallel(row)
+    set_by = recipe(row, facts.release) if re.search(r"megatron-bridge", row.framework.lower()) else Recipe()
+    if set_by.fused and precision.fp8 is not None:
+        precision = replace(precision, fp8=replace(precision.fp8, attention=True))
     splits = (Split(op="*", dim="seq", parts=axes.tp),) if facts.async_tp and axes.tp > 1 else ()
     made = Plan(
         mesh=axes,
         schedule=schedule,
         saved=saved,
         layout=Layout(sequence_parallel=sequence),
-        overlap=replace(_overlap(row), splits=splits),
+        overlap=replace(_overlap(row), splits=splits, experts=set_by.overlap),
         optimizer=optimizer,
         precision=precision,
     )
@@ -246,12 +250,7 @@ def workload(row: Row) -> Workload:
     return Workload(global_batch_size=row.global_batch or 0, seq_len=row.seq_len or 0)
 
 
-BRIDGE_RUNS = r"megatron-bridge (?:deepseek-?v3|qwen3_30b).*h100"
-BRIDGE_DISPATCH = (
-    "NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs: deepseek/deepseek_llm_pretrain.py 0132842 (H100: "
-    "enable_deepep), qwen/qwen3_workload_base_configs.py 01b2977 (30B, 16 H100, ep 16: hybridep); read 2026-11-22"
-)
-"""Where it is known from that mixtures over several nodes of H100 have one copy a node."""
+BRIDGE_RECIPES = "NVIDIA-NeMo/Megatron-Bridge, performance recipes of the release (formats.published.bridge)"
 
 
 def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
@@ -281,8 +280,15 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
     if re.search(r"deepep|hybridep", row.notes.lower()):
         found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
-    elif re.search(BRIDGE_RUNS, f"{program} {row.model} {row.device}".lower()) and (row.ep or 1) > 8:
-        found = chosen(found, BRIDGE_DISPATCH, moe_dispatch="fused")
+    if re.search(r"megatron-bridge", program):
+        set_by = recipe(row, facts.release)
+        found = chosen(
+            found,
+            BRIDGE_RECIPES,
+            moe_dispatch="fused" if set_by.one_copy else None,
+            moe_experts="fused" if set_by.fused else None,
+            launch="cuda_graph" if set_by.fused else None,
+        )
     return with_test_options(found, row), notes
 
 

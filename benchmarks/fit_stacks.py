@@ -41,10 +41,12 @@ UNIVERSAL = (
     Number("compute", 0.9, "ampere"),
     Number("compute", 0.88, "hopper"),
     Number("compute", 0.88, "blackwell"),
+    Number("compute", 0.95, "blackwell-ultra"),
     Number("compute", 0.93, "tpu"),
     Number("compute", 0.93, "tpu-v6e"),
     Number("compute", 0.93, "tpu-7x"),
     Number("attention", 0.9),
+    Number("attention", 1.2, "tpu"),
     Number("exposed", 0.9),
 )
 """Of all stacks, with where they start and stay without data."""

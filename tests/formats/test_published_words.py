@@ -204,3 +204,28 @@ def test_a_dense_model_of_megatron_bridge_has_nothing_of_it() -> None:
     dense = replace(LLAMA, framework="Megatron-Bridge", device="gb200", precision="mxfp8")
     run = to_run(replace(dense, notes="NeMo container 26.06"))
     assert run.stack.moe_experts is None and not run.plan.overlap.experts
+
+
+def test_what_xla_runs_again_is_the_least() -> None:
+    """Under full recompute a layer's last product is not run again: nothing reads what it made."""
+    maxtext = replace(LLAMA, framework="MaxText", zero_or_fsdp="fsdp", recompute="full")
+    found, torch = (settled(to_run(r))[1].pricing for r in (maxtext, replace(maxtext, framework="SomeTrainer")))
+    again, whole = (p.phase("recompute", 1).flops for p in (found, torch))
+    down = 2 * 8192 * 4096 * 14336
+    assert whole - again == pytest.approx(down, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tag", "precision", "kept"),
+    [
+        ("v24.11.1", "fp8", ("*q_proj", "*k_proj", "*v_proj", "*o_proj")),
+        ("v24.11.1", "bf16", ("*q_proj", "*k_proj", "*v_proj", "*o_proj", "*down_proj")),
+        ("v25.02.02", "bf16", ("*q_proj", "*k_proj", "*v_proj")),
+    ],
+)
+def test_maxtext_of_dgxc_keeps_what_its_recipe_does(tag: str, precision: str, kept: tuple[str, ...]) -> None:
+    source = f"NVIDIA/dgxc-benchmarking/maxtext/README_70b.md@{tag}"
+    row = replace(LLAMA, framework="MaxText", zero_or_fsdp="fsdp", recompute=None, source=source, precision=precision)
+    run = to_run(row)
+    assert [rule.action for rule in run.plan.saved.rules] == ["recompute", "keep"]
+    assert run.plan.saved.rules[1].tensors == kept and not run.recompute_open

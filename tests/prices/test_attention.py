@@ -127,3 +127,16 @@ def test_head_sizes_are_filled_up() -> None:
     """72 and 80 both run as 96: only bytes differ."""
     assert 0.97 < seconds(4, 8192, 16, 72) / seconds(4, 8192, 16, 80) < 1
     assert seconds(4, 8192, 16, 80) < seconds(4, 8192, 16, 96) < 1.03 * seconds(4, 8192, 16, 80)
+
+
+def test_matrix_units_of_tpus_are_filled_up() -> None:
+    """A head of 64 or 128 takes as long as one of 256 on v6e; on v5p a head of 128 half as long. Memory aside."""
+
+    def alone(name: str, head_dim: int) -> float:
+        device = replace(catalogue.device(name), memory_bytes_per_s=1e18)
+        return attention_seconds(
+            8, 8192, 8192, 32, 8, head_dim, causal=True, device=device, curves=curves_for(device)
+        ) - attention_seconds(1, 1, 1, 1, 1, head_dim, causal=True, device=device, curves=curves_for(device))
+
+    assert alone("tpu-v6e", 64) == pytest.approx(alone("tpu-v6e", 256))
+    assert alone("tpu-v5p", 128) == pytest.approx(alone("tpu-v5p", 256) / 2, rel=1e-3)

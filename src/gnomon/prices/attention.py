@@ -23,6 +23,15 @@ BLOCK = 128
 LANE = 32
 """Head sizes are worked on in multiples of this (FlashAttention; measured: 72 takes no less time than 80)."""
 
+TPU_LANES = {"tpu-v6e": 256, "tpu-7x": 256}
+"""Side of the matrix units of a generation of TPUs, which head sizes fill up: 128 up to v5p (Google Cloud, TPU system
+architecture and the pages of v6e and TPU7x, read 2026-11-22)."""
+
+
+def lane_of(device: Device) -> int:
+    """What head sizes are multiples of as a device multiplies them."""
+    return TPU_LANES.get(device.arch, 128) if device.kind == "tpu" else LANE
+
 
 def attention_seconds(
     batch: Size,
@@ -67,6 +76,7 @@ def attention_seconds(
         pairs=np.asarray(q * seen if pairs is None else pairs, dtype=np.float64),
         width=head_dim,
         width_v=width_v,
+        lane=lane_of(device),
         causal=causal,
     )
     row = curves.attention_for("backward" if backward else "forward", max(head_dim, width_v), kernel)
@@ -93,12 +103,14 @@ class Heads:
     """Head size of q and k."""
     width_v: int
     """Head size of v and the output."""
+    lane: int = LANE
+    """Head sizes are filled up to multiples of it."""
     causal: bool
     """Whether some queries see more keys than others."""
 
     def flops(self, backward: bool) -> Array:
         """q kᵀ and p v; backward: q kᵀ again, dP = dO vᵀ, dV, dQ, dK. Head sizes as kernels fill them up."""
-        width, width_v = (-(-size // LANE) * LANE for size in (self.width, self.width_v))
+        width, width_v = (-(-size // self.lane) * self.lane for size in (self.width, self.width_v))
         a_pair = 2 * (3 * width + 2 * width_v) if backward else 2 * (width + width_v)
         return np.asarray(self.batch * self.heads * self.pairs * a_pair)
 

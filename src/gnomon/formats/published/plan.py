@@ -250,6 +250,10 @@ def workload(row: Row) -> Workload:
     return Workload(global_batch_size=row.global_batch or 0, seq_len=row.seq_len or 0)
 
 
+XLA_ATTENTION = (
+    "MaxText's attention=cudnn_flash_te, Paxml's NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking v25.02.02 maxtext, "
+    "v24.11.1 paxml configure.sh; read 2026-11-22)"
+)
 BRIDGE_RECIPES = "NVIDIA-NeMo/Megatron-Bridge, performance recipes of the release (formats.published.bridge)"
 
 
@@ -274,6 +278,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "torch.compile fuses what lies between products", **COMPILED)
     if re.search(XLA, program):
         found = chosen(found, "XLA fuses what lies between products", cross_entropy="fused")
+        if attention != "unfused":
+            found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
     if eager:
         found = chosen(found, "the eager code of transformers", **EAGER)
     if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):

@@ -127,9 +127,9 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
     """What is recomputed or offloaded, notes, and whether the source leaves recompute open."""
     how, offload = (row.recompute or "").lower(), (row.offload or "none").lower()
     if found := re.match(r"act:(.*)", offload):
-        return _remat(found[1].split(","))
+        return _remat(found[1].split(","), row)
     if how == "qkv_proj_offloaded":
-        return _remat(["query_proj", "key_proj", "value_proj"])
+        return _remat(["query_proj", "key_proj", "value_proj"], row)
     if moves_optimizer(row) and not re.search(r"activation", offload):
         offload = "none"
     if found := re.fullmatch(r"activation cpu offload num_layers=(\d+)", offload):
@@ -137,6 +137,8 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
             raise InputError(f"offload {row.offload!r} with pp = {row.pp}: which layers is not said")
         rules = (SavedRule(calls=f"layers[0:{found[1]}]", action="offload"),)
         return Saved(rules=rules), () if how else (_OPEN,), not how
+    if (found_there := _remat_of_release(row)) is not None:
+        return found_there
     if offload not in ("none", "no", "off", "false", "0", "-"):
         return Saved(), (f"offload {row.offload!r} of named tensors is left out: memory is over-estimated",), True
     if "every k-th block" in row.notes or "k-th" in how:
@@ -146,16 +148,51 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
 
 _OPEN = "recompute not stated"
 
-REMAT = {"query_proj": "*q_proj", "key_proj": "*k_proj", "value_proj": "*v_proj", "out_proj": "*o_proj"}
+
+def again(layers: int) -> SavedRule:
+    """Everything of so many layers made again, the least that suffices: what `jax.checkpoint` leaves to run once XLA
+    has dropped what no gradient reads, such as the last product of a layer."""
+    return SavedRule(calls=f"layers[0:{layers}]", action="recompute")
+
+
+REMAT = {"query_proj": "*q_proj", "key_proj": "*k_proj", "value_proj": "*v_proj", "out_proj": "*o_proj",
+         "mlpwo": "*down_proj"}  # fmt: skip
 """MaxText's names of tensors -> ours (src/MaxText/configs/base.yml, custom remat_policy; read 2026-11-22)."""
 
 
-def _remat(moved: list[str]) -> tuple[Saved, Notes, bool]:
+def _remat(moved: list[str], row: Row) -> tuple[Saved, Notes, bool]:
     """MaxText's `remat_policy: custom` with tensors on the host: they are not made again, everything else is."""
     names = [REMAT[name] for name in moved if name in REMAT]
     tensors = ((INPUT,) if "decoder_layer_input" in moved else ()) + tuple(names)
     rules = (SavedRule(tensors=tensors, action="offload"),) if tensors else ()
-    return Saved(preset="full", rules=rules), (f"custom remat: {', '.join(moved)} on the host, the rest again",), False
+    return (
+        Saved(rules=(again(row.layers or 0), *rules)),
+        (f"custom remat: {', '.join(moved)} on the host, the rest again",),
+        False,
+    )
+
+
+REMAT_OF_RELEASES = (
+    (r"maxtext.*v24\.11.*fp8", ("query_proj", "key_proj", "value_proj", "out_proj")),
+    (r"maxtext.*v24\.11", ("query_proj", "key_proj", "value_proj", "out_proj", "mlpwo")),
+    (r"maxtext.*v25\.0", ("query_proj", "key_proj", "value_proj")),
+)
+"""(pattern of source and precision, tensors that MaxText keeps on the device there): POLICY and the overrides of
+NVIDIA/dgxc-benchmarking maxtext/configure.sh at tags v24.11.1 and v25.02.02, read 2026-11-22."""
+
+
+def _remat_of_release(row: Row) -> tuple[Saved, Notes, bool] | None:
+    """What the recipe of a release keeps, of sources whose rows do not say."""
+    key = f"{row.source or ''} {row.precision or ''}".lower()
+    kept = next((names for pattern, names in REMAT_OF_RELEASES if re.search(pattern, key)), None)
+    if kept is None or row.recompute or "dgxc-benchmarking" not in key:
+        return None
+    rule = SavedRule(tensors=tuple(REMAT[name] for name in kept), action="keep")
+    return (
+        Saved(rules=(again(row.layers or 0), rule)),
+        (f"as the recipe of its release: {', '.join(kept)} kept",),
+        False,
+    )
 
 
 def moves_optimizer(row: Row) -> bool:
@@ -183,11 +220,13 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
     if how.startswith(("full", "yes", "ac full", "true", "all", "layer", "on")) or re.search(
         r"(?:gradient|activation)[-_ ]?(?:checkpoint|ckpt)\w*(?:$|\s*[=:]\s*(?:true|yes|on|full|1))|_offloaded$", how
     ):
+        if re.search(XLA, row.framework.lower()):
+            return Saved(rules=(again(row.layers or 0),)), (), False
         return Saved(preset="full"), (), False
     if found := re.search(r"(?:every|selective[ :=(]*)\D*(\d+)", how):  # torchtitan: every n-th layer is recomputed
         count = row.layers or 0
-        again = tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in range(0, count, int(found[1])))
-        return Saved(rules=again), (), False
+        some = tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in range(0, count, int(found[1])))
+        return Saved(rules=some), (), False
     if found := re.search(r"\[(.*)\]", how):
         rules = tuple(
             SavedRule(tensors=tensors, action="recompute")
@@ -206,10 +245,10 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
     return Saved(), (f"recompute {row.recompute!r} is not understood: taken as not stated",), True
 
 
-def lighter_first(layers: int, stages: int, *, offloads: bool) -> tuple[Saved, ...]:
+def lighter_first(layers: int, stages: int, *, xla: bool) -> tuple[Saved, ...]:
     """What a run whose source is silent may have recomputed, the least first: nothing; norms and activations; whole
-    layers, a quarter of each stage's at a time; all of them. offloads: then with what layers read moved to the host,
-    as MaxText's recipes have it (`decoder_layer_input: offload`, configs/base.yml; read 2026-11-22)."""
+    layers, a quarter of each stage's at a time; all of them. xla: as XLA runs it, at last with what layers read moved
+    to the host, as MaxText's recipes have it (`decoder_layer_input: offload`, configs/base.yml; read 2026-11-22)."""
     between = SavedRule(tensors=("*norm*", "*act", "*.act"), action="recompute")
     found = [Saved(), Saved(rules=(between,))]
     each = -(-layers // max(stages, 1))
@@ -217,8 +256,9 @@ def lighter_first(layers: int, stages: int, *, offloads: bool) -> tuple[Saved, .
         if (count := each * quarter // 4) > 0:
             found.append(Saved(rules=(between, SavedRule(first_per_stage=count, action="recompute"))))
     away = SavedRule(tensors=("input",), action="offload")
-    last = (Saved(preset="full", rules=(away,)),) if offloads else ()
-    return (*dict.fromkeys(found), Saved(preset="full"), *last)
+    if xla:
+        return (*dict.fromkeys(found), Saved(rules=(again(layers),)), Saved(rules=(again(layers), away)))
+    return (*dict.fromkeys(found), Saved(preset="full"))
 
 
 def _unmoved(name: str) -> str:

@@ -62,7 +62,7 @@ def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
     """With the least recompute that fits, or as much as can be."""
     last = first
     xla = bool(re.search(XLA, run.row.framework.lower()))
-    for saved in lighter_first(run.row.layers or 0, run.plan.num_stages, offloads=xla)[1:]:
+    for saved in lighter_first(run.row.layers or 0, run.plan.num_stages, xla=xla)[1:]:
         tried = replace(run, plan=replace(run.plan, saved=saved))
         try:
             found = _predicted(tried)
@@ -76,8 +76,11 @@ def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
 
 
 def _words(saved: Saved) -> str:
-    if saved.preset == "full":
-        return "all layers, their inputs on the host" if saved.rules else "all layers"
+    whole = saved.preset == "full" or any(r.tensors == ("*",) and r.first_per_stage is None for r in saved.rules)
+    if whole:
+        return (
+            "all layers, their inputs on the host" if any(r.action == "offload" for r in saved.rules) else "all layers"
+        )
     counts = [rule.first_per_stage for rule in saved.rules if rule.first_per_stage is not None]
     layers = f"{counts[0]} layers of each stage, " if counts else ""
     return f"{layers}norms and activations"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gnomon.errors import InputError
 from gnomon.formats.published import Row, Run, to_run
 from gnomon.formats.published.megatron_ci import with_test_facts
 from gnomon.models.mixtral import MixtralConfig
@@ -82,6 +83,40 @@ def test_the_log_is_the_last_ranks() -> None:
 def test_attention_of_a_test(section: str, column: str | None, cp: int, kernel: str) -> None:
     row = replace(TEST, section=section, flash_attention=column, cp=cp, dp=8 // cp)
     assert to_run(row).stack.attention == kernel
+
+
+@pytest.mark.parametrize(
+    ("section", "file", "kernel"),
+    [
+        ("gpt3_mcore_te_tp2_pp2_resume_torch_dist", "golden_values_lts_dgxa100_dracooci.json", "unfused"),
+        ("gpt3_mcore_te_tp2_pp2_resume_torch_dist", "golden_values_lts_dgx_a100.json", "flash"),  # recorded again
+        ("gpt3_mcore_te_tp1_pp4_resume_torch_dist_swiglu", "golden_values_lts_dgx_a100.json", "unfused"),
+        ("gpt3_mcore_te_tp1_pp4_resume_torch_dist_swiglu", "golden_values_dev_dgx_a100.json", "flash"),
+        ("gpt3_mcore_te_tp2_pp2_reshard_1x4xNone", "golden_values_lts_dgxa100_dracooci.json", "flash"),
+    ],
+)
+def test_attention_of_the_older_container(section: str, file: str, kernel: str) -> None:
+    assert to_run(replace(TEST, section=section, source=file)).stack.attention == kernel
+
+
+def test_names_of_tests_say_plans() -> None:
+    plain = replace(TEST, pp=4, dp=2, recompute="none")
+    uneven = to_run(replace(plain, section="gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline", flash_attention="yes"))
+    assert uneven.plan.schedule.layers_per_stage == (2, 4, 4, 2)
+    assert allocated_gib(uneven) == pytest.approx(2.2223, rel=0.025)
+    name = "gpt3_mcore_te_tp1_pp4_vp2_account_for_embedding_loss_in_pipeline_split"
+    ends = to_run(replace(plain, section=name, flash_attention="yes", layers=6))
+    assert ends.plan.schedule.layers_per_stage == (0, 1, 1, 1, 1, 1, 1, 0)
+    assert allocated_gib(ends) == pytest.approx(2.6212, rel=0.03)
+    assert to_run(replace(TEST, section="gpt3_moe_mcore_te_ep8_muon")).plan.optimizer.kind == "muon"
+    assert to_run(replace(TEST, section="gpt3_mcore_tp2_pp2_uninstall_te")).stack.attention == "unfused_fp32_softmax"
+
+
+@pytest.mark.parametrize("section", ["multimodal_llava_mcore_te_tp1_pp1", "gpt_grpo_tp4_pp1_dp2_8b_throughput"])
+def test_tests_of_another_model_are_refused(section: str) -> None:
+    with pytest.raises(InputError, match=r"which the row's columns do not describe"):
+        to_run(replace(TEST, section=section))
+    assert to_run(replace(TEST, section=section, framework="Megatron-LM")).model  # only tests are known by their names
 
 
 def test_names_of_tests_say_options() -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 from gnomon.errors import GnomonError, InputError
 from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.measured import Peak, readings
-from gnomon.formats.published.megatron_ci import with_test_facts
+from gnomon.formats.published.megatron_ci import with_test_facts, with_test_plan
 from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
 from gnomon.formats.published.plan import cluster, plan, stack, with_stages, workload
@@ -121,7 +121,7 @@ def to_run(row: Row) -> Run:
         id=row.id,
         family=row.family,
         model=config,
-        plan=made,
+        plan=with_test_plan(made, row),
         workload=batch,
         stack=program,
         cluster=machines,

@@ -133,9 +133,8 @@ def with_test_plan(plan: Plan, row: Row) -> Plan:
     if "uneven_pipeline" in test:  # --decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2
         plan = replace(plan, schedule=replace(plan.schedule, layers_per_stage=(2, 4, 4, 2)))
     if "account_for_embedding_loss" in test:
-        counts = (0, 1, 1, 1, 1, 1, 1, 0)
-        name = "interleaved_one_f_one_b"
-        plan = replace(plan, schedule=replace(plan.schedule, name=name, virtual_stages=2, layers_per_stage=counts))
+        looped = replace(plan.schedule, name="interleaved_one_f_one_b", virtual_stages=2)
+        plan = replace(plan, schedule=replace(looped, layers_per_stage=(0, 1, 1, 1, 1, 1, 1, 0)))
     if "muon" in test:
         plan = replace(plan, optimizer=replace(plan.optimizer, kind="muon"))
     return plan

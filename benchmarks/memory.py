@@ -113,13 +113,13 @@ def families(path: Path) -> None:
 
 def verdicts() -> None:
     """Every out-of-memory case, and the cases beside them that fit."""
-    counts: dict[str, list[bool]] = defaultdict(list)
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for case, run in cases():
         found = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
-        said = "fits" if found.fits else "oom"
-        counts[case["verdict"]].append(said == case["verdict"])
-        print(f"{case['id']:<26} {case['verdict']:<5} {said:<5} {found.verdict}")
-    print({verdict: f"{sum(right)} of {len(right)} called" for verdict, right in counts.items()})
+        counts[case["verdict"]][found.tightest.verdict] += 1
+        print(f"{case['id']:<26} {case['verdict']:<5} {found.verdict}")
+    for verdict, said in counts.items():
+        print(f"{verdict}: {sum(said.values())}", dict(said))
 
 
 def cases() -> Iterable[tuple[dict[str, str], Run]]:

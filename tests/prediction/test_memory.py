@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prediction.jobs import MEGATRON_2022, gpt_model, plan, small
 
+from gnomon.hardware import parse_cluster
+from gnomon.hardware.scaled import scaled
 from gnomon.plans import Fact, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 
@@ -117,6 +119,18 @@ def test_a_plan_that_does_not_fit_says_so() -> None:
     assert found.verdict.startswith("does not fit: ")
 
 
+def test_a_plan_that_needs_what_the_allocator_could_give_back_may_not_fit() -> None:
+    rank = small(plan(), "1x1xh100-sxm", batch=2).tightest
+    assert rank.verdict == "fits" and rank.peak_bytes == rank.usual_bytes
+    between = rank.usual_bytes - 100 * 2**20  # of 190 MiB of free segments and 80 of context that could be missed
+    found = small(plan(), scaled(parse_cluster("1x1xh100-sxm"), memory_bytes=between), batch=2)
+    full = found.tightest
+    assert full.allocated_bytes == rank.allocated_bytes and full.usual_bytes == rank.usual_bytes
+    assert found.fits and full.verdict == "may not fit" and full.peak_bytes <= between
+    assert found.verdict.startswith("may not fit: ") and f", usually {rank.usual_bytes / 2**30:.1f} (" in found.verdict
+    assert found.to_mapping()["memory"][0]["verdict"] == "may not fit"
+
+
 @given(micro=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4]), sequence_parallel=st.booleans())
 def test_more_recompute_never_keeps_more(micro: int, tp: int, sequence_parallel: bool) -> None:
     sequence_parallel = sequence_parallel and tp > 1
@@ -198,6 +212,18 @@ def test_gradients_that_stay_beside_wider_ones() -> None:
         parameters = without.step.stages[0].elements[0]
         change = beside.tightest.by_class["gradients"] - without.tightest.by_class["gradients"]
         assert change == more * parameters
+
+
+def test_gradients_that_stay_whole_between_microbatches() -> None:
+    """Two bytes of every parameter in FSDP's no_sync, and none where there is one microbatch."""
+    job = replace(plan(dp_shard=2), optimizer=Optimizer(zero=3))
+    for batch, each in ((2, 0), (4, 2)):
+        found = [
+            predict(gpt_model(2, 512, 8), "1x2xh100-sxm", job, Workload(global_batch_size=batch, seq_len=64), stack)
+            for stack in (MEGATRON_2022, with_facts(unsharded_accumulation=True))
+        ]
+        without, whole = (each.tightest.by_class["gradients"] for each in found)
+        assert whole - without == each * sum(found[0].step.stages[0].elements)
 
 
 @pytest.mark.parametrize(

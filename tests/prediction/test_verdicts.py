@@ -15,6 +15,7 @@ import pytest
 from gnomon.formats.published import to_run
 from gnomon.formats.published.row import read_table
 from gnomon.prediction import predict
+from gnomon.prediction.memory import Verdict
 
 with (Path(__file__).parent.parent / "data" / "out_of_memory.csv").open(newline="", encoding="utf-8") as _file:
     CASES = {case["id"]: case for case in csv.DictReader(_file)}
@@ -22,18 +23,27 @@ with (Path(__file__).parent.parent / "data" / "out_of_memory.csv").open(newline=
 OWN = ("verdict", "stated", "assumed")
 """Columns that a table of runs has not."""
 
-MISSED = {
-    "alpaca-223",  # wrapping is not given: by 2 GiB of 32
-    "transformers-10754",  # copies of logits in the script's loss, and the age of its PyTorch: by 6 GiB of 32
+NARROWLY = {
     "bloom-181b-tp2-pp6-mbs1",  # by less than 1 GiB of 79
-    "bloom-206b-tp4-pp12",  # 203B in the same layout is published with 67 GB of 80
     "tr3m-32gb-pp2-mbs16",  # half of it is published with 15 GB of 32
+    "transformers-3360",  # what the script holds of its outputs during backward
+    "alpaca-39-batch2",  # ran
+    "tr3m-16gb-pp2-mbs4",  # ran
+    "tr3m-32gb-pp4-mbs2-kept",  # ran
+}
+"""Jobs that are said to fit only if the allocator has free segments to give back."""
+
+MISSED = {
+    "transformers-10754",  # the age of its PyTorch: by 4 GiB of 32
+    "bloom-206b-tp4-pp12",  # 203B in the same layout is published with 67 GB of 80
+    "alpaca-308",  # after a fifth of the steps, of sequences of all lengths: by 4 GiB of 39
+    "deepseek-coder-78",  # 77 GiB were allocated, before a step; states and gradients of ZeRO 3 are 62
 }
 """Jobs that ran out of memory and are said to fit. None that ran is said not to."""
 
 
 @cache
-def fits(name: str) -> bool:
+def verdict(name: str) -> Verdict:
     """The predicted verdict of a case."""
     case = CASES[name]
     text = io.StringIO()
@@ -43,15 +53,21 @@ def fits(name: str) -> bool:
     table.writerow([*values.values(), "threads", "s_per_step", "1"])
     (row,), _ = read_table(text.getvalue())
     run = to_run(row)
-    return predict(run.graph, run.cluster, run.plan, run.workload, run.stack).fits
+    return predict(run.graph, run.cluster, run.plan, run.workload, run.stack).tightest.verdict
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_verdict(name: str) -> None:
-    assert fits(name) == (CASES[name]["verdict"] == "fits" or name in MISSED)
+    fits = CASES[name]["verdict"] == "fits" or name in MISSED
+    assert verdict(name) == ("may not fit" if name in NARROWLY else "fits" if fits else "does not fit")
+
+
+def test_nine_of_ten_are_called_or_warned_of() -> None:
+    failed = {name for name, case in CASES.items() if case["verdict"] == "oom"}
+    assert failed >= MISSED and len(failed - MISSED) >= 0.9 * len(failed)
 
 
 def test_every_case_says_what_its_source_states() -> None:
     assert all(case["source"].startswith("https://") and case["stated"] and case["assumed"] for case in CASES.values())
-    assert sum(case["verdict"] == "oom" for case in CASES.values()) >= 30
+    assert sum(case["verdict"] == "oom" for case in CASES.values()) >= 45
     assert sum(case["verdict"] == "fits" for case in CASES.values()) >= 10

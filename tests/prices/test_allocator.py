@@ -19,9 +19,11 @@ from gnomon.prices.allocator import (
     communicator_bytes,
     device_overhead,
     least_overhead,
+    placed,
     replay,
     reserved_band,
     reserved_estimate,
+    reserved_least,
     round_up,
     segment_bytes,
     workspace_bytes,
@@ -205,6 +207,32 @@ def test_software_of_2022_loads_every_kernel_and_connects_every_group() -> None:
     assert device_overhead(A100, old, 2) == least_overhead(A100, old, 2) == (1573 + 2 * 688) * MIB
     assert device_overhead(V100, old, 0) == 1271 * MIB
     assert least_overhead(A100, PLAIN, 2) == (810 + 688) * MIB
+
+
+@given(
+    allocated=st.integers(0, 90 * 2**30),
+    more=st.integers(0, 2**33),
+    name=st.sampled_from(["h100-sxm-80gb", "v100-sxm-32gb", "l40s-48gb", "tpu-v5p", "cpu-process"]),
+    stack=st.sampled_from([PLAIN, GROWING]),
+    groups=st.integers(0, 6),
+    peers=st.integers(0, 7),
+    largest=st.integers(1, 2**34),
+    flat=st.sampled_from([0, 2**30]),
+)
+def test_peaks_do_not_fall_and_what_is_needed_decides(
+    allocated: int, more: int, name: str, stack: Stack, groups: int, peers: int, largest: int, flat: int
+) -> None:
+    on = device(name)
+    found, fuller = (
+        placed(on, stack, size, groups, exchange_peers=peers, largest=largest, flat=flat)
+        for size in (allocated, allocated + more)
+    )
+    assert allocated <= found.peak_bytes <= fuller.peak_bytes or largest > allocated
+    assert found.peak_bytes <= found.usual_bytes <= fuller.usual_bytes
+    # On a whole device what decides is the least that must be there, not what usually is.
+    if on.kind != "tpu" and largest <= allocated:
+        needed = reserved_least(allocated) + least_overhead(on, stack, groups)
+        assert (found.peak_bytes <= on.memory_bytes) == (needed <= on.memory_bytes)
 
 
 def test_every_measured_number_is_a_figure() -> None:

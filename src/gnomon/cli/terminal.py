@@ -15,7 +15,7 @@ from typing import Any, TextIO
 PATIENCE_S = 2.0
 """Nothing is said about work that takes less."""
 
-_COLOURS = {"fits:": "32", "does not fit:": "31;1"}
+_COLOURS = {"fits:": "32", "may not fit:": "33;1", "does not fit:": "31;1"}
 
 
 def print_lines(lines: Iterable[str], out: TextIO | None = None) -> None:

@@ -49,6 +49,9 @@ STRATEGIES = {
 """FSDP1's strategy -> (ZeRO stage, parameters freed after forward, replicated over machines). SHARD_GRAD_OP keeps what
 it gathered until backward is over, and divides parameters between steps."""
 
+NO_SYNC = "accelerate docs, concept_guides/gradient_synchronization: no_sync on all microbatches but the last"
+"""Where it is known from that gradients stay whole between microbatches."""
+
 
 def read_accelerate(
     source: str | Path,
@@ -73,6 +76,8 @@ def read_accelerate(
     f.ignore("num_processes")
     axes, optimizer = sharding_of(f, devices, kind == "FSDP")
     record = stack("pytorch-fsdp")
+    if kind == "FSDP":
+        record = chosen(record, NO_SYNC, unsharded_accumulation=True)
     backend = f.raw("dynamo_config.dynamo_backend")
     if backend is not None and str(backend).upper() not in ("NO", "EAGER"):
         record = chosen(record, "dynamo_backend", launch="compiled", norm="fused", activation="fused")

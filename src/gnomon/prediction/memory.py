@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,12 @@ from gnomon.plans import shared_parameters
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
-from gnomon.prices.allocator import (
-    device_overhead,
-    least_overhead,
-    reserved_estimate,
-    reserved_least,
-    workspace_bytes,
-)
+from gnomon.prices.allocator import placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves
 from gnomon.sharding.parameters import shard_ranks
 from gnomon.units import show_bytes
+
+Verdict = Literal["fits", "may not fit", "does not fit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +43,9 @@ class RankMemory:
     """What the allocator holds at the peak."""
     peak_bytes: int
     """Reserved by the allocator and outside it."""
+    usual_bytes: int
+    """The same on a device with room to spare. Where that is more than the device has, the job fits only as long as the
+    allocator finds free segments to give back and communicators take less than they usually do."""
     limit_bytes: int
     """Memory of the device."""
     peak_at: str
@@ -58,16 +57,25 @@ class RankMemory:
         return self.peak_bytes <= self.limit_bytes
 
     @property
-    def verdict(self) -> str:
-        """`fits: 61.4 of 79.25 GiB (rank 3, backward of unit 2, logits 9.8)`; or `70.0 MiB of 11.8 GiB (…)`."""
+    def verdict(self) -> Verdict:
+        """`may not fit`: the peak is within the device's memory, what such a job usually takes is not."""
+        if not self.fits:
+            return "does not fit"
+        return "fits" if self.usual_bytes <= self.limit_bytes else "may not fit"
+
+    @property
+    def sentence(self) -> str:
+        """`fits: 61.4 of 79.25 GiB (rank 3, backward of unit 2, logits 9.8)`; or `70.0 MiB of 11.8 GiB (…)`; or
+        `may not fit: 79.1 of 79.25 GiB, usually 82.0 (…)`."""
         named = {n: size for n, size in self.by_class.items() if n not in ("parameters", "workspace", "overhead")}
         largest = max(named, key=lambda n: named[n])
         unit, scale = ("GiB", 2**30) if self.peak_bytes >= 2**30 else ("MiB", 2**20)
         part = f"{largest} {self.by_class[largest] / scale:.1f}"
-        word = "fits" if self.fits else "does not fit"
         peak, limit = f"{self.peak_bytes / scale:.1f}", show_bytes(self.limit_bytes, 4 if unit == "GiB" else 3)
         size = f"{peak} of {limit}" if limit.endswith(unit) else f"{peak} {unit} of {limit}"
-        return f"{word}: {size} (rank {self.ranks[0]}, {self.peak_at}, {part})"
+        if self.verdict == "may not fit":
+            size += f", usually {self.usual_bytes / scale:.1f}"
+        return f"{self.verdict}: {size} (rank {self.ranks[0]}, {self.peak_at}, {part})"
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -79,8 +87,10 @@ class RankMemory:
             "allocated_bytes": self.allocated_bytes,
             "reserved_bytes": self.reserved_bytes,
             "peak_bytes": self.peak_bytes,
+            "usual_bytes": self.usual_bytes,
             "limit_bytes": self.limit_bytes,
             "fits": self.fits,
+            "verdict": self.verdict,
             "peak_at": self.peak_at,
         }
 
@@ -297,26 +307,25 @@ def _rank(
     by_class["workspace"] = workspace_bytes(device, pricing.stack)
     allocated = sum(by_class.values())
     groups, peers = _communicators(pricing, here)
-    outside = device_overhead(device, pricing.stack, groups, exchange_peers=peers)
-    # what must be there is less than what usually is: a job that needs the room gets it
-    needed = reserved_least(allocated)
-    if needed + outside > device.memory_bytes:
-        outside = max(least_overhead(device, pricing.stack, groups), device.memory_bytes - needed)
-    room = device.memory_bytes - outside
-    if device.kind == "tpu":  # XLA lays memory out before it runs: no segments
-        reserved = allocated
-    else:
-        reserved = int(reserved_estimate(allocated, max(temporary, 1), pricing.stack, limit_bytes=room))
-        reserved = min(reserved + sum(_flat_bytes(pricing, stage) for stage in here), max(reserved, room))
-    by_class["overhead"] = reserved - allocated + outside
+    found = placed(
+        device,
+        pricing.stack,
+        allocated,
+        groups,
+        exchange_peers=peers,
+        largest=max(temporary, 1),
+        flat=sum(_flat_bytes(pricing, stage) for stage in here),
+    )
+    by_class["overhead"] = found.peak_bytes - allocated
     return RankMemory(
         rank_class=cls,
         ranks=tuple(dict.fromkeys(rank for stage in here for rank in stage.members)),
         device=device.name,
         by_class=by_class,
         allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        peak_bytes=sum(by_class.values()),
+        reserved_bytes=found.reserved_bytes,
+        peak_bytes=found.peak_bytes,
+        usual_bytes=found.usual_bytes,
         limit_bytes=device.memory_bytes,
         peak_at=moment,
     )
@@ -325,10 +334,11 @@ def _rank(
 def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
     """A gradient of every parameter, in the parameters' dtype, beside the accumulated ones: the buckets of torch's
     DistributedDataParallel (or, where gradients are summed whole, what the last backward left), or gradients that an
-    optimizer with wider ones of its own does not free."""
+    optimizer with wider ones of its own does not free. Under ZeRO 3, gradients that stay whole between microbatches."""
     stack, precision = pricing.stack, stage.plan.precision
     if pricing.plan.optimizer.zero == 3:
-        return 0
+        summed = stack.unsharded_accumulation and pricing.count > 1
+        return sum(stage.elements) * width(precision.compute) if summed else 0
     reduced = stack.reducer_buckets and stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp > 1
     kept = stack.kept_gradients and width(precision.grad) > width(precision.param)
     return sum(stage.elements) * width(precision.param) if reduced or kept else 0

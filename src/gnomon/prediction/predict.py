@@ -110,12 +110,12 @@ class Prediction:
     @property
     def tightest(self) -> RankMemory:
         """The rank class with the least room."""
-        return max(self.memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
+        return max(self.memory, key=lambda rank: (rank.peak_bytes / rank.limit_bytes, rank.usual_bytes))
 
     @property
     def verdict(self) -> str:
-        """One line: `fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`."""
-        return self.tightest.verdict
+        """One line: `fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`. See `RankMemory.verdict`."""
+        return self.tightest.sentence
 
     def timeline(self, *, steady: bool = True) -> Timeline:
         """The predicted Timeline of a step: its causes, bytes, FLOPs, and memory by the classes of `memory`.

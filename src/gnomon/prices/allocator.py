@@ -271,6 +271,52 @@ def least_overhead(device: Device, stack: Stack, communicators: int) -> Bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """What a job's tensors come to on its device."""
+
+    reserved_bytes: Bytes
+    """Held by the allocator."""
+    outside_bytes: Bytes
+    """Context, code of kernels, communication buffers."""
+    usual_bytes: Bytes
+    """Both together where there is room to spare; more than the device has where the job must do with less."""
+
+    @property
+    def peak_bytes(self) -> Bytes:
+        """Both together on this device."""
+        return self.reserved_bytes + self.outside_bytes
+
+
+def placed(
+    device: Device,
+    stack: Stack,
+    allocated: Bytes,
+    communicators: int,
+    *,
+    exchange_peers: int = 0,
+    largest: Bytes = 1,
+    flat: Bytes = 0,
+) -> Placed:
+    """Tensors whose bytes peak at `allocated`, with what is beside them.
+
+    largest: bytes of the largest tensor. flat: of tensors that no block which others have left can hold. What must be
+    there is less than what usually is, and a job that needs the room gets it: communicators and free segments take
+    less on a device that is full. The peak does not fall as `allocated` grows. On a TPU nothing is beside the tensors.
+    """
+    outside = device_overhead(device, stack, communicators, exchange_peers=exchange_peers)
+    if device.kind == "tpu":  # XLA lays memory out before it runs: no segments
+        return Placed(reserved_bytes=allocated, outside_bytes=outside, usual_bytes=allocated + outside)
+    usual = int(reserved_estimate(allocated, largest, stack)) + flat + outside
+    needed = reserved_least(allocated)
+    if needed + outside > device.memory_bytes:
+        outside = max(least_overhead(device, stack, communicators), device.memory_bytes - needed)
+    room = device.memory_bytes - outside
+    reserved = int(reserved_estimate(allocated, largest, stack, limit_bytes=room))
+    reserved = min(reserved + flat, max(reserved, room))
+    return Placed(reserved_bytes=reserved, outside_bytes=outside, usual_bytes=usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """Peaks of one trace, in bytes."""
 

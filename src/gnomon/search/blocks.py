@@ -231,6 +231,8 @@ class Blocks:
         if self.job.kinds.shared:
             return False
         choices = self.choices(family)
+        if not choices.kept:  # no sharding is legal: no point that could fit
+            return True
         elements = (self._layers @ family.table.elements)[None, :] / family.pp
         rounded = 64.0  # a mean of whole elements may be rounded up too far
         least = float(self._state(choices, elements).min()) + self.workspace - rounded

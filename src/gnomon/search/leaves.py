@@ -18,7 +18,7 @@ from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Mesh, Plan, Stack
 from gnomon.plans.parts import Optimizer
 from gnomon.prediction.contention import SLOWED, share
-from gnomon.prices.allocator import device_overhead, reserved_estimate
+from gnomon.prices.allocator import placed
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.links import AxisLink
@@ -460,21 +460,18 @@ def room(job: Job, cap_bytes: float, groups: int) -> float:
 
 def _room(job: Job, index: int, cap_bytes: float, groups: int) -> float:
     device = job.devices[index]
-    outside = device_overhead(device, job.stack, groups)
-    limit = device.memory_bytes - outside
+    cap = min(cap_bytes, device.memory_bytes)
 
-    def fits(allocated: float) -> bool:
-        return reserved_estimate(allocated, 1, job.stack, limit_bytes=limit) + outside <= min(
-            cap_bytes, device.memory_bytes
-        )
+    def fits(allocated: int) -> bool:
+        return placed(device, job.stack, allocated, groups).peak_bytes <= cap
 
-    low, high = 0.0, float(device.memory_bytes)
+    low, high = 0, device.memory_bytes
     if not fits(low):
         return -1.0
-    for _ in range(50):
-        middle = (low + high) / 2
+    while low + 1 < high:
+        middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return high
+    return float(high)
 
 
 def least_held(table: KindTable, pipeline: Pipeline) -> Doubles:

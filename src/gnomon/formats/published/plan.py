@@ -129,6 +129,12 @@ EAGER = {"norm": "unfused", "activation": "unfused", "cross_entropy": "unfused",
 """What that code does (huggingface/transformers modeling_llama.py LlamaRMSNorm and eager_attention_forward,
 activations.py NewGELUActivation, read 2026-11-21); the update is AdamW a parameter at a time."""
 
+NO_SYNC = (
+    "huggingface/transformers#29425: Trainer enters FSDP's no_sync on all microbatches but the last; "
+    "huggingface/accelerate docs, concept_guides/gradient_synchronization: it requires additional memory"
+)
+"""Where it is known from that gradients stay whole between microbatches."""
+
 COMPILED = {"norm": "fused", "activation": "fused", "cross_entropy": "fused", "rotary": "fused"}
 """What torch.compile makes one kernel each of, over a layer and over the loss."""
 
@@ -282,6 +288,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
             found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
     if eager:
         found = chosen(found, "the eager code of transformers", **EAGER)
+    if re.search(HUGGING_FACE, program) and "fsdp" in (row.zero_or_fsdp or "").lower():
+        found = chosen(found, NO_SYNC, unsharded_accumulation=True)
     if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):
         found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
     if re.search(r"deepep|hybridep", row.notes.lower()):

@@ -88,11 +88,11 @@ def _sentence(timelines: Sequence[Timeline], prediction: Prediction | None) -> s
     else:
         most = max(prediction.breakdown, key=lambda part: prediction.breakdown[part])
         share = percent(prediction.breakdown[most] / prediction.step_s, 0)
-        fits = "It fits in memory" if prediction.fits else "It does not fit in memory"
         rank = prediction.tightest
+        fits = {"fits": "It fits", "may not fit": "It may not fit", "does not fit": "It does not fit"}[rank.verdict]
         text = (
             f"A step is predicted to take {show_seconds(prediction.step_s)}, of which {share} % is "
-            f"{WORDS.get(most, most.lower())}. {fits}: {show_bytes(rank.peak_bytes)} of "
+            f"{WORDS.get(most, most.lower())}. {fits} in memory: {show_bytes(rank.peak_bytes)} of "
             f"{show_bytes(rank.limit_bytes)} on the fullest rank."
         )
     if len(timelines) == 2:

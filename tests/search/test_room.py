@@ -1,0 +1,62 @@
+"""Plans that fill a device: the search finds one exactly where `predict` says that it fits."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search.spaces import model
+
+from gnomon.errors import PlanError
+from gnomon.hardware import parse_cluster
+from gnomon.hardware.scaled import scaled
+from gnomon.plans import Goal, Plan, Workload
+from gnomon.prediction import predict
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search import make_space, solve
+from gnomon.search.solve import Search
+
+GRAPH = model("llama", 2)
+WORK = Workload(global_batch_size=4, seq_len=512)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    name=st.sampled_from(["1x4xh100-sxm", "1x2xl40s", "1x4xtpu-v5p"]),
+    fixed=st.sampled_from(
+        [
+            {"pp": 1, "tp": 1, "zero": 0},
+            {"pp": 1, "tp": 2, "zero": 1},
+            {"pp": 2, "tp": 1, "zero": 0},
+            {"pp": 1, "tp": 1, "zero": 3},
+        ]
+    ),
+    part=st.floats(-0.5, 1.5),
+)
+def test_a_plan_is_found_where_it_is_predicted_to_fit(name: str, fixed: dict[str, object], part: float) -> None:
+    """Devices with less memory than the plan usually takes, down to what it must have and below."""
+    fixed = {**fixed, "micro_batch_size": 1, "schedule": "one_f_one_b", "recompute": "none", "overlap": True}
+    roomy = parse_cluster(name)
+    space = make_space(GRAPH, roomy, WORK, base=Plan(), fixed=fixed)
+    points = list(space.points())
+    usual = predict(GRAPH, roomy, space.plan(points[0]), WORK, PLAIN_STACK).tightest
+    least = usual.allocated_bytes + (usual.usual_bytes - usual.allocated_bytes) // 3
+    narrow = scaled(roomy, memory_bytes=int(usual.usual_bytes - part * (usual.usual_bytes - least)))
+    space = make_space(GRAPH, narrow, WORK, base=Plan(), fixed=fixed)
+    fit = [each for each in points if predict(GRAPH, narrow, space.plan(each), WORK, PLAIN_STACK).fits]
+    try:
+        found = solve(GRAPH, narrow, WORK, space, goal=Goal(memory_fraction=1.0)).best
+    except PlanError:
+        found = ()
+    assert bool(found) == bool(fit)
+    assert all(each.prediction.fits for each in found)
+
+
+def test_a_family_without_choices_is_too_large() -> None:
+    cluster = parse_cluster("1x2xh100-sxm")
+    space = make_space(GRAPH, cluster, WORK, base=Plan(), fixed={"pp": 1, "tp": 1})
+    blocks = Search(GRAPH, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
+    family = next(family for _, family in blocks.families() if blocks.choices(family).kept)
+    assert not blocks.too_large(family)
+    none = blocks.choose(family, ())
+    blocks.choices = lambda _: none  # type: ignore[method-assign]
+    assert blocks.too_large(family) and not list(blocks.rows(family))

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import date
 from pathlib import Path
 
 from gnomon import schema
-from gnomon.cli.run import read_llama
+from gnomon.cli.own_runs import fit_runs, read_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import not_writable
-from gnomon.errors import GnomonError, InputError
-from gnomon.formats.published import Refused, Run, read_runs
-from gnomon.formats.published.own import FAMILY, own_run
-from gnomon.hardware import parse_cluster
-from gnomon.plans import is_plan_file, load_plan_file
-from gnomon.plans.stacks import stack as named_stack
-from gnomon.report.own_runs import FEW, OwnFit, fit_own
+from gnomon.errors import InputError
+from gnomon.formats.published import read_runs
+from gnomon.report.own_runs import FEW, OwnFit
 from gnomon.report.tables import Column, percent, table, wrapped
 
 SHOWN = 20
@@ -41,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     if not runs:
         why = f": {refused[0].id}: {refused[0].reason}" if refused else ""
         raise InputError(f"nothing in {str(source)!r} can be read as a run{why}")
-    found = fit_own(runs, source=source.name, date=date.today().isoformat())
+    found = fit_runs(runs, source.name)
     target = Path(options.output or f"{found.stack.name}-own.toml")
     schema.save_file(found.stack, target)
     left = (*refused, *found.refused)
@@ -63,36 +57,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_lines(_text(found, [f"{r.id}: {r.reason}" for r in left], target))
     return 0
-
-
-def read_own(source: Path) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
-    """(runs, what cannot be read as one) of a plan file with what was measured, or of all those in a folder, by name.
-
-    Other files of a folder are passed over. InputError for a folder without any, or a file that is none.
-    """
-    paths = sorted(source.glob("*.toml")) if source.is_dir() else [source]
-    runs: list[Run] = []
-    refused: list[Refused] = []
-    for path in paths:
-        try:
-            if source.is_dir() and not is_plan_file(path):
-                continue
-            file = load_plan_file(path)
-            stack = replace(named_stack(file.stack or "gnomon"), own=None)
-            runs.append(own_run(path.stem, file, read_llama(file.model)[0], parse_cluster(file.on), stack))
-        except GnomonError as error:
-            refused.append(Refused(id=path.stem, family=FAMILY, reason=str(error)))
-    if not runs and not refused:
-        raise InputError(f"no plan file in {str(source)!r}; `gnomon plan --try N --try-dir {source}` puts some there")
-    return tuple(runs), tuple(refused)
-
-
-def fit_folder(folder: Path) -> OwnFit:
-    """Numbers from all runs that lie in a folder. InputError if none can be read."""
-    runs, refused = read_own(folder)
-    if not runs:
-        raise InputError(f"nothing in {str(folder)!r} can be read as a run: {refused[0].reason}")
-    return fit_own(runs, source=folder.name, date=date.today().isoformat())
 
 
 def _text(found: OwnFit, refused: Sequence[str], target: Path) -> Sequence[str]:

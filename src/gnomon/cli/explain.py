@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from gnomon.cli.own import with_own
 from gnomon.cli.request import read_model
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.hardware import parse_cluster
@@ -15,6 +16,7 @@ from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction import advice, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.reasons import reasons_mapping, reasons_text
+from gnomon.report.tables import wrapped
 from gnomon.search.reasons import explain
 
 
@@ -22,11 +24,13 @@ def run(options: argparse.Namespace) -> int:
     """Predict the plan and its neighbours, and print."""
     file = load_plan_file(options.plan)
     graph, _ = read_model(file.model)
-    stack = named_stack(file.stack) if file.stack else PLAIN_STACK
-    prediction = predict(graph, parse_cluster(file.on), file.plan, file.workload, stack)
+    machines, assumed = parse_cluster(file.on), list[str]()
+    stack = with_own(named_stack(file.stack) if file.stack else PLAIN_STACK, machines, options, assumed)
+    prediction = predict(graph, machines, file.plan, file.workload, stack)
     found = explain(prediction, runners_up=file.runners_up, too_large=file.too_large)
     if options.json:
-        print_json(reasons_mapping(found))
+        print_json({**reasons_mapping(found), "assumptions": assumed})
     else:
         print_lines(reasons_text(found, advice=advice(prediction)))
+        print_lines(("", *(line for each in assumed for line in wrapped(each, indent=""))) if assumed else ())
     return 0 if prediction.fits else 1

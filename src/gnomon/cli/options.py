@@ -9,7 +9,7 @@ import argparse
 from pkgutil import resolve_name
 from typing import NoReturn
 
-from gnomon.cli.options_plan import EXPLAIN_TEXT, PLAN_TEXT, add_run_options, explain_options, plan_options
+from gnomon.cli.options_plan import EXPLAIN_TEXT, PLAN_TEXT, add_local_option, add_run_options, explain_options, plan_options
 from gnomon.cli.values import at_most, count, new_file, rate, some
 
 _EPILOG = """\
@@ -214,6 +214,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")
+    add_local_option(parser)
 
 
 def _calibrate(parser: argparse.ArgumentParser) -> None:

@@ -97,6 +97,14 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--schedule", metavar="NAME", help="as in one_f_one_b, zero_bubble_h1, v_half")
     how.add_argument("--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16 …")
     how.add_argument("--sequence-parallel", action="store_true", default=None, help="with tp")
+    add_local_option(how)
+
+
+def add_local_option(parser: argparse._ActionsContainer) -> None:
+    """`--no-local-calibration`."""
+    parser.add_argument(
+        "--no-local-calibration", action="store_true", help="leave out what gnomon plan --try measured on this machine"
+    )
 
 
 def plan_options(parser: argparse.ArgumentParser) -> None:
@@ -175,3 +183,4 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
     """All options of `gnomon explain`."""
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
     parser.add_argument("--json", action="store_true", help="for programs")
+    add_local_option(parser)

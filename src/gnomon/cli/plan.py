@@ -12,6 +12,8 @@ from datetime import date
 from pkgutil import resolve_name
 from typing import Any
 
+from gnomon.cli.own import NAME as OWN
+from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
@@ -264,15 +266,17 @@ def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, o
 
 
 def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Stack:
-    """The stack that is named; for this machine, Gnomon's own runtime."""
+    """The stack that is named; for this machine, Gnomon's own runtime, with what runs of it have shown."""
     if options.stack is not None:
-        return named_stack(options.stack)
-    if options.try_:
-        return named_stack("gnomon")
-    if options.on.partition(":")[0] == "local":
+        found = named_stack(options.stack)
+    elif options.try_:
+        found = named_stack(OWN)
+    elif options.on.partition(":")[0] == "local":
         assumed.append("stack not given: on this machine, Gnomon's own runtime (--stack)")
-        return named_stack("gnomon")
-    return PLAIN_STACK
+        found = named_stack(OWN)
+    else:
+        return PLAIN_STACK
+    return with_own(found, machines, options, assumed)
 
 
 def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Plan:

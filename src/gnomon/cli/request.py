@@ -16,6 +16,7 @@ from pkgutil import resolve_name
 from typing import Any, get_args
 
 from gnomon import schema
+from gnomon.cli.own import with_own
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import Job, read_source
@@ -99,6 +100,7 @@ def read_request(options: argparse.Namespace) -> Request:
         notes += tuple(f"not predicted: {field}" for field in job.unexpressed)
     name = options.stack if options.stack is not None or file is None else file.stack or None
     stack = named_stack(name) if name is not None else (job.stack if job else PLAIN_STACK)
+    stack = with_own(stack, machines, options, assumed)
     return Request(
         graph=graph,
         cluster=machines,

@@ -61,6 +61,8 @@ class OwnRuns:
     """How far predictions of the same runs are off, before and after."""
     range: str
     """Devices and sizes of the runs."""
+    machine: str = ""
+    """The one machine that they ran on: its name, and when it was calibrated; empty where that is not known."""
 
     def __post_init__(self) -> None:
         if self.runs < 1 or not (self.data and self.date and self.error and self.range):

@@ -57,13 +57,19 @@ class OwnFit:
 
 
 def fit_own(
-    runs: Sequence[Run], *, source: str, date: str, numbers: Fitted | None = None, check: bool = True
+    runs: Sequence[Run],
+    *,
+    source: str,
+    date: str,
+    machine: str = "",
+    numbers: Fitted | None = None,
+    check: bool = True,
 ) -> OwnFit:
     """The stack of these runs with numbers fitted to them.
 
-    source: name of their table, for the provenance. date: YYYY-MM-DD. numbers: known before, in place of those on
-    record. check: also fit without each run in turn, to judge the fit. InputError when no run can be predicted, or when
-    the runs are of several stacks.
+    source: name of their table, for the provenance. date: YYYY-MM-DD. machine: the one that they ran on. numbers: known
+    before, in place of those on record. check: also fit without each run in turn, to judge the fit. InputError when no
+    run can be predicted, or when the runs are of several stacks.
     """
     used, made, refused = _predicted(runs, source)
     errors = _Errors(used, made, numbers or fitted())
@@ -85,6 +91,7 @@ def fit_own(
         runs=len(used),
         data=f"{source}: {', '.join(run.id for run in used[:MANY])}{' …' if len(used) > MANY else ''}",
         date=date,
+        machine=machine,
         error=said,
         range=f"{', '.join(devices)}; up to {most} devices",
     )

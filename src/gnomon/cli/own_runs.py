@@ -1,0 +1,120 @@
+"""The user's own runs on this machine: kept by `gnomon plan --try`, and the numbers that they give.
+
+`keep` puts a plan file of each run below `$GNOMON_HOME/runs`; `refit` fits those that are there and writes what
+`cli.own.with_own` reads; `read_own` and `fit_folder` are for runs anywhere. Leaves out running (`cli.plan_try`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+from gnomon import schema
+from gnomon.cli.own import IGNORE, NAME, machine_of, runs_folder, stack_file
+from gnomon.cli.run import read_llama
+from gnomon.errors import GnomonError, InputError
+from gnomon.formats.published import Refused, Run
+from gnomon.formats.published.own import FAMILY, own_run
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.plans import PlanFile, Stack, is_plan_file, load_plan_file, save_plan_file
+from gnomon.plans.stacks import stack as named_stack
+from gnomon.report.own_runs import FEW, OwnFit, fit_own
+from gnomon.report.tables import percent
+
+NEWEST = 20
+"""Runs that the numbers are fitted to, at most."""
+
+
+def read_own(source: Path) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
+    """(runs, what cannot be read as one) of a plan file with what was measured, or of all those in a folder, by name.
+
+    Other files of a folder are passed over. InputError for a folder without any, or a file that is none.
+    """
+    paths = sorted(source.glob("*.toml")) if source.is_dir() else [source]
+    runs: list[Run] = []
+    refused: list[Refused] = []
+    for path in paths:
+        try:
+            if source.is_dir() and not is_plan_file(path):
+                continue
+            file = load_plan_file(path)
+            stack = replace(named_stack(file.stack or NAME), own=None)
+            runs.append(own_run(path.stem, file, read_llama(file.model)[0], parse_cluster(file.on), stack))
+        except GnomonError as error:
+            refused.append(Refused(id=path.stem, family=FAMILY, reason=str(error)))
+    if not runs and not refused:
+        raise InputError(f"no plan file in {str(source)!r}; `gnomon plan --try N --try-dir {source}` puts some there")
+    return tuple(runs), tuple(refused)
+
+
+def fit_runs(runs: Iterable[Run], source: str) -> OwnFit:
+    """Numbers from runs; for their machine, if they are all of one."""
+    found = tuple(runs)
+    machines = {machine_of(run.cluster) for run in found}
+    return fit_own(
+        found, source=source, date=date.today().isoformat(), machine=machines.pop() if len(machines) == 1 else ""
+    )
+
+
+def fit_folder(folder: Path) -> OwnFit:
+    """Numbers from all runs that lie in a folder. InputError if none can be read."""
+    runs, refused = read_own(folder)
+    if not runs:
+        raise InputError(f"nothing in {str(folder)!r} can be read as a run: {refused[0].reason}")
+    return fit_runs(runs, folder.name)
+
+
+def keep(files: Iterable[PlanFile]) -> None:
+    """Keeps plan files with what was measured; a newer run of the same plan and work takes the place of the older."""
+    folder = runs_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        what = schema.dump(replace(file, measured=None, predicted=None))
+        name = f"{Path(file.model).stem}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+        save_plan_file(file, folder / f"{name}.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """What the runs that are kept say."""
+
+    stack: Stack | None
+    """With their numbers, as predictions now take them; None where they are too few or do no good."""
+    said: str
+    """What was done, in a line."""
+
+
+def refit(machines: Cluster) -> Refit:
+    """Fits the newest runs of a machine again. Writes the file that `with_own` reads, or takes it away where fewer than
+    FEW runs are there, or where numbers of the other runs predict each run no better than none do."""
+    runs = _newest(machine_of(machines))
+    path = stack_file()
+    why = f"{len(runs)} of the {FEW} runs that it takes"
+    if len(runs) >= FEW:
+        found = fit_runs(runs, runs_folder().name)
+        before, after = (median(map(abs, errors)) for errors in (found.before, found.left_out))
+        if after <= before and found.stack.own is not None:
+            schema.save_file(found.stack, path)
+            said = f"from now on predictions for this machine take what {len(found.runs)} runs say ({path}; {IGNORE})"
+            return Refit(stack=found.stack, said=said)
+        why = (
+            f"each of {len(found.runs)} runs is predicted {percent(after)} % off with numbers of the others, and "
+            f"{percent(before)} % without"
+        )
+    path.unlink(missing_ok=True)
+    return Refit(stack=None, said=f"predictions stay as they are: {why}")
+
+
+def _newest(machine: str) -> tuple[Run, ...]:
+    """The newest runs that are kept of a machine, by name."""
+    if not runs_folder().is_dir() or not any(runs_folder().glob("*.toml")):
+        return ()
+    runs, _ = read_own(runs_folder())
+    host = machine.partition(",")[0]
+    mine = [run for run in runs if machine_of(run.cluster) == machine and (run.row.source or "").endswith(f" on {host}")]
+    age = {run.id: (runs_folder() / f"{run.id}.toml").stat().st_mtime for run in mine}
+    return tuple(sorted(sorted(mine, key=lambda run: age[run.id])[-NEWEST:], key=lambda run: run.id))

@@ -6,8 +6,19 @@ not from luck or a busy machine. It is the default; `pytest --hypothesis-profile
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_home_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this machine's user measured on it (`gnomon calibrate`, `gnomon plan --try`) is not for tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GNOMON_HOME", str(tmp_path_factory.mktemp("gnomon-home")))
+        yield

@@ -18,10 +18,11 @@ from hardware.test_measured import MEASURED
 
 from gnomon import schema
 from gnomon.cli import main, plan_try
+from gnomon.cli.own import machine_of, runs_folder, stack_file, with_own
 from gnomon.cli.plan_try import attempt, check_try
 from gnomon.errors import InputError, PlanError
-from gnomon.hardware import measured_cluster, parse_cluster
-from gnomon.plans import Stack, load_plan_file
+from gnomon.hardware import Cluster, measured_cluster, parse_cluster
+from gnomon.plans import OwnNumber, OwnRuns, Stack, load_plan_file
 from gnomon.plans.stacks import stack
 
 PRINTS = """
@@ -64,6 +65,7 @@ def tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of tries; runs are told by `story.json`, one entry each: seconds of a step, or how it ends."""
     monkeypatch.setattr(plan_try, "RUN", PRINTS)
     monkeypatch.setattr(plan_try, "find_spec", lambda name: find_spec("json"))
+    monkeypatch.setenv("GNOMON_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("STORY", str(tmp_path / "story.json"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "tries"
@@ -125,7 +127,7 @@ def test_what_was_measured_corrects_the_next_plan(tells: Path, capsys: pytest.Ca
     story(*measured)
     assert main([*WORDS, *FP32, "--try", "3", "--try-dir", str(tells)]) == 0
     own = tells / "gnomon-own.toml"
-    assert f"--stack {own}" in " ".join(capsys.readouterr().out.split())
+    assert f"for --stack: {own}" in " ".join(capsys.readouterr().out.split())
     assert main([*WORDS, *FP32, "--top", "1", "--stack", str(own), "--json", "-o", "next.toml"]) == 0
     after = json.loads(capsys.readouterr().out)["best"][0]["prediction"]["step_s"]
     assert abs(after / measured[0] - 1) < 0.6 * abs(before[0] / measured[0] - 1)
@@ -133,6 +135,102 @@ def test_what_was_measured_corrects_the_next_plan(tells: Path, capsys: pytest.Ca
     # the same from the folder, by hand
     assert main(["calibrate", "--from", str(tells), "-o", "again.toml"]) == 0
     assert schema.load_file(Stack, "again.toml").own == schema.load_file(Stack, own).own
+
+
+@pytest.fixture
+def home(tells: Path) -> Path:
+    """Where this machine's calibration is kept, empty."""
+    return Path(os.environ["GNOMON_HOME"])
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[float, str]:
+    """(seconds of the best plan's step, what it rests on) of another plan request."""
+    assert main([*WORDS, *FP32, "--stack", "gnomon", "--top", "1", "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    return found["best"][0]["prediction"]["step_s"], " ".join(found["assumptions"])
+
+
+def test_what_was_measured_is_taken_by_the_next_command(
+    tells: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of twice what is predicted: kept, fitted, ranked again in the same command, and found by plan, predict and
+    explain after it, unless they are told to leave them."""
+    before, _ = predicted(capsys)
+    story(*[2 * before] * 4)
+    assert main([*WORDS, *FP32, "--try", "4", "--try-dir", str(tells), "-o", "best.toml"]) == 0
+    out = capsys.readouterr().out
+    table = out.split("\nranked again, with what was measured")[1].split("\n\n")[0].splitlines()[1:]
+    assert any(row.endswith("not tried") for row in table) and any(row.endswith(" ms") for row in table)
+    first = table[0].split("  ")[0]
+    assert (f"{first} was not tried, and is now" in " ".join(table)) == table[0].endswith("not tried")
+    assert "from now on predictions for this machine take what 4 runs say" in " ".join(out.split())
+    assert max(len(line) for line in out.splitlines() if str(tells) not in line) <= 80
+    assert (home / "local-gnomon.toml").is_file() and len(list((home / "runs").glob("*.toml"))) == 4
+    after, said = predicted(capsys)
+    assert abs(after / before / 2 - 1) < 0.3
+    assert "calibrated from 4 runs of " in said and "--no-local-calibration ignores them" in said
+    plain, said = predicted(capsys, "--no-local-calibration")
+    assert plain == before and "calibrated from" not in said
+    assert predicted(capsys, "--stack", "megatron-lm")[1].count("calibrated from") == 0
+    assert predicted(capsys, "--on", "1x2xa100-sxm-80gb")[1].count("calibrated from") == 0
+    steps = {}
+    for more in ((), ("--no-local-calibration",)):
+        assert main(["predict", "--plan", "best.toml", "--json", *more]) == 0
+        steps[more] = json.loads(capsys.readouterr().out)["step_s"]
+    assert steps[()] > 1.4 * steps["--no-local-calibration",]
+    assert main(["explain", "best.toml"]) == 0
+    assert "calibrated from 4 runs" in " ".join(capsys.readouterr().out.split())
+    # the same plans once more: newer runs take the place of the older ones
+    story(*[before] * 4)
+    assert main([*WORDS, *FP32, "--try", "4", "--try-dir", str(tells), "--no-local-calibration"]) == 0
+    assert "ranked again" not in capsys.readouterr().out and predicted(capsys)[0] == after
+
+
+def test_runs_that_say_little_or_nothing_good_change_nothing(
+    tells: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, _ = predicted(capsys)
+    story(2 * before, 2 * before)
+    assert main([*WORDS, *FP32, "--try", "2", "--try-dir", str(tells)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "predictions stay as they are: 2 of the 3 runs that it takes" in out and "ranked again" not in out
+    story(*[before * factor for factor in (0.25, 4.0, 1.0, 1.0, 1.0)])
+    assert main([*WORDS, *FP32, "--try", "5", "--try-dir", str(tells)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "predictions stay as they are: each of 5 runs is predicted" in out
+    assert not (home / "local-gnomon.toml").exists() and predicted(capsys)[0] == before
+
+
+def test_numbers_hold_for_one_machine_as_it_was_calibrated(home: Path) -> None:
+    home.mkdir()
+    machine = measured_cluster(MEASURED, 16 << 30)
+    own = OwnRuns(
+        numbers=(OwnNumber(name="compute", value=0.5, arch="measured"),),
+        runs=3,
+        data="runs",
+        date="2026-11-22",
+        error="-",
+        range="-",
+        machine=machine_of(machine),
+    )
+    schema.save_file(replace(stack("gnomon"), own=own), stack_file())
+    options = Namespace(no_local_calibration=False)
+
+    def taken(machines: Cluster, of: Stack = stack("gnomon")) -> tuple[bool, str]:  # noqa: B008
+        said: list[str] = []
+        return with_own(of, machines, options, said).own == own, " ".join(said)
+
+    assert taken(machine)[0] and "calibrated from 3 runs of 2026-11-22 on this machine" in taken(machine)[1]
+    later = measured_cluster(replace(MEASURED, date="2027-01-01T00:00:00Z"), 16 << 30)
+    assert not taken(later)[0] and "before this machine was calibrated again, and are left out" in taken(later)[1]
+    assert f"(gnomon calibrate --from {runs_folder()} -o {stack_file()} fits them again)" in taken(later)[1]
+    elsewhere = measured_cluster(replace(MEASURED, host="elsewhere"), 16 << 30)
+    specs = ("1x2xa100-sxm-80gb", "2x8xa100-sxm-80gb", "1x2xcpu-process")
+    for other in (elsewhere, *map(parse_cluster, specs)):
+        assert taken(other) == (False, "")
+    assert taken(machine, stack("megatron-lm")) == (False, "")
+    options.no_local_calibration = True
+    assert taken(machine) == (False, "")
 
 
 def test_a_plan_file_without_a_measurement_is_no_run(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """`gnomon calibrate`: measures this machine and writes a cluster file, which `--on local` then reads.
 
-`run(options)` prints what was found and returns 0, also for a noisy machine, which is called so. Leaves out how it is
-measured (`gnomon.runtime.calibrate`).
+`run(options)` prints what was found and returns 0, also for a noisy machine, which is called so. Numbers of runs that
+`gnomon plan --try` kept are fitted again over it. Leaves out how it is measured (`gnomon.runtime.calibrate`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from statistics import median
 from typing import Any
 
 from gnomon import schema
+from gnomon.cli.own import runs_folder
+from gnomon.cli.own_runs import refit
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import not_writable
 from gnomon.errors import InputError
 from gnomon.hardware import NOISY_SPREAD, Cluster, Measured, Table, local_file, measured_cluster
+from gnomon.report.tables import wrapped
 
 SHOWN = (
     ("matmul", "fp32", "forward"), ("matmul", "bf16", "forward"), ("matmul", "fp64", "forward"),
@@ -43,10 +46,13 @@ def run(options: argparse.Namespace) -> int:
     measured: Measured = calibrate(count, budget(seconds=float(options.seconds), quiet=False))
     cluster = measured_cluster(measured, memory())
     schema.save_file(cluster, target)
+    again = refit(cluster) if target == local_file() and runs_folder().is_dir() else None
     if options.json:
-        print_json({"file": str(target), "noisy": measured.noisy, **_mapping(cluster)})
+        own = None if again is None else again.said
+        print_json({"file": str(target), "noisy": measured.noisy, "own_runs": own, **_mapping(cluster)})
     else:
         print_lines(report(cluster, target))
+        print_lines(wrapped(f"runs that were tried here: {again.said}", indent="") if again is not None else ())
     if measured.noisy:
         print(f"gnomon: {_warning(measured)}", file=sys.stderr)
     return 0

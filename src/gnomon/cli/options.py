@@ -9,7 +9,14 @@ import argparse
 from pkgutil import resolve_name
 from typing import NoReturn
 
-from gnomon.cli.options_plan import EXPLAIN_TEXT, PLAN_TEXT, add_local_option, add_run_options, explain_options, plan_options
+from gnomon.cli.options_plan import (
+    EXPLAIN_TEXT,
+    PLAN_TEXT,
+    add_local_option,
+    add_run_options,
+    explain_options,
+    plan_options,
+)
 from gnomon.cli.values import at_most, count, new_file, rate, some
 
 _EPILOG = """\

@@ -115,6 +115,8 @@ def _newest(machine: str) -> tuple[Run, ...]:
         return ()
     runs, _ = read_own(runs_folder())
     host = machine.partition(",")[0]
-    mine = [run for run in runs if machine_of(run.cluster) == machine and (run.row.source or "").endswith(f" on {host}")]
+    mine = [
+        run for run in runs if machine_of(run.cluster) == machine and (run.row.source or "").endswith(f" on {host}")
+    ]
     age = {run.id: (runs_folder() / f"{run.id}.toml").stat().st_mtime for run in mine}
     return tuple(sorted(sorted(mine, key=lambda run: age[run.id])[-NEWEST:], key=lambda run: run.id))

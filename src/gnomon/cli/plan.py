@@ -12,7 +12,6 @@ from datetime import date
 from pkgutil import resolve_name
 from typing import Any
 
-from gnomon.cli.own import NAME as OWN
 from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import answer, is_asked, name_of
@@ -29,6 +28,7 @@ from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, refined_mapping, result_mapping
+from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.search import Found, Result, default_precision, parse_limit, plan
 from gnomon.search.choices import fixed_base
@@ -169,8 +169,8 @@ class Answer:
         return replace(best, plan=other.plan, prediction=other) if other and other.step_s < best.step_s else best
 
 
-def _searched(options: argparse.Namespace, asked: Asked) -> Answer:
-    """The search, uneven stages, and the choices beyond both."""
+def _found(options: argparse.Namespace, asked: Asked) -> Result:
+    """The search, with its progress shown."""
     progress: list[Progress] = []
 
     def told(done: int, size: int) -> None:
@@ -192,7 +192,12 @@ def _searched(options: argparse.Namespace, asked: Asked) -> Answer:
     )
     for each in progress:
         each.end()
-    found, stages = _with_stages(options, found)
+    return found
+
+
+def _searched(options: argparse.Namespace, asked: Asked) -> Answer:
+    """The search, uneven stages, and the choices beyond both."""
+    found, stages = _with_stages(options, _found(options, asked))
     if asked.chosen.asked and asked.stack is PLAIN_STACK:
         asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
     return Answer(
@@ -215,15 +220,19 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     made = _searched(options, asked)
     found, best, assumed = made.found, made.best, asked.assumed
     tries: Tries | None = None
+    again: Result | None = None
     if options.try_:
         candidates = tuple({id(each): each for each in (best, *found.best)}.values())[: options.try_]
-        tries = try_plans(options, candidates, lambda each: _file(options, found, each, assumed))
+        tries = try_plans(options, candidates, lambda each: _file(options, found, each, assumed), asked.machines)
+        if tries.refit is not None and tries.refit.stack is not None:
+            again = _found(options, replace(asked, stack=tries.refit.stack))
     elif options.output:
         save_plan_file(_file(options, found, best, assumed), options.output)
     if options.json:
         taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
-        more = {} if made.refined is None else {"refined": refined_mapping(made.refined)}
+        more: dict[str, Any] = {} if made.refined is None else {"refined": refined_mapping(made.refined)}
         more |= {} if tries is None else {"tried": tries.to_mapping()}
+        more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
         print_json({**result_mapping(found, rent=cost, stages=made.stages), **more, "assumptions": taken})
     else:
@@ -234,6 +243,8 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
             print_lines(replicas_text(made.replicas, before.step_s))
         if tries is not None:
             print_lines(("", *tries.text(options.output)))
+            if again is not None:
+                print_lines(("", *ranked_text(again, tries.attempts)))
         elif options.output:
             print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
     return 0 if tries is None else tries.status()

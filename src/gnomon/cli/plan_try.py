@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.cli.calibrate_from import fit_folder
+from gnomon.cli.own_runs import Refit, fit_folder, keep, refit
 from gnomon.cli.values import no_folder
 from gnomon.errors import InputError, PlanError, RunError
 from gnomon.hardware import Cluster
-from gnomon.plans import PlanFile, Ran, Stack, save_plan_file
+from gnomon.plans import PlanFile, Ran, Stack, load_plan_file, save_plan_file
 from gnomon.report.own_runs import OwnFit
 from gnomon.report.planning import short
 from gnomon.report.tables import wrapped
@@ -124,6 +124,8 @@ class Tries:
     """Plan files and logs."""
     fit: OwnFit | None
     """What all runs in the folder say of our own program here; None if nothing ran."""
+    refit: Refit | None = None
+    """What the runs that are kept of this machine say; None where nothing ran, or nothing is kept."""
 
     @property
     def stack(self) -> Path:
@@ -136,7 +138,9 @@ class Tries:
         if self.fit is not None:
             own = self.fit.stack.own
             said = f"with the numbers that {len(self.fit.runs)} runs give: {own.error if own else ''}"
-            lines += [*wrapped(said, indent=""), f"the next plan with them: --stack {self.stack}"]
+            lines += [*wrapped(said, indent=""), f"a stack file with them, for --stack: {self.stack}"]
+        if self.refit is not None:
+            lines += wrapped(self.refit.said, indent="")
         if output and best_of(self.attempts):
             lines.append(f"written to {output}: gnomon run {output}")
         return tuple(lines)
@@ -144,7 +148,8 @@ class Tries:
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
         stack = None if self.fit is None else str(self.stack)
-        return {**tried_mapping(self.attempts), "folder": str(self.folder), "stack": stack}
+        kept = None if self.refit is None else {"taken": self.refit.stack is not None, "said": self.refit.said}
+        return {**tried_mapping(self.attempts), "folder": str(self.folder), "stack": stack, "calibration": kept}
 
     def status(self) -> int:
         """0; RunError if none ran."""
@@ -156,9 +161,11 @@ class Tries:
         return 0
 
 
-def try_plans(options: argparse.Namespace, found: Sequence[Found], plan_file: Callable[[Found], PlanFile]) -> Tries:
-    """Runs each of the plans once, in order; writes the plan file that was asked for, of the best measured, and the
-    stack file. plan_file: of one of them."""
+def try_plans(
+    options: argparse.Namespace, found: Sequence[Found], plan_file: Callable[[Found], PlanFile], machines: Cluster
+) -> Tries:
+    """Runs each of the plans once, in order; writes the plan file that was asked for, of the best measured, the stack
+    file, and unless the user says no this machine's calibration. plan_file: of one of them."""
     folder = folder_of(options)
     before = signal.signal(signal.SIGTERM, _ended)
     try:
@@ -170,12 +177,22 @@ def try_plans(options: argparse.Namespace, found: Sequence[Found], plan_file: Ca
     kept = best_of(attempts)
     if kept is None:
         return Tries(attempts=attempts, folder=folder, fit=None)
-    tries = Tries(attempts=attempts, folder=folder, fit=fit_folder(folder))
+    calibrated = None if options.no_local_calibration else _calibrated(attempts, machines)
+    tries = Tries(attempts=attempts, folder=folder, fit=fit_folder(folder), refit=calibrated)
     assert tries.fit is not None
     save_file(tries.fit.stack, tries.stack)
     if options.output:
         save_plan_file(replace(plan_file(kept.found), measured=kept.ran), options.output)
     return tries
+
+
+def _calibrated(attempts: Sequence[Attempt], machines: Cluster) -> Refit | None:
+    """Keeps what was measured, and fits this machine's numbers again."""
+    try:
+        keep(load_plan_file(each.file) for each in attempts if each.ran is not None)
+        return refit(machines)
+    except OSError as error:
+        return Refit(stack=None, said=f"predictions stay as they are: cannot write {error.filename}: {error.strerror}")
 
 
 def _bare(file: PlanFile) -> PlanFile:

@@ -20,6 +20,7 @@ from shlex import quote
 from typing import Any
 
 from gnomon import schema
+from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
 from gnomon.errors import CatalogueError, InputError, PlanError, nearest
@@ -62,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("running a plan needs torch, which is not installed: pip install gnomon[torch]")
     machines = parse_cluster(file.on)
     device = _device(file, machines, options.device)
-    found = predict(llama(config), machines, file.plan, file.workload, _stack(file))
+    said: list[str] = []
+    found = predict(llama(config), machines, file.plan, file.workload, with_own(_stack(file), machines, options, said))
+    notes += tuple(said)
     notes += _check_memory(found) if device == "cpu" else (UNTRIED,)
     if any(each.kind != KINDS[device] for each in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from gnomon.plans import Ran
 from gnomon.report.planning import short
 from gnomon.report.tables import Column, percent, table, wrapped
-from gnomon.search import Found
+from gnomon.search import Found, Result
 from gnomon.units import show_seconds
 
 UNSTEADY = 1.3
@@ -118,6 +118,40 @@ def worth(attempts: Sequence[Attempt]) -> str:
     if place == 0:
         return f"The predicted best of {len(ran)} is the measured best."
     return f"The predicted best is number {place + 1} of {len(ran)} as measured, {percent(lost)} % slower."
+
+
+def ranked_text(again: Result, attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Lines of at most 80 columns: the best plans of a search with the numbers of these runs, and what of them ran."""
+    columns = (
+        Column(name="ranked again, with what was measured", align="left"),
+        *(Column(name=name) for name in ("predicted", "measured")),
+    )
+    rows = []
+    for each in again.best:
+        ran = _ran(each, attempts)
+        rows.append((short(each), show_seconds(each.step_s), "not tried" if ran is None else show_seconds(ran.step_s)))
+    lines = list(table(columns, rows))
+    kept, first = best_of(attempts), again.best[0]
+    if _ran(first, attempts) is None and kept is not None and first.step_s < _measured_s(kept):
+        said = (
+            f"{short(first)} was not tried, and is now predicted to be faster than what is kept: --try again tries it"
+        )
+        lines += wrapped(said, indent="")
+    return tuple(lines)
+
+
+def ranked_mapping(again: Result, attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """The same as plain values for JSON."""
+    rows = [(each, _ran(each, attempts)) for each in again.best]
+    return [
+        {"plan": short(f), "predicted_step_s": f.step_s, "measured_step_s": None if ran is None else ran.step_s}
+        for f, ran in rows
+    ]
+
+
+def _ran(found: Found, attempts: Sequence[Attempt]) -> Ran | None:
+    """What was measured of a plan, if it was tried and ran."""
+    return next((each.ran for each in attempts if each.found.plan == found.plan), None)
 
 
 def tried_mapping(attempts: Sequence[Attempt]) -> dict[str, Any]:

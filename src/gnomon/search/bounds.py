@@ -81,6 +81,12 @@ class Pipeline:
         found: Doubles = np.maximum.reduceat(values[order], starts, axis=0)
         return found
 
+    def least_of_rank(self, values: Doubles) -> Doubles:
+        """[ranks, …] the smallest of a rank's stages."""
+        order, starts = self._by_rank
+        found: Doubles = np.minimum.reduceat(values[order], starts, axis=0)
+        return found
+
     @cached_property
     def _by_rank(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         order = np.argsort(self.rank_of, kind="stable")
@@ -410,8 +416,7 @@ def time_bound(
     tail = (ends.reduce + (act.weight if split_backward else 0.0))[root]
     if split_backward:
         there_and_back = pipeline.on_rank @ (act.forward + act.input) * count + behind[low] + tail[low]
-        least = np.array([ends.reduce[pipeline.rank_of == r].min(axis=0) for r in range(len(load))])
-        through = np.maximum(there_and_back, load + least)
+        through = np.maximum(there_and_back, load + pipeline.least_of_rank(ends.reduce))
     else:
         through = load + behind[low] + tail[low]
     through = np.maximum(through, load + pipeline.on_rank @ ends.blocked)
@@ -424,6 +429,16 @@ def time_bound(
         found = np.maximum(found, (count * (own + ends.each)).max(axis=0))
         found = np.maximum(found, (pipeline.on_rank @ ends.each * count).max(axis=0))
     return found + ends.norm
+
+
+def beyond(pipeline: Pipeline, act: Actions, sends: Doubles, ends: Ends, *, split_backward: bool) -> Doubles:
+    """[ranks, columns] seconds between two meetings in which a rank does none of its own forwards and backwards, at
+    least: the chains of `time_bound` without what the rank computes."""
+    low, root = pipeline.lowest, pipeline.root
+    before, behind, _ = ways(pipeline, act.forward, act.input if split_backward else act.whole, sends)
+    after = pipeline.least_of_rank(ends.reduce) if split_backward else behind[low] + ends.reduce[root][low]
+    found: Doubles = ends.head[root][low] + before[low] + after + ends.norm
+    return found
 
 
 def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:

@@ -46,6 +46,8 @@ class Flight:
     """[stages] pipeline rank."""
     most: Longs
     """[stages] most units between the start of their forward and the end of their input gradient."""
+    joins: Longs
+    """[stages] passes that read its parameters right after another one did so on its rank."""
     held: tuple[Held, ...]
     """By pipeline rank: rows at which memory may be at its peak; memory is at least what it is at each of these."""
 
@@ -57,7 +59,7 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
     how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
     rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")
-    ranks, most = np.zeros(rows.num_stages, np.int64), np.zeros(rows.num_stages, np.int64)
+    ranks, most, joins = np.zeros((3, rows.num_stages), np.int64)
     held = []
     for rank in range(rows.num_classes):
         mine = slice(int(rows.class_ptr[rank]), int(rows.class_ptr[rank + 1]))
@@ -67,6 +69,8 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
         at = np.searchsorted(stages, stage)
         here = at[:, None] == np.arange(len(stages))
         f, e, w = forward[mine], ends[mine], frees[mine]
+        reads = stage[f | e]
+        joins += np.bincount(reads[1:][reads[1:] == reads[:-1]], minlength=len(joins))
         open_after = np.cumsum(here * (f.astype(np.int64) - e)[:, None], axis=0)
         most[stages] = open_after.max(axis=0)
         after = np.cumsum(here * (f.astype(np.int64) - w)[:, None], axis=0)
@@ -77,7 +81,7 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
         held.append(
             Held(stages=stages, counts=during[chosen], open=still, begun=begun, inside=at[chosen], backward=e[chosen])
         )
-    return Flight(rank_of=ranks, most=most, held=tuple(held))
+    return Flight(rank_of=ranks, most=most, joins=joins, held=tuple(held))
 
 
 def _peaks(during: Longs, forward: NDArray[np.bool_], ends: NDArray[np.bool_]) -> Longs:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Mesh, Plan, Stack
 from gnomon.plans.parts import Optimizer
-from gnomon.prediction.contention import SLOWED, share
+from gnomon.prediction.contention import share
 from gnomon.prices.allocator import placed
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
@@ -31,6 +31,7 @@ from gnomon.sharding import ParameterCollective
 from gnomon.sharding.parameters import STATE_TENSORS, parameter_collectives, shard_ranks
 
 Doubles = NDArray[np.float64]
+Longs = NDArray[np.int64]
 
 
 class Sharding:
@@ -256,12 +257,12 @@ class Sharding:
         one = np.eye(len(self.collectives))
         return np.maximum(self.seconds(kind, when, one, np.ones(len(one))) - GRID_S, 0.0)
 
-    def streams(self, pipeline: Pipeline, act: Actions, sends: Doubles, count: int) -> float:
+    def streams(self, pipeline: Pipeline, act: Actions, sends: Doubles, count: int, joins: Longs) -> float:
         """Seconds of a step under ZeRO 3 by its communication streams."""
         if self.zero != 3:
             return 0.0
         gathered = self.gathered_s if self.optimizer.reshard_after_forward else None
-        return streams(pipeline, act, sends, count, self.reduced_s, self.summed_s, gathered)
+        return streams(pipeline, act, sends, count, joins, self.reduced_s, self.summed_s, gathered)
 
     def waits(self, pipeline: Pipeline, act: Actions) -> Actions:
         """Actions with what they wait for gathers under ZeRO 3."""
@@ -291,6 +292,7 @@ def streams(
     act: Actions,
     sends: Doubles,
     count: int,
+    joins: Longs,
     reduced: Doubles,
     summed: Doubles,
     gathered: Doubles | None,
@@ -300,66 +302,24 @@ def streams(
 
     Gradients are reduced once a microbatch and layer, and added up over replicas once, one after another on one stream,
     and not before the first forward of one of the rank's stages has ended. A pass of a microbatch over a stage reads
-    its layers one by one; a gather serves neighbouring reads of one layer, so of two passes that follow each other at
-    most one layer is shared: each pass gathers all layers but one, on one stream.
+    its layers one by one; a gather serves neighbouring reads of one layer, so of two passes over one stage that follow
+    each other (`joins`, [stages]) at most one layer is shared: `gathers`, on one stream.
     """
     counts = pipeline.split.counts
     before, _, _ = ways(pipeline, act.forward, act.forward, sends)
     start = -pipeline.most_of_rank(-(before + act.forward)[:, 0])
     found = float((start + pipeline.on_rank @ (counts @ (reduced * count + summed))).max())
     if gathered is not None:
-        present = np.where(counts > 0, gathered, 0.0).max(axis=1)
-        passes = 2 * count * np.maximum(counts @ gathered - present, 0.0)
-        found = max(found, float((pipeline.on_rank @ passes).max()))
+        found = max(found, float(gathers(pipeline, count, joins, gathered).max()))
     return found
 
 
-def slowed(
-    pipeline: Pipeline, busy: Doubles, count: int, sharding: Sharding, column: int, *, split_backward: bool
-) -> float:
-    """Seconds of a step under ZeRO 3, at least, with what kernels lose to the collectives beside them (`contended`).
-
-    busy: [stages] seconds of a unit's actions alone. For steps that end with a norm: each is alike from one meeting of
-    all ranks to the next, T0 apart without losses and T ≥ T0 with them, and all transfers of a step are between two
-    meetings. On a rank that computes for b, kernels of which take k, and one of whose streams of transfers takes u, at
-    least u - (T0 - b) is beside computing, of that u - (T0 - b) - (b - k) beside kernels. These lose a share S of it,
-    that of the stream's slowest link, less what they wait for launches in any case, i at most. Losses to two streams
-    add up as long as their shares, lowered where needed, do not pass SLOWED together. So T ≥ b + Σ S (u - T0 + k) - i,
-    and with T ≥ T0 T ≥ (b + Σ S (u + k) - i) / (1 + Σ S), for either stream and for both. Nothing is lost on measured
-    machines.
-    """
-    table, counts = sharding.table, pipeline.split.counts
-    if table.rates.host_peer_s or any(device.measured is not None for device in sharding.job.devices):
-        return 0.0
-    reduces = sharding.contention("reduce_scatter", "after_backward")
-    sums = sharding.contention("all_reduce", "after_backward") >= reduces
-    reductions = sharding.reduced_s * count + (sharding.summed_s if sums else 0.0)
-    reads, passes = 0.0, np.zeros(len(counts))
-    if sharding.optimizer.reshard_after_forward:
-        present = np.where(counts > 0, sharding.gathered_s, 0.0).max(axis=1)
-        passes = 2 * count * np.maximum(counts @ sharding.gathered_s - present, 0.0)
-        reads = sharding.contention("all_gather", "before_forward")
-    more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
-    forward, first, second = (host[:, column] + more for host in table.host_s)
-    device = table.forward_s[:, column], table.input_s[:, column], table.weight_s[:, column]
-    idle = np.maximum(forward - device[0], 0.0)
-    if split_backward:
-        idle += np.maximum(first - device[1], 0.0) + np.maximum(second - device[2], 0.0)
-    else:
-        idle += np.maximum(first + second - device[1] - device[2], 0.0)
-    kernels = pipeline.on_rank @ (counts @ table.kernels_s[:, column]) * count
-    alone = pipeline.on_rank @ (busy - counts @ idle) * count
-    reducing = pipeline.on_rank @ (counts @ reductions) + kernels
-    reading = pipeline.on_rank @ passes + kernels
-    found = 0.0
-    for one, two in (
-        (reduces, 0.0),
-        (0.0, reads),
-        (reduces, min(reads, 1 - reduces)),
-        (min(reduces, 1 - reads), reads),
-    ):
-        bound = (alone + SLOWED * (one * reducing + two * reading)) / (1 + SLOWED * (one + two))
-        found = max(found, float(bound.max()))
+def gathers(pipeline: Pipeline, count: int, joins: Longs, gathered: Doubles) -> Doubles:
+    """[ranks] seconds of a step's gathers under ZeRO 3, at least: two passes over each stage for each microbatch, less
+    the longest layer where passes may share one."""
+    counts = pipeline.split.counts
+    present = np.where(counts > 0, gathered, 0.0).max(axis=1)
+    found: Doubles = pipeline.on_rank @ np.maximum(2 * count * (counts @ gathered) - joins * present, 0.0)
     return found
 
 

@@ -27,6 +27,7 @@ from gnomon.search.bounds import (
     Family,
     Pipeline,
     actions,
+    beyond,
     halves,
     is_split,
     no_ends,
@@ -35,7 +36,8 @@ from gnomon.search.bounds import (
     weight_at_most,
 )
 from gnomon.search.flight import flight
-from gnomon.search.leaves import Sharding, held_bytes, slowed, streams, unsharded, waiting
+from gnomon.search.leaves import Sharding, held_bytes, streams, unsharded, waiting
+from gnomon.search.losses import slowed
 from gnomon.search.space import Point, Recompute
 from gnomon.search.tighten import Loose, Tighten
 from gnomon.search.verdict import groups, least_peak
@@ -128,7 +130,11 @@ class Opening:
             if every[0].optimizer.reshard_after_forward:
                 gathers = np.minimum.reduce([each.gathered_s for each in every])
                 act = waiting(pipeline, act, gathers, self.space.base.overlap.prefetch)
-            found = streams(pipeline, given, sends, block.count, reduced, summed, gathers) if clip else 0.0
+            found = (
+                streams(pipeline, given, sends, block.count, self._joins(block), reduced, summed, gathers)
+                if clip
+                else 0.0
+            )
         chains = time_bound(
             pipeline,
             act,
@@ -175,15 +181,18 @@ class Opening:
             ),
             (len(every),),
         )
-        busy = (given.forward + (given.input + given.weight if split_backward else given.whole))[:, 0]
-        static = self.blocks.static(block.family, pipeline)[list(group.members)]
+        static, joins = self.blocks.static(block.family, pipeline)[list(group.members)], self._joins(block)
         for bound, point, sharding, own, stays in zip(bounds.tolist(), chosen, every, ends, static, strict=True):
             if not clip:
                 yield bound * (1 - SLACK), point
                 continue
-            least = max(bound, sharding.streams(pipeline, given, sends, count))
+            least = max(bound, sharding.streams(pipeline, given, sends, count, joins))
             if first.zero == 3:
-                least = max(least, slowed(pipeline, busy, count, sharding, block.column, split_backward=split_backward))
+                one = Ends(**{name: getattr(own, name)[..., None] for name in ENDS})
+                around = beyond(pipeline, given, sends, one, split_backward=split_backward)[:, 0]
+                least = max(
+                    least, slowed(pipeline, around, count, joins, sharding, adding, block.column, split_backward)
+                )
             least *= 1 - SLACK
             loose = Loose(
                 point=point,
@@ -231,6 +240,9 @@ class Opening:
 
     def _most(self, block: Block) -> NDArray[np.int64]:
         return flight(block.schedule, block.family.pp, block.virtual, block.count).most[:, None]
+
+    def _joins(self, block: Block) -> NDArray[np.int64]:
+        return flight(block.schedule, block.family.pp, block.virtual, block.count).joins
 
     def _held(self, block: Block, extra: Doubles, *, by_layer: bool, waiting: Doubles | None = None) -> Doubles:
         """[ranks] bytes of activations, and of what comes and goes with a backward, at least."""

@@ -125,8 +125,8 @@ class KindTable:
     """Of recomputation and input gradients."""
     weight_s: Doubles
     """Of weight gradients; what adds them up is not in it."""
-    kernels_s: Doubles
-    """Of all of them, what kernels take."""
+    kernels_s: tuple[Doubles, Doubles, Doubles]
+    """Of the three, what kernels take."""
     host_s: tuple[Doubles, Doubles, Doubles]
     """Launches of the three."""
     kept_bytes: Doubles
@@ -241,9 +241,10 @@ def _table(
         forward_s=rows([seconds(p.forward) for p in prices]),
         input_s=rows([seconds(p.recompute) + seconds(p.input_grad) for p in prices]),
         weight_s=rows([seconds(p.weight_grad) for p in prices]),
-        kernels_s=sum(  # type: ignore[arg-type]
-            rows([kernels(getattr(p, name)) for p in prices])
-            for name in ("forward", "recompute", "input_grad", "weight_grad")
+        kernels_s=(
+            rows([kernels(p.forward) for p in prices]),
+            rows([kernels(p.recompute) + kernels(p.input_grad) for p in prices]),
+            rows([kernels(p.weight_grad) for p in prices]),
         ),
         host_s=(
             rows([host(p.forward) for p in prices]),

@@ -1,0 +1,91 @@
+"""A bound on steps under ZeRO 3 with what kernels lose to the collectives beside them (`prediction.contention`).
+
+`slowed` follows the two rounds of `contended`: what is sure to run beside computing slows it, and slower computing has
+more beside it. Leaves out actions that wait for each other's gathers (`leaves.waiting`, `alone`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.prediction.contention import SLOWED
+from gnomon.search.bounds import Pipeline, layer_seconds
+from gnomon.search.leaves import Sharding, gathers
+
+Doubles = NDArray[np.float64]
+
+
+def slowed(
+    pipeline: Pipeline,
+    around: Doubles,
+    count: int,
+    joins: NDArray[np.int64],
+    sharding: Sharding,
+    adding: Doubles,
+    column: int,
+    split_backward: bool,
+) -> float:
+    """Seconds of a step under ZeRO 3, at least, with what kernels lose to the collectives beside them.
+
+    around: [ranks] seconds between two meetings in which a rank computes nothing of its own (`bounds.beyond`). joins:
+    as in `leaves.streams`. adding: [kinds] seconds of adding weight gradients up. For steps that end with a norm, at
+    which all ranks meet and before which all computing and all transfers of a step have ended: nothing of a step begins
+    before the meeting that the step before ended with, so one step at rest, up to its meeting, lasts for no longer than
+    the period T0 without losses, the step after it for the period T1 with those of the first round, and T, with all, is
+    not less than either.
+
+    A rank computes for b, one of its streams of transfers takes u and weighs w (the least of its links): of u at least
+    u - (T0 - b) is beside computing. An action a that lasts for b_a and has c_a beside it loses SLOWED κ_a c_a, κ_a
+    being its share of kernels, less what it waits for launches in any case, i together at most. For any λ, κ_a c_a is
+    at least λ c_a - max(λ - κ_a, 0) b_a, and so the first round loses L1 ≥ A - s T0, with s = Σ SLOWED w λ and
+    A = Σ SLOWED w (λ (u + b) - P) - i over the streams, P = Σ_a max(λ - κ_a, 0) b_a. In the second round computing
+    takes b + L1, and of what it took more max(λ - κ_a, 0) l_a is lost to P: L2 ≥ A - s T1 + s (L1 - q), where q is what
+    actions with κ_a < λ can have lost at most. With the chain T ≥ around + b + L2 and T ≥ T1, T0:
+    T ≥ (around + b + (1 + s) A - s q) / (1 + s + s²). Weights of two streams add up as long as they, lowered where
+    needed, do not pass 1 together. Nothing is lost on measured machines.
+    """
+    table, counts = sharding.table, pipeline.split.counts
+    if table.rates.host_peer_s or any(device.measured is not None for device in sharding.job.devices):
+        return 0.0
+    times = pipeline.on_rank @ counts * count
+    busy, top, share = _actions(sharding, adding, column, split_backward)
+    idle, kinds = top - busy, len(busy) // counts.shape[1]
+    often = np.tile(times, kinds)
+    own, spare = often @ busy, often @ idle
+    reduces = sharding.contention("reduce_scatter", "after_backward")
+    sums = sharding.contention("all_reduce", "after_backward") >= reduces
+    reduced = pipeline.on_rank @ (counts @ (sharding.reduced_s * count + (sharding.summed_s if sums else 0.0)))
+    reads, gathered = 0.0, np.zeros(len(reduced))
+    if sharding.optimizer.reshard_after_forward:
+        reads = sharding.contention("all_gather", "before_forward")
+        gathered = gathers(pipeline, count, joins, sharding.gathered_s)
+    weights = {(reduces, 0.0), (0.0, reads), (reduces, min(reads, 1 - reduces)), (min(reduces, 1 - reads), reads)}
+    one, two = (SLOWED * np.array(each)[:, None, None] for each in zip(*sorted(weights), strict=True))
+    level = np.unique(share[share > 0])[:, None]
+    below = np.maximum(level - share, 0.0) * top
+    worth = level * own - below @ often.T
+    lowest = (SLOWED * np.where(share < level, share * top, 0.0)) @ often.T
+    slope = (one + two) * level
+    first = one * (level * reduced + worth) + two * (level * gathered + worth) - spare
+    found = (around + own + (1 + slope) * first - slope * lowest) / (1 + slope + slope * slope)
+    return float(found.max(initial=0.0))
+
+
+def _actions(
+    sharding: Sharding, adding: Doubles, column: int, split_backward: bool
+) -> tuple[Doubles, Doubles, Doubles]:
+    """(seconds at least, seconds at most, share of kernels at least) of each action and kind of layer, one action after
+    another: forward, backward or its two parts."""
+    table = sharding.table
+    more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
+    seconds, names = layer_seconds(table, adding, sharding.copying, column), ["F", "I", "W"]
+    hosts = [each[:, column] + more for each in table.host_s]
+    device = [each[:, column] for each in (table.forward_s, table.input_s, table.weight_s)]
+    kernels = [each[:, column] for each in table.kernels_s]
+    if not split_backward:
+        names, hosts, device, kernels = ["F", "B"], *([f, i + w] for f, i, w in (hosts, device, kernels))
+    busy = np.concatenate([np.array(seconds[name]) for name in names])
+    waits = [np.maximum(host - spent, 0.0) for host, spent in zip(hosts, device, strict=True)]
+    top = busy + np.concatenate(waits)
+    return busy, top, np.where(top > 0, np.concatenate(kernels) / np.maximum(top, 1e-30), 0.0)

@@ -24,7 +24,7 @@ import gnomon.prices
 from gnomon import schema
 from gnomon.formats.published import Run, read_runs
 from gnomon.prices.curves import Provenance
-from gnomon.prices.fitted import ANY, MANY_NODES, MODEL_FOLDS, Fitted, Fold, Folds, fitted, fold_of, folds
+from gnomon.prices.fitted import ANY, MODEL_FOLDS, Fitted, Fold, Folds, fitted, fold_of, folds
 
 DATE = "2026-11-22"
 LEFT = ("megatron-ci",)
@@ -32,7 +32,7 @@ LEFT = ("megatron-ci",)
 EACH = 8
 """Runs of a family for the numbers of all stacks."""
 HEALTHY_MFU = 5.0
-"""Per cent; slower nanotron runs met trouble of the network (published beside them) that no number of a stack says."""
+"""Per cent; of slower nanotron runs it is not known which messages and which checks they ran with."""
 
 UNIVERSAL = (
     Number("host_kernel_s", 25e-6),
@@ -88,15 +88,13 @@ JOBS = (
         (
             ("host_kernel_s", ""),
             ("host_collective_s", ""),
-            ("host_peer_s", ""),
             ("compute", ""),
             ("exposed", ""),
-            ("message_s", ""),
             ("link:efa-100", ""),
             ("hop:efa-100", ""),
         ),
         sample=100,  # a tenth of its runs met trouble: fewer follow them
-        starts=(("host_peer_s", 2e-4), ("message_s", 0.5), ("link:efa-100", 2.0), ("hop:efa-100", 4e-4)),
+        starts=(("link:efa-100", 2.0), ("hop:efa-100", 4e-4)),
     ),
     Job(
         "llm-foundry",
@@ -133,8 +131,8 @@ def usable(run: Run) -> bool:
     """Whether a run may be fitted on."""
     if run.family in LEFT or run.row.experts:
         return False
-    large = sum(group.count for group in run.cluster.groups) >= MANY_NODES  # all of them wait: `message_s`
-    return large or run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
+    known = run.stack.p2p_poll_s is not None  # slow, and why is known
+    return known or run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
 
 
 class Fits:

@@ -32,9 +32,7 @@ HOP_LIMITS = (1e-6, 2e-3)
 SPREADS = {
     "host_kernel_s": 0.5,
     "host_collective_s": 1.0,
-    "host_peer_s": 1.0,
     "host_unit_s": 1.0,
-    "message_s": 1.0,
     "compute": 0.12,
     "attention": 0.2,
     "exposed": 0.4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import process_time
 from typing import Literal
 
@@ -27,6 +28,8 @@ from gnomon.schedules import (
     with_optimizer,
     zero_bubble_v,
 )
+from gnomon.schedules.messages import with_polled
+from gnomon.simulate import Script, durations, makespans
 
 
 def tokens(program: Program) -> list[str]:
@@ -213,3 +216,31 @@ def test_units_must_be_as_many_as_the_schedule_has() -> None:
     units = with_messages(one_f_one_b(2, 3)).program().units
     with pytest.raises(ValueError, match="the schedule has 2 microbatches, but 3 units are given"):
         one_f_one_b(2, 2).program(units=units)
+
+
+def test_a_host_that_polls_sleeps_for_each_tensor() -> None:
+    """Activations are two tensors, gradients one. Beside a backward, the second tensor leaves after it."""
+    program = with_polled(with_optimizer(one_f_one_b(2, 2)), paired=True).program()
+    assert tokens(program) == [
+        "0F0 0POLL0 0SEND_F0 0POLL0 0F1 0POLL1 0RECV_B0 0B0 0SEND_F1 0POLL1 0RECV_B1 0B1 0OPT",
+        "1POLL0 1RECV_F0 1F0 1B0 1SEND_B0 1POLL0 1POLL1 1RECV_F1 1F1 1B1 1SEND_B1 1POLL1 1OPT",
+    ]
+
+
+@given(ranks=st.integers(2, 6), units=st.integers(1, 12), schedule=st.sampled_from([gpipe, one_f_one_b]))
+def test_polled_messages_deadlock_nowhere(ranks: int, units: int, schedule: Callable[[int, int], Rows]) -> None:
+    rows = with_optimizer(schedule(ranks, units))
+    program = with_polled(rows, paired=schedule is one_f_one_b).program()
+    assert not problems(program)
+
+
+@pytest.mark.parametrize(("ranks", "slope"), [(2, 0.6), (4, 1.2), (8, 1.2)])
+def test_by_hand_a_microbatch_is_polled_for(ranks: int, slope: float) -> None:
+    """0.1 s a look, two looks a tensor: a stage in the middle sends three tensors of a microbatch and receives three,
+    the first one sends two and receives one, the last the other way round. Computing takes nothing."""
+    ends = []
+    for units in (20, 40):
+        program = with_polled(with_optimizer(one_f_one_b(ranks, units)), paired=True).program()
+        busy = {"*": 0.0} | {kind: 0.2 for kind in ("POLL", "RECV_F", "RECV_B")}
+        ends.append(float(makespans(Script.of(validate(program)), durations(program, busy))[0]))
+    assert (ends[1] - ends[0]) / 20 == pytest.approx(slope)

@@ -118,6 +118,9 @@ class Stack:
     """Dtype in which gradients of keys and values travel around a context-parallel ring."""
     p2p: Literal["batched", "separate", "synchronous"] | None = None
     """Pipeline sends and receives: one group call, calls on streams of their own, or calls that the host waits for."""
+    p2p_poll_s: float | None = None
+    """Seconds that the host sleeps between looks whether a tensor's description has gone to another stage or come from
+    it; there are two for each tensor. Left out: it does not sleep."""
     p2p_partitioned: bool | None = None
     """Ranks of a tp group that hold the same activation each send their part of it, and the receivers gather it."""
     moe_dispatch: Literal["all_to_all", "all_gather", "fused"] | None = None
@@ -141,6 +144,9 @@ class Stack:
     choices: tuple[str, ...] = ()
     """Further decisions that it carries out, by the names of `gnomon.search.choices`: `reshard_after_forward`,
     `optimizer_offload`, `activation_offload`, `async_tp`, `order`, `fp8`."""
+    checked_collectives: bool | None = None
+    """Before each collective its ranks agree over TCP that all make the same one, and the host waits for them
+    (`TORCH_DISTRIBUTED_DEBUG=DETAIL`)."""
     device_overhead_bytes: int | None = None
     """Device memory taken outside the allocator: context, libraries, communication buffers."""
     reducer_buckets: bool | None = None

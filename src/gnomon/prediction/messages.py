@@ -43,12 +43,6 @@ class Messages:
             self._wires[source, target] = self._wire(source, target)
         return self._wires[source, target]
 
-    @property
-    def crosses_nodes(self) -> bool:
-        """Whether any message crosses nodes."""
-        links = (self._between(*pair) for pair in self.sent)
-        return any(link is not None and link.nodes > 1 for link in links)
-
     def _wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
         """(price of a message, what it runs over); nothing where no two ranks are on different devices."""
         link = self._between(source, target)

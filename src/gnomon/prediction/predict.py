@@ -28,7 +28,7 @@ from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prices.curves import curves_with
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
-from gnomon.schedules.lower import Outline, build, outline, refuse_passes
+from gnomon.schedules.lower import Messages, Outline, build, outline, refuse_passes
 from gnomon.schema import to_mapping
 from gnomon.simulate import period
 from gnomon.simulate import simulate as play_timeline
@@ -174,7 +174,8 @@ def predict(
     kernels, assumed, stack = settle(stack)
     count, size = batch(plan, workload)
     workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels, stack) for s in range(plan.num_stages))
-    structure, blocks = _structure(replace(plan, saved=Saved(), precision=Precision(), placement=()), graph, count)
+    bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
+    structure, blocks = _structure(bare, graph, count, "buffered" if stack.p2p_poll_s is None else "polled")
     every = [Pricing(plan, graph, machines, stack, stages, blocks, count) for stages in _replicas(plan, workers)]
     pricing = every[0]
     if len(every) > 1:  # replicas meet at the end of a step only: it is as long as the slowest one's
@@ -256,7 +257,9 @@ def _workers(
 
 
 @lru_cache(maxsize=64)
-def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[tuple[int, int], ...]]:
+def _structure(
+    plan: Plan, graph: Graph, count: int, messages: Messages = "buffered"
+) -> tuple[Structure, tuple[tuple[int, int], ...]]:
     """The plan's Program, validated, and what its stages stand for. What only prices depend on (precision, what is
     saved, placement) is left at its default, so that plans share it."""
     schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
@@ -268,14 +271,14 @@ def _structure(plan: Plan, graph: Graph, count: int) -> tuple[Structure, tuple[t
         blocks = tuple((stage, i) for stage, layers in enumerate(outlined.layers) for i in range(layers))
     else:
         blocks = tuple((stage, -1) for stage in range(plan.num_stages))
-    shared = _validated(replace(outlined, counts=()))
+    shared = _validated(replace(outlined, counts=()), messages)
     return replace(shared, program=replace(shared.program, counts=outlined.counts)), blocks
 
 
 @lru_cache(maxsize=128)
-def _validated(outlined: Outline) -> Structure:
+def _validated(outlined: Outline, messages: Messages = "buffered") -> Structure:
     """Plans of one outline share their Program, whatever their sizes and prices and however many ranks a class has."""
-    return validate(build(outlined))
+    return validate(build(outlined, messages=messages))
 
 
 def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:

@@ -25,8 +25,8 @@ from gnomon.prediction.messages import Messages
 from gnomon.prediction.stage import GROUPS, StagePrice
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
-from gnomon.prices.fitted import Fitted, fitted, many_nodes, rates
-from gnomon.prices.host import host_cost
+from gnomon.prices.fitted import Fitted, fitted, rates
+from gnomon.prices.host import check_s, host_cost
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds, norm_seconds, optimizer_seconds
@@ -71,7 +71,10 @@ WANTED = {
 BY_LAYER = frozenset({*PHASES, *WANTED, "OPT"})
 """Actions whose price follows from their layers alone."""
 
-FREE_KINDS = frozenset({"RECV_F", "RECV_B", "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"})
+POLLS = frozenset({"RECV_F", "RECV_B", "POLL"})
+"""Actions in which a host that polls sleeps until it sees the two descriptions of a tensor gone or come."""
+
+FREE_KINDS = frozenset({*POLLS, "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"})
 """Actions that only mark a moment: a receive ends when its send does."""
 
 
@@ -113,7 +116,6 @@ class Pricing:
         self._updates: dict[int, tuple[float, int, float]] = {}
         self._wired: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = {}
         self._memo: dict[tuple[str, int, str], float] = {}
-        self._apart: bool | None = None
         self._use(numbers or fitted())
         first: dict[tuple[int, int], int] = {}
         self.alike = [
@@ -129,13 +131,6 @@ class Pricing:
         self.launch_s = [host_cost(stack, stage.device, numbers).per_kernel_s for stage in stages]
         free = {at: s for at, s in self._memo.items() if at[0] == "NORM" or at[2] == TIED}
         self._memo = free
-
-    @property
-    def stages_apart(self) -> bool:
-        """Whether any message between stages crosses nodes."""
-        if self._apart is None:
-            self._apart = self.messages.crosses_nodes
-        return self._apart
 
     def with_numbers(self, numbers: Fitted | None = None, stack: Stack | None = None) -> Pricing:
         """The same plan under other fitted numbers, or with a stack that differs in its own numbers alone; what does
@@ -164,7 +159,7 @@ class Pricing:
         if ".." in key.name:  # one row for neighbouring blocks: `2..3.D2H`
             return sum(self.seconds(key._replace(stage=other, name="")) for other in self._bucket(key))
         if kind in FREE_KINDS:
-            return 0.0
+            return 2 * (self.stack.p2p_poll_s or 0.0) if kind in POLLS else 0.0
         if kind in PHASES:
             return sum(self.parts(kind, stage).values())
         if kind in ("SEND_F", "SEND_B"):
@@ -298,8 +293,7 @@ class Pricing:
         total = self.launch_s[stage] * (sum(phase.kernels for phase in phases) + kernels) + own.host_unit_s
         for phase in phases:
             for axis, count in phase.collectives.items():
-                peers = own.host_peer_s * links[axis].ranks if self.stages_apart else 0.0
-                total += count * (own.host_collective_s + peers)
+                total += count * (own.host_collective_s + check_s(self.stack, links[axis].ranks))
         return total
 
     def _around(self, kind: str, block: int) -> OpPrice:
@@ -363,13 +357,7 @@ class Pricing:
         seconds, link = self.messages.wire(source, target)
         if link is None:
             return seconds
-        waits = self.rates[source].message_s * self._many_nodes if link.nodes > 1 else 0.0
-        return seconds * self._slower(link) + waits
-
-    @property
-    def _many_nodes(self) -> float:
-        """How much of `message_s` a message waits, by the size of the job: from 0 to 1."""
-        return many_nodes(sum(group.count for group in self.cluster.groups))
+        return seconds * self._slower(link)
 
     def _skip(self, stage: int, *, forward: bool) -> float:
         """The longest message of a stage to (or its gradient from) one that is not its neighbour."""
@@ -404,7 +392,8 @@ class Pricing:
         devices = np.unique(self.plan.device_of)
         if len(devices) < 2:
             return own
-        return own + float(collective_seconds("all_reduce", 8, axis_link(self.cluster, devices[None, :])))
+        summed = float(collective_seconds("all_reduce", 8, axis_link(self.cluster, devices[None, :])))
+        return own + summed + check_s(self.stack, len(devices))
 
     def _on_host(self, kind: str, block: int) -> float:
         """Copies over the host link, and the update on the host's cores, which the ranks of a node share."""
@@ -419,16 +408,18 @@ class Pricing:
 
     def _parameters(self, kind: str, block: int) -> float:
         """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""
-        buckets = 1
+        buckets, last = 1, 0.0
         # at once: the clock shows what overlaps
         at_once = self.stack.bucketed is False or (kind == "REDUCE_GRAD" and self._whole_gradients)
         if beside := 0.0 if at_once else self._beside(kind, block):
-            buckets = self._buckets(kind, block)
+            buckets, last = self._buckets(kind, block)
         seconds = self._reduced(kind, block, buckets)
+        ranks = sum(link.ranks for _, link in self._wired[kind, block, buckets])
+        seconds = max(seconds, buckets * check_s(self.stack, ranks))
         if kind == "AR" and self.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
             beside = max(beside - self._reduced("REDUCE_GRAD", block, buckets), 0.0)
         # the first layer's gather, or the last one's reduction, has nothing beside it
-        return max(seconds / buckets, seconds - beside * (buckets - 1) / buckets)
+        return max(seconds * max(last, 1 / buckets), seconds - beside * (buckets - 1) / buckets)
 
     def _beside(self, kind: str, block: int) -> float:
         """Seconds of computing that run beside a stage's collective when it goes bucket by bucket. On a measured
@@ -445,13 +436,32 @@ class Pricing:
         beside = sum(self.parts("W" if self.plan.schedule.name in SPLIT_BACKWARD else "B", block).values())
         return beside
 
-    def _buckets(self, kind: str, block: int) -> int:
+    def _buckets(self, kind: str, block: int) -> tuple[int, float]:
+        """(how many, the share of all bytes that is in the last one, where that is more than that of the others)."""
         stage, layers = self._layers(block)
         size = self.plan.overlap.bucket_bytes
         if size is None:
-            return sum(times for _, times in layers)
+            return sum(times for _, times in layers), 0.0
+        if self.stack.reducer_buckets:
+            return self._filled(stage, size)
         total = sum(c.bytes * n for layer, n in layers for c in stage.collectives(layer) if c.kind == WANTED[kind][0])
-        return max(1, -(-total // size))
+        return max(1, -(-total // size)), 0.0
+
+    def _filled(self, stage: StagePrice, size: int) -> tuple[int, float]:
+        """Buckets of torch's DistributedDataParallel, filled in the order in which gradients come: a tensor that is
+        larger than a bucket fills one, and what the first layer has comes last, with nothing beside it."""
+        width, counts, seen = DTYPE_BITS[self.plan.precision.reduce] // 8, [0], set[str]()
+        sizes = []
+        for layer, price in zip(stage.in_order, stage.order, strict=True):
+            for tensor in price.sharded.block.parameters:
+                if (name := layer.call.parameter_name(tensor.name, layer.index)) not in seen:
+                    seen.add(name)
+                    sizes.append(int(price.sharded.local_elements[tensor.name]) * width)
+        for one in reversed(sizes):
+            if counts[-1] >= size:
+                counts.append(0)
+            counts[-1] += one
+        return len(counts), counts[-1] / max(sum(counts), 1)
 
     def _reduced(self, kind: str, block: int, buckets: int) -> float:
         """Seconds of a stage's collective in so many buckets, if nothing runs beside it."""

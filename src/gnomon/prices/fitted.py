@@ -25,18 +25,14 @@ from gnomon.prices.curves import Provenance
 from gnomon.prices.links import AxisLink
 from gnomon.units import Seconds
 
-Name = Literal[
-    "host_kernel_s", "host_collective_s", "host_peer_s", "host_unit_s", "message_s", "compute", "attention", "exposed"
-]
+Name = Literal["host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "exposed"]
 """Numbers of a stack: the fields of `Rates`."""
 
 LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "host_kernel_s": (0.0, 2e-4),
         "host_collective_s": (0.0, 2e-3),
-        "host_peer_s": (0.0, 2e-3),
         "host_unit_s": (0.0, 0.2),
-        "message_s": (0.0, 2.0),
         "compute": (0.3, 1.0),
         "attention": (0.2, 2.0),
         "exposed": (0.0, 2.0),
@@ -50,17 +46,6 @@ and one that others use now is slower."""
 
 STACK_NUMBERS = 6
 """Most numbers of one stack."""
-
-MANY_NODES = 64
-"""Size of a job, in nodes, at which nearly every published run with stages waited `message_s` for each message
-(nanotron over EFA, up to 16 tensor-parallel ranks: 146 of 149 runs on 64 nodes, 78 of 164 on 32, 36 of 180 on 16).
-Chosen on these runs; why they wait is not known."""
-
-
-def many_nodes(nodes: int) -> float:
-    """How much of `message_s` a message waits in a job of so many nodes: from 0 to 1."""
-    return min(max(2 * nodes / MANY_NODES - 1, 0.0), 1.0)
-
 
 SHARED_NUMBERS = 20
 """Most numbers of all stacks, devices and links together."""
@@ -77,14 +62,8 @@ class Rates:
     """Host time from one launch to the next; None: by the way of launching (`host.host_cost`)."""
     host_collective_s: Seconds = 0.0
     """Host time of a collective inside a layer, beyond its launch."""
-    host_peer_s: Seconds = 0.0
-    """Host time of a collective inside a layer for each rank of its group, in plans with pipeline stages on different
-    nodes."""
     host_unit_s: Seconds = 0.0
     """Host time of a forward or backward of a stage, beyond its kernels: gathers, hooks, the loop around it."""
-    message_s: Seconds = 0.0
-    """What a message between stages on different nodes takes beyond its price in a job of MANY_NODES; in smaller ones
-    less, and nothing in a job of half as many."""
     compute: float = 1.0
     """Sustained speed of kernels over their speed in short bursts."""
     attention: float = 1.0

@@ -151,9 +151,7 @@ class _Errors:
                 "attention": known.attention / attention,
                 "host_kernel_s": eager * host,
                 "host_collective_s": known.host_collective_s * host,
-                "host_peer_s": known.host_peer_s * host,
                 "host_unit_s": known.host_unit_s * host,
-                "message_s": known.message_s * host,
                 "exposed": known.exposed * collectives,
             }
             for name, value in slower.items():

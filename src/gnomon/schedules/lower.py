@@ -38,7 +38,7 @@ from gnomon.schedules.dualpipe_v import dualpipe_v
 from gnomon.schedules.gpipe import gpipe
 from gnomon.schedules.gradients import with_all_reduce, with_optimizer
 from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b, looped_bfs
-from gnomon.schedules.messages import with_messages
+from gnomon.schedules.messages import with_messages, with_polled
 from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.schedules.optimizer import apply_optimizer, effective_zero, with_meetings
 from gnomon.schedules.rows import Rows
@@ -71,6 +71,9 @@ LOOPED: Mapping[str, Callable[[int, int, int], Rows]] = {
 
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 
+Messages = Literal["buffered", "rendezvous", "polled"]
+"""How messages between stages go: see `lower`."""
+
 ProgramPass = Callable[[Program, Pass], Program]
 """A pass of the plan: a Program and the pass with its parameters -> a Program."""
 
@@ -81,15 +84,15 @@ def lower(
     cluster: Cluster | None = None,
     workload: Workload | None = None,
     *,
-    messages: Literal["buffered", "rendezvous"] = "buffered",
+    messages: Messages = "buffered",
     passes: Mapping[str, ProgramPass] | None = None,
 ) -> Program:
     """The Program of one step. PlanError when the plan cannot run, or asks for what is not expressed here.
 
     workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
     num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and
-    end together; a property of the software, not of the plan. passes: further passes by name; one that needs prices
-    has them bound.
+    end together, or the host sleeps between looks at each; a property of the software, not of the plan.
+    passes: further passes by name; one that needs prices has them bound.
     """
     check(plan, graph, cluster, workload)
     program = build(outline(graph, plan, cluster, workload), messages=messages)
@@ -172,7 +175,7 @@ def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: 
     )
 
 
-def build(given: Outline, *, messages: Literal["buffered", "rendezvous"] = "buffered") -> Program:
+def build(given: Outline, *, messages: Messages = "buffered") -> Program:
     """The Program of an outline, without the plan's passes that edit Programs."""
     rows, units = _scheduled(given.schedule, given.pipeline_ranks, given.num_microbatches), given.units
     unlike = len(given.workers) > 1
@@ -248,15 +251,16 @@ def _with_reductions(rows: Rows, given: Outline, *, unlike: bool) -> Rows:
     return meet(rows, given.pipeline_ranks) if unlike else rows
 
 
-def _program(
-    rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Literal["buffered", "rendezvous"]
-) -> Program:
+def _program(rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Messages) -> Program:
     """The Program of the rows, with messages between stages."""
     beside = given.overlap.pipeline_sends
     rows = with_skips(rows, given.skips, blocking=not beside)
-    rows = with_messages(rows, chains=given.starts, blocking=() if beside else MESSAGES)
-    names = () if messages == "buffered" else ("fwd", "bwd", *(("skip", "skip_grad") if given.skips else ()))
-    comms = tuple(Communicator(name=name, semantics=messages) for name in names)
+    if messages == "polled":
+        rows = with_polled(rows, chains=given.starts, paired=given.schedule.name == "one_f_one_b")
+    else:
+        rows = with_messages(rows, chains=given.starts, blocking=() if beside else MESSAGES)
+    names = () if messages != "rendezvous" else ("fwd", "bwd", *(("skip", "skip_grad") if given.skips else ()))
+    comms = tuple(Communicator(name=name, semantics="rendezvous") for name in names)
     return rows.program(
         units=units,
         counts=given.counts,

@@ -2,8 +2,9 @@
 
 `with_messages` puts each send right after the action that makes its buffer, and each receive right before the action
 that needs it, or as much earlier as the sender's order asks for, because messages of a communicator are matched by
-order. Receives have a stream of their own unless `blocking` puts them on the compute stream. `with_loads` inserts rows
-that load the inputs. Left out: what a message costs, and skips between stages that are not neighbours.
+order. Receives have a stream of their own unless `blocking` puts them on the compute stream. `with_polled` has them as
+a host does that sleeps between looks at each of them. `with_loads` inserts rows that load the inputs. Left out: what a
+message costs, and skips between stages that are not neighbours.
 """
 
 from __future__ import annotations
@@ -30,6 +31,43 @@ def with_messages(rows: Rows, *, chains: Sequence[int] = (0,), blocking: Sequenc
     for names, hop, send, receive in ((FORWARD, 1, "SEND_F", "RECV_F"), (BACKWARD, -1, "SEND_B", "RECV_B")):
         parts += _direction(rows, _Side(rows, names), hop, chains, _index(kinds, send), _index(kinds, receive))
     return insert(rows, parts, kinds)
+
+
+POLL = Kind(name="POLL")
+"""A host that sleeps until it sees that a tensor's description has gone or come, and issues nothing meanwhile."""
+
+
+def with_polled(rows: Rows, *, chains: Sequence[int] = (0,), paired: bool = False) -> Rows:
+    """The rows with messages that the host looks after, asleep between looks: a POLL for each tensor that it sends, and
+    one before each activation that it receives, which comes as two tensors (hidden states, mask). RECV_F and RECV_B
+    are the other waits. paired: the rows are 1F1B, where the second tensor, here SEND_F, leaves after the backward
+    that is paired with the forward.
+
+    As the branch with nanotron's benchmarks has it: huggingface/nanotron 67c5ebb6 (2024-12-27)
+    src/nanotron/parallel/pipeline_parallel/p2p.py _send_meta, _recv_meta; state.py run_communication; functional.py.
+    """
+    kinds = (*blocking_kinds(("SEND_F", "RECV_F", "SEND_B", "RECV_B"), rows.kinds), POLL)
+    poll = len(kinds) - 1
+    parts = []
+    for names, hop, send, receive in ((FORWARD, 1, "SEND_F", "RECV_F"), (BACKWARD, -1, "SEND_B", "RECV_B")):
+        side = _Side(rows, names)
+        come, go = _direction(rows, side, hop, chains, _index(kinds, send), _index(kinds, receive))
+        waits = np.full(len(go.anchor), poll, np.int8)
+        if hop > 0:
+            parts.append(replace(go, kind=waits))  # the first tensor: right after the forward
+            go = replace(go, anchor=_after_pair(rows, go)) if paired else go
+            parts.append(replace(come, kind=np.full(len(come.anchor), poll, np.int8)))
+        parts += [come, go, replace(go, kind=waits)]
+    return insert(rows, parts, kinds)
+
+
+def _after_pair(rows: Rows, sends: Inserted) -> Longs:
+    """Where activations leave under 1F1B: after the backward that follows the forward, once it is warm."""
+    forward = np.asarray(sends.anchor)
+    after = np.minimum(forward + 1, rows.num_rows - 1)
+    paired = rows.is_kind("B")[after] & (rows.rank_class[after] == rows.rank_class[forward])
+    # in the warm-up, which may be all of a stage's forwards, they leave at once
+    return np.where(paired & (sends.unit >= rows.num_stages - 1 - sends.stage), after, forward)
 
 
 def blocking_kinds(names: Sequence[str], base: tuple[Kind, ...] = STANDARD_KINDS) -> tuple[Kind, ...]:

@@ -26,7 +26,7 @@ from gnomon.prediction.predict import settle
 from gnomon.prediction.stage import stage_links
 from gnomon.prediction.step import SPLIT_BACKWARD
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
-from gnomon.prices.fitted import fitted, many_nodes
+from gnomon.prices.fitted import fitted
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.space import Space
 from gnomon.search.tables import Kinds, KindTable, Split, kind_tables, split
@@ -325,9 +325,7 @@ def halves(act: Actions) -> Actions:
 
 def weight_at_most(table: KindTable, counts: Doubles, adding: Doubles, column: int) -> Doubles:
     """[stages] seconds of weight gradients, at most: kernels and launches one after another, each tensor added up by a
-    launch. Without end where the host waits for peers too, which tables do not have."""
-    if table.rates.host_peer_s:
-        return np.full(len(counts), np.inf)
+    launch."""
     host = table.host_s[2][:, column] + table.launch_s * (table.tensors + 1)
     device = table.weight_s[:, column] + adding / table.rates.compute
     found: Doubles = counts @ (device + host) + table.rates.host_unit_s + GRID_S
@@ -484,14 +482,8 @@ class Sends:
         if self.job.stack.p2p_partitioned and not family.layout.sequence_parallel:
             size = size / family.tp
         seconds = np.asarray(p2p_seconds(size, link), float) * self.job.slower(link)
-        if link.nodes > 1:
-            seconds = seconds + family.table.rates.message_s * self._many_nodes
         found: Doubles = np.maximum(seconds - GRID_S, 0.0)
         return found
-
-    @cached_property
-    def _many_nodes(self) -> float:
-        return many_nodes(sum(group.count for group in self.job.cluster.groups))
 
     def _of_stages(self, pp: int, pipeline: Pipeline) -> tuple[tuple[_Hop, ...], NDArray[np.int64]]:
         """(kinds of messages, [stages - 1] which of them a stage sends: 0 for none, else one more than its index)."""

@@ -46,7 +46,7 @@ def slowed(
     needed, do not pass 1 together. Nothing is lost on measured machines.
     """
     table, counts = sharding.table, pipeline.split.counts
-    if table.rates.host_peer_s or any(device.measured is not None for device in sharding.job.devices):
+    if any(device.measured is not None for device in sharding.job.devices):
         return 0.0
     times = pipeline.on_rank @ counts * count
     busy, top, share = _actions(sharding, adding, column, split_backward)

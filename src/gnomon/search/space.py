@@ -383,7 +383,13 @@ def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
 def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple[Limit, ...]:
     """What a program does not run, as limits. Gnomon's own runtime refuses some axes and tied weights in some places
     (docs/runtime.md); other stacks are limited by the schedules, ZeRO stages and ways to exchange context that their
-    records name. ranks: numbers of tensor-parallel ranks that are open."""
+    records name. ranks: numbers of tensor-parallel ranks that are open. PlanError for what the search has no bounds
+    of."""
+    if stack.p2p_poll_s is not None or stack.checked_collectives:
+        raise PlanError(
+            f"stack {stack.name!r} polls messages or checks collectives (p2p_poll_s, checked_collectives), of which "
+            f"the search has no bounds; leave both out to plan, and predict the plan with them"
+        )
     found = []
     if stack.name == "gnomon":
         found += _own_limits(graph, ranks)

@@ -303,7 +303,36 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
             moe_experts="fused" if set_by.fused else None,
             launch="cuda_graph" if set_by.fused else None,
         )
+    if name == "nanotron":
+        found = _benchmarked(found, row)
     return with_test_options(found, row), notes
+
+
+NANOTRON_BENCHMARK = r"scripts/scaling_benchmarks\.py"
+"""In the notes of runs of nanotron's benchmark, which are not of its main branch."""
+NANOTRON_CHECKS = (
+    "huggingface/nanotron 77f54c10 (2025-03-10) run_multinode.sh: TORCH_DISTRIBUTED_DEBUG=DETAIL; scripts/"
+    "scaling_benchmarks.py starts each run with that script, and runs those with stages again"
+)
+NANOTRON_POLLS = (
+    "huggingface/nanotron 67c5ebb6 (2024-12-27, branch nouamane/bench2) src/nanotron/parallel/pipeline_parallel/p2p.py "
+    "_send_meta, _recv_meta: time.sleep(0.1) until work.is_completed(); 6ac7d733 (2024-12-13) and main do not sleep"
+)
+NANOTRON_POLL_S = 0.1
+POLLED_NODES, POLLED_TP = 64, 32
+"""Jobs with stages of so many nodes or tensor-parallel ranks: with the messages of late December 2024. Rows do not say
+with which; these nearly all waited (docs/accuracy.md)."""
+
+
+def _benchmarked(base: Stack, row: Row) -> Stack:
+    """nanotron as its benchmark ran it: with stages on several nodes, collectives are checked and messages polled."""
+    nodes = (row.num_devices or 1) // (row.devices_per_node or 8)
+    if not re.search(NANOTRON_BENCHMARK, row.notes) or (row.pp or 1) == 1 or nodes < 2:
+        return base
+    found = chosen(base, NANOTRON_CHECKS, checked_collectives=True)
+    if nodes >= POLLED_NODES or (row.tp or 1) >= POLLED_TP:
+        found = chosen(found, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,112 @@
+"""What collectives and messages cost where their ranks check each of them, or where the host sleeps between looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gnomon.errors import PlanError
+from gnomon.formats.published import read_runs
+from gnomon.models.presets import model
+from gnomon.plans import Fact, Mesh, Plan, Schedule, Stack, Workload
+from gnomon.prediction import Prediction, predict
+from gnomon.prices.host import CHECK_S
+from gnomon.search.space import stack_limits
+
+WORK = Workload(global_batch_size=16, seq_len=1024)
+
+
+def stack_with(**values: object) -> Stack:
+    facts = tuple(Fact(field=name, source="a test", date="2026-11-22") for name in values)
+    return Stack(name="test", version="0", facts=facts, **values)  # type: ignore[arg-type]
+
+
+def run(stack: Stack, **axes: int) -> Prediction:
+    plan = Plan(mesh=Mesh(**axes), schedule=Schedule(name="one_f_one_b", micro_batch_size=1))
+    return predict("gpt2", "1x8xh100-sxm-80gb", plan, WORK, stack)
+
+
+CHECKED = stack_with(checked_collectives=True)
+PLAIN = stack_with()
+POLLED = stack_with(p2p_poll_s=0.1)
+
+
+def seconds(found: Prediction, kind: str) -> float:
+    key = next(key for key in found.structure.program.keys if key.kind == kind and not key.name)
+    return found.pricing.seconds(key)
+
+
+def test_each_rank_of_a_group_is_heard_before_a_collective() -> None:
+    """gpt2's layers on four ranks are shorter than their launches, so that all of the checks show."""
+    checked, plain = run(CHECKED, tp=4, dp_replicate=2), run(PLAIN, tp=4, dp_replicate=2)
+    count = checked.pricing.phase("forward", 0).collectives["tp"]
+    assert count >= 24  # two a layer and more
+    assert seconds(checked, "F") - seconds(plain, "F") == pytest.approx(count * 4 * CHECK_S, rel=0.02)
+    assert seconds(checked, "NORM") - seconds(plain, "NORM") == pytest.approx(8 * CHECK_S)
+
+
+def test_checks_of_buckets_hide_beside_the_backward_or_not_at_all() -> None:
+    checked, plain = run(CHECKED, dp_replicate=8), run(PLAIN, dp_replicate=8)
+    assert seconds(plain, "AR") < seconds(checked, "AR") < seconds(plain, "AR") + 20 * 8 * CHECK_S
+
+
+def test_a_host_that_polls_looks_twice_at_each_tensor() -> None:
+    polled, plain = run(POLLED, pp=2, dp_replicate=4), run(PLAIN, pp=2, dp_replicate=4)
+    assert {kind: seconds(polled, kind) for kind in ("POLL", "RECV_F", "RECV_B")} == dict.fromkeys(
+        ("POLL", "RECV_F", "RECV_B"), pytest.approx(0.2)
+    )
+    assert seconds(plain, "RECV_F") == 0.0
+    # four microbatches of three tensors on each of the two stages
+    assert polled.step_s - plain.step_s == pytest.approx(4 * 0.6, rel=0.1)
+
+
+def test_one_stage_has_no_messages_to_look_at() -> None:
+    assert run(POLLED, tp=4, dp_replicate=2).step_s == run(PLAIN, tp=4, dp_replicate=2).step_s
+
+
+@pytest.mark.parametrize("stack", [CHECKED, POLLED])
+def test_the_search_has_no_bounds_of_them(stack: Stack) -> None:
+    with pytest.raises(PlanError, match="no bounds"):
+        stack_limits(stack, model("gpt2"))
+
+
+HEADER = (
+    "id,family,source,model,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,device,num_devices,devices_per_node,"
+    "precision,framework,tp,pp,dp,zero_or_fsdp,micro_batch,global_batch,recompute,flash_attention,metric,value,notes"
+)
+NOTES = "from huggingface/nanotron scripts/scaling_benchmarks.py"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tp", "pp", "notes", "checked", "polled"),
+    [
+        (64, 8, 4, NOTES, True, True),
+        (16, 8, 4, NOTES, True, False),
+        (16, 32, 2, NOTES, True, True),
+        (64, 8, 1, NOTES, False, False),
+        (1, 2, 4, NOTES, False, False),
+        (64, 8, 4, "a run of somebody else", False, False),
+    ],
+)
+def test_runs_of_the_benchmark_are_as_its_branch_had_them(
+    nodes: int, tp: int, pp: int, notes: str, checked: bool, polled: bool
+) -> None:
+    row = (
+        f"a,nanotron-ultrascale,s,llama-8B,32,4096,32,32,14336,131072,4096,h100-sxm-80gb,{8 * nodes},8,bf16,nanotron,"
+        f"{tp},{pp},{8 * nodes // tp // pp},zero1,1,512,none,yes,tokens_per_s_per_device,1000,{notes}"
+    )
+    (found,), refused = read_runs(f"{HEADER}\n{row}\n")
+    assert not refused
+    assert (bool(found.stack.checked_collectives), found.stack.p2p_poll_s is not None) == (checked, polled)
+
+
+def test_a_bucket_holds_whole_tensors_and_the_first_layers_comes_last() -> None:
+    """gpt2's embedding is 31% of its parameters: no less of the reduction has nothing beside it."""
+    plan = Plan(mesh=Mesh(dp_replicate=8), schedule=Schedule(micro_batch_size=2))
+    plan = replace(plan, overlap=replace(plan.overlap, bucket_bytes=50 * 2**20))
+    found = [predict("gpt2", "1x8xh100-sxm-80gb", plan, WORK, s) for s in (stack_with(reducer_buckets=True), PLAIN)]
+    reducer, other = (seconds(each, "AR") for each in found)
+    assert reducer > other
+    first = predict("gpt2", "1x8xh100-sxm-80gb", replace(plan, overlap=replace(plan.overlap, grad_reduce=False)), WORK)
+    assert 0.31 * seconds(first, "AR") < reducer < 0.5 * seconds(first, "AR")

@@ -45,7 +45,7 @@ def slowed(
     T ≥ (around + b + (1 + s) A - s q) / (1 + s + s²). Weights of two streams add up as long as they, lowered where
     needed, do not pass 1 together. Nothing is lost on measured machines.
     """
-    table, counts = sharding.table, pipeline.split.counts
+    counts = pipeline.split.counts
     if any(device.measured is not None for device in sharding.job.devices):
         return 0.0
     times = pipeline.on_rank @ counts * count

@@ -30,6 +30,7 @@ from gnomon.graph import (
     grad_work,
 )
 from gnomon.hardware import catalogue
+from gnomon.models.gpt import GptConfig, gpt
 from gnomon.models.presets import PRESETS, model
 from gnomon.prices import (
     FREE,
@@ -107,6 +108,22 @@ def test_a_vocabulary_of_an_odd_number_of_rows_halves_the_speed_of_all_three_pro
 
     for odd, even in zip(prices(50257), prices(50258), strict=True):
         assert odd * ODD_ROWS_SHARE == pytest.approx(even, rel=1e-3)
+
+
+def test_attention_op_by_op_loses_tensor_cores_with_heads_that_are_not_of_eight_elements() -> None:
+    """BLOOM tried heads of 108 (13824 / 128): the batched products are as slow as fp32's."""
+
+    def products(head_dim: int) -> float:
+        sizes = {"num_layers": 1, "num_heads": 8, "hidden_size": 8 * head_dim, "ffn_size": 32 * head_dim}
+        made = gpt(GptConfig(name="g", **sizes, vocab_size=512, max_positions=1024))
+        block = next(b for b in made.blocks if any(op.kind == "attention" for op in b.ops))
+        back = backward(block, UNFUSED, BF16)
+        steps = [op for op in back.forward.ops if op.kind == "matmul"]
+        setting = Setting(sizes={"batch": 4, "seq": 1024}, dtypes=BF16, causal_flops="half")
+        return sum(float(op_seconds(op, back.forward, setting, H100, CURVES).device_s) for op in steps)
+
+    assert products(108) > 4 * products(104)
+    assert products(104) < products(112) < 1.2 * products(104)
 
 
 def test_a_bias_costs_nothing_forward_and_a_sum_over_rows_backward() -> None:

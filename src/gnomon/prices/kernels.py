@@ -20,7 +20,7 @@ from gnomon.graph.ops import attention_pairs_x2
 from gnomon.graph.types import VIEWS
 from gnomon.hardware.types import Device
 from gnomon.prices.attention import attention_seconds
-from gnomon.prices.curves import Curves, Size, StreamKind, Time
+from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
 from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.measured import RULES, attention_points, matmul_seconds, rule_seconds, table_seconds
 from gnomon.prices.stream import stream_seconds
@@ -125,6 +125,12 @@ NARROW_ATTENTION = ((64, 0.89), (128, 0.80), (256, 0.75))
 """(head size, time of causal attention in eight bits over that in 16), forward: medians of attention_prefill_
 aiconfigurator.csv, B200, TensorRT-LLM 1.3.0rc15, 128 and more sequences x heads of 2048 to 16384 tokens, 7, 10 and 9
 shapes, 2026-11-22 (H100: 0.87, 0.77, 0.66). The backward is taken alike; nothing published has it."""
+
+ALIGNED = 8
+"""Elements of 16 bits in 16 bytes. Batched products with rows of another length (heads of 108, 150 or 450) run without
+tensor cores, at the price of fp32 products: cuBLAS asks for rows and pointers of 16 bytes (cuBLAS documentation, Tensor
+Core Usage, before release 11). BLOOM's ten runs with such heads took 18 to 25% longer than others like them (CUDA 11,
+A100), which makes these products 7 to 14 times as long; fp32's prices are 7 to 12 times. Published runs, 2026-11-22."""
 
 CAUSAL_SOFTMAX_READS = 0.5
 """Share of scores (backward: of probabilities and their gradients) that a softmax fused with a causal mask reads.
@@ -400,6 +406,11 @@ def _products(
         seconds = seconds / (GROUPED_LOW_SHARE if low else GROUPED_SHARE)
     if op.kind == "linear" and dtype in ("bf16", "fp16"):
         seconds = seconds / _aligned(shape.n, shape.k)
+    if op.kind == "matmul" and dtype in ("bf16", "fp16") and device.kind == "gpu":
+        uneven = (np.asarray(shape.n) % ALIGNED != 0) | (np.asarray(shape.k) % ALIGNED != 0)
+        if uneven.any():
+            slow = gemm_seconds(m, n, k, shape.batch, dtype="fp32", device=device, curves=curves, moved_bytes=moved)
+            seconds = as_time(np.where(uneven, np.maximum(slow, seconds), seconds))
     return OpPrice(device_s=seconds, kernels=1)
 
 

@@ -62,8 +62,9 @@ latter."""
 _MEGATRON_DROPOUT = r"megatron-lm|megatron-deepspeed|megatron\+deepspeed|libai|oneflow"
 
 
-UNPADDED = r"VIA-Research/vTrain"
-"""Sources whose model divides the vocabulary over tp as it is (vTrain f8dda84 src/model/gpt_modeling.py)."""
+UNPADDED = r"VIA-Research/vTrain.*single"
+"""Sources whose model divides the vocabulary over tp as it is (vTrain f8dda84 src/model/gpt_modeling.py); its measured
+runs are Megatron-DeepSpeed's."""
 
 
 def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:

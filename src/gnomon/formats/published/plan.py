@@ -37,6 +37,7 @@ from gnomon.plans.stacks import stack as named_stack
 Notes = tuple[str, ...]
 
 FRAMEWORKS = (
+    (r"^vtrain\b", "vtrain"),
     (r"nanotron", "nanotron"),
     (r"megatron-deepspeed|megatron\+deepspeed", "megatron-deepspeed"),
     (r"megatron-bridge", "megatron-bridge"),
@@ -51,7 +52,7 @@ FRAMEWORKS = (
 """(pattern of frameworks, stack that it is, or that is nearest to it). What matches none is a stack of which nothing is
 known."""
 
-SAME = r"nanotron|megatron-deepspeed|megatron-bridge|torchtitan|composer|^megatron-lm(?: ci)?$"
+SAME = r"^vtrain|nanotron|megatron-deepspeed|megatron-bridge|torchtitan|composer|^megatron-lm(?: ci)?$"
 """Frameworks that the stack's record is about; for others it is the nearest, and a note says so."""
 
 DEVICES = {
@@ -256,6 +257,10 @@ def workload(row: Row) -> Workload:
     return Workload(global_batch_size=row.global_batch or 0, seq_len=row.seq_len or 0)
 
 
+EARLY = r"bigscience|2104\.04473|\(2021|v1\.0"
+"""Runs (by program and source) of Megatron-LM of 2021 and its forks, whose backward waits for its collectives
+(bigscience-workshop/Megatron-DeepSpeed 119a0d2 megatron/mpu/layers.py ColumnParallelLinear, read 2026-11-22)."""
+
 XLA_ATTENTION = (
     "MaxText's attention=cudnn_flash_te, Paxml's NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking v25.02.02 maxtext, "
     "v24.11.1 paxml configure.sh; read 2026-11-22)"
@@ -292,6 +297,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, NO_SYNC, unsharded_accumulation=True)
     if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):
         found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
+    if found.backward_overlap and re.search(EARLY, f"{program} {row.source or ''}".lower()):
+        found = chosen(found, "Megatron-LM of 2021", backward_overlap=False)
     if re.search(r"deepep|hybridep", row.notes.lower()):
         found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
     if re.search(r"megatron-bridge", program):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,12 @@ class Row:
 COLUMNS = tuple(field.name for field in fields(Row) if field.name != "line")
 """Names of columns."""
 
+COMPOSED = "vtrain-composed"
+"""Family of rows that vTrain composed (`published.composed`)."""
+
+APART = ((r"VIA-Research/vTrain.*ground_truth_single", COMPOSED),)
+"""(pattern of sources, family): files whose rows are of another kind than those that a table groups with them."""
+
 REQUIRED = ("id", "family", "model", "device", "framework", "metric", "value")
 """Columns that a table must have and every row must fill."""
 
@@ -197,7 +204,9 @@ def _row(given: Mapping[str, str], line: int) -> Row:
             values[column] = _value(column, text)
         elif column in REQUIRED:
             raise InputError(f"{column} is empty")
-    return Row(**values)
+    row = Row(**values)
+    another = next((family for pattern, family in APART if re.search(pattern, row.source or "")), None)
+    return row if another is None else replace(row, family=another)
 
 
 def _value(column: str, text: str) -> str | int | float:

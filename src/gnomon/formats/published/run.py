@@ -13,6 +13,7 @@ from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
 from gnomon.formats.published.complete import completed, interleaved
+from gnomon.formats.published.composed import with_composition
 from gnomon.formats.published.measured import Peak, readings
 from gnomon.formats.published.megatron_ci import with_test_facts, with_test_plan
 from gnomon.formats.published.model import Config, build, model_config
@@ -108,6 +109,7 @@ def to_run(row: Row) -> Run:
     row, sized = with_sizes(row)
     row, implied = completed(row)
     row, from_test = with_test_facts(row)
+    row, from_code = with_composition(row)
     facts = read_notes(row)
     if facts.inconsistent:
         raise InputError(f"the source contradicts itself: {facts.inconsistent.strip()}")
@@ -132,7 +134,17 @@ def to_run(row: Row) -> Run:
         memory_metric=facts.memory_metric,
         memory_rank=made.world_size - 1 if facts.memory_rank == -1 else facts.memory_rank,
         facts=facts,
-        notes=(*sized, *implied, *from_test, *from_model, *from_cluster, *from_plan, *from_stages, *from_stack),
+        notes=(
+            *sized,
+            *implied,
+            *from_test,
+            *from_code,
+            *from_model,
+            *from_cluster,
+            *from_plan,
+            *from_stages,
+            *from_stack,
+        ),
         row=row,
     )
 

@@ -352,8 +352,10 @@ def one_stack(runs: Sequence[Run], job: Job, *, write: bool) -> None:
         error = f"models left out, median / mean / p90, bias: {told}"
         mine = replace(mine, provenance=replace(mine.provenance, error=error))
         stacks = tuple(mine if r.stack == job.stack else r for r in found.stacks)
+        its = {name.partition(":")[2] for name, _ in job.numbers}
+        links = tuple(replace(n, provenance=mine.provenance) if n.link in its else n for n in found.links)
         folder = Path(gnomon.prices.__file__).parent
-        (folder / "fitted.toml").write_text(schema.dump(replace(found, stacks=stacks)), encoding="utf-8")
+        (folder / "fitted.toml").write_text(schema.dump(replace(found, stacks=stacks, links=links)), encoding="utf-8")
         written = Folds(models=tuple(by_model), sources=tuple(by_source))
         (folder / "folds.toml").write_text(schema.dump(written), encoding="utf-8")
 

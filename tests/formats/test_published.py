@@ -293,6 +293,24 @@ def test_what_only_notes_say() -> None:
     assert read_notes(row_with(notes="nothing of that")).compiled is None
 
 
+def test_rows_that_vtrain_composed_are_told_apart() -> None:
+    """Its single-node table is its simulator's; the multi-node one was measured."""
+    of = "VIA-Research/vTrain/data/ground_truth_{}.csv"
+    row = GPT3 | {"family": "vtrain-micro24", "framework": "Megatron-DeepSpeed", "recompute": "full", "vocab": "50257"}
+    composed, measured = run(row | {"source": of.format("single")}), run(row | {"source": of.format("multi")})
+    assert (composed.family, composed.stack.name, composed.plan.saved.preset) == ("vtrain-composed", "vtrain", "none")
+    assert any("not measured" in note for note in composed.notes)
+    assert (measured.family, measured.stack.name) == ("vtrain-micro24", "megatron-deepspeed")
+    assert measured.plan.saved.preset == "full"
+    assert (composed.model.vocab_size, measured.model.vocab_size) == (50256, 51200)
+
+
+def test_megatron_of_2021_waits_for_the_collectives_of_its_backward() -> None:
+    sc21 = run(GPT3 | {"source": "arXiv 2104.04473 Table 1"})
+    assert run(GPT3).stack.backward_overlap and sc21.stack.backward_overlap is False
+    assert any(fact.field == "backward_overlap" for fact in sc21.stack.facts)
+
+
 def test_networks() -> None:
     """Named networks replace the usual one; a single node has none to replace."""
     roce = run(LLAMA | {"interconnect": "1600 Gbps node-node RoCE"}).cluster.groups[0].node

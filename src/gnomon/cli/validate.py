@@ -17,6 +17,7 @@ from pathlib import Path
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError, nearest
 from gnomon.formats.published import Refused, Row, Run, read_runs, read_table
+from gnomon.formats.published.row import COMPOSED
 from gnomon.prediction import predict
 from gnomon.report.prediction import describe, prediction_text
 from gnomon.report.tables import number, percent, wrapped
@@ -122,6 +123,8 @@ def _text(summaries: Sequence[Summary]) -> Sequence[str]:
         ),
         f"verdict 'does not fit' on runs that ran: {last.false_out_of_memory} of {last.predicted}",
     ]
+    if any(summary.family == COMPOSED for summary in summaries) and len(summaries) > 1:
+        lines += wrapped(f"{COMPOSED}: times that a simulator put together, not measured; not in 'all'", indent="")
     if last.refused:
         lines += ["", f"refused: {last.rows - last.predicted} rows"]
         for reason, count in last.refused[:REASONS]:

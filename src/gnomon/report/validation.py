@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gnomon.errors import GnomonError
 from gnomon.formats.published import Refused, Row, Run
+from gnomon.formats.published.row import COMPOSED
 from gnomon.formats.published.settle import settled
 from gnomon.plans import Stack
 from gnomon.prediction import Prediction
@@ -213,7 +214,8 @@ class Summary:
 
 
 def summarise(scores: Iterable[Score], refused: Iterable[Refused], rows: Iterable[Row] = ()) -> tuple[Summary, ...]:
-    """Families in alphabetical order, then `all`. `rows` give the noise."""
+    """Families in alphabetical order, then `all`, in which rows that a simulator made do not count. `rows` give the
+    noise."""
     done: dict[str, list[Score]] = defaultdict(list)
     left: dict[str, list[Refused]] = defaultdict(list)
     table_rows: dict[str, list[Row]] = defaultdict(list)
@@ -225,12 +227,13 @@ def summarise(scores: Iterable[Score], refused: Iterable[Refused], rows: Iterabl
         table_rows[row.family].append(row)
     names = sorted({*done, *left})
     found = [_summary(name, done[name], left[name], table_rows[name]) for name in names]
-    if len(found) > 1:
+    measured = [name for name in names if name != COMPOSED]
+    if len(measured) > 1:
         everything = _summary(
             "all",
-            [s for name in names for s in done[name]],
-            [r for name in names for r in left[name]],
-            [r for name in names for r in table_rows[name]],
+            [s for name in measured for s in done[name]],
+            [r for name in measured for r in left[name]],
+            [r for name in measured for r in table_rows[name]],
         )
         found.append(everything)
     return tuple(found)

@@ -21,6 +21,7 @@ REQUIRED = {
     "deepspeed",
     "pytorch-fsdp",
     "gnomon",
+    "vtrain",
 }
 
 

@@ -181,7 +181,7 @@ QWEN = replace(
 @pytest.mark.parametrize(
     ("release", "device", "precision", "dispatch", "experts", "launch", "beside"),
     [
-        ("25.09", "gb200", "mxfp8", None, None, "eager", False),
+        ("25.09", "gb200", "mxfp8", None, None, "cuda_graph", False),
         ("26.02.01", "gb200", "mxfp8", "fused", None, "eager", False),
         ("26.06", "gb200", "mxfp8", "fused", "fused", "cuda_graph", True),
         ("26.08", "gb300", "bf16", "fused", None, "eager", False),

@@ -28,6 +28,7 @@ from gnomon.graph import (
     grad_work,
     nbytes,
     saved,
+    size_of,
     storages,
 )
 from gnomon.graph.types import VIEWS
@@ -36,6 +37,7 @@ from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Curves, curves_with
 from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
+from gnomon.prices.experts import loop_launches, row_passes
 from gnomon.prices.kernels import (
     FREE,
     WHOLE,
@@ -248,7 +250,7 @@ class _Pricing:
         if path in self.epilogues:
             return FREE
         share = self.causal_share if op.kind == "attention" else None
-        return op_seconds(
+        price = op_seconds(
             op,
             self.block,
             self._setting(path),
@@ -260,6 +262,31 @@ class _Pricing:
             causal_share=share,
             fused=self.context.fused_experts,
         )
+        return price + self._around_experts(op, backward=False)
+
+    def _around_experts(self, op: Op, *, backward: bool) -> OpPrice:
+        """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch."""
+        context, experts = self.context, self.local_experts
+        if not context.transformer_engine or not experts:
+            return FREE
+        low = self._low(op.path)
+        if op.kind == "grouped_linear":
+            mates = [o.path for o in self.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]]
+            looped = mates[0] == op.path and not (low and context.fused_experts)  # gate and up are one product
+            return FREE if not looped else OpPrice(device_s=0.0, kernels=loop_launches(experts, low))
+        if op.kind not in ("dispatch", "combine") or context.mesh.ep == 1 or context.fused_dispatch:
+            return FREE
+        rows = self.block.tensor(op.outputs[0] if op.kind == "dispatch" else op.inputs[0])
+        moved = nbytes(rows, self.sharded.sizes(op.path), self.dtypes) * context.load
+        return row_passes(op.kind, moved, experts, low, context.device, self.curves, backward=backward)
+
+    @cached_property
+    def local_experts(self) -> int:
+        """Experts of this rank; 0 without any."""
+        found = next((op for op in self.block.ops if op.kind == "grouped_linear"), None)
+        if found is None:
+            return 0
+        return int(size_of(self.block.tensor(found.inputs[1]).dims[0], self.sharded.sizes(found.path)))
 
     def _grad_prices(self, *, weight: bool) -> list[tuple[str, OpPrice, float]]:
         """(op, price, matrix FLOPs) of every step of the backward in one of its halves."""
@@ -284,6 +311,8 @@ class _Pricing:
                 causal_share=share,
                 fused=self.context.fused_experts,
             )
+            if grad.path in self.ops and grad.phase != "accumulate":
+                price = price + self._around_experts(self.ops[grad.path], backward=True)
             found.append((grad.path, price, _real(grad_work(grad, self.block, setting).matmul_flops)))
         return found
 

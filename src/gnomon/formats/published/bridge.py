@@ -1,8 +1,8 @@
 """What Megatron-Bridge's performance recipes set for mixtures of experts, release by release.
 
 Its table of runs names a container, and containers are cut from releases whose recipes are public: 25.09 is v0.1, 25.11
-v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5, 26.08 v0.6. `recipe(row, release)` returns what a row leaves out. Leaves out
-graphs of parts of a layer, whose launches are priced one by one.
+v0.2, 26.02 v0.3 (26.02.01 v0.3.1), 26.04 v0.4, 26.06 v0.5, 26.08 v0.6. `recipe(row, release)` returns what a row leaves
+out. Leaves out graphs of parts of a layer, whose launches are priced one by one.
 Source: NVIDIA-NeMo/Megatron-Bridge at these tags, scripts/performance/configs/*/*_workload_base_configs.py and (26.08)
 src/megatron/bridge/perf_recipes, read 2026-11-22.
 """
@@ -23,6 +23,8 @@ class Recipe:
     """`moe_flex_dispatcher_backend` is HybridEP or DeepEP."""
     overlap: bool = False
     """`moe_a2a_overlap`: dispatch and combine beside another microbatch's computing."""
+    graphs: bool = False
+    """Layers or whole steps are replayed as CUDA graphs."""
     fused: bool = False
     """`cutedsl_fused_grouped_mlp`, `cuda_graph_impl = full_iteration` and `fp8_dot_product_attention`, which came
     together."""
@@ -35,6 +37,7 @@ ONE_COPY = (
     (r"qwen3.*gb[23]00", "25.11", "99"),
     (r"qwen3.*\bb300", "26.04", "99"),
     (r"qwen3.*30b.*(h100|b300)", "26.02", "99"),
+    (r"qwen3.*30b.*\bb200", "26.02.01", "99"),
     (r"qwen3.*\bb200", "26.04", "99"),
     (r"gpt.?oss.*b300", "26.02", "99"),
     (r"gpt.?oss.*b200", "26.04", "99"),
@@ -43,11 +46,11 @@ ONE_COPY = (
 """(pattern of model and device, first release, last) of recipes that send a token once."""
 
 OVERLAP = (
-    (r"deepseek.*h100", "25.09", "25.11"),
+    (r"deepseek.*h100", "25.09", "25.12"),
     (r"qwen3.*235b.*h100", "25.11", "99"),
-    (r"qwen3.*235b.*\bb200", "25.11", "25.11"),
-    (r"qwen3.*235b.*\bb300", "26.02", "99"),
-    (r"qwen3.*30b.*h100", "25.11", "26.02"),
+    (r"qwen3.*235b.*\bb200", "25.11", "25.12"),
+    (r"qwen3.*235b.*\bb300", "26.02", "26.02"),
+    (r"qwen3.*30b.*h100", "25.11", "26.03"),
     (r"gpt.?oss.*gb200", "26.04", "99"),
 )
 """The same of recipes that overlap dispatch; those of FUSED do too."""
@@ -58,15 +61,26 @@ FUSED = (
 )
 """The same of recipes in MXFP8 that run whole steps as one graph with fused experts."""
 
+GRAPHS = (
+    (r"qwen3.*gb200", "25.09", "25.10"),
+    (r"qwen3.*30b.*\bb200", "25.09", "25.10"),
+)
+"""The same of recipes with graphs of whole layers, which rows dropped to a fixed number allow; FUSED have them too."""
+
 
 def recipe(row: Row, release: str) -> Recipe:
     """What the recipe of a mixture sets; nothing for dense models and where the release is not known."""
     if not row.experts or not re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", release):
         return Recipe()
-    key, at = f"{row.model} {row.device}".lower(), release[:5]
+    key = f"{row.model} {row.device}".lower()
 
     def among(rules: tuple[tuple[str, str, str], ...]) -> bool:
-        return any(re.search(pattern, key) and first <= at <= last for pattern, first, last in rules)
+        return any(re.search(pattern, key) and first <= release <= last for pattern, first, last in rules)
 
     fused = among(FUSED) and "mxfp8" in (row.precision or "")
-    return Recipe(one_copy=among(ONE_COPY), overlap=fused or among(OVERLAP), fused=fused)
+    return Recipe(
+        one_copy=among(ONE_COPY),
+        overlap=fused or among(OVERLAP),
+        graphs=fused or among(GRAPHS),
+        fused=fused,
+    )

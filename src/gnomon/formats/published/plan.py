@@ -308,7 +308,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
             BRIDGE_RECIPES,
             moe_dispatch="fused" if set_by.one_copy else None,
             moe_experts="fused" if set_by.fused else None,
-            launch="cuda_graph" if set_by.fused else None,
+            launch="cuda_graph" if set_by.graphs else None,
         )
     if name == "nanotron":
         found = _benchmarked(found, row)

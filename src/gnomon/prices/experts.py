@@ -1,0 +1,47 @@
+"""What Megatron Core's mixture layers run around the products of experts: launches one expert at a time, and passes
+over the rows that its all-to-all needs.
+
+A grouped product of Transformer Engine is a loop in its library: for each expert a product, and in eight bits a cast
+and the layout of scales. Rows that come from an all-to-all lie by rank and are sorted by expert; eight bits want rows
+of each expert padded. DeepEP's and HybridEP's kernels do both on the way. Leaves out the host's wait for the number of
+rows.
+Source: NVIDIA/Megatron-LM 5eb20b8 megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher
+(preprocess, sort_chunks_by_idxs), experts.py TEGroupedMLP (quantization_padding); NVIDIA/TransformerEngine
+transformer_engine/pytorch/module/grouped_linear.py; read 2026-11-22.
+"""
+
+from __future__ import annotations
+
+from gnomon.hardware.types import Device
+from gnomon.prices.curves import Curves, Size
+from gnomon.prices.kernels import Low, OpPrice
+from gnomon.prices.stream import stream_seconds
+
+IN_LOOP = 0.15
+"""Host time of a launch from a library's loop over that of an op from Python: 8 us (a product with its choice of
+algorithm) of some 53, which is what all stacks' runs show for an op."""
+
+EACH_EXPERT = {"": 1, "fp8": 4, "fp4": 4}
+"""Kernels of a product for each expert: the product; narrow, the cast of an operand and the layouts of two scales."""
+
+BOOKKEEPING = {("dispatch", False): 12, ("combine", False): 2, ("dispatch", True): 4, ("combine", True): 3}
+"""(op, backward) -> small kernels of the all-to-all dispatcher: counts of rows by rank and expert, gathered over ranks
+and copied to the host; probabilities that travel by themselves."""
+
+
+def loop_launches(experts: int, low: Low) -> int:
+    """Launches of one grouped product beyond its first, in launches from Python."""
+    return round(IN_LOOP * (experts * EACH_EXPERT[low] - 1))
+
+
+def row_passes(
+    kind: str, rows_bytes: Size, experts: int, low: Low, device: Device, curves: Curves, *, backward: bool
+) -> OpPrice:
+    """Passes over the rows around an all-to-all, one way. kind: `dispatch` or `combine`. rows_bytes: rows of one rank's
+    experts in the compute dtype. experts: of a rank."""
+    passes = (experts > 1) + bool(low)
+    price = OpPrice(device_s=0.0, kernels=BOOKKEEPING[kind, backward] + passes)
+    if not passes:
+        return price
+    moved = stream_seconds(rows_bytes * passes, rows_bytes * passes, device, curves, kernels=passes)
+    return price + OpPrice(device_s=moved, kernels=0)

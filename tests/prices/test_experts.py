@@ -1,0 +1,55 @@
+"""What surrounds products of experts in Megatron Core: launches by expert, passes over rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gnomon.hardware import catalogue
+from gnomon.models.mixtral import mixtral, qwen3_30b_a3b
+from gnomon.plans import Fact, Fp8, Mesh, Optimizer, Plan, Precision, Schedule, Stack, Workload
+from gnomon.prediction import predict
+from gnomon.prices import curves_for
+from gnomon.prices.experts import loop_launches, row_passes
+
+H100 = catalogue.device("h100-sxm-80gb")
+
+
+def test_launches_in_a_loop_count_for_a_part() -> None:
+    """One product of one expert is the launch that is counted anyway; 16 experts in eight bits are 64 kernels."""
+    assert loop_launches(1, "") == 0
+    assert loop_launches(16, "fp8") == round(0.15 * 63) > loop_launches(16, "")
+
+
+@pytest.mark.parametrize(("experts", "low", "passes"), [(1, "", 0), (8, "", 1), (1, "fp8", 1), (8, "fp8", 2)])
+def test_rows_are_sorted_where_there_are_several_experts_and_padded_for_eight_bits(
+    experts: int, low: str, passes: int
+) -> None:
+    found = row_passes("dispatch", 1e9, experts, low, H100, curves_for(H100), backward=False)  # type: ignore[arg-type]
+    least = 2e9 * passes / H100.memory_bytes_per_s
+    assert least <= found.device_s <= 1.6 * least
+    assert found.kernels == 12 + passes
+
+
+def test_only_transformer_engine_has_them_and_kernels_of_dispatch_do_the_passes() -> None:
+    """Host time grows with the experts of a rank; with DeepEP's or HybridEP's kernels rows are not walked again."""
+    graph = mixtral(replace(qwen3_30b_a3b(), num_layers=1))
+
+    def forward(ep: int, engine: bool, dispatch: str) -> tuple[int, float]:
+        facts = tuple(Fact(field=f, source="test", date="2026-11-22") for f in ("transformer_engine", "moe_dispatch"))
+        stack = Stack(name="any", version="1", transformer_engine=engine, moe_dispatch=dispatch, facts=facts)  # type: ignore[arg-type]
+        plan = Plan(
+            mesh=Mesh(dp_shard=8, ep=ep),
+            optimizer=Optimizer(zero=1),
+            schedule=Schedule(micro_batch_size=1),
+            precision=Precision(fp8=Fp8(recipe="tensorwise")),
+        )
+        found = predict(graph, "1x8xh100-sxm", plan, Workload(global_batch_size=8, seq_len=4096), stack)
+        phase = found.pricing.phase("forward", 0)
+        return phase.kernels, phase.compute_s
+
+    plain, engine = forward(8, False, "all_to_all"), forward(8, True, "all_to_all")
+    fused, many = forward(8, True, "fused"), forward(1, True, "all_to_all")
+    assert plain[0] < fused[0] < engine[0] and fused[1] < engine[1]
+    assert many[0] > fused[0]  # 128 experts of a rank

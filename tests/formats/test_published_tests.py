@@ -108,7 +108,7 @@ def test_names_of_tests_say_plans() -> None:
     ends = to_run(replace(plain, section=name, flash_attention="yes", layers=6))
     assert ends.plan.schedule.layers_per_stage == (0, 1, 1, 1, 1, 1, 1, 0)
     assert allocated_gib(ends) == pytest.approx(2.6212, rel=0.03)
-    assert to_run(replace(TEST, section="gpt3_moe_mcore_te_ep8_muon")).plan.optimizer.kind == "muon"
+    assert to_run(replace(TEST, section="gpt3_moe_mcore_te_ep8_muon")).plan.optimizer.kind == "momentum"
     assert to_run(replace(TEST, section="gpt3_mcore_tp2_pp2_uninstall_te")).stack.attention == "unfused_fp32_softmax"
 
 

@@ -229,3 +229,33 @@ def test_maxtext_of_dgxc_keeps_what_its_recipe_does(tag: str, precision: str, ke
     run = to_run(row)
     assert [rule.action for rule in run.plan.saved.rules] == ["recompute", "keep"]
     assert run.plan.saved.rules[1].tensors == kept and not run.recompute_open
+
+
+def test_gradients_are_narrowed_before_whole_layers_run_again() -> None:
+    """70B on 16 H100 of NeMo: in fp32 gradients all layers would have to run again, in bf16 none."""
+    row = replace(
+        LLAMA,
+        model="Llama 2 70B",
+        framework="NeMo",
+        layers=80,
+        hidden=8192,
+        heads=64,
+        ffn="28672",
+        vocab=32_000,
+        device="h100-sxm-80gb",
+        seq_len=4096,
+        num_devices=16,
+        tp=4,
+        pp=4,
+        dp=1,
+        zero_or_fsdp="zero1(distributed optimizer)",
+        vpp="20",
+        sequence_parallel="yes",
+        precision="fp8",
+        kv_heads="8",
+        global_batch=32,
+        recompute=None,
+    )
+    run, made = settled(to_run(row))
+    assert made.fits and run.plan.precision.grad == "bf16" and run.plan.saved.preset == "none"
+    assert "taken with bf16 gradients" in run.notes[-1]

@@ -17,6 +17,9 @@ from gnomon.formats.published.settings import XLA, lighter_first
 from gnomon.plans import Plan, Saved
 from gnomon.prediction import Prediction, predict
 
+NARROWER = "bf16 gradients"
+"""Tried before whole layers are taken to run again: those who could choose would rather not."""
+
 
 def settled(run: Run) -> tuple[Run, Prediction]:
     """The run as it is to be read, and its prediction. GnomonError as `predict` raises it."""
@@ -24,6 +27,10 @@ def settled(run: Run) -> tuple[Run, Prediction]:
     if first[1].fits:
         return first
     last = _least(run, first) if run.recompute_open else first
+    if run.recompute_open and _whole_layers(last[0].plan.saved):
+        lighter = next((other for other in otherwise(run) if other.notes[-1].endswith(NARROWER)), None)
+        if lighter is not None and (made := _predicted(lighter)).fits:
+            return lighter, made
     for other in () if last[1].fits else otherwise(run):
         try:
             found = other, _predicted(other)
@@ -44,7 +51,7 @@ def otherwise(run: Run) -> Iterator[Run]:
         return
     tries: list[tuple[Plan, str]] = []
     if plan.precision.param == "bf16" and plan.precision.grad == "fp32":
-        tries.append((replace(plan, precision=replace(plan.precision, grad="bf16", reduce="bf16")), "bf16 gradients"))
+        tries.append((replace(plan, precision=replace(plan.precision, grad="bf16", reduce="bf16")), NARROWER))
     if row.experts and plan.mesh.tp > 1 and plan.mesh.etp == 1:
         tries.append((replace(plan, mesh=replace(plan.mesh, etp=plan.mesh.tp)), "experts divided over tp"))
     if plan.mesh.pp == 1:
@@ -75,9 +82,14 @@ def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
     return last
 
 
+def _whole_layers(saved: Saved) -> bool:
+    """Whether whole layers run again, all or some."""
+    everything = any(rule.tensors == ("*",) and rule.action == "recompute" for rule in saved.rules)
+    return saved.preset == "full" or everything
+
+
 def _words(saved: Saved) -> str:
-    whole = saved.preset == "full" or any(r.tensors == ("*",) and r.first_per_stage is None for r in saved.rules)
-    if whole:
+    if _whole_layers(saved) and not any(rule.first_per_stage for rule in saved.rules):
         return (
             "all layers, their inputs on the host" if any(r.action == "offload" for r in saved.rules) else "all layers"
         )

@@ -48,7 +48,7 @@ def test_options_fix_and_forbid(capsys: pytest.CaptureFixture[str]) -> None:
         (["--forbid", "pq>1"], "did you mean"),
         (["--forbid", "tp"], "has no comparison"),
         (["--forbid", "schedule>gpipe"], "has no order"),
-        (["--zero", "3", "--forbid", "zero>2"], "no choice of zero is left"),
+        (["--zero", "3", "--forbid", "zero>2"], "zero = 3 is asked for, but forbidden are zero>2; drop one of them"),
     ],
 )
 def test_what_cannot_be_met_is_said(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +167,15 @@ def test_choices_are_fixed_refined_and_written(tmp_path: Path, capsys: pytest.Ca
     assert "async_tp no -> yes" in capsys.readouterr().out
 
 
+def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--fix", "prefetch=3", "--zero", "1", "--memory", "900GiB", "--top", "1", "--json"]) == 0
+    said = " ".join(json.loads(capsys.readouterr().out)["assumptions"])
+    assert "prefetch is fixed, and means nothing in this plan" in said
+    assert "--memory 900GiB is more than a device has: 79.2 GiB are allowed" in said
+    assert main([*SMALL, "--fix", "prefetch=3", "--zero", "3", "--fix", "dp_shard=2", "--top", "1", "--json"]) == 0
+    assert "means nothing" not in capsys.readouterr().out
+
+
 def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a word the best plan is refined a little, in a sweep too; --no-refine shows the exact search's."""
     asked = ["plan", "llama-3.2-1b", "--on", "1x4xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "2048"]
@@ -191,6 +200,9 @@ def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        (["--allow", "fp8", "--no-refine"], "--allow fp8 is for what --no-refine leaves out"),
+        (["--refine", "--no-refine"], "not allowed with argument --refine"),
+        (["--on", "1x2xv100-sxm-32gb", "--precision", "bf16"], "use --precision fp16 or fp32, or devices with bf16"),
         (["--fix", "prefetch"], "has no value"),
         (["--fix", "prefetsh=1"], "did you mean 'prefetch'"),
         (["--fix", "zero=4"], "is one of 0, 1, 2, 3"),

@@ -148,11 +148,57 @@ READS = [
 @pytest.mark.parametrize("words", READS, ids=" ".join)
 def test_what_cannot_be_read(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     for file in ("folder", "empty.toml", "empty.json", "empty.csv", "noise.toml", "noise.json", "noise.csv", "nothing"):
-        if "torchtitan" in words and file.startswith("empty"):
-            continue  # a job of nothing but defaults
         refused(capsys, *(file if word == "FILE" else word for word in words))
 
 
 @pytest.mark.parametrize("words", [(*PREDICT, "--stack="), (*PLAN, "--stack="), (*PLAN, "--memory=")])
 def test_an_empty_value_is_not_taken_for_none(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, *words)
+
+
+PLAN_FILE = """schema = "gnomon.planfile/1"
+model = "llama-tiny"
+on = "1x2xa100-sxm-80gb"
+[workload]
+global_batch_size = 4
+seq_len = 64
+[plan]
+mesh = {dp_shard = 2}
+"""
+
+ASKED = [
+    ("plan p.toml --on 1x2xa100-sxm-80gb --global-batch 4", "is no model: give a name"),
+    ("predict p.toml --on 1x2xa100-sxm-80gb", "a plan file goes behind --plan"),
+    ("plan llama-tiny --on 1x2xv100-sxm-32gb --global-batch 4 --precision bf16", "use --precision fp16 or fp32"),
+    ("plan llama-tiny --on 1x2xh101 --global-batch 4", "did you mean 'h100-sxm-80gb'"),
+    (
+        "plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --stack megatron-lm --schedule v_half",
+        "runs only one_f_one_b, interleaved_one_f_one_b; ask",
+    ),
+    ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --stack megatron-lm --zero 2", "runs only ZeRO 0, 1; ask for"),
+    ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --allow fp8 --no-refine", "--no-refine leaves out"),
+    ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --refine --no-refine", "not allowed with argument --refine"),
+    ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --try 2", "--try"),
+    ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --fix order=tp,pp", "must name each of pp, dp_replicate"),
+    ("explain spoilt.toml", "cluster '1x4xa100-sxm-80gb' has 4"),
+    ("explain plan-of-gpt2.toml", "the longest legal seq_len is 1024"),
+    ("validate header.csv", "has no rows below its header"),
+    ("report step.timeline --plan stack.toml", "is no plan file: its header is 'gnomon.stack/1'"),
+    ("compare step.timeline p.toml", "expected 'gnomon.timeline/1' in the first line"),
+    ("calibrate --from p.toml", "the plan file does not say what was measured"),
+    ("export p.toml --to slurm", "no export to 'slurm'; known: megatron"),
+    ("run p.toml --steps 0", "argument --steps: 0 is not between 1"),
+]
+"""What a careless or hostile user asks, and what the one message says."""
+
+
+@pytest.mark.parametrize(("words", "said"), ASKED)
+def test_one_clear_answer(words: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "p.toml").write_text(PLAN_FILE)
+    (folder / "spoilt.toml").write_text(PLAN_FILE.replace("1x2x", "1x4x"))
+    (folder / "plan-of-gpt2.toml").write_text(PLAN_FILE.replace("llama-tiny", "gpt2").replace("64", "2048"))
+    (folder / "header.csv").write_text("id,family,model,device,framework,metric,value\n")
+    (folder / "stack.toml").write_text('schema = "gnomon.stack/1"\nname = "mine"\nversion = "1"\n')
+    assert main(["predict", "--plan", "p.toml", "--timeline", "step.timeline"]) == 0
+    capsys.readouterr()
+    assert said in refused(capsys, *words.split())

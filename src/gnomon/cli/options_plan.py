@@ -135,8 +135,9 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--tries", type=count, metavar="N", help="predictions on a mixed cluster, at most; 300")
     more = parser.add_argument_group("choices beyond the exact search (reshard_after_forward prefetch bucket_bytes "
                                      "order async_tp activation_offload optimizer_offload fp8)")  # fmt: skip
-    more.add_argument("--refine", action="store_true", default=None, help="try all that they can be; default a few")
-    more.add_argument("--no-refine", dest="refine", action="store_false", help="leave them as they are")
+    much = more.add_mutually_exclusive_group()
+    much.add_argument("--refine", action="store_true", default=None, help="try all that they can be; default a few")
+    much.add_argument("--no-refine", dest="refine", action="store_false", help="leave them as they are")
     more.add_argument("--fix", action="append", default=[], metavar="NAME=VALUE", help="one of them, or any field")
     more.add_argument("--allow", action="append", default=[], metavar="NAME", help="fp8: it changes what is computed")
     more.add_argument("--no-clip", action="store_true", help="no clipping of gradients; optimizer_offload needs it")

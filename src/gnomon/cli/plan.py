@@ -36,7 +36,7 @@ from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
 from gnomon.search.refine import Refined
 from gnomon.search.uneven import Uneven, uneven
-from gnomon.units import parse_bytes
+from gnomon.units import parse_bytes, show_bytes
 
 FIELDS = {
     "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "dp_shard": "dp_shard", "dp_replicate": "dp_replicate",
@@ -78,6 +78,10 @@ class Asked:
         }
         chosen = Chosen.read(options, stack)
         fixed |= chosen.point
+        goal = Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory))
+        least = min(device.memory_bytes for device in machines.devices)
+        if goal.memory_bytes is not None and goal.memory_bytes > least:
+            assumed.append(f"--memory {options.memory} is more than a device has: {show_bytes(least)} are allowed")
         cut = options.layers_per_stage
         if cut is not None:
             fixed |= _stages_of(cut, options)
@@ -90,7 +94,7 @@ class Asked:
             base=fixed_base(base, graph, chosen.fixed),
             fixed=fixed,
             chosen=chosen,
-            goal=Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory)),
+            goal=goal,
             assumed=assumed,
         )
 
@@ -219,6 +223,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     cost = rent(asked.machines, parse_prices(tuple(options.price)))
     made = _searched(options, asked)
     found, best, assumed = made.found, made.best, asked.assumed
+    assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, found))
     tries: Tries | None = None
     again: Result | None = None
     if options.try_:

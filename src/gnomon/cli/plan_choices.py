@@ -86,6 +86,11 @@ class Chosen:
         limits = {text: parse_choice_limit(text) for text in options.forbid}
         on_choices = tuple(limit for limit in limits.values() if limit is not None)
         late = {name: value for name, value in fixed.items() if not choice(name).searched}
+        if options.allow and options.refine is False:
+            raise InputError(
+                f"--allow {options.allow[0][:20]} is for what --no-refine leaves out; drop one of them, or fix a value "
+                f"with --fix"
+            )
         asked = bool(options.refine or late)
         opened = allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed)
         return Chosen(
@@ -98,6 +103,11 @@ class Chosen:
             effort=THOROUGH if asked else QUICK if options.refine is None and opened else None,
             asked=asked,
         )
+
+    def idle(self, found: Found, result: Result) -> tuple[str, ...]:
+        """Choices that are fixed in the base plan and mean nothing in the plan found."""
+        names = [name for name in self.fixed if name not in self.late]
+        return tuple(name for name in names if not choice(name).values(found.plan, result.graph, result.cluster))
 
     def refined(self, found: Result) -> Refined | None:
         """What the choices gain on the plans of a search; None where they are left out."""

@@ -158,6 +158,11 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
         path = path / "config.json"
     if not (path.suffix == ".json" or path.is_file()):
         return preset(name), ()
+    if path.suffix == ".toml":
+        raise InputError(
+            f"{name!r} is no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json; a plan file "
+            f"goes behind --plan"
+        )
     text, source = read_source(path)
     label = path.resolve().parent.name if path.name == "config.json" else path.stem
     found = read_hf_config(text, label or source)

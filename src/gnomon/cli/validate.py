@@ -37,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
     """Read, predict, print."""
     rows, _ = read_table(Path(options.table))
     runs, refused = read_runs(Path(options.table))
+    if not runs and not refused:
+        raise InputError(f"{options.table} has no rows below its header; give a table with a measured run in each")
     if options.explain is not None:
         return _explain(options.explain, runs, refused, as_json=options.json)
     if options.family is not None:

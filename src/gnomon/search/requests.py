@@ -59,6 +59,14 @@ def check_request(
 
 
 def _precision(cluster: Cluster, base: Plan) -> None:
+    compute = base.precision.compute
+    for device in {group.node.device for group in cluster.groups}:
+        if device.kind == "gpu" and getattr(device.dense_peak, compute, None) is None:
+            has = [name for name in ("bf16", "fp16", "fp32") if getattr(device.dense_peak, name) is not None]
+            raise PlanError(
+                f"precision {compute} is asked for, and {device.name} has none; use --precision {' or '.join(has)}, or "
+                f"devices with {compute}"
+            )
     if base.precision.fp8 is None:
         return
     lacking = sorted({g.node.device.name for g in cluster.groups if g.node.device.dense_peak.fp8 is None})
@@ -174,15 +182,25 @@ def least_memory(found: Result, again: Again, most_bytes: int) -> Found | None:
 
 
 def _more_nodes(found: Result, again: Again) -> Result | None:
-    """The search on twice the nodes, four times …, until something fits."""
-    times = 2
-    while times <= MOST_NODES:
+    """The search on twice the nodes, four times …, until something fits; after two of them on as many as are ever
+    tried, so that a hopeless request is answered soon."""
+
+    def on(times: int) -> Result | None:
         groups = tuple(replace(group, count=group.count * times) for group in found.cluster.groups)
         other = again(replace(found.cluster, name=f"{times} x {found.cluster.name}", groups=groups), None)
-        if other is not None and other.best:
-            return other
-        times *= 2
-    return None
+        return other if other is not None and other.best else None
+
+    for times in (2, 4):
+        if nearest := on(times):
+            return nearest
+    if (most := on(MOST_NODES)) is None:
+        return None
+    halves = (MOST_NODES >> n for n in range(1, MOST_NODES.bit_length() - 3))
+    for times in halves:
+        if (fewer := on(times)) is None:
+            break
+        most = fewer
+    return most
 
 
 def _words(found: Found) -> str:

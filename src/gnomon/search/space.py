@@ -365,9 +365,14 @@ def _takes(schedule: str, virtual: object) -> bool:
 def _none_left(name: str, limits: Iterable[Limit], fixed: Mapping[str, object]) -> str:
     """Which limits leave a field without a choice, and whose they are."""
     of_field = [limit for limit in limits if limit.field == name]
-    asked = [f"{each.field}{each.op}{each.value}{f' ({each.why})' if each.why else ''}" for each in of_field[:6]]
-    wanted = f" ({name} = {fixed[name]} is asked for)" if name in fixed else ""
-    return f"no choice of {name} is left{wanted}: forbidden are {', '.join(asked)}; drop one of them"
+    own = [f"{each.field}{each.op}{each.value}" for each in of_field if not each.why]
+    reasons = "; ".join(sorted({each.why for each in of_field if each.why}))
+    wanted, but = f"no choice of {name} is left", ":"
+    if name in fixed:
+        wanted, but = f"{name} = {fixed[name]} is asked for", ", but"
+    if not own:
+        return f"{wanted}{but} {reasons}; ask for another {name}"
+    return f"{wanted}{but} forbidden are {', '.join(own[:6])}{f', and {reasons}' if reasons else ''}; drop one of them"
 
 
 def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
@@ -394,7 +399,7 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
     if stack.name == "gnomon":
         found += _own_limits(graph, ranks)
     if stack.schedules:
-        why = f"stack {stack.name} has it not"
+        why = f"stack {stack.name} runs only {', '.join(stack.schedules)}"
         names = [name for name in SCHEDULES if name not in stack.schedules]
         found += [Limit(field="schedule", op="=", value=name, why=why) for name in names]
     return (*found, *_of_record(stack))
@@ -402,14 +407,16 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
 
 def _of_record(stack: Stack) -> list[Limit]:
     """ZeRO stages and ways to exchange context that a stack's record does not name, where it names any."""
-    why = f"stack {stack.name} has it not"
     found = []
     if stack.zero:
+        why = f"stack {stack.name} runs only ZeRO {', '.join(map(str, stack.zero))}"
         lacks = [stage for stage in (0, 1, 2, 3) if stage not in stack.zero]
         found += [Limit(field="zero", op="=", value=stage, why=why) for stage in lacks]
     if stack.contexts == ("none",):
+        why = f"stack {stack.name} has no context parallelism"
         found.append(Limit(field="cp", op=">", value=1, why=why))
     elif stack.contexts:
+        why = f"stack {stack.name} exchanges context only by {', '.join(stack.contexts)}"
         lacks_context = [name for name in get_args(Context) if name not in stack.contexts]
         found += [Limit(field="context", op="=", value=name, why=why) for name in lacks_context]
     return found

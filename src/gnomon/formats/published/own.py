@@ -26,7 +26,7 @@ def own_run(id: str, file: PlanFile, config: LlamaConfig, cluster: Cluster, stac
     """
     ran = file.measured
     if ran is None:
-        raise InputError(f"{id} does not say what was measured; `gnomon plan --try` writes plan files that do")
+        raise InputError("the plan file does not say what was measured; `gnomon plan --try` writes ones that do")
     devices = sorted({device.name for device in cluster.devices})
     row = Row(
         id=id,

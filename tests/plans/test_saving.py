@@ -6,6 +6,8 @@ The oracle is Korthikanti et al. 2022: s·b·h·(34 + 5·a·s/h) bytes kept by a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gnomon.errors import PlanError
@@ -129,3 +131,14 @@ def test_rules_that_contradict_themselves_are_refused() -> None:
         SavedRule(stages=(1, 1))
     with pytest.raises(PlanError, match="is for stage 2"):
         check(plan(Saved(rules=(SavedRule(stages=(2,), preset="full"),)), pp=2), GPT)
+
+
+def test_a_checkpoint_that_stops_early_leaves_out_the_last_product() -> None:
+    """torch's checkpoints without reentry stop at what the backward reads last; Megatron-LM runs a layer to its end. In
+    runs of several layers every output is the next one's input."""
+    graph = gpt(GptConfig(name="g", num_layers=2, hidden_size=64, num_heads=4, vocab_size=128, max_positions=32))
+    early = replace(FUSED, full_recompute="needed")
+    plan = Plan(saved=Saved(preset="full"))
+    label = "layers[0]"
+    assert savings(plan, graph, FUSED)[label].whole and not savings(plan, graph, early)[label].whole
+    assert savings(Plan(saved=Saved(preset="full", every=2)), graph, early)[label].whole

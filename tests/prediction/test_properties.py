@@ -166,3 +166,17 @@ def test_a_long_head_does_not_hide_layers_that_are_launched_too_slowly() -> None
     assert shorter["launch"] > shorter["compute"]
     head = longer["compute"] - shorter["compute"]
     assert sum(longer.values()) - sum(shorter.values()) == pytest.approx(head, rel=0.1)
+
+
+def test_a_checkpoint_that_stops_early_leaves_out_the_last_product() -> None:
+    """torch's checkpoints without reentry do not run a layer's last product again (8 sequences of 1024, from 4096 to
+    1024 wide, 8 layers)."""
+    record = stack("llm-foundry")
+    job = replace(plan(micro=8), saved=Saved(preset="full"))
+    work, model = Workload(global_batch_size=8, seq_len=1024), gpt_model(8, 1024, 16, dropout=0.0)
+    facts = tuple(fact for fact in record.facts if fact.field != "recompute_stops")
+    again = [
+        predict(model, "1x1xa100-sxm-80gb", job, work, each).pricing.phase("recompute", 0).flops
+        for each in (replace(record, recompute_stops=None, facts=facts), record)
+    ]
+    assert again[0] - again[1] == 8 * 2 * 8 * 1024 * 4096 * 1024

@@ -34,13 +34,18 @@ class Kernels:
     cross_entropy: Literal[Fusion, "in_place"]
     """fused: keeps the logits and an fp32 log-sum-exp. unfused: casts the logits to fp32 and keeps the log-softmax.
     in_place: the same steps, with softmax and gradient written over the one fp32 copy, as Megatron-LM does."""
+    full_recompute: Literal["whole", "needed"]
+    """Of a layer of which only the input is kept. whole: its forward is run again to the end. needed: to the last
+    tensor that its backward reads, so without its last product."""
 
 
-FUSED = Kernels(attention="flash", norm="fused", glu="fused", cross_entropy="fused")
+FUSED = Kernels(attention="flash", norm="fused", glu="fused", cross_entropy="fused", full_recompute="whole")
 """Flash attention and fused norms, activations and loss."""
-UNFUSED = Kernels(attention="unfused", norm="unfused", glu="unfused", cross_entropy="unfused")
+UNFUSED = Kernels(attention="unfused", norm="unfused", glu="unfused", cross_entropy="unfused", full_recompute="whole")
 """Everything in steps, the softmax in the compute dtype."""
-EAGER = Kernels(attention="unfused_fp32_softmax", norm="unfused", glu="unfused", cross_entropy="unfused")
+EAGER = Kernels(
+    attention="unfused_fp32_softmax", norm="unfused", glu="unfused", cross_entropy="unfused", full_recompute="whole"
+)
 """Everything in steps, as the eager code of transformers runs it."""
 
 

@@ -30,7 +30,8 @@ class LayerSaving:
     """What happens to what the layer reads from the one before: `recompute` only in a run of several layers under
     preset `full`, where it is made again from the first layer's input; `offload` where a rule names `input`."""
     whole: bool = False
-    """Its whole forward is run again, as under preset `full`, not the least that makes again what was not kept."""
+    """Its whole forward is run again, as under preset `full` unless `Kernels.full_recompute` says otherwise, not the
+    least that makes again what was not kept."""
 
 
 def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving]:
@@ -42,10 +43,14 @@ def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving
     blocks = {block.name: lower(block, kernels) for block in graph.blocks}
     made: dict[tuple[str, _Decided], LayerSaving] = {}
     found: dict[str, LayerSaving] = {}
+    # in a run of layers each is the input of the next
+    to_the_end = kernels.full_recompute == "whole" or plan.saved.every > 1
     for layer, decided in _decisions(plan, graph):
         alike = layer.call.block, decided
         if alike not in made:
-            made[alike] = _saving(decided, blocks[layer.call.block], graph.block(layer.call.block))
+            made[alike] = _saving(
+                decided, blocks[layer.call.block], graph.block(layer.call.block), to_the_end=to_the_end
+            )
         found[layer.label] = made[alike]
     return found
 
@@ -95,8 +100,9 @@ def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
             run += applies
 
 
-def _saving(decided: _Decided, block: Block, original: Block) -> LayerSaving:
-    """One layer's saving. block: lowered; original: as the graph has it."""
+def _saving(decided: _Decided, block: Block, original: Block, *, to_the_end: bool) -> LayerSaving:
+    """One layer's saving. block: lowered; original: as the graph has it. to_the_end: what is recomputed in full runs
+    its whole forward."""
     actions = _preset(decided.preset, original, block) if decided.applies else {}
     paths = {name: op.path for op in block.ops for name in op.outputs}
     for rule in decided.rules:
@@ -105,7 +111,7 @@ def _saving(decided: _Decided, block: Block, original: Block) -> LayerSaving:
                 actions[name] = rule.action
     told = decided.preset != "none"
     policy = tuple((name, action) for name, action in actions.items() if action != "keep" or told)
-    whole = decided.preset == "full" and any(action == "recompute" for _, action in policy)
+    whole = to_the_end and decided.preset == "full" and any(action == "recompute" for _, action in policy)
     away = any(rule.action == "offload" and INPUT in rule.tensors for rule in decided.rules)
     what: Action = "recompute" if decided.again else "offload" if away else "keep"
     return LayerSaving(policy=policy, input=what, whole=whole)

@@ -157,6 +157,9 @@ class Stack:
     backward_overlap: bool | None = None
     """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
     and input gradients are summed over ranks beside the weight gradient's."""
+    recompute_stops: bool | None = None
+    """Under preset `full` a layer's forward is run again up to the last tensor that its backward reads, as torch's
+    checkpoints without reentry do since 2.1; else to its end."""
     bucketed: bool | None = None
     """Gradients are reduced and parameters gathered part by part beside computing, which is assumed where it is not
     known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that is there from the

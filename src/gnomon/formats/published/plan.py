@@ -261,6 +261,10 @@ EARLY = r"bigscience|2104\.04473|\(2021|v1\.0"
 """Runs (by program and source) of Megatron-LM of 2021 and its forks, whose backward waits for its collectives
 (bigscience-workshop/Megatron-DeepSpeed 119a0d2 megatron/mpu/layers.py ColumnParallelLinear, read 2026-11-22)."""
 
+EARLY_FOUNDRY = "mosaicml/llm-foundry 1ef7b4d scripts/train/benchmarking/sweep.sh (May 2023): torch 1.13.1"
+"""Where it is known from that MosaicML's A100 runs in pure bf16 precede torch 2.1: the table of that commit has them,
+those of b2a43a1 (October 2023) and 5e85bd6 (January 2024) add the others on torch 2.1.0. Read 2026-11-22."""
+
 XLA_ATTENTION = (
     "MaxText's attention=cudnn_flash_te, Paxml's NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking v25.02.02 maxtext, "
     "v24.11.1 paxml configure.sh; read 2026-11-22)"
@@ -299,6 +303,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
     if found.backward_overlap and re.search(EARLY, f"{program} {row.source or ''}".lower()):
         found = chosen(found, "Megatron-LM of 2021", backward_overlap=False)
+    if name == "llm-foundry" and re.search(r"a100.*pure", f"{row.device} {row.precision}".lower()):
+        found = chosen(found, EARLY_FOUNDRY, recompute_stops=False)
     if re.search(r"deepep|hybridep", row.notes.lower()):
         found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
     if re.search(r"megatron-bridge", program):

@@ -267,6 +267,12 @@ def test_mixtures() -> None:
     assert "do not say the mixture" in reason(moe | {"experts": "many"})
 
 
+@pytest.mark.parametrize("name", ["deepseek-coder-33b", "baichuan2-13b", "vicuna-7b", "qwen2.5-32b"])
+def test_models_with_llamas_layer(name: str) -> None:
+    found = run(LLAMA | {"model": name, "notes": ""})
+    assert isinstance(found.model, LlamaConfig) and not any("taken as a gated one" in note for note in found.notes)
+
+
 def test_an_ungated_feed_forward_keeps_its_parameters() -> None:
     """24,576 wide without a gate is 2 matrices; 16,384 wide with one is 3: both 2 x 6144 x 24576 parameters."""
     row = LLAMA | {"model": "Nemotron4 15b", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "24576"}

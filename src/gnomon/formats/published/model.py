@@ -62,6 +62,9 @@ latter."""
 _MEGATRON_DROPOUT = r"megatron-lm|megatron-deepspeed|megatron\+deepspeed|libai|oneflow"
 
 
+GATED = r"llama|mistral|qwen|baichuan|deepseek.?(?:coder|llm|math)|vicuna|internlm|smollm"
+"""Models with Llama's layer: a gated feed-forward, RMS norms, no biases that matter."""
+
 UNPADDED = r"VIA-Research/vTrain.*single"
 """Sources whose model divides the vocabulary over tp as it is (vTrain f8dda84 src/model/gpt_modeling.py); its measured
 runs are Megatron-DeepSpeed's."""
@@ -81,7 +84,7 @@ def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
         config, more = _mixture(row, name, vocab)
     elif re.search(r"bert", name):
         config, more = _bert(row, vocab), ()
-    elif re.search(r"llama|mistral|qwen", name):
+    elif re.search(GATED, name):
         config, more = _llama(row, name, vocab), ()
     elif re.match(MAXTEXT, name) and "global_parameter_scale" in row.notes:
         config, more = _llama(row, name, vocab), ()

@@ -55,12 +55,6 @@ def test_without_zero_gradients_are_summed_whole_anyway() -> None:
     assert run(stack_with("whole_gradients"), zero=0).step_s == run(stack_with(), zero=0).step_s
 
 
-def test_buckets_of_a_reducer_take_as_long_as_one() -> None:
-    """All but the last bucket hides; the start of each bucket is not paid again."""
-    found, usual = run(stack_with("reducer_buckets"), zero=0), run(stack_with(), zero=0)
-    assert 0 < seconds(found, "AR") <= seconds(usual, "AR")
-
-
 @pytest.mark.parametrize("micro", [1, 2, 8])
 def test_backward_collectives_hide_under_products(micro: int) -> None:
     """Of the backward, what hides is at most two of three collectives, and never more than the products take."""

@@ -9,9 +9,9 @@ import pytest
 from gnomon.errors import PlanError
 from gnomon.formats.published import read_runs
 from gnomon.models.presets import model
-from gnomon.plans import Fact, Mesh, Plan, Schedule, Stack, Workload
+from gnomon.plans import Fact, Mesh, Optimizer, Overlap, Plan, Schedule, Stack, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.prices.host import CHECK_S
+from gnomon.prices.host import CHECK_S, LAUNCH_S
 from gnomon.search.space import stack_limits
 
 WORK = Workload(global_batch_size=16, seq_len=1024)
@@ -108,5 +108,21 @@ def test_a_bucket_holds_whole_tensors_and_the_first_layers_comes_last() -> None:
     found = [predict("gpt2", "1x8xh100-sxm-80gb", plan, WORK, s) for s in (stack_with(reducer_buckets=True), PLAIN)]
     reducer, other = (seconds(each, "AR") for each in found)
     assert reducer > other
-    first = predict("gpt2", "1x8xh100-sxm-80gb", replace(plan, overlap=replace(plan.overlap, grad_reduce=False)), WORK)
+    at_once = replace(plan, overlap=replace(plan.overlap, grad_reduce=False))
+    first = predict("gpt2", "1x8xh100-sxm-80gb", at_once, WORK, PLAIN)
     assert 0.31 * seconds(first, "AR") < reducer < 0.5 * seconds(first, "AR")
+
+
+def test_slices_of_a_gather_are_copied_one_by_one() -> None:
+    """Under ZeRO 1: ranks times tensors launches. Under ZeRO 0 there is nothing to gather."""
+    sliced = stack_with(sliced_gather=True)
+    for zero in (0, 1):
+        plan = Plan(
+            mesh=Mesh(dp_shard=8),
+            schedule=Schedule(micro_batch_size=1),
+            optimizer=Optimizer(zero=zero),  # type: ignore[arg-type]
+            overlap=Overlap(param_gather=False),
+        )
+        found, usual = (predict("gpt2", "1x8xh100-sxm-80gb", plan, WORK, s) for s in (sliced, PLAIN))
+        copies = 8 * found.pricing.stages[0].num_tensors * LAUNCH_S
+        assert found.step_s - usual.step_s == pytest.approx(copies * zero, rel=1e-6, abs=1e-9)

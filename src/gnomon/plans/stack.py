@@ -154,6 +154,9 @@ class Stack:
     whole_gradients: bool | None = None
     """ZeRO 1 sums the accumulated gradients on every rank, in one all-reduce after the last backward, though a rank
     updates only its part of the parameters."""
+    sliced_gather: bool | None = None
+    """After a ZeRO 1 update, what each rank has updated of each tensor is copied into place by itself: as many launches
+    as ranks times tensors."""
     backward_overlap: bool | None = None
     """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
     and input gradients are summed over ranks beside the weight gradient's."""

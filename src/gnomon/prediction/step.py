@@ -26,7 +26,7 @@ from gnomon.prediction.stage import GROUPS, StagePrice
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.fitted import Fitted, fitted, rates
-from gnomon.prices.host import check_s, host_cost
+from gnomon.prices.host import LAUNCH_S, check_s, host_cost
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds, norm_seconds, optimizer_seconds
@@ -419,7 +419,10 @@ class Pricing:
         if kind == "AR" and self.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
             beside = max(beside - self._reduced("REDUCE_GRAD", block, buckets), 0.0)
         # the first layer's gather, or the last one's reduction, has nothing beside it
-        return max(seconds * max(last, 1 / buckets), seconds - beside * (buckets - 1) / buckets)
+        exposed = max(seconds * max(last, 1 / buckets), seconds - beside * (buckets - 1) / buckets)
+        if kind == "UNSHARD" and self.stack.sliced_gather and self.plan.optimizer.zero == 1:
+            exposed += LAUNCH_S * ranks * self.stages[self.blocks[block][0]].num_tensors
+        return exposed
 
     def _beside(self, kind: str, block: int) -> float:
         """Seconds of computing that run beside a stage's collective when it goes bucket by bucket. On a measured
@@ -479,9 +482,7 @@ class Pricing:
         return [each for block in blocks for each in self._wired[key.kind, block, 1]]
 
     def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
-        """(price, link) of a stage's collective on each group of ranks that it runs on. Buckets of torch's
-        DistributedDataParallel queue on one stream: in training they take as long as one collective of all."""
-        buckets = 1 if self.stack.reducer_buckets else buckets
+        """(price, link) of a stage's collective on each group of ranks that it runs on."""
         stage, layers = self._layers(block)
         name, moments = WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}

@@ -87,6 +87,9 @@ def host_launch_s(stack: Stack, device: Device) -> float:
     return host_cost(stack, device).per_kernel_s
 
 
+LAUNCH_S = 4e-6
+"""Host seconds of a launch alone, many alike in a row: 2 to 4 us, and the view that it copies to."""
+
 CHECK_S = 2.2e-4
 """Host seconds of a collective for each rank of its group, where all of them are checked over TCP first (a barrier in
 which one rank hears the others one after another, then two all-gathers of what each is about to do: PyTorch's

@@ -8,11 +8,14 @@ from functools import cache
 import pytest
 
 from gnomon.errors import PlanError
+from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model
-from gnomon.plans import Layout, Mesh, Offload, Optimizer, Plan, Saved, SavedRule, Schedule, Stage, Workload
+from gnomon.plans import Goal, Layout, Mesh, Offload, Optimizer, Plan, Saved, SavedRule, Schedule, Stage, Workload
 from gnomon.prediction import Prediction, advice, host_memory, predict, traffic
+from gnomon.report.prediction import describe
 from gnomon.report.reasons import bounded_by, network, reasons_text, sharding, where
-from gnomon.search.reasons import MORE_MEMORY, Reasons, changes, explain, within_share, without
+from gnomon.search import plan
+from gnomon.search.reasons import MORE_MEMORY, Reasons, changes, explain, undone, within_share, without
 
 PLAN = Plan(
     mesh=Mesh(pp=2, dp_shard=4, tp=2),
@@ -50,6 +53,51 @@ def test_faster_links_never_lose_and_slower_ones_never_gain() -> None:
     steps = {each.what: each.step_s for each in reasons().sensitivities}
     own = predicted().step_s
     assert steps["network 2x"] <= own <= steps["network half"] and steps["links inside a node 2x"] <= own
+
+
+def by_hand(cluster: Cluster, *, network: float = 1.0, more_bytes: int = 0) -> Cluster:
+    """The machines with other ports or larger devices, put together field by field."""
+    groups = []
+    for group in cluster.groups:
+        node = group.node
+        assert node.nic is not None
+        port = replace(node.nic, bytes_per_s=node.nic.bytes_per_s * network)
+        device = replace(node.device, memory_bytes=node.device.memory_bytes + more_bytes)
+        groups.append(replace(group, node=replace(node, nic=port, device=device)))
+    return replace(cluster, groups=tuple(groups))
+
+
+def test_what_is_said_of_other_machines_is_true_there() -> None:
+    """Both lines predicted again on machines made by hand: `network half`, and what 10 GiB more let in."""
+    cluster, work = parse_cluster("2x8xh100-sxm"), Workload(global_batch_size=32, seq_len=16384)
+    held = {"pp": 1, "tp": 2, "cp": 1, "micro_batch_size": 1, "zero": 1, "sequence_parallel": True}
+    fixed = {**held, "schedule": "one_f_one_b", "dp_replicate": 1, "dp_shard": 8, "keep_gathered": False}
+    goal = Goal(memory_bytes=int(0.92 * cluster.devices[0].memory_bytes))
+    found = plan("llama-3.1-8b", cluster, work, goal=goal, fixed=fixed, top=1)
+    best, large = found.best[0], [each for each in found.near if each.step_s < found.best[0].step_s]
+    told = explain(best.prediction, too_large=[each.plan for each in large])
+    lines = {each.what: each for each in told.sensitivities}
+    slow = predict("llama-3.1-8b", by_hand(cluster, network=0.5), best.plan, work)
+    assert lines["network half"].step_s == slow.step_s > best.step_s
+    more = lines["+10 GiB a device"]
+    larger = by_hand(cluster, more_bytes=10 * 2**30)
+    assert best.plan.saved.preset == "full" and more.change.endswith("drops recompute full")
+    there = plan("llama-3.1-8b", larger, work, fixed=fixed, top=1).best[0]
+    assert there.step_s <= more.step_s < best.step_s
+    again = predict("llama-3.1-8b", larger, replace(best.plan, saved=Saved()), work)
+    assert more.step_s == again.step_s and again.tightest.peak_bytes <= 0.92 * larger.devices[0].memory_bytes
+    text = " ".join(" ".join(reasons_text(told)).split())
+    assert f"network half: {(slow.step_s / best.step_s - 1) * 100:+.1f} %" in text
+    assert f"+10 GiB a device: {(again.step_s / best.step_s - 1) * 100:+.1f} % ({more.change})" in text
+
+
+def test_choices_beyond_the_search_are_undone_one_by_one() -> None:
+    odd = replace(PLAN, overlap=replace(PLAN.overlap, bucket_bytes=100 * 2**20))
+    graph = model("llama-3.2-1b")
+    assert list(undone(PLAN, graph)) == []
+    ((what, plain),) = undone(odd, graph)
+    assert what == "bucket_bytes 100 MiB -> a block" and plain == PLAN
+    assert "; bucket_bytes 100 MiB" in describe(odd, predicted().workload)
 
 
 def test_what_each_axis_buys_is_the_plan_without_it() -> None:

@@ -12,6 +12,7 @@ from itertools import groupby
 from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Advice, Prediction, RankMemory
 from gnomon.report.tables import WIDTH, Column, gib, memory_unit, number, percent, ranges, table, wrapped
+from gnomon.search.choices import made, show_value
 from gnomon.units import show_seconds
 
 ROWS = 8
@@ -50,7 +51,7 @@ def prediction_text(
 
 
 def describe(plan: Plan, workload: Workload) -> str:
-    """A plan in one line: axes, schedule, ZeRO, recompute, precision, batch."""
+    """A plan in one line: axes, schedule, ZeRO, recompute, precision, batch, and choices that are not the defaults."""
     count, size = batch(plan, workload)
     data_ranks = plan.stage_mesh(0).data_ranks
     micro = size // data_ranks if size % data_ranks == 0 else size / data_ranks
@@ -61,9 +62,10 @@ def describe(plan: Plan, workload: Workload) -> str:
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
     tokens = f"{count} microbatch{'es' if count > 1 else ''} of {micro:g} x {max(workload.sequence_lengths())} tokens"
+    words = (f"; {each.name} {show_value(each, value)}" for each, value in made(plan) if each.name != "fp8")
     return (
         f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
-        f"recompute {_recompute(plan)}"
+        f"recompute {_recompute(plan)}{''.join(words)}"
     )
 
 

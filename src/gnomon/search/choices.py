@@ -206,6 +206,12 @@ CHOICES: tuple[Choice, ...] = (
 NAMES = tuple(choice.name for choice in CHOICES)
 
 
+def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:
+    """Choices that a plan makes otherwise than a plan of defaults, with their values."""
+    usual = Plan()
+    return tuple((each, each.of(plan)) for each in CHOICES if each.of(plan) != each.of(usual))
+
+
 def choice(name: str) -> Choice:
     """The choice of that name. PlanError with the nearest otherwise."""
     for each in CHOICES:

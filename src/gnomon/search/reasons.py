@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gnomon.errors import GnomonError, PlanError
+from gnomon.graph import Graph
 from gnomon.hardware import scaled
 from gnomon.plans import Goal, Mesh, Plan, Saved, Schedule
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.prediction import Prediction, predict
+from gnomon.search.choices import made, show_value
 from gnomon.search.planning import Loss, lost
 
 GIB = 2**30
@@ -110,7 +112,9 @@ def explain(prediction: Prediction, *, runners_up: Iterable[Plan] = (), too_larg
     if prediction.plan.stages:
         raise PlanError("reasons are for plans of equal stages; this plan lists its stages one by one")
     routed = any(op.kind == "router" for block in prediction.pricing.graph.blocks for op in block.ops)
-    neighbours = tuple(_predicted(prediction, what, plan) for what, plan in changes(prediction.plan, experts=routed))
+    plan, graph = prediction.plan, prediction.pricing.graph
+    moves = (*changes(plan, experts=routed), *undone(plan, graph))
+    neighbours = tuple(_predicted(prediction, what, changed) for what, changed in moves)
     bought = tuple(_predicted(prediction, what, plan) for what, plan in without(prediction.plan))
     larger = _others(prediction, too_large)
     sensitivities = (*_links(prediction), *_memory(prediction, neighbours, larger))
@@ -179,6 +183,13 @@ def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
     for schedule in _schedules(plan) if mesh.pp > 1 else ():
         same = schedule.virtual_stages == plan.schedule.virtual_stages
         yield f"schedule {schedule.name}", replace(plan if same else _equal(plan), schedule=schedule)
+
+
+def undone(plan: Plan, graph: Graph) -> Iterator[tuple[str, Plan]]:
+    """(choice, plan with its default), for every choice beyond the exact search that the plan makes otherwise."""
+    for each, value in made(plan):
+        usual = each.of(Plan())
+        yield f"{each.name} {show_value(each, value)} -> {show_value(each, usual)}", each.make(plan, graph, usual)
 
 
 def without(plan: Plan) -> Iterator[tuple[str, Plan]]:

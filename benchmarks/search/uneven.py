@@ -1,11 +1,12 @@
 """What uneven stages, recomputation by stage and uneven replication gain, and how often their searches miss the best.
 
-    python benchmarks/search/uneven.py [models|memory|random|dapple] …     # prints the tables of results/uneven.md
+    python benchmarks/search/uneven.py [models|memory|random|dapple|paper] …   # prints the tables of results/uneven.md
 
 models: pipelines of a fixed plan, equal stages against the best cut. memory: the best preset for all layers that fits
 against recomputation by stage. random: the cut that is found against predicting every cut, on small random pipelines
 (tests/search/cuts.py). dapple: the planner against every cut, number of replicas and place on small cases, and against
-data parallelism on two models of its paper.
+data parallelism and the search over axes. paper: the planner on the paper's own measured models
+(tests/search/dapple_profiles.py) against its published plans.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from search import cuts, test_dapple
+from search import cuts, dapple_profiles, test_dapple
 
 from gnomon.errors import GnomonError
 from gnomon.hardware import parse_cluster
@@ -215,7 +216,43 @@ def planner() -> None:
               f"{found.predicted} | {time.process_time() - clock:.1f} |", flush=True)  # fmt: skip
 
 
-TABLES = {"models": models, "memory": memory, "random": random_cases, "dapple": planner}
+PUBLISHED = {
+    "ResNet-50": ("DP", "DP", "DP"),
+    "VGG-19": ("DP", "DP", "15:1 (13:6)"),
+    "GNMT-16": ("8:8 (9:7)", "8:8 (9:7)", "straight"),
+    "BERT-48": ("8:8 (23:25)", "straight", "straight"),
+    "XLNet-36": ("8:8 (18:18)", "8:8 (18:18)", "straight"),
+    "AmoebaNet-36": ("8:8 (24:12)", "11:5 (27:9)", "11:5 (27:9)"),
+}
+"""Plans of the paper's table of planning results on clusters A, B and C: replicas of each stage (layers of each)."""
+
+
+def published() -> None:
+    """The paper's models as measured by its authors: its plans, ours of the same kinds, and the programme's."""
+    print("| model | cluster | published | s by our closed form | best of its kinds | s | programme | s | core-s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for profile in dapple_profiles.PROFILES:
+        for config, plan in zip("ABC", PUBLISHED[profile.name], strict=True):
+            kinds = dapple_profiles.of_paper(profile, config)
+            theirs, clock = kinds[plan.partition(" ")[0]], time.process_time()
+            kind = min(kinds, key=lambda name: kinds[name].seconds)
+            found = dapple_profiles.best(profile, config)
+            clock = time.process_time() - clock
+            row = [profile.name, config, plan, f"{theirs.seconds:.3f}", _shape(kinds[kind])]
+            row += [f"{kinds[kind].seconds:.3f}", _shape(found), f"{found.seconds:.3f}", f"{clock:.1f}"]
+            print(f"| {' | '.join(row)} |", flush=True)
+
+
+def _shape(plan: dapple_profiles.Planned) -> str:
+    """`8:8 (23:25)`."""
+    if len(plan.replicas) == 1:
+        return "DP"
+    if len(plan.replicas) > 6:
+        return f"{len(plan.replicas)} stages of {min(plan.replicas)} to {max(plan.replicas)}"
+    return f"{':'.join(map(str, plan.replicas))} ({':'.join(map(str, plan.layers))})"
+
+
+TABLES = {"models": models, "memory": memory, "random": random_cases, "dapple": planner, "paper": published}
 
 
 def main() -> None:

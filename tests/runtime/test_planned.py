@@ -19,7 +19,8 @@ from gnomon.plans.stacks import stack  # noqa: E402
 from gnomon.runtime import Executor, Llama  # noqa: E402
 from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.search import make_space, solve  # noqa: E402
-from gnomon.search.dapple import Prices, plans  # noqa: E402
+from gnomon.search.dapple import Prices  # noqa: E402
+from gnomon.search.replication import pipelines  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -71,7 +72,7 @@ def test_plans_with_other_replicas_in_every_stage_run_and_give_the_same_loss(pro
     """What DAPPLE's programme proposes for so many devices, in float64, to 1e-9 of the plain model's loss."""
     config, cluster = LLAMAS["llama-tiny"](), local_cluster(processes)
     prices = Prices(llama(config), cluster, WORKLOAD, BASE, 2, stack("gnomon"))
-    proposed = [replace(prices.plan(pieces), precision=FP64) for _, pieces in plans(prices, 4)[0]]
+    proposed = [replace(prices.plan(pieces), precision=FP64) for _, pieces in pipelines(prices, 4)[0]]
     replicas = {tuple(plan.stage_mesh(s).data_ranks for s in range(plan.num_stages)) for plan in proposed}
     assert any(len(set(each)) > 1 for each in replicas), replicas
     ids = token_ids(config)

@@ -13,28 +13,32 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Plan, Workload
 from gnomon.prediction import predict
-from gnomon.search.dapple import (
+from gnomon.search.dapple import Prices, cuts_of, dapple
+from gnomon.search.replication import (
     Piece,
-    Prices,
     Step,
     append_first,
-    cuts_of,
-    dapple,
     fresh_first,
     latency,
+    place,
     scatter_first,
 )
 
 
-@pytest.mark.parametrize(("delay", "seconds"), [(0, 45), (1, 51), (2, 57), (3, 63)])
-def test_the_closed_form_is_that_of_1f1b(delay: int, seconds: int) -> None:
-    """Four equal stages, twelve microbatches, forward 1 and backward 2: (m + p - 1)(F + B) and two delays each hop, as
-    when enough microbatches are under way to hide them."""
+@pytest.mark.parametrize(
+    ("delay", "once", "twice"), [(0, 45, 45), (1, 67, 51), (2, 89, 61), (3, 111, 75)], ids=["0", "1", "2", "3"]
+)
+def test_the_closed_form_is_that_of_1f1b(delay: int, once: int, twice: int) -> None:
+    """Four equal stages, twelve microbatches, forward 1 and backward 2, with either warm-up: the seconds that these
+    take when they are played (tests/cases/dapple_warm_up.py). The closed form is never above; with few microbatches
+    under way it does not see that the waits of several stages add up."""
     steps: list[Step] = []
     for stage in range(4):
         steps += [Step(delay, delay, message=True)] if stage else []
         steps.append(Step(1, 2))
-    assert latency(steps, 12) == seconds
+    assert 0.8 * once <= latency(steps, 12, twice=False) <= once
+    assert 0.95 * twice <= latency(steps, 12) <= twice
+    assert delay > 1 or latency(steps, 12) == twice
 
 
 def test_the_pivot_is_the_longest_stage() -> None:
@@ -68,7 +72,7 @@ def every(prices: Prices, most: int) -> Iterator[tuple[Piece, ...]]:
                     continue
                 pieces, used, done = [], (0,) * len(nodes), 0
                 for count, each in zip(cut, taken, strict=True):
-                    pieces.append(Piece(done, done + count, each, prices.place(used, each)))
+                    pieces.append(Piece(done, done + count, each, place(nodes, used, each)))
                     used, done = tuple(u + t for u, t in zip(used, each, strict=True)), done + count
                 yield tuple(pieces)
 
@@ -100,7 +104,7 @@ def test_stages_have_other_numbers_of_replicas() -> None:
 
 def test_what_it_is_not_for() -> None:
     work = Workload(global_batch_size=24, seq_len=512)
-    with pytest.raises(PlanError, match="up to 16 devices"):
-        dapple(gpt(model()), parse_cluster("4x8xh100-sxm"), work)
+    with pytest.raises(PlanError, match="up to 128 devices"):
+        dapple(gpt(model()), parse_cluster("32x8xh100-sxm"), work)
     with pytest.raises(PlanError, match="divides a batch of 24"):
         dapple(gpt(model()), parse_cluster("1x2xh100-sxm"), work, counts=(7,))

@@ -125,7 +125,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uneven-replicas",
         action="store_true",
-        help="on up to 16 devices: pipelines whose stages have other numbers of replicas too (DAPPLE)",
+        help="on up to 128 devices: pipelines whose stages have other numbers of replicas too (DAPPLE)",
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")

@@ -1,0 +1,378 @@
+"""DAPPLE's programme: where to cut the layers, how often to replicate each stage, and on which nodes to put it.
+
+Fan et al. 2021 (PPoPP, "DAPPLE: a pipelined data parallel approach for training large models"). `pipelines(costs,
+keep)` returns the best pipelines by a closed form of the step (`latency`: the pivot stage sets the pace, what surrounds
+it adds a ramp; messages are stages of their own), placed by three policies. What a stage or a message takes is asked of
+`Costs`: prices of a model (`dapple`), or times that somebody measured. Leaves out the simulator, which decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+EXACT_DEVICES = 8
+"""Devices up to which no state is dropped. Above it the best `BEAM` states with as many layers are extended, which
+found the same plan as all of them in every case of benchmarks/results/uneven.md."""
+
+BEAM = 12
+"""States with as many layers that are extended there; on clusters beyond `FINE_DEVICES` a third of them."""
+
+FINE_DEVICES = 16
+"""Devices up to which every number of replicas is tried; above it those that take powers of two, whole nodes in such
+numbers, or all devices left but so many."""
+
+Used = tuple[int, ...]
+"""Devices taken on each node."""
+
+
+class Step(NamedTuple):
+    """A stage, or a message between two, as the closed form sees it: seconds for one microbatch."""
+
+    forward: float
+    backward: float
+    reduce: float = 0.0
+    """All-reduce of its gradients after the last backward."""
+    message: bool = False
+    """Forwards and backwards go at once: a link has two directions."""
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a microbatch takes of it."""
+        return max(self.forward, self.backward) if self.message else self.forward + self.backward
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stage of the programme: counted layers [first, last) on so many devices of each node."""
+
+    first: int
+    last: int
+    taken: Used
+    devices: tuple[int, ...]
+
+
+Pieces = tuple[Piece, ...]
+
+
+class Costs(Protocol):
+    """What the programme asks about one number of microbatches."""
+
+    @property
+    def count(self) -> int:
+        """Microbatches of a step."""
+
+    @property
+    def twice(self) -> bool:
+        """Whether stages may begin with twice as many microbatches under way, which hides messages."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that may be cut apart."""
+
+    @property
+    def nodes(self) -> Used:
+        """Devices of each node."""
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Numbers of replicas that a stage may have, rising."""
+
+    def stage(self, piece: Piece) -> Step:
+        """Seconds of a stage."""
+
+    def message(self, source: Piece, target: Piece) -> Step:
+        """Seconds of what the last layer of one stage sends the next."""
+
+    def fits(self, piece: Piece, in_flight: int) -> bool:
+        """Whether a stage may fit that holds so many microbatches at once."""
+
+
+def latency(steps: Sequence[Step], microbatches: int, *, twice: bool = True) -> float:
+    """Seconds of an optimizer step: until the pivot begins, the pivot's microbatches, and what is left after it.
+
+    The pivot is the stage with the fewest gaps: the one for which these add up to most, gradients' reductions aside.
+    Source: DAPPLE, section 4.1. That form takes for granted that the pivot always has a microbatch to go on with; the
+    wait for the first and the last to come back (`_round_trips`) is the longer of the two where there are few. twice:
+    whether stages begin with twice as many microbatches under way.
+    """
+    pivot, most, before = 0, -1.0, 0.0
+    for stage, step in enumerate(steps):
+        before += step.forward + step.backward
+        if (microbatches - 1) * step.pace + before >= most:
+            pivot, most = stage, (microbatches - 1) * step.pace + before
+    steady = (microbatches - 1) * steps[pivot].pace
+    # a stage before the pivot ends after the backwards between them, one behind it has ended before
+    end, left = 0.0, steps[pivot].backward
+    for stage in range(pivot, -1, -1):
+        end = max(end, steps[stage].reduce + left)
+        left += steps[stage - 1].backward if stage else 0.0
+    left = steps[pivot].backward
+    for stage in range(pivot + 1, len(steps)):
+        left -= steps[stage - 1].backward
+        end = max(end, steps[stage].reduce + left)
+    form = sum(step.forward for step in steps[: pivot + 1]) + steady + end
+    return max(form, _round_trips(steps, microbatches, twice))
+
+
+def _round_trips(steps: Sequence[Step], microbatches: int, twice: bool) -> float:
+    """Seconds of a step at least: the longest over the stages.
+
+    Proof: a stage with k microbatches under way does k forwards, then a backward and a forward in turn, then k
+    backwards. Its first backward comes after the first microbatch's forward and its way to the end and back. All
+    forwards from number k on, and as many backwards, come after that, and each of them after the k-th before it has
+    come back; its last backward comes after the last of them and another such way, and then the stages before it have
+    theirs.
+    """
+    least = ahead = behind = 0.0
+    beyond = sum(step.forward + step.backward for step in steps)
+    after = sum(not step.message for step in steps)
+    for step in steps:
+        beyond -= step.forward + step.backward
+        if not step.message:
+            under_way = min(microbatches, 2 * after - 1 if twice else after)
+            after -= 1
+            rest = microbatches - under_way
+            came = ahead + step.forward + beyond
+            if rest:
+                turn = step.forward + beyond + step.backward
+                turns, first = divmod(microbatches - 1, under_way)
+                done = max(
+                    came + rest * (step.forward + step.backward), ahead + (first + 1) * step.forward + turns * turn
+                )
+                done += beyond + step.backward
+            else:
+                done = came + microbatches * step.backward
+            least = max(least, done + max(behind, step.reduce))
+        ahead, behind = ahead + step.forward, behind + step.backward
+    return least
+
+
+def exposed_s(backward: Sequence[float], reduce: Sequence[float]) -> float:
+    """Seconds that reductions still take after the last backward: each layer's begins when its backward is done and the
+    reduction of the layer after it is over. Both are of layers in the order of forward."""
+    done = free = 0.0
+    for b, r in zip(reversed(backward), reversed(reduce), strict=True):
+        done += b
+        free = max(free, done) + r
+    return max(0.0, free - done)
+
+
+def fresh_first(free: Used, size: Used, count: int) -> Used:
+    """Devices on nodes of which none is taken, then on the others."""
+    return _in_order(free, sorted(range(len(free)), key=lambda node: (free[node] != size[node], node)), count)
+
+
+def append_first(free: Used, size: Used, count: int) -> Used:
+    """Devices on nodes of which some are taken, then on fresh ones."""
+    return _in_order(free, sorted(range(len(free)), key=lambda node: (free[node] == size[node], node)), count)
+
+
+def scatter_first(free: Used, size: Used, count: int) -> Used:
+    """Devices one by one from the node with the most free ones."""
+    left, taken = list(free), [0] * len(free)
+    for _ in range(count):
+        node = max(range(len(left)), key=lambda n: (left[n], -n))
+        left[node] -= 1
+        taken[node] += 1
+    return tuple(taken)
+
+
+POLICIES: Mapping[str, Callable[[Used, Used, int], Used]] = {
+    "fresh first": fresh_first,
+    "append first": append_first,
+    "scatter first": scatter_first,
+}
+"""Name -> (free devices of each node, devices of each node, how many) -> how many on each node."""
+
+
+def _in_order(free: Used, nodes: Sequence[int], count: int) -> Used:
+    taken = [0] * len(free)
+    for node in nodes:
+        taken[node] = min(free[node], count)
+        count -= taken[node]
+    return tuple(taken)
+
+
+def place(nodes: Used, used: Used, taken: Used) -> tuple[int, ...]:
+    """The next free devices of each node."""
+    starts = np.cumsum((0, *nodes)).tolist()
+    return tuple(starts[n] + used[n] + i for n, count in enumerate(taken) for i in range(count))
+
+
+def steps_of(costs: Costs, pieces: Pieces) -> list[Step]:
+    """Stages and the messages between them."""
+    steps: list[Step] = []
+    for i, piece in enumerate(pieces):
+        if i:
+            steps.append(costs.message(pieces[i - 1], piece))
+        steps.append(costs.stage(piece))
+    return steps
+
+
+def step_s(costs: Costs, pieces: Pieces) -> float:
+    """The closed form, messages and reductions included."""
+    return latency(steps_of(costs, pieces), costs.count, twice=costs.twice)
+
+
+def may_fit(costs: Costs, pieces: Pieces) -> bool:
+    """Whether every stage of a whole pipeline may fit: stage i of p holds p - i microbatches at once."""
+    return all(costs.fits(piece, min(len(pieces) - i, costs.count)) for i, piece in enumerate(pieces))
+
+
+class _State(NamedTuple):
+    """Finished stages; the rest of the layers are one last stage on the rest of the devices."""
+
+    seconds: float
+    pieces: Pieces
+    steps: tuple[Step, ...]
+    least: float = 0.0
+    """Seconds of every pipeline that begins so, at least."""
+
+
+def pipelines(costs: Costs, keep: int) -> tuple[list[tuple[float, Pieces]], int]:
+    """(the best by the closed form: (seconds, stages), states extended).
+
+    The programme. A state is the number of layers in finished stages and the devices of each node that those use; the
+    rest of the layers are one last stage on the rest of the devices. Of each state the finished stages with the
+    shortest step are kept. Extending it cuts the last stage: so many layers more, on so many devices, by each policy.
+    Exact up to `EXACT_DEVICES` for a closed form in which the best plan's finished stages are the best of their state,
+    which the pivot's is not always. Data parallelism, where it is possible, is among the plans whatever its place.
+
+    It begins with what the paper searches apart: all pipelines of two stages, and those of equally many replicas in
+    every stage, straight ones among them. Left out are stages after which no pipeline is among the best: the pivot of
+    `latency` is the stage for which (m - 1) paces and all forwards and backwards up to it add up to most, and the step
+    is at least that long; so no stage may take longer than the best so far. More layers only take longer. Nor may what
+    is left of the layers be too much for what is left of the devices; there a microbatch is taken for granted to be no
+    slower whole than in parts.
+    """
+    total, nodes = costs.num_layers, costs.nodes
+    beam = None if sum(nodes) <= EXACT_DEVICES else BEAM if sum(nodes) <= FINE_DEVICES else BEAM // 3
+    whole = [(step_s(costs, pieces), pieces) for pieces in dict.fromkeys(_seeds(costs)) if may_fit(costs, pieces)]
+    kept = sorted([*(seconds for seconds, _ in whole), *[float("inf")] * keep])[:keep]
+    states: dict[int, dict[Used, _State]] = {0: {(0,) * len(nodes): _State(0.0, (), ())}}
+    extended = 0
+    for done in range(total):
+        reached = sorted(states.pop(done, {}).items(), key=lambda item: item[1].seconds)
+        for used, state in reached[:beam]:
+            free = tuple(n - u for n, u in zip(nodes, used, strict=True))
+            if sum(free) in costs.replicas:
+                pieces = (*state.pieces, Piece(done, total, free, place(nodes, used, free)))
+                if may_fit(costs, pieces):
+                    whole.append((step_s(costs, pieces), pieces))
+                    kept = sorted([*kept, whole[-1][0]])[:keep]
+            extended += 1
+            for piece, made in _extensions(costs, state, used, free, kept[-1]):
+                taken = tuple(u + t for u, t in zip(used, piece.taken, strict=True))
+                found = states.setdefault(piece.last, {})
+                if taken not in found or made.seconds < found[taken].seconds:
+                    found[taken] = made
+    found_s = {pieces: seconds for seconds, pieces in whole}
+    best = sorted(((seconds, pieces) for pieces, seconds in found_s.items()), key=lambda each: each[0])
+    return [*best[:keep], *(each for each in best[keep:] if len(each[1]) == 1)], extended
+
+
+def _seeds(costs: Costs) -> Iterator[Pieces]:
+    """Data parallelism, every pipeline of two stages in order of devices, and pipelines of equal replicas whose slowest
+    stage is as fast as can be."""
+    total, devices = costs.num_layers, place(costs.nodes, (0,) * len(costs.nodes), costs.nodes)
+
+    def piece(first: int, last: int, a: int, b: int) -> Piece:
+        return Piece(first, last, _of_nodes(costs.nodes, a, b), devices[a:b])
+
+    if len(devices) in costs.replicas:
+        yield (piece(0, total, 0, len(devices)),)
+    for one in _counts(costs, len(devices)):
+        if len(devices) - one in costs.replicas:
+            for cut in range(1, total):
+                yield piece(0, cut, 0, one), piece(cut, total, one, len(devices))
+    for each in costs.replicas:
+        stages, rest = divmod(len(devices), each)
+        if not rest and 2 < stages <= total:
+            ranges = [(each * stage, each * (stage + 1)) for stage in range(stages)]
+            yield _balanced(costs, ranges, piece)
+
+
+def _of_nodes(nodes: Used, first: int, last: int) -> Used:
+    """How many of the devices [first, last) each node has."""
+    ends = np.cumsum(nodes).tolist()
+    return tuple(max(0, min(last, end) - max(first, end - n)) for end, n in zip(ends, nodes, strict=True))
+
+
+def _balanced(costs: Costs, ranges: Sequence[tuple[int, int]], piece: Callable[[int, int, int, int], Piece]) -> Pieces:
+    """The cut whose slowest stage is fastest, of stages on these ranges of devices: halving the pace that is allowed,
+    each stage taking as many layers as that lets it, but leaving one to each that follows."""
+    total = costs.num_layers
+
+    def cut(pace: float) -> Pieces | None:
+        made: list[Piece] = []
+        for stage, (a, b) in enumerate(ranges):
+            first, most = made[-1].last if made else 0, total - (len(ranges) - stage - 1)
+            last = first + 1
+            while last < most and costs.stage(piece(first, last + 1, a, b)).pace <= pace:
+                last += 1
+            made.append(piece(first, last, a, b))
+        slowest = max(costs.stage(each).pace for each in made)
+        return tuple(made) if made[-1].last == total and slowest <= pace else None
+
+    low, high = 0.0, costs.stage(piece(0, total, *ranges[0])).pace
+    best = cut(high)
+    for _ in range(20):
+        middle = (low + high) / 2
+        found = cut(middle)
+        if found is None:
+            low = middle
+        else:
+            high, best = middle, found
+    assert best is not None, "a pace that one stage keeps with all layers is kept by any cut"
+    return best
+
+
+def _extensions(costs: Costs, state: _State, used: Used, free: Used, most: float) -> Iterator[tuple[Piece, _State]]:
+    """(stage that may come next, state with it), each placement once; not those that take `most` seconds or longer."""
+    total, nodes, left = costs.num_layers, costs.nodes, sum(free)
+    at = state.pieces[-1].last if state.pieces else 0
+    before = sum(step.forward + step.backward for step in state.steps)
+    for count in _counts(costs, left):
+        rest = max((m for m in costs.replicas if m <= left - count), default=0)
+        if not rest:
+            continue
+        for taken in dict.fromkeys(policy(free, nodes, count) for policy in POLICIES.values()):
+            devices = place(nodes, used, taken)
+            after = tuple(u + t for u, t in zip(used, taken, strict=True))
+            others = tuple(n - u for n, u in zip(nodes, after, strict=True))
+            last = place(nodes, after, others)[:rest]
+            message: tuple[Step, ...] = ()
+            if state.pieces:
+                message = (costs.message(state.pieces[-1], Piece(at, at + 1, taken, devices)),)
+            for end in range(at + 1, total):
+                piece = Piece(at, end, taken, devices)
+                own = costs.stage(piece)
+                least = (costs.count - 1) * own.pace + before + sum(2 * m.forward for m in message)
+                least = max(state.least, least + own.forward + own.backward)
+                # one stage follows at least
+                if least >= most or not costs.fits(piece, min(2, costs.count)):
+                    break
+                alone = costs.stage(Piece(end, total, others, last[:1])).pace
+                if (costs.count - 1) * alone / (left - count) + before >= most:
+                    continue
+                steps = (*state.steps, *message, own)
+                final = Piece(end, total, others, last)
+                whole = (*steps, costs.message(piece, final), costs.stage(final))
+                seconds = latency(whole, costs.count, twice=costs.twice)
+                yield piece, _State(seconds, (*state.pieces, piece), steps, least)
+
+
+def _counts(costs: Costs, left: int) -> tuple[int, ...]:
+    """Numbers of replicas of the next stage: every one below what is left, or on larger clusters some of each size."""
+    able = tuple(m for m in costs.replicas if m < left)
+    if sum(costs.nodes) <= FINE_DEVICES:
+        return able
+    node = max(costs.nodes)
+    whole = {m for m in able if m % node == 0 and (m // node) & (m // node - 1) == 0} | {
+        m for m in able if not m & (m - 1)
+    }
+    return tuple(m for m in able if m in whole or left - m in whole)

@@ -273,6 +273,14 @@ def test_models_with_llamas_layer(name: str) -> None:
     assert isinstance(found.model, LlamaConfig) and not any("taken as a gated one" in note for note in found.notes)
 
 
+def test_oneflows_loss_is_one_kernel_unless_logits_are_divided() -> None:
+    for tp, expected in (("1", "fused"), ("2", None)):
+        found = run(
+            LLAMA | {"framework": "LiBai/OneFlow", "tp": tp, "dp": str(8 // int(tp)), "num_devices": "8", "pp": "1"}
+        )
+        assert found.stack.cross_entropy == expected
+
+
 def test_an_ungated_feed_forward_keeps_its_parameters() -> None:
     """24,576 wide without a gate is 2 matrices; 16,384 wide with one is 3: both 2 x 6144 x 24576 parameters."""
     row = LLAMA | {"model": "Nemotron4 15b", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "24576"}

@@ -130,6 +130,12 @@ EAGER = {"norm": "unfused", "activation": "unfused", "cross_entropy": "unfused",
 """What that code does (huggingface/transformers modeling_llama.py LlamaRMSNorm and eager_attention_forward,
 activations.py NewGELUActivation, read 2026-11-21); the update is AdamW a parameter at a time."""
 
+ONEFLOW_LOSS = (
+    "Oneflow-Inc/oneflow: sparse_softmax_cross_entropy is one op, which keeps the probabilities; the pass "
+    "SplitSparseSoftmaxCrossEntropyOp takes it apart where logits are divided over ranks (read 2026-11-22)"
+)
+"""Where it is known from that OneFlow's loss is one kernel without tensor parallelism."""
+
 NO_SYNC = (
     "huggingface/transformers#29425: Trainer enters FSDP's no_sync on all microbatches but the last; "
     "huggingface/accelerate docs, concept_guides/gradient_synchronization: it requires additional memory"
@@ -297,6 +303,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
             found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
     if eager:
         found = chosen(found, "the eager code of transformers", **EAGER)
+    if re.search(r"oneflow", program) and (row.tp or 1) == 1:
+        found = chosen(found, ONEFLOW_LOSS, cross_entropy="fused")
     if re.search(HUGGING_FACE, program) and "fsdp" in (row.zero_or_fsdp or "").lower():
         found = chosen(found, NO_SYNC, unsharded_accumulation=True)
     if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):

@@ -197,3 +197,17 @@ def test_neox_reads_one_residual_twice() -> None:
 def test_impossible_configs_are_refused(change: dict[str, int], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         llama.llama(replace(llama.llama_mini(), **change))  # type: ignore[arg-type]
+
+
+def test_windows_of_a_mixture_alternate() -> None:
+    """GPT-OSS: the first of every two layers sees 128 tokens; parameters are those without windows."""
+    config = replace(mixtral.mixtral_8x7b(), num_layers=5, window=128, windowed_every=2)
+    graph = mixtral.mixtral(config)
+    windows = [
+        next(op for op in graph.block(layer.call.block).ops if op.kind == "attention").attr("window", 0)
+        for layer in graph.layers()
+        if layer.call.family == "layers"
+    ]
+    assert windows == [128, 0, 128, 0, 128]
+    plain = mixtral.mixtral(replace(config, window=0))
+    assert len(plain.layers()) == len(graph.layers())

@@ -53,3 +53,29 @@ def test_only_transformer_engine_has_them_and_kernels_of_dispatch_do_the_passes(
     fused, many = forward(8, True, "fused"), forward(1, True, "all_to_all")
     assert plain[0] < fused[0] < engine[0] and fused[1] < engine[1]
     assert many[0] > fused[0]  # 128 experts of a rank
+
+
+def test_biases_and_clamps_of_experts_cost_megatron_and_not_fused_experts() -> None:
+    """GPT-OSS: more kernels and more time than without; where experts are fused, in eight bits, none of it."""
+    plain = replace(qwen3_30b_a3b(), num_layers=1, qk_norm=False)
+    times = {}
+    for biased in (False, True):
+        for how in ("grouped", "fused"):
+            facts = tuple(
+                Fact(field=f, source="test", date="2026-11-22") for f in ("transformer_engine", "moe_experts")
+            )
+            stack = Stack(name="any", version="1", transformer_engine=True, moe_experts=how, facts=facts)  # type: ignore[arg-type]
+            plan = Plan(
+                mesh=Mesh(dp_shard=8, ep=8),
+                optimizer=Optimizer(zero=1),
+                schedule=Schedule(micro_batch_size=1),
+                precision=Precision(fp8=Fp8(recipe="mxfp8")),
+            )
+            graph = mixtral(replace(plain, expert_bias=biased))
+            found = predict(graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096), stack).pricing
+            times[biased, how] = [found.phase(name, 0).compute_s for name in ("forward", "input_grad")]
+    rows = 4096 * 8 * 2  # of a rank's experts, bytes of one column
+    least = (8 * 768 + 14 * 2048) * rows / catalogue.device("b200").memory_bytes_per_s
+    assert times[True, "grouped"][0] - times[False, "grouped"][0] >= least
+    assert times[True, "grouped"][1] > times[False, "grouped"][1]
+    assert times[True, "fused"] == times[False, "fused"]

@@ -61,6 +61,10 @@ class MixtralConfig:
     """Bias on o_proj."""
     window: int = 0
     """Sliding window in tokens; 0 is none."""
+    windowed_every: int = 1
+    """Of every so many layers the first is windowed, the rest see all (GPT-OSS: 2)."""
+    expert_bias: bool = False
+    """Experts with biases and a clamped gate (GPT-OSS)."""
     tied: bool = False
     """Whether lm_head is the embedding table."""
     moe_path: str = "block_sparse_moe"
@@ -82,8 +86,8 @@ class MixtralConfig:
             raise GraphError(f"experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}")
 
 
-def layer_block(c: MixtralConfig) -> Block:
-    """One layer from `x` to `y`."""
+def layer_block(c: MixtralConfig, name: str = "layers", window: int | None = None) -> Block:
+    """One layer from `x` to `y`. window: in place of the model's."""
     hidden = Dim(name="hidden", size=c.hidden_size)
     heads, kv_heads, head_dim = attention_dims(c.num_heads, c.num_kv_heads, c.head_dim)
     a = Attention(
@@ -94,7 +98,7 @@ def layer_block(c: MixtralConfig) -> Block:
         qkv_bias=c.qkv_bias,
         out_bias=c.out_bias,
         qk_norm=c.qk_norm,
-        window=c.window,
+        window=c.window if window is None else window,
         dropout=c.attention_dropout,
     )
     e = Experts(
@@ -104,8 +108,9 @@ def layer_block(c: MixtralConfig) -> Block:
         router="softmax",
         paths=c.expert_paths,
         gated=c.gated,
+        biased=c.expert_bias,
     )
-    b = BlockBuilder("layers")
+    b = BlockBuilder(name)
     x = b.input("x", BATCH, SEQ, hidden)
     normed = b.norm("input_layernorm", x, hidden, fn="rms", bias=False)
     out = self_attention(b, normed, hidden, a)
@@ -118,6 +123,9 @@ def layer_block(c: MixtralConfig) -> Block:
 def mixtral(c: MixtralConfig) -> Graph:
     """The model as a Graph; inputs `input_ids` and `labels`, output `head.loss`."""
     hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
+    table = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
+    if c.window and c.windowed_every > 1:
+        return _alternating(c, hidden, vocab, table)
     layers = Call(
         block="layers",
         name="layers",
@@ -127,12 +135,32 @@ def mixtral(c: MixtralConfig) -> Graph:
         first=0,
         prefix="model.layers",
     )
-    table = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
     return Graph(
         name=c.name,
         inputs=(INPUT_IDS, LABELS),
         blocks=(embed_block(vocab, hidden), layer_block(c), head_block(vocab, hidden)),
         calls=(embed_call(), layers, head_call("layers.y", lm_head=table)),
+        outputs=("head.loss",),
+    )
+
+
+def _alternating(c: MixtralConfig, hidden: Dim, vocab: Dim, table: str) -> Graph:
+    """The same with one call for each layer, since windows alternate; all are of the family `layers`."""
+    calls, x = [embed_call()], "embed.x"
+    for index in range(c.num_layers):
+        block, name = "layer_full" if index % c.windowed_every else "layer_windowed", f"layer_{index}"
+        calls.append(
+            Call(block=block, name=name, inputs=(("x", x),), first=index, family="layers", prefix="model.layers")
+        )
+        x = f"{name}.y"
+    blocks = [embed_block(vocab, hidden), layer_block(c, "layer_windowed")]
+    if c.num_layers > 1:
+        blocks.append(layer_block(c, "layer_full", 0))
+    return Graph(
+        name=c.name,
+        inputs=(INPUT_IDS, LABELS),
+        blocks=(*blocks, head_block(vocab, hidden)),
+        calls=(*calls, head_call(x, lm_head=table)),
         outputs=("head.loss",),
     )
 

@@ -7,7 +7,7 @@ Leaves out: residuals and norms, whose place is what tells families apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gnomon.errors import GraphError
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Tensor
@@ -143,6 +143,9 @@ class Experts:
     """How many."""
     gated: bool = True
     """Gated by SiLU; otherwise up, GELU and down, without a gate."""
+    biased: bool = False
+    """Linears have biases and the gate's two sides are clamped (GPT-OSS). The biases are a few numbers an expert: what
+    counts is the arithmetic, which the attributes `clamped` and `biased` of activation and combine stand for."""
 
 
 def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
@@ -161,16 +164,18 @@ def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
         fn=e.router,
         **({"groups": e.groups, "groups_per_token": e.groups_per_token} if e.groups > 1 else {}),
     )
+    clamped: dict[str, Any] = {"clamped": True} if e.biased else {}
+    biased: dict[str, Any] = {"biased": True} if e.biased else {}
     rows = b.op("dispatch", f"{path}.dispatch", (x, indices), (*tokens, e.topk, hidden), experts=e.experts.name)
     gate_path, up_path, down_path = (f"{path}.experts.{p}" for p in e.paths)
     gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=hidden) if e.gated else ""
     up = b.experts(up_path, rows, experts=e.experts, out=e.ffn, contract=hidden)
     if gate:
-        act = b.op("glu", f"{path}.experts.act", (gate, up), fn="silu")
+        act = b.op("glu", f"{path}.experts.act", (gate, up), fn="silu", **clamped)
     else:
         act = b.op("activation", f"{path}.experts.act", (up,), fn="gelu")
     out = b.experts(down_path, act, experts=e.experts, out=hidden, contract=e.ffn)
-    return b.op("combine", f"{path}.combine", (out, weights, indices), (*tokens, hidden))
+    return b.op("combine", f"{path}.combine", (out, weights, indices), (*tokens, hidden), **biased)
 
 
 def embed_block(vocab: Dim, hidden: Dim, *, scale: float = 0.0, path: str = "embed_tokens") -> Block:

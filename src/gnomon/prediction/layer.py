@@ -37,7 +37,7 @@ from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Curves, curves_with
 from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
-from gnomon.prices.experts import loop_launches, row_passes
+from gnomon.prices.experts import extra_passes, loop_launches, row_passes
 from gnomon.prices.kernels import (
     FREE,
     WHOLE,
@@ -274,11 +274,16 @@ class _Pricing:
             mates = [o.path for o in self.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]]
             looped = mates[0] == op.path and not (low and context.fused_experts)  # gate and up are one product
             return FREE if not looped else OpPrice(device_s=0.0, kernels=loop_launches(experts, low))
-        if op.kind not in ("dispatch", "combine") or context.mesh.ep == 1 or context.fused_dispatch:
+        if op.kind not in ("dispatch", "combine", "glu"):
             return FREE
         rows = self.block.tensor(op.outputs[0] if op.kind == "dispatch" else op.inputs[0])
         moved = nbytes(rows, self.sharded.sizes(op.path), self.dtypes) * context.load
-        return row_passes(op.kind, moved, experts, low, context.device, self.curves, backward=backward)
+        found = FREE
+        if (op.attr("biased", False) or op.attr("clamped", False)) and not (low and context.fused_experts):
+            found = extra_passes(op, moved, experts, context.device, self.curves, backward=backward)
+        if op.kind == "glu" or context.mesh.ep == 1 or context.fused_dispatch:
+            return found
+        return found + row_passes(op.kind, moved, experts, low, context.device, self.curves, backward=backward)
 
     @cached_property
     def local_experts(self) -> int:

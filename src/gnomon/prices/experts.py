@@ -12,6 +12,7 @@ transformer_engine/pytorch/module/grouped_linear.py; read 2026-11-22.
 
 from __future__ import annotations
 
+from gnomon.graph import Op
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Curves, Size
 from gnomon.prices.kernels import Low, OpPrice
@@ -27,6 +28,30 @@ EACH_EXPERT = {"": 1, "fp8": 4, "fp4": 4}
 BOOKKEEPING = {("dispatch", False): 12, ("combine", False): 2, ("dispatch", True): 4, ("combine", True): 3}
 """(op, backward) -> small kernels of the all-to-all dispatcher: counts of rows by rank and expert, gathered over ranks
 and copied to the host; probabilities that travel by themselves."""
+
+CLAMPED = {False: (4, 4, 3), True: (10, 10, 7)}
+"""backward -> (reads, writes, kernels) of clamping both sides of a gate before the activation, in units of one side's
+bytes: two clamps and their join; two clamps' gradients, two slices' of zeros and their sum (fusions/fused_bias_geglu.py
+weighted_bias_quick_geglu_impl)."""
+
+BIASED = {False: (7, 7), True: (12, 8)}
+"""backward -> (reads, writes) of biases on the rows of the last product, in units of their bytes in 16 bits: bias
+times probability in fp32, sum, join, cast; the gradients of all (experts.py TEGroupedMLP._apply_bias, expert by
+expert)."""
+
+BIASED_LAUNCHES = {False: 2, True: 6}
+"""backward -> kernels of it for each expert, from Python."""
+
+
+def extra_passes(op: Op, size: Size, experts: int, device: Device, curves: Curves, *, backward: bool) -> OpPrice:
+    """Kernels of experts with biases and a clamped gate beside an activation or a combine that says so. size: bytes of
+    one side of the gate, or of the rows."""
+    if op.kind == "glu":
+        reads, writes, kernels = CLAMPED[backward]
+    else:
+        (reads, writes), kernels = BIASED[backward], BIASED_LAUNCHES[backward] * experts
+    seconds = stream_seconds(reads * size, writes * size, device, curves, kernels=kernels)
+    return OpPrice(device_s=seconds, kernels=kernels)
 
 
 def loop_launches(experts: int, low: Low) -> int:

@@ -232,9 +232,7 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
         raise InputError(f"experts = {row.experts!r}, ffn = {row.ffn!r}, topk = {row.topk!r} do not say the mixture")
     if row.kv_heads == "MLA":
         return _deepseek(row, name, vocab, int(counts[1]), int(counts[2] or 1), widths)
-    notes: tuple[str, ...] = ()
-    if re.search(r"gpt.oss", name):
-        notes = ("sliding windows of every second layer taken as full attention",)
+    oss = bool(re.search(r"gpt.oss", name))  # openai/gpt-oss-120b config.json: sliding_window, layer_types, biases
     dropout = _DROPOUT if is_test(row) else 0.0
     config = MixtralConfig(
         name=row.model,
@@ -252,8 +250,13 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
         attention_dropout=dropout,
         gated=not is_test(row),  # the tests' mixtures are GPT's feed-forward, several times
         tied=is_test(row) and "untie" not in (row.section or ""),
+        window=128 if oss else 0,
+        windowed_every=2 if oss else 1,
+        qkv_bias=oss,
+        out_bias=oss,
+        expert_bias=oss,
     )
-    return config, notes
+    return config, ()
 
 
 FAKE_GATE = r"balanced fake gate"

@@ -96,7 +96,7 @@ BACKWARD: Mapping[str, Steps] = {
     "norm": Steps(kernels=2, kind="reduce_grad"),  # input gradient; column sums for weight and bias
     "row_stats": Steps(kernels=4, passes=3),
     "mul": Steps(kernels=2, passes=1.33),
-    "embedding": Steps(kernels=6, kind="scatter"),  # sort of the ids, offsets, sums
+    "embedding": Steps(kernels=5, kind="scatter"),  # sort of the ids, offsets, sums; zeros before
     "add": Steps(kernels=1, kind="reduce"),  # a broadcast operand: summed
     "accumulate": Steps(kernels=1),
     "dispatch": Steps(kernels=2, kind="reduce"),
@@ -230,7 +230,18 @@ def grad_seconds(
         return _attention(op, block, setting, device, curves, causal_share, backward=True, narrow=bool(fp8))
     if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
         return FREE
+    if op.kind == "embedding" and grad.phase == "weight_grad":
+        return _table_grad(work, device, curves)
     return _streamed(op, BACKWARD, work, device, curves, _load(op, block, load))
+
+
+def _table_grad(work: Work, device: Device, curves: Curves) -> OpPrice:
+    """The gradient of a table of embeddings: it begins as zeros, and rows are added to it by index. What adding it to
+    gradients before costs is `optimizer.accumulate_seconds`. Source: PyTorch embedding_dense_backward."""
+    steps, table, rows = BACKWARD["embedding"], work.write_bytes, work.read_bytes
+    zeros = stream_seconds(0, table, device, curves)
+    sums = stream_seconds(rows, np.minimum(rows, table), device, curves, kernels=steps.kernels, kind=steps.kind)
+    return OpPrice(device_s=zeros + sums, kernels=steps.kernels + 1)
 
 
 def fused_dropout_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:

@@ -324,3 +324,20 @@ def test_load_stretches_the_rows_of_experts_only() -> None:
         op = next(op for op in block.ops if op.kind == kind)
         plain, loaded = (op_seconds(op, block, SETTING, H100, CURVES, load=load).device_s for load in (1.0, 3.0))
         assert loaded / plain == pytest.approx(ratio, rel=0.05)
+
+
+def test_a_table_of_embeddings_gets_zeros_and_the_rows_that_were_read() -> None:
+    """A table four times as large costs the writing of the rest, nothing more; twice the tokens cost twice the rows."""
+
+    def gradient(rows: int, tokens: int) -> float:
+        made = gpt(GptConfig(name="g", num_layers=1, num_heads=8, hidden_size=1024, vocab_size=rows, max_positions=64))
+        block = next(b for b in made.blocks if any(op.kind == "embedding" for op in b.ops))
+        back = backward(block, FUSED, BF16)
+        setting = Setting(sizes={"batch": tokens // 64, "seq": 64}, dtypes=BF16, causal_flops="half")
+        grads = [g for g in back.ops if g.phase == "weight_grad" and block.op(g.path).kind == "embedding"]
+        return sum(float(grad_seconds(g, back.forward, setting, H100, CURVES).device_s) for g in grads)
+
+    written = stream_seconds(0, 1024 * 2 * (400_000 - 100_000), H100, CURVES)
+    assert gradient(400_000, 8192) - gradient(100_000, 8192) == pytest.approx(written, rel=0.02)
+    assert gradient(100_000, 16384) < 2 * gradient(100_000, 8192)
+    assert gradient(100_000, 16384) - gradient(100_000, 8192) > 0.5 * gradient(8192, 8192)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gnomon.errors import InputError
 from gnomon.formats.published import COLUMNS, Refused, Row, Run, read_runs, read_table, to_run
 from gnomon.formats.published.notes import read_notes
+from gnomon.formats.published.plan import redistributed
 from gnomon.models.deepseek import DeepseekConfig
 from gnomon.models.gpt import GptConfig
 from gnomon.models.llama import LlamaConfig
@@ -197,7 +198,7 @@ def test_narayanan_flops() -> None:
         ({"heads": "97"}, "97"),
         ({"metric": "seconds"}, "metric 'seconds' is not known"),
         ({"notes": "x; WARNING published dp*tp*pp=640 != 320 GPUs"}, "the source contradicts itself"),
-        ({"notes": "schedule 1F1B method Redis; vocab"}, "method 'redis'"),
+        ({"notes": "schedule 1F1B method Vocab-1; vocab"}, "method 'vocab-1'"),
     ],
 )
 def test_refusals_name_the_reason(change: Mapping[str, str], why: str) -> None:
@@ -323,6 +324,15 @@ def test_megatron_of_2021_waits_for_the_collectives_of_its_backward() -> None:
     sc21 = run(GPT3 | {"source": "arXiv 2104.04473 Table 1"})
     assert run(GPT3).stack.backward_overlap and sc21.stack.backward_overlap is False
     assert any(fact.field == "backward_overlap" for fact in sc21.stack.facts)
+
+
+def test_layers_redistributed_around_a_heavy_head() -> None:
+    """8 stages of 32 layers of 3072, a vocabulary of 32k and of 256k: heads of 0.8 and 6.4 layers."""
+    row = GPT3 | {"layers": "32", "hidden": "3072", "heads": "24", "ffn": "12288", "tp": "1", "vpp": "1", "dp": "1"}
+    row |= {"num_devices": "8", "sequence_parallel": "no", "notes": "schedule 1F1B method Redis; x"}
+    assert run(row | {"vocab": "32768"}).plan.schedule.layers_per_stage == (4,) * 8
+    assert run(row | {"vocab": "262144"}).plan.schedule.layers_per_stage == (5, 5, 5, 5, 4, 4, 4, 0)
+    assert redistributed(24, 4, 2.0) == (7, 7, 6, 4)  # 7 at most: 6 on each would be 8 with the head
 
 
 def test_networks() -> None:

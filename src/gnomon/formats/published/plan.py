@@ -237,9 +237,28 @@ def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
     raise InputError("micro_batch not given")
 
 
-def with_stages(made: Plan, row: Row, config: Config) -> tuple[Plan, Notes]:
+def redistributed(layers: int, stages: int, head: float) -> tuple[int, ...]:
+    """Layers of each stage with the least work on the longest, the last of which has a head of `head` layers' FLOPs:
+    Redis of the vocabulary-parallel paper (Yeung et al., arXiv 2411.05288, section 5.2: FLOPs as Narayanan et al. count
+    them, the longest stage made least)."""
+
+    def longest(last: int) -> float:
+        return max(last + head, -(-(layers - last) // (stages - 1)))
+
+    last = min(range(layers // stages, -1, -1), key=longest)
+    each, more = divmod(layers - last, stages - 1)
+    return (*(each + (stage < more) for stage in range(stages - 1)), last)
+
+
+def with_stages(made: Plan, row: Row, config: Config, facts: NoteFacts) -> tuple[Plan, Notes]:
     """The plan with the stages that the program cuts, where it does not divide layers evenly."""
     stages, layers = made.num_stages, getattr(config, "num_layers", 0)
+    if facts.method == "redis" and stages > 1 and row.hidden and row.seq_len:
+        head = 6 * config.vocab_size / (72 * row.hidden + 12 * row.seq_len)
+        counts = redistributed(layers, stages, head)
+        listed = " ".join(map(str, counts))
+        note = f"stages of {listed} layers: the longest with the fewest FLOPs, the head as {head:.1f} layers"
+        return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
     if stages > 1 and layers % stages and (layers + 2) % stages == 0 and re.search(MEGATRON, row.framework.lower()):
         each = (layers + 2) // stages
         note = f"stages of {each} layers, the first and the last one fewer: they have the embedding and the head"

@@ -116,7 +116,7 @@ def to_run(row: Row) -> Run:
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
     made, from_plan = plan(row, facts)
-    made, from_stages = with_stages(made, row, config)
+    made, from_stages = with_stages(made, row, config, facts)
     batch = workload(row)
     program, from_stack = stack(row, facts)
     return Run(

@@ -280,7 +280,7 @@ def _virtual_stages(row: Row, pp: int) -> int:
 
 def schedule(row: Row, facts: NoteFacts, pp: int, micro_batch: int) -> Schedule:
     """The pipeline's order."""
-    if facts.method not in ("", "baseline"):
+    if facts.method not in ("", "baseline", "redis"):
         raise InputError(f"method {facts.method!r} of the vocabulary-parallel paper cannot be said in a plan")
     virtual = _virtual_stages(row, pp) if pp > 1 else 1
     name: Any = "interleaved_one_f_one_b" if virtual > 1 else "one_f_one_b"

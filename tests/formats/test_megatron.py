@@ -173,6 +173,23 @@ def test_a_deepseek_shape() -> None:
     assert found.stack.moe_capacity_factor == 0.0 and found.unexpressed == ()
 
 
+def test_fused_experts_and_dispatch_beside_another_microbatch() -> None:
+    found = job(
+        num_experts=8,
+        moe_router_topk=2,
+        expert_model_parallel_size=4,
+        moe_token_dispatcher_type="flex",
+        use_transformer_engine_op_fuser=True,
+        overlap_moe_expert_parallel_comm=True,
+        fp8_format="e4m3",
+        fp8_recipe="mxfp8",
+        fp8_dot_product_attention=True,
+    )
+    assert (found.stack.moe_dispatch, found.stack.moe_experts) == ("fused", "fused")
+    assert found.plan.overlap.experts and found.plan.precision.fp8 is not None and found.plan.precision.fp8.attention
+    assert not {u.field for u in found.unexpressed} & {"overlap_moe_expert_parallel_comm", "fp8_dot_product_attention"}
+
+
 def test_megatron_deepspeed() -> None:
     found = job(deepspeed=True, zero_stage=2, deepspeed_config="ds.json", train_tokens=10**9, use_flash_attn_v2=True)
     assert found.plan.optimizer.zero == 2

@@ -468,6 +468,8 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
         dispatch = f.choice("moe_token_dispatcher_type", kinds, "allgather")
         capacity = f.number("moe_expert_capacity_factor", 0.0)
         base = chosen(base, "mixture-of-experts options", moe_dispatch=dispatch, moe_capacity_factor=capacity)
+        if f.flag("use_transformer_engine_op_fuser", False):
+            base = chosen(base, "--use-transformer-engine-op-fuser", moe_experts="fused")
     f.ignore("moe_grouped_gemm", "moe_permute_fusion", "moe_token_drop_policy", "moe_router_fusion")
     f.ignore("moe_flex_dispatcher_backend", "moe_enable_deepep")
     return base

@@ -359,20 +359,21 @@ NANOTRON_POLLS = (
     "_send_meta, _recv_meta: time.sleep(0.1) until work.is_completed(); 6ac7d733 (2024-12-13) and main do not sleep"
 )
 NANOTRON_POLL_S = 0.1
-POLLED_NODES, POLLED_TP = 64, 32
-"""Jobs with stages of so many nodes or tensor-parallel ranks: with the messages of late December 2024. Rows do not say
-with which; these nearly all waited (docs/accuracy.md)."""
+LATE_NODES, LATE_TP = 64, 32
+"""Jobs of so many nodes, and jobs with stages of so many tensor-parallel ranks, are taken as run late: with the checks,
+and with the messages of late December 2024. Rows do not say it; their times do (docs/accuracy.md)."""
 
 
 def _benchmarked(base: Stack, row: Row) -> Stack:
-    """nanotron as its benchmark ran it: with stages on several nodes, collectives are checked and messages polled."""
-    nodes = (row.num_devices or 1) // (row.devices_per_node or 8)
-    if not re.search(NANOTRON_BENCHMARK, row.notes) or (row.pp or 1) == 1 or nodes < 2:
+    """nanotron as its benchmark ran it: late jobs with checked collectives, and those with stages with polled messages;
+    jobs with stages on several nodes with checks in any case."""
+    nodes, tp, stages = (row.num_devices or 1) // (row.devices_per_node or 8), row.tp or 1, (row.pp or 1) > 1
+    if not re.search(NANOTRON_BENCHMARK, row.notes) or nodes < 2:
         return base
-    found = chosen(base, NANOTRON_CHECKS, checked_collectives=True)
-    if nodes >= POLLED_NODES or (row.tp or 1) >= POLLED_TP:
-        found = chosen(found, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S)
-    return found
+    late = (nodes >= LATE_NODES or tp >= LATE_TP) if stages else (nodes >= LATE_NODES and tp < LATE_TP)
+    if stages or late:
+        base = chosen(base, NANOTRON_CHECKS, checked_collectives=True)
+    return chosen(base, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S if stages and late else None)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,8 @@ from prediction.jobs import MEGATRON_2022, gpt_model, plan, small
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.plans import Fact, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
-from gnomon.prediction import Prediction, predict
+from gnomon.prediction import Prediction, advice, predict
+from gnomon.report.prediction import prediction_text
 
 SEQ, HIDDEN, HEADS = 2048, 4096, 32
 MIXED = Precision(param="fp16", compute="fp16", grad="fp16")
@@ -128,7 +129,9 @@ def test_a_plan_that_needs_what_the_allocator_could_give_back_may_not_fit() -> N
     assert full.allocated_bytes == rank.allocated_bytes and full.usual_bytes == rank.usual_bytes
     assert found.fits and full.verdict == "may not fit" and full.peak_bytes <= between
     assert found.verdict.startswith("may not fit: ") and f", usually {rank.usual_bytes / 2**30:.1f} (" in found.verdict
-    assert found.to_mapping()["memory"][0]["verdict"] == "may not fit"
+    assert found.to_mapping()["memory"][0]["verdict"] == "may not fit" and not found.has_room
+    assert advice(found) and all(each.peak_bytes < full.usual_bytes for each in advice(found))
+    assert any("what would fit with room" in line for line in prediction_text(found, advice=advice(found)))
 
 
 @given(micro=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4]), sequence_parallel=st.booleans())

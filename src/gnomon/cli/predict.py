@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     """Predict and print."""
     asked = read_request(options)
     found = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
-    changes: tuple[Advice, ...] | None = None if found.fits else advice(found)
+    changes: tuple[Advice, ...] | None = None if found.has_room else advice(found)
     write_views(options, found, asked.assumed, asked.notes)
     if options.json:
         mapping = found.to_mapping()

@@ -1,4 +1,4 @@
-"""What to change when a plan does not fit: neighbouring plans, each predicted like any other.
+"""What to change when a plan does not or may not fit: neighbouring plans, each predicted like any other.
 
 `advice(prediction)` tries changes in the order of how little they change a job and returns those that fit, with their
 time and memory. A bounded number of predictions. Leaves out other meshes than those that move ranks from data to tensor
@@ -24,7 +24,7 @@ MANY_DEVICES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A change after which every rank fits."""
+    """A change after which every rank fits with room."""
 
     what: str
     """In words, as in `micro_batch_size 4 -> 2 and recompute full`."""
@@ -42,12 +42,12 @@ Change = tuple[str, Plan]
 
 
 def advice(prediction: Prediction, *, most: int = 4) -> tuple[Advice, ...]:
-    """Changes after which every rank fits, the least first, `most` of them; empty for a plan that fits.
+    """Changes after which every rank fits with room, the least first, `most` of them; empty for a plan that has it.
 
     One change at a time; then, when no single one is enough, pairs, and threes. At most TRIES predictions: an empty
     result for a plan that does not fit says that none of those fits, not that nothing does.
     """
-    if prediction.fits:
+    if prediction.has_room:
         return ()
     singles = list(_changes(prediction.plan))
     found: list[Advice] = []
@@ -68,7 +68,7 @@ def _try(prediction: Prediction, what: str, plan: Plan) -> Advice | None:
         tried = predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
     except GnomonError:  # this neighbour cannot run or has no price; there are others
         return None
-    if not tried.fits:
+    if not tried.has_room:
         return None
     tightest = tried.tightest
     return Advice(

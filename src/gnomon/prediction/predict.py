@@ -108,6 +108,11 @@ class Prediction:
         return all(rank.fits for rank in self.memory)
 
     @property
+    def has_room(self) -> bool:
+        """Whether every rank fits with what such a job usually takes: no verdict but `fits`."""
+        return all(rank.verdict == "fits" for rank in self.memory)
+
+    @property
     def tightest(self) -> RankMemory:
         """The rank class with the least room."""
         return max(self.memory, key=lambda rank: (rank.peak_bytes / rank.limit_bytes, rank.usual_bytes))

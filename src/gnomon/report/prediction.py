@@ -39,8 +39,8 @@ WORDS = {
 def prediction_text(
     prediction: Prediction, *, assumed: Sequence[str] = (), advice: Sequence[Advice] | None = None
 ) -> tuple[str, ...]:
-    """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting, empty
-    when nothing that was tried helps, None when nothing was tried."""
+    """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting, or
+    maybe not, empty when nothing that was tried helps, None when nothing was tried."""
     lines = [*_heading(prediction), "", *_speed(prediction), "", *_breakdown(prediction), "", *_memory(prediction)]
     lines += ["", *_verdict(prediction, advice)]
     taken = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
@@ -158,10 +158,11 @@ def _memory_row(rank: RankMemory, unit: int) -> tuple[str, ...]:
 def _verdict(prediction: Prediction, advice: Sequence[Advice] | None) -> tuple[str, ...]:
     lines = list(wrapped(prediction.verdict, indent="", width=WIDTH))
     if advice:
-        lines += ["", "what would fit, smallest change first"]
+        room = " with room" if prediction.fits else ""
+        lines += ["", f"what would fit{room}, smallest change first"]
         columns = (Column(name="  change", align="left"), Column(name="step"), Column(name="peak GiB"))
         rows = [(f"  {c.what}", show_seconds(c.step_s), gib(c.peak_bytes)) for c in advice]
         lines += table(columns, rows)
-    elif advice is not None:
+    elif advice is not None and not prediction.fits:
         lines += wrapped("none of the changes that were tried makes it fit: use more devices", indent="")
     return tuple(lines)

@@ -31,6 +31,7 @@ class Messages:
     sent: Mapping[tuple[int, int], tuple[tuple[str, str], ...]]
     """(source, target) -> (call, tensor) of what travels."""
     _wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = field(default_factory=dict, repr=False)
+    _links: dict[tuple[tuple[int, ...], tuple[int, ...]], AxisLink | None] = field(default_factory=dict, repr=False)
 
     def wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
         """(price of a microbatch's message, what it runs over); nothing where no two ranks are on different devices.
@@ -58,9 +59,13 @@ class Messages:
     def _between(self, source: int, target: int) -> AxisLink | None:
         """What messages between two stages run over; None where no two ranks are on different devices. Of stages with
         other numbers of ranks, each rank of the smaller one counts with one partner."""
-        devices = self.plan.device_of
         one, two = self.stages[source].ranks, self.stages[target].ranks
-        count = min(len(one), len(two))
+        if (one, two) not in self._links:
+            self._links[one, two] = self._link(one, two)
+        return self._links[one, two]
+
+    def _link(self, one: tuple[int, ...], two: tuple[int, ...]) -> AxisLink | None:
+        devices, count = self.plan.device_of, min(len(one), len(two))
         ranks = zip(one[:: len(one) // count][:count], two[:: len(two) // count][:count], strict=True)
         ends = np.array([(devices[a], devices[b]) for a, b in ranks if devices[a] != devices[b]]).reshape(-1, 2)
         return axis_link(self.cluster, ends) if len(ends) else None

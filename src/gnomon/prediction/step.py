@@ -117,12 +117,12 @@ class Pricing:
         self._wired: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = {}
         self._memo: dict[tuple[str, int, str], float] = {}
         self._use(numbers or fitted())
-        first: dict[tuple[int, int], int] = {}
+        like, first = _like_stages(stages), dict[tuple[int, int], int]()
         self.alike = [
-            block if index < 0 else first.setdefault((stage, id(stages[stage].order[index])), block)
+            first.setdefault((like[stage], id(stages[stage].order[index]) if index >= 0 else -1), block)
             for block, (stage, index) in enumerate(blocks)
         ]
-        """For each of the Program's stages, the first that is the same layer on the same ranks: priced once."""
+        """For each of the Program's stages, the first that costs the same: priced once."""
 
     def _use(self, numbers: Fitted) -> None:
         stack, stages = self.stack, self.stages
@@ -549,6 +549,21 @@ class Pricing:
                 if found.when == "before_step":
                     before += times * float(collective_seconds(found.kind, found.bytes, stage.links["tp"]))
         return float(price.device_s), price.kernels, before
+
+
+def _like_stages(stages: tuple[StagePrice, ...]) -> list[int]:
+    """For each stage the first with the same layers on ranks of the same devices, mesh and links: what its layers cost,
+    together and one by one, is the same. (What they share with other layers decides how many elements are updated.)"""
+    known: dict[object, list[int]] = {}
+    found = []
+    for index, stage in enumerate(stages):
+        layers = tuple((id(price), len(layers)) for price, layers in stage.layers)
+        same = known.setdefault((id(stage.device), stage.mesh, stage.elements, layers), [])
+        match = next((other for other in same if stages[other].links == stage.links), index)
+        if match == index:
+            same.append(index)
+        found.append(match)
+    return found
 
 
 def local_sizes(workload: Workload, microbatch: int, data_ranks: int) -> dict[str, int]:

@@ -184,7 +184,8 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
             raise PlanError(f"ZeRO stage {given.zero} over unlike workers has no rows yet; use optimizer.zero = 0")
         rows = split(rows, len(given.workers))
         units = divided_units(units, given.num_microbatches, given.workers)
-    rows = _with_reductions(rows, given, unlike=unlike)
+    if not given.zero:  # a pass that divides gradients reduces them in its own way
+        rows = _with_reductions(rows, given, unlike=unlike)
     rows = with_optimizer(rows, without=[same for _, same in given.shared])
     optimizer = given.optimizer
     if not given.zero:  # a pass that divides gradients must come before ranks meet

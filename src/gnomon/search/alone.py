@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from gnomon.plans import Mesh, Plan, Schedule
-from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.parts import ScheduleName
-from gnomon.schedules.lower import compute_rows
+from gnomon.search.flight import schedule_rows
 
 Pass = tuple[str, int]
 """(kind, stage) of a row."""
@@ -25,9 +23,7 @@ FORWARD, BACKWARD, ADDING = ("F", "C"), ("B", "I"), ("B", "W")
 @lru_cache(maxsize=64)
 def passes(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> tuple[tuple[Pass, ...], ...]:
     """Rows of each pipeline rank in order of issue."""
-    placement = "v" if schedule in V_SCHEDULES else "loop"
-    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
-    rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+    rows = schedule_rows(schedule, pp, virtual, microbatches)
     names = [kind.name for kind in rows.kinds]
     flat = list(zip([names[k] for k in rows.kind.tolist()], rows.stage.tolist(), strict=True))
     edges = rows.class_ptr.tolist()

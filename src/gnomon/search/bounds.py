@@ -123,6 +123,8 @@ class Job:
         self._links: dict[object, dict[str, AxisLink]] = {}
         self.prices: dict[object, tuple[LayerPrice, ...]] = {}
         """Of layers, at all microbatch sizes and ways of saving."""
+        self.updates: dict[tuple[int, int, int], float] = {}
+        """(elements, tensors, id of the device) -> seconds of an update, at least."""
 
     def pipeline(self, pp: int, virtual: int, v_placed: bool) -> Pipeline:
         """The stages of so many pipeline ranks."""

@@ -16,6 +16,7 @@ from gnomon.plans import Mesh, Plan, Schedule
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.parts import ScheduleName
 from gnomon.schedules.lower import compute_rows
+from gnomon.schedules.rows import Rows
 
 Longs = NDArray[np.int64]
 
@@ -52,12 +53,18 @@ class Flight:
     """By pipeline rank: rows at which memory may be at its peak; memory is at least what it is at each of these."""
 
 
+@lru_cache(maxsize=64)
+def schedule_rows(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Rows:
+    """The rows of a schedule. PlanError if it has none for these numbers."""
+    placement = "v" if schedule in V_SCHEDULES else "loop"
+    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
+    return compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+
+
 @lru_cache(maxsize=1024)
 def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Flight:
     """The counts of a schedule. PlanError if it has no rows for these numbers."""
-    placement = "v" if schedule in V_SCHEDULES else "loop"
-    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
-    rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+    rows = schedule_rows(schedule, pp, virtual, microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")
     ranks, most, joins = np.zeros((3, rows.num_stages), np.int64)
     held = []

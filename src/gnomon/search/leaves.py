@@ -65,11 +65,17 @@ class Sharding:
             for price in self.table.prices
         )
 
-    def contention(self, kind: str, when: str) -> float:
-        """Of what a collective takes from kernels beside it at most, the least that any of this kind does; 1 without
-        any."""
-        groups = self.sizes(kind, when) if self.known else {}
-        return min((share(self.links[axes]) for axes in groups), default=1.0 if self.known else 0.0)
+    @cached_property
+    def weights(self) -> Weights:
+        """What its collectives take from kernels beside them under ZeRO 3."""
+
+        def least(kind: str, when: str) -> float:
+            groups = self.sizes(kind, when) if self.known else {}
+            return min((share(self.links[axes]) for axes in groups), default=1.0 if self.known else 0.0)
+
+        reduces = least("reduce_scatter", "after_backward")
+        gathers = least("all_gather", "before_forward") if self.optimizer.reshard_after_forward else 0.0
+        return Weights(reduces=reduces, sums=least("all_reduce", "after_backward") >= reduces, reads=gathers)
 
     def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
         """Group of axes -> [kinds] bytes."""
@@ -197,14 +203,21 @@ class Sharding:
 
     def _update_s(self, elements: float, tensors: float) -> float:
         """Seconds of an update, at least: what comes before it only adds to it."""
+        key = max(int(elements), 1), max(1, round(tensors)), id(self.table.device)
+        known = self.job.updates
+        if key not in known:
+            known[key] = self._updated_s(*key[:2])
+        return known[key]
+
+    def _updated_s(self, elements: int, tensors: int) -> float:
         price = optimizer_seconds(
-            max(int(elements), 1),
-            self.optimizer,
+            elements,
+            self.job.space.base.optimizer,
             self.precision,
             self.table.device,
             curves_for(self.table.device),
             self.job.stack,
-            tensors=max(1, round(tensors)),
+            tensors=tensors,
         )
         return max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S
 
@@ -381,6 +394,18 @@ def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
         (0 if stack.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
         (stays * (master + states), 1),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Of what a collective takes from kernels beside it at most, the least that one of its kind does."""
+
+    reduces: float
+    """Of reductions of every microbatch."""
+    sums: bool
+    """Whether sums over replicas take as much."""
+    reads: float
+    """Of gathers."""
 
 
 @dataclass(frozen=True, kw_only=True)

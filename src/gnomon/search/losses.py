@@ -6,6 +6,8 @@ more beside it. Leaves out actions that wait for each other's gathers (`leaves.w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,19 +23,19 @@ def slowed(
     around: Doubles,
     count: int,
     joins: NDArray[np.int64],
-    sharding: Sharding,
+    shardings: Sequence[Sharding],
     adding: Doubles,
     column: int,
     split_backward: bool,
-) -> float:
-    """Seconds of a step under ZeRO 3, at least, with what kernels lose to the collectives beside them.
+) -> Doubles:
+    """[shardings] seconds of a step under ZeRO 3, at least, with what kernels lose to the collectives beside them.
 
-    around: [ranks] seconds between two meetings in which a rank computes nothing of its own (`bounds.beyond`). joins:
-    as in `leaves.streams`. adding: [kinds] seconds of adding weight gradients up. For steps that end with a norm, at
-    which all ranks meet and before which all computing and all transfers of a step have ended: nothing of a step begins
-    before the meeting that the step before ended with, so one step at rest, up to its meeting, lasts for no longer than
-    the period T0 without losses, the step after it for the period T1 with those of the first round, and T, with all, is
-    not less than either.
+    around: [ranks, shardings or 1] seconds between two meetings in which a rank computes nothing of its own
+    (`bounds.beyond`). joins: as in `leaves.streams`. adding: [kinds] seconds of adding weight gradients up. The
+    shardings' actions last equally long. For steps that end with a norm, at which all ranks meet and before which all
+    computing and all transfers of a step have ended: nothing of a step begins before the meeting that the step before
+    ended with, so one step at rest, up to its meeting, lasts for no longer than the period T0 without losses, the step
+    after it for the period T1 with those of the first round, and T, with all, is not less than either.
 
     A rank computes for b, one of its streams of transfers takes u and weighs w (the least of its links): of u at least
     u - (T0 - b) is beside computing. An action a that lasts for b_a and has c_a beside it loses SLOWED κ_a c_a, κ_a
@@ -45,31 +47,29 @@ def slowed(
     T ≥ (around + b + (1 + s) A - s q) / (1 + s + s²). Weights of two streams add up as long as they, lowered where
     needed, do not pass 1 together. Nothing is lost on measured machines.
     """
+    first = shardings[0]
+    if any(device.measured is not None for device in first.job.devices):
+        return np.zeros(len(shardings))
     counts = pipeline.split.counts
-    if any(device.measured is not None for device in sharding.job.devices):
-        return 0.0
-    times = pipeline.on_rank @ counts * count
-    busy, top, share = _actions(sharding, adding, column, split_backward)
-    idle, kinds = top - busy, len(busy) // counts.shape[1]
-    often = np.tile(times, kinds)
-    own, spare = often @ busy, often @ idle
-    reduces = sharding.contention("reduce_scatter", "after_backward")
-    sums = sharding.contention("all_reduce", "after_backward") >= reduces
-    reduced = pipeline.on_rank @ (counts @ (sharding.reduced_s * count + (sharding.summed_s if sums else 0.0)))
-    reads, gathered = 0.0, np.zeros(len(reduced))
-    if sharding.optimizer.reshard_after_forward:
-        reads = sharding.contention("all_gather", "before_forward")
-        gathered = gathers(pipeline, count, joins, sharding.gathered_s)
-    weights = {(reduces, 0.0), (0.0, reads), (reduces, min(reads, 1 - reduces)), (min(reduces, 1 - reads), reads)}
-    one, two = (SLOWED * np.array(each)[:, None, None] for each in zip(*sorted(weights), strict=True))
+    busy, top, share = _actions(first, adding, column, split_backward)
+    often = np.tile(pipeline.on_rank @ counts * count, len(busy) // counts.shape[1])
+    own, spare = (often @ busy)[:, None], (often @ (top - busy))[:, None]
+    taken = np.stack([each.reduced_s * count + each.summed_s * each.weights.sums for each in shardings], axis=-1)
+    reduced, gathered = pipeline.on_rank @ (counts @ taken), np.zeros((len(own), len(shardings)))
+    if first.optimizer.reshard_after_forward:
+        gathered = np.stack([gathers(pipeline, count, joins, each.gathered_s) for each in shardings], axis=-1)
+    reduces, reads = np.array([(each.weights.reduces, each.weights.reads) for each in shardings]).T
+    none = np.zeros_like(reads)
+    one = SLOWED * np.stack([reduces, none, reduces, np.minimum(reduces, 1 - reads)])[:, None, None, :]
+    two = SLOWED * np.stack([none, reads, np.minimum(reads, 1 - reduces), reads])[:, None, None, :]
     level = np.unique(share[share > 0])[:, None]
-    below = np.maximum(level - share, 0.0) * top
-    worth = level * own - below @ often.T
-    lowest = (SLOWED * np.where(share < level, share * top, 0.0)) @ often.T
+    worth = (level * own[:, 0] - np.maximum(level - share, 0.0) * top @ often.T)[:, :, None]
+    lowest = (SLOWED * np.where(share < level, share * top, 0.0) @ often.T)[:, :, None]
+    level = level[:, :, None]
     slope = (one + two) * level
-    first = one * (level * reduced + worth) + two * (level * gathered + worth) - spare
-    found = (around + own + (1 + slope) * first - slope * lowest) / (1 + slope + slope * slope)
-    return float(found.max(initial=0.0))
+    lost = one * (level * reduced + worth) + two * (level * gathered + worth) - spare
+    found = (around + own + (1 + slope) * lost - slope * lowest) / (1 + slope + slope * slope)
+    return np.asarray(found.max(axis=(0, 1, 2), initial=0.0))
 
 
 def _actions(

@@ -7,7 +7,7 @@ last equally long; `Opening.members` bounds the points of one. Leaves out better
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -80,16 +80,18 @@ class Opening:
         pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
         return Block(family, schedule, virtual, column, count, pipeline)
 
-    def points(self, block: Block) -> list[Point]:
-        """All points of a block."""
+    def points(self, block: Block, members: Sequence[int] | None = None) -> list[Point]:
+        """All points of a block, or these of its choices."""
         family, layout = block.family, block.family.layout
         micro, preset = family.micro[block.column], cast(Recompute, family.recompute)
+        kept = self.blocks.choices(family).kept
+        chosen = kept if members is None else [kept[i] for i in members]
         return [
             Point(
                 family.tp, family.cp, family.ep, family.pp, replicas, shards, block.schedule, block.virtual, micro,
                 layout.sequence_parallel, layout.keep_gathered, layout.context, preset, zero, overlap,
             )
-            for replicas, shards, zero, overlap in self.blocks.choices(family).kept
+            for replicas, shards, zero, overlap in chosen
         ]  # fmt: skip
 
     def open(self, block: Block) -> Iterator[tuple[float, Group]]:
@@ -123,7 +125,7 @@ class Opening:
         block, given = group.block, self._act(group)
         pipeline, sends, clip = block.pipeline, self._sends(block), self.blocks.clip
         every = self._shardings_of(group)
-        act, found = halves(given) if block.schedule in MIXED else given, 0.0
+        act, found, slow = halves(given) if block.schedule in MIXED else given, 0.0, 0.0
         if every[0].zero == 3:
             reduced, summed = (np.minimum.reduce([getattr(e, n) for e in every]) for n in ("reduced_s", "summed_s"))
             gathers = None
@@ -135,6 +137,8 @@ class Opening:
                 if clip
                 else 0.0
             )
+            if clip:
+                slow = float(self._slowed(group, given, no_ends(len(act.forward))).min())
         chains = time_bound(
             pipeline,
             act,
@@ -145,20 +149,27 @@ class Opening:
             clip=clip,
             most=self._most(block),
         )
-        return (max(float(chains.max()), found) + self.blocks.meeting) * (1 - SLACK)
+        return max(max(float(chains.max()), found) + self.blocks.meeting, slow) * (1 - SLACK)
+
+    def _slowed(self, group: Group, act: Actions, ends: Ends) -> Doubles:
+        """[members] `slowed` of a group under ZeRO 3."""
+        block, every, split_backward = group.block, self._shardings_of(group), is_split(group.block.schedule)
+        around = beyond(block.pipeline, act, self._sends(block), ends, split_backward=split_backward)
+        adding, joins = self._adding(every[0], block.count), self._joins(block)
+        return slowed(block.pipeline, around, block.count, joins, every, adding, block.column, split_backward)
 
     def members(self, group: Group) -> Iterator[tuple[float, Point | Loose]]:
         """The points of a group, with bounds."""
         block, act = group.block, self._act(group)
         pipeline, count, sends, given = block.pipeline, block.count, self._sends(block), act
-        every, points = self._shardings_of(group), self.points(block)
+        every, chosen = self._shardings_of(group), self.points(block, group.members)
         split_backward, clip, first = is_split(block.schedule), self.blocks.clip, every[0]
         adding = self._adding(first, count)
         forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
         if block.schedule in MIXED:
             act = halves(act)
             back = weight_at_most(first.table, pipeline.split.counts, adding, block.column)
-        chosen, backs = [points[i] for i in group.members], [back] * len(every)
+        backs = [back] * len(every)
         if first.zero == 3:
             wait = [each.waits(pipeline, act) for each in every]
             act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
@@ -168,31 +179,28 @@ class Opening:
             each.ends(pipeline, forward, beside, overlap=point.overlap)
             for each, point, beside in zip(every, chosen, backs, strict=True)
         ]
+        together = Ends(**{name: np.stack([getattr(each, name) for each in ends], axis=-1) for name in ENDS})
         bounds = np.broadcast_to(
             time_bound(
                 pipeline,
                 act,
                 sends,
                 count,
-                Ends(**{name: np.stack([getattr(each, name) for each in ends], axis=-1) for name in ENDS}),
+                together,
                 split_backward=split_backward,
                 clip=clip,
                 most=self._most(block),
             ),
             (len(every),),
         )
+        if first.zero == 3 and clip:
+            bounds = np.maximum(bounds, self._slowed(group, given, together))
         static, joins = self.blocks.static(block.family, pipeline)[list(group.members)], self._joins(block)
         for bound, point, sharding, own, stays in zip(bounds.tolist(), chosen, every, ends, static, strict=True):
             if not clip:
                 yield bound * (1 - SLACK), point
                 continue
             least = max(bound, sharding.streams(pipeline, given, sends, count, joins))
-            if first.zero == 3:
-                one = Ends(**{name: getattr(own, name)[..., None] for name in ENDS})
-                around = beyond(pipeline, given, sends, one, split_backward=split_backward)[:, 0]
-                least = max(
-                    least, slowed(pipeline, around, count, joins, sharding, adding, block.column, split_backward)
-                )
             least *= 1 - SLACK
             loose = Loose(
                 point=point,

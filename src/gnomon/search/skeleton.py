@@ -15,11 +15,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans import Mesh, Plan, Schedule
-from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.parts import ScheduleName
-from gnomon.schedules.lower import compute_rows
 from gnomon.search.bounds import Actions
+from gnomon.search.flight import schedule_rows
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -36,11 +34,18 @@ composites, which are the first of their two rows; the second takes no time of i
 _FIRST_GATHER = KINDS.index("G")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Level:
-    """Rows that wait only for rows of earlier levels. Positions count from 1; position 0 is the start of the step."""
+NARROW = 48
+"""Rows of a level times columns, in the mean, up to which rows are played one by one (measured: 12 us a level, 0.25 us
+a row and column)."""
 
-    positions: slice
+
+@dataclass(frozen=True, kw_only=True)
+class Skeleton:
+    """A schedule's rows by level: rows of a level wait only for rows of earlier ones. Positions count from 1; position
+    0 is the start of the step. Columns are [rows]."""
+
+    levels: Longs
+    """[levels + 1] where each begins."""
     before: Longs
     """The row before each on its rank."""
     source: Longs
@@ -53,20 +58,17 @@ class Level:
     """Row of the table of messages."""
     ahead: Longs
     """Row of the table of what a row does before it needs the last of its gathers: kind x stage; the last for none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skeleton:
-    """A schedule's rows by level."""
-
-    levels: tuple[Level, ...]
-    size: int
     last: Longs
     """[stages] position of the row that completes a stage's gradients."""
     final: Longs
     """[ranks] position of the last row of each rank."""
     reduced: Longs
     """[stages] position of the last reduction of each stage; 0 without."""
+
+    @property
+    def columns(self) -> tuple[Longs, ...]:
+        """What `play` reads of each row."""
+        return self.before, self.source, self.third, self.key, self.sent, self.ahead
 
 
 @lru_cache(maxsize=128)
@@ -85,9 +87,7 @@ def skeleton(
     layer waits until the one so many before it is let go. A pass ends no sooner than its last gather and the last of
     its layers. Empty: gathers are not looked at.
     """
-    placement = "v" if schedule in V_SCHEDULES else "loop"
-    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
-    rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+    rows = schedule_rows(schedule, pp, virtual, microbatches)
     names = [KINDS.index(kind.name) if kind.name in KINDS else 0 for kind in rows.kinds]
     kind = np.array(names, np.int64)[rows.kind]
     stage, unit = rows.stage.astype(np.int64), rows.unit.astype(np.int64)
@@ -143,19 +143,18 @@ def skeleton(
     sent = np.where(source == 0, stages - 1, np.select([kind == 0, kind >= 4], [stage - 1, stages], stage))
     sent[np.flatnonzero(opens)] = stages + 1 + stage[np.flatnonzero(opens)]
     bounds = np.append(np.searchsorted(level[order], np.arange(int(level.max()) + 1)), len(kind))
-    made = tuple(
-        Level(
-            positions=slice(a + 1, b + 1),
-            before=place[before[order[a:b]]],
-            source=place[source[order[a:b]]],
-            third=place[third[order[a:b]]],
-            key=cost[order[a:b]] * stages + stage[order[a:b]],
-            sent=sent[order[a:b]],
-            ahead=ahead[order[a:b]],
-        )
-        for a, b in _pairs(bounds)
+    return Skeleton(
+        levels=bounds,
+        before=place[before[order]],
+        source=place[source[order]],
+        third=place[third[order]],
+        key=(cost * stages + stage)[order],
+        sent=sent[order],
+        ahead=ahead[order],
+        last=place[last],
+        final=place[final],
+        reduced=place[reduced],
     )
-    return Skeleton(levels=made, size=len(kind) + 1, last=place[last], final=place[final], reduced=place[reduced])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,12 +233,41 @@ def play(
     ahead = np.concatenate([lasts - np.concatenate([forward, whole, first]), np.zeros((1, columns))])
     none = np.full((1, columns), -np.inf)
     wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns)), heads])
-    end = np.zeros((made.size, columns))
-    for level in made.levels:
-        start = np.maximum(end[level.before], end[level.source] + wires[level.sent])
-        np.maximum(start, end[level.third] + ahead[level.ahead], out=start)
-        np.add(start, times[level.key], out=end[level.positions])
+    if len(made.key) * columns <= NARROW * (len(made.levels) - 1):
+        end = _one_by_one(made, times, wires, ahead)
+    else:
+        end = _by_level(made, times, wires, ahead)
     return end[made.last], end[made.final], end[made.reduced]
+
+
+def _by_level(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) -> Doubles:
+    """[positions, columns] ends of rows. times, wires, ahead: tables with the same columns."""
+    end = np.zeros((len(made.key) + 1, times.shape[1]))
+    for a, b in _pairs(made.levels):
+        before, source, third, key, sent, early = (column[a:b] for column in made.columns)
+        start = np.maximum(end[before], end[source] + wires[sent])
+        np.maximum(start, end[third] + ahead[early], out=start)
+        np.add(start, times[key], out=end[a + 1 : b + 1])
+    return end
+
+
+def _one_by_one(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) -> Doubles:
+    """The same."""
+    rows = [column.tolist() for column in made.columns]
+    ended = []
+    for column in range(times.shape[1]):
+        lasts, sends, waits = (table[:, column].tolist() for table in (times, wires, ahead))
+        end = [0.0]
+        add = end.append
+        for before, source, third, key, sent, early in zip(*rows, strict=True):
+            start, arrived, gathered = end[before], end[source] + sends[sent], end[third] + waits[early]
+            if arrived > start:
+                start = arrived
+            if gathered > start:
+                start = gathered
+            add(start + lasts[key])
+        ended.append(end)
+    return np.array(ended).T
 
 
 def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int, pairs: Longs) -> Longs:

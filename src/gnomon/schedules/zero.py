@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
 
 from gnomon.errors import PlanError
-from gnomon.program import BufferClass, Kind, Program, effects, with_buffers, with_kinds
+from gnomon.program import NO_UNIT, BufferClass, Kind, Program, effects, with_buffers, with_kinds
 from gnomon.schedules.edit import Row, rows_of, with_rows
 from gnomon.schedules.insertions import Insertions, bucket, buckets, refuse_tied, require_updates, touches
+from gnomon.schedules.rows import Inserted, Rows, insert
 
 _COMMON = (Kind(name="UNSHARD", stream="unshard", comm="dp_shard", effects=effects("read PS, write P")),)
 ZERO_1 = (
@@ -61,6 +65,21 @@ def shard_optimizer(
     )
     reduction = next(kind for kind in chosen if kind.name == "REDUCE_GRAD")
     writers = frozenset(k.name for k in program.kinds if k.name != "AR" and touches(k, "G", "accumulate"))
+    buffers = with_buffers(
+        BufferClass(name="PS", lifetime="carried", per="stage"),
+        *((BufferClass(name="GS", per="stage"),) if zero == 2 else ()),
+        base=program.buffers,
+    )
+    if replicas:
+        shard = "G" if zero == 1 else "GS"
+        chosen = (*chosen, replace(reduction, name="AR", comm="dp_replicate", effects=effects(f"accumulate {shard}")))
+    kinds = with_kinds(*chosen, base=program.kinds)
+    divided = replace(program, buffers=buffers, comms=tuple(comm for comm in program.comms if comm.name != "dp"))
+    old = Rows.of(divided)
+    if blocks_per_bucket == 1 and not (old.group >= 0).any() and not old.is_kind("AR").any():
+        last_only = zero == 1 or not overlap_reduce
+        made = _inserted(old, kinds, writers, last_only, overlap_reduce, overlap_gather, replicas)
+        return made.like(divided)
     listed = []
     for rows in rows_of(program):
         new = Insertions(rows)
@@ -76,18 +95,45 @@ def shard_optimizer(
         for index in updates:
             new.after(index if overlap_gather else updates[-1], Row(kind="UNSHARD", stage=rows[index].stage))
         listed.append(new.without("AR"))
-    buffers = with_buffers(
-        BufferClass(name="PS", lifetime="carried", per="stage"),
-        *((BufferClass(name="GS", per="stage"),) if zero == 2 else ()),
-        base=program.buffers,
+    return with_rows(divided, listed, kinds=kinds)
+
+
+def _inserted(
+    rows: Rows,
+    kinds: tuple[Kind, ...],
+    writers: frozenset[str],
+    last_only: bool,
+    overlap_reduce: bool,
+    overlap_gather: bool,
+    replicas: bool,
+) -> Rows:
+    """The rows with reductions of one block each and gathers. last_only: reductions after each stage's last writer."""
+    names = [kind.name for kind in kinds]
+    reduce, gather, sums = names.index("REDUCE_GRAD"), names.index("UNSHARD"), names.index("AR") if replicas else -1
+    writes, updates = rows.is_kind(*writers), rows.is_kind("OPT")
+    anchor, kind, stage = [], [], []
+    for low, high in pairwise(rows.class_ptr.tolist()):
+        ends = low + np.flatnonzero(writes[low:high])
+        lasts = np.sort(len(ends) - 1 - np.unique(rows.stage[ends][::-1], return_index=True)[1])
+        ends, is_last = (
+            (ends[lasts], np.ones(len(lasts), bool)) if last_only else (ends, np.isin(np.arange(len(ends)), lasts))
+        )
+        times = 1 + is_last * replicas
+        anchor.append(np.repeat(ends if overlap_reduce else np.full(len(ends), ends[-1:].max(initial=0)), times))
+        first = np.cumsum(times) - times
+        kind.append(np.where(np.isin(np.arange(int(times.sum())), first), reduce, sums))
+        stage.append(np.repeat(rows.stage[ends], times))
+        done = low + np.flatnonzero(updates[low:high])
+        anchor.append(done if overlap_gather else np.full(len(done), done[-1:].max(initial=0)))
+        kind.append(np.full(len(done), gather))
+        stage.append(rows.stage[done])
+    new = Inserted(
+        anchor=np.concatenate(anchor).astype(np.int64),
+        kind=np.concatenate(kind).astype(np.int8),
+        stage=np.concatenate(stage).astype(np.int16),
+        unit=np.full(sum(map(len, anchor)), NO_UNIT, np.int32),
     )
-    if replicas:
-        shard = "G" if zero == 1 else "GS"
-        chosen = (*chosen, replace(reduction, name="AR", comm="dp_replicate", effects=effects(f"accumulate {shard}")))
-    comms = tuple(comm for comm in program.comms if comm.name != "dp")
-    return with_rows(
-        replace(program, buffers=buffers, comms=comms), listed, kinds=with_kinds(*chosen, base=program.kinds)
-    )
+    return insert(rows, [new], kinds)
 
 
 def _bucket_ends(

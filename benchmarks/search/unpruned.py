@@ -1,101 +1,115 @@
-"""The optimum of 175B on 512 A100 with pruning by time off: every point that may fit is looked at.
+"""The optimum of 175B on 512 A100 with pruning by time off: points that may fit are played one by one.
 
-    nice -n 19 python benchmarks/search/unpruned.py [MARGIN] [SAMPLE]      # default 1.02 and 300; minutes
+    nice -n 19 python benchmarks/search/unpruned.py [SECONDS]      # of one core, default 7200; prints as it goes
 
-Predicting all of them would take a day, so: the first bound of every point that is legal, not a duplicate and not too
-large is computed, whatever the best plan is; every point whose bound is within MARGIN of the best plan's step is
-predicted, and of all others a random SAMPLE. Claims, each asserted: none is faster than the plan that the search found;
-no bound is above its prediction; points add up. Prints the lines kept in results/search.md.
+Every point that is legal, not a duplicate and not too large by a bound on memory is played as a prediction plays it,
+with what kernels lose to collectives, but for its memory, which is asked of those only that are faster than the plan
+that the search finds. Nothing is left out because of a bound on time; such a bound only says which points come first,
+so that a run that is stopped has played all that were most likely to be faster. Claims, each asserted: no point that
+fits is faster; no first bound is above its step; points add up. Prints the lines kept in results/search.md.
 """
 
 from __future__ import annotations
 
-import random
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import gnomon
 from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Goal, Workload
-from gnomon.prediction import predict
+from gnomon.prediction import Timed
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, make_space
 from gnomon.search.solve import Search
-from gnomon.search.tighten import Loose, Tighten
 
 MODEL, CLUSTER = "gpt3-175b", "64x8xa100-sxm-80gb"
 WORKLOAD = Workload(global_batch_size=512, seq_len=2048)
+MARGINS = (1.02, 1.05, 1.1, 1.2, 1.4, 1.7, 2.5, float("inf"))
+"""First bound over the best plan's step, at most, of the points that are played together."""
 
 
-def bounded(search: Search, near_s: float, sample: int) -> tuple[list[tuple[float, Point]], list[tuple[float, Point]]]:
-    """(points with a bound up to `near_s`, a random sample of the others), each with its bound; counts the others as
-    too slow."""
-    draw, near, others = random.Random(0), list[tuple[float, Point]](), list[tuple[float, Point]]()
+def bounded(search: Search) -> Iterator[tuple[float, Point]]:
+    """Every point that may fit, with a bound on its step that knows of no best plan."""
     for _, family in search.blocks.families():
         for row in search.blocks.rows(family):
             for column in row.columns:
                 block = search.opening.block(row.family, row.schedule, row.virtual, column)
-                for least, group in search.opening.open(block):
-                    for own, item in search.opening.members(group):
-                        bound, point = max(least, own), item.point if isinstance(item, Loose) else item
-                        if bound <= near_s:
-                            near.append((bound, point))
-                            continue
-                        search.counts.too_slow += 1
-                        if len(others) < sample:
-                            others.append((bound, point))
-                        elif (place := draw.randrange(search.counts.too_slow)) < sample:
-                            others[place] = bound, point
-                search.opening.tighten = Tighten(search.job)  # what was remembered for playing
-    return near, others
+                for bound, group in search.opening.open(block):
+                    for point in search.opening.points(block, group.members):
+                        yield bound, point
 
 
-def main(margin: float, sample: int) -> None:
-    """Looks at all points."""
+def order(point: Point) -> tuple[object, ...]:
+    """Points of one Program come one after another, then those of one price."""
+    divided = point.dp_shard * point.cp > 1
+    return (
+        point.schedule, point.pp, point.virtual_stages, point.micro_batch_size * point.dp_replicate * point.dp_shard,
+        point.zero if divided else 0, point.dp_replicate > 1, point.overlap, point.tp, point.sequence_parallel,
+        point.keep_gathered, point.recompute,
+    )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What was found so far."""
+
+    played: int = 0
+    refused: int = 0
+    faster: int = 0
+    """Faster than the best plan, and too large."""
+    least_s: float = float("inf")
+    """Of those that were slower or fit."""
+
+
+def main(budget_s: float) -> None:
+    """Plays all points, or as many as the budget allows, those with the least bounds first."""
     found = gnomon.plan(MODEL, CLUSTER, WORKLOAD, top=1)
     best = found.best[0]
     graph, cluster = model(MODEL), parse_cluster(CLUSTER)
     space = make_space(graph, cluster, WORKLOAD, base=found.space.base, stack=PLAIN_STACK)
     search = Search(graph, cluster, WORKLOAD, space, PLAIN_STACK, Goal(), top=1)
     start = time.process_time()
-    near, others = bounded(search, best.step_s * margin, sample)
-    spent = time.process_time() - start
+    every = list(bounded(search))
+    counts = search.counts
+    assert counts.covered + len(every) == space.size, counts
     print(
-        f"{time.strftime('%Y-%m-%d')}: the search finds {best.step_s:.6f} s; bounds of all points that may fit: "
-        f"{spent:.0f} s of one core; {len(near):,} within the margin",
+        f"{time.strftime('%Y-%m-%d')}: the search finds {best.step_s:.6f} s. {space.size:,} points: {counts.illegal:,} "
+        f"illegal, {counts.duplicates:,} duplicates, {counts.too_large:,} too large by a bound on memory, "
+        f"{len(every):,} to play",
         flush=True,
     )
-    counts = search.counts
-    assert counts.covered + len(near) == space.size, counts
-    least, gaps = float("inf"), []
-    for name, part in (("near", near), ("sample", others)):
-        start, fitting, refused = time.process_time(), 0, 0
-        for bound, point in part:
-            try:
-                prediction = predict(graph, cluster, space.plan(point), WORKLOAD)
-            except PlanError:  # rows of these fields are not expressed: what the search counts as illegal when it asks
-                refused += 1
-                continue
-            assert bound <= prediction.step_s, (bound, prediction.step_s, point)
-            gaps.append(prediction.step_s / bound - 1)
-            if all(rank.peak_bytes <= search.limit for rank in prediction.memory):
-                fitting, least = fitting + 1, min(least, prediction.step_s)
-                assert prediction.step_s >= best.step_s, (prediction.step_s, point)
-        print(
-            f"{name}: {len(part):,} asked for, {refused:,} refused, {fitting:,} fit, "
-            f"{time.process_time() - start:.0f} s",
-            flush=True,
-        )
-    gaps.sort()
-    print(
-        f"{space.size:,} points: {counts.illegal:,} illegal, {counts.duplicates:,} duplicates, {counts.too_large:,} "
-        f"too large, {len(near):,} with a bound within {margin - 1:.1%} of the best, {counts.too_slow:,} above; the "
-        f"fastest of all predicted that fit: {least:.6f} s; predictions are above their first bound by "
-        f"{gaps[len(gaps) // 2]:.2%} (median), {gaps[-1]:.1%} at most"
-    )
+    tally, low = Tally(), 0.0
+    for margin in MARGINS:
+        part = [each for each in every if low <= each[0] < best.step_s * margin]
+        for done, (bound, point) in enumerate(sorted(part, key=lambda each: order(each[1]))):
+            if time.process_time() - start > budget_s:
+                print(f"stopped in the next part, {done:,} of {len(part):,} played: {tally}", flush=True)
+                return
+            play(search, point, bound, best.step_s, tally)
+        low = best.step_s * margin
+        print(f"first bound up to {margin - 1:.0%} above: all {len(part):,}; {tally}; "
+              f"{time.process_time() - start:.0f} s", flush=True)  # fmt: skip
+
+
+def play(search: Search, point: Point, bound: float, best_s: float, tally: Tally) -> None:
+    """Plays one point and adds it to the tally."""
+    try:
+        timed = Timed.of(search.graph, search.cluster, search.space.plan(point), WORKLOAD)
+    except PlanError:  # rows of these fields are not expressed: what the search counts as illegal when it asks
+        tally.refused += 1
+        return
+    tally.played += 1
+    assert bound <= timed.step_s, (bound, timed.step_s, point)
+    if timed.step_s < best_s and any(rank.peak_bytes > search.limit for rank in timed.prediction().memory):
+        tally.faster += 1
+        return
+    assert timed.step_s >= best_s, (timed.step_s, point)
+    tally.least_s = min(tally.least_s, timed.step_s)
 
 
 if __name__ == "__main__":
-    main(*(float(text) for text in sys.argv[1:2] or ["1.02"]), *(int(text) for text in sys.argv[2:3] or ["300"]))
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 7200.0)

@@ -17,6 +17,7 @@ from gnomon.prediction.layer_types import LocalContext as LocalContext
 from gnomon.prediction.layer_types import Phase as Phase
 from gnomon.prediction.memory import RankMemory as RankMemory
 from gnomon.prediction.predict import Prediction as Prediction
+from gnomon.prediction.predict import Timed as Timed
 from gnomon.prediction.predict import predict as predict
 from gnomon.prediction.stage import StagePrice as StagePrice
 from gnomon.prediction.stage import stage_prices as stage_prices

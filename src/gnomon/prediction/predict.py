@@ -30,7 +30,7 @@ from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
 from gnomon.schedules.lower import Messages, Outline, build, outline, refuse_passes
 from gnomon.schema import to_mapping
-from gnomon.simulate import period
+from gnomon.simulate import Durations, Period, period
 from gnomon.simulate import simulate as play_timeline
 from gnomon.timeline import Timeline
 
@@ -168,27 +168,82 @@ def predict(
     model: a Graph or the name of a preset. cluster: a Cluster or a spec such as `4x8xh100-sxm`. PlanError when the
     plan cannot run on them; UnpricedError names anything without a price.
     """
-    graph = preset(model) if isinstance(model, str) else model
-    machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    notes = tuple(str(note) for note in check(plan, graph, machines, workload))
-    if len(set(plan.device_of)) < plan.world_size:
-        raise UnpricedError(
-            f"placement puts {plan.world_size} ranks on {len(set(plan.device_of))} devices: ranks that share a device "
-            f"have no price yet; give each its own"
+    return Timed.of(model, cluster, plan, workload, stack).prediction()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A plan priced, lowered and played, but for its memory: what a search asks of plans that are slow."""
+
+    structure: Structure
+    blocks: tuple[tuple[int, int], ...]
+    """As in `Step`."""
+    every: tuple[Pricing, ...]
+    """Of each kind of replica."""
+    pricing: Pricing
+    """Of the slowest."""
+    durations: Durations
+    period: Period
+    workload: Workload
+    kernels: Kernels
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @staticmethod
+    def of(
+        model: Graph | str, cluster: Cluster | str, plan: Plan, workload: Workload, stack: Stack = PLAIN_STACK
+    ) -> Timed:
+        """As `predict`."""
+        graph = preset(model) if isinstance(model, str) else model
+        machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+        notes = tuple(str(note) for note in check(plan, graph, machines, workload))
+        if len(set(plan.device_of)) < plan.world_size:
+            raise UnpricedError(
+                f"placement puts {plan.world_size} ranks on {len(set(plan.device_of))} devices: ranks that share a "
+                f"device have no price yet; give each its own"
+            )
+        kernels, assumed, stack = settle(stack)
+        count, size = batch(plan, workload)
+        stages = range(plan.num_stages)
+        workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels, stack) for s in stages)
+        bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
+        structure, blocks = _structure(bare, graph, count, "buffered" if stack.p2p_poll_s is None else "polled")
+        every = tuple(Pricing(plan, graph, machines, stack, each, blocks, count) for each in _replicas(plan, workers))
+        played = []
+        for pricing in every:
+            durations = contended(structure, pricing)
+            played.append((pricing, durations, period(structure, durations)))
+        # replicas meet at the end of a step only: it is as long as the slowest one's
+        pricing, durations, found = max(played, key=lambda each: each[2].seconds)
+        return Timed(
+            structure=structure,
+            blocks=blocks,
+            every=every,
+            pricing=pricing,
+            durations=durations,
+            period=found,
+            workload=workload,
+            kernels=kernels,
+            assumed=assumed,
+            notes=notes,
         )
-    kernels, assumed, stack = settle(stack)
-    count, size = batch(plan, workload)
-    workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels, stack) for s in range(plan.num_stages))
-    bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
-    structure, blocks = _structure(bare, graph, count, "buffered" if stack.p2p_poll_s is None else "polled")
-    every = [Pricing(plan, graph, machines, stack, stages, blocks, count) for stages in _replicas(plan, workers)]
-    pricing = every[0]
-    if len(every) > 1:  # replicas meet at the end of a step only: it is as long as the slowest one's
-        pricing = max(every, key=lambda each: period(structure, contended(structure, each)).seconds)
-    durations = contended(structure, pricing)
-    memory, sizes = _memory(structure, pricing, every)
-    step = Step(program=structure.program, durations=durations, sizes=sizes, stages=pricing.stages, blocks=blocks)
-    return _prediction(structure, step, pricing, workload, memory, kernels, assumed, notes)
+
+    @property
+    def step_s(self) -> float:
+        """As in `Prediction`."""
+        return self.period.seconds
+
+    def prediction(self) -> Prediction:
+        """With its memory."""
+        memory, sizes = _memory(self.structure, self.pricing, self.every)
+        step = Step(
+            program=self.structure.program,
+            durations=self.durations,
+            sizes=sizes,
+            stages=self.pricing.stages,
+            blocks=self.blocks,
+        )
+        return _prediction(self, step, memory)
 
 
 def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[tuple[StagePrice, ...], ...]:
@@ -313,21 +368,13 @@ def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
     return kernels, assumed, filled
 
 
-def _prediction(
-    structure: Structure,
-    step: Step,
-    pricing: Pricing,
-    workload: Workload,
-    memory: tuple[RankMemory, ...],
-    kernels: Kernels,
-    assumed: tuple[str, ...],
-    notes: tuple[str, ...],
-) -> Prediction:
+def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Prediction:
+    structure, pricing, workload, assumed = played.structure, played.pricing, played.workload, played.assumed
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
-    found = period(structure, step.durations)
+    found = played.period
     lengths = workload.sequence_lengths()
     tokens = sum(lengths) if _has_sequences(graph) else len(lengths)
-    flops = _model_flops(graph, kernels, len(lengths), lengths[0], workload.sizes)
+    flops = _model_flops(graph, played.kernels, len(lengths), lengths[0], workload.sizes)
     every = cluster.devices
     devices = Counter(every[d] for d in set(plan.device_of))
     peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())
@@ -361,7 +408,7 @@ def _prediction(
         model_flops=flops,
         memory=memory,
         assumptions=tuple(dict.fromkeys(assumptions)),
-        notes=notes,
+        notes=played.notes,
         step=step,
         structure=structure,
         pricing=pricing,

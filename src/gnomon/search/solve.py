@@ -17,7 +17,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Stack, Workload
-from gnomon.prediction import predict
+from gnomon.prediction import Timed
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.blocks import SLACK, Blocks, Row
 from gnomon.search.bounds import Family, Job
@@ -172,11 +172,14 @@ class Search:
         """What the simulator says."""
         plan = self.space.plan(point)
         try:
-            found = predict(self.graph, self.cluster, plan, self.workload, self.stack)
+            timed = Timed.of(self.graph, self.cluster, plan, self.workload, self.stack)
         except PlanError as error:
             self.counts.reject(str(error).partition(";")[0][:80], 1)
             return
         self.counts.priced += 1
+        if timed.step_s >= self.worst() and len(self.near) >= self.top:
+            return  # whether it fits does not matter
+        found = timed.prediction()
         made = Found(point=point, plan=plan, prediction=found)
         if all(rank.peak_bytes <= self.limit for rank in found.memory):
             self.best = sorted([*self.best, made], key=lambda each: each.step_s)[: self.top]

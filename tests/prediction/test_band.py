@@ -24,6 +24,7 @@ PLAIN = Evidence(
     crossing=False,
     nodes=0.0,
     tensor_across=False,
+    debugged=False,
     routed=False,
     eight_bit=False,
     measured=True,
@@ -53,6 +54,7 @@ def job(on: str = "1x8xh100-sxm", program: Stack | None = None, **changes: objec
         crossing=st.booleans(),
         nodes=st.floats(0, 12),
         tensor_across=st.booleans(),
+        debugged=st.booleans(),
         routed=st.booleans(),
         eight_bit=st.booleans(),
         measured=st.booleans(),
@@ -62,7 +64,7 @@ def test_a_band_holds_the_prediction_and_hardness_never_narrows_it(found: Eviden
     ratios = band_of(found)
     assert 0 < ratios.low < 1 < ratios.high
     harder = replace(found, launch=1.0, communication=1.0, waiting=1.0, crossing=True, routed=True, measured=False)
-    harder = replace(harder, nodes=found.nodes + 1, tensor_across=True)
+    harder = replace(harder, nodes=found.nodes + 1, tensor_across=True, debugged=True)
     assert width(harder) >= width(found)
 
 

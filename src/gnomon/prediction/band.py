@@ -81,6 +81,8 @@ class BandNumbers:
     """More, upwards, for each doubling of the nodes: one of them, or the network between, is slow."""
     tensor_across: float
     """More, upwards, where tensor-parallel groups reach over nodes."""
+    debugged: float
+    """More, upwards, where collectives are checked and messages are not known to be polled."""
     routed: float
     """More, with mixtures of experts."""
     eight_bit: float
@@ -124,7 +126,8 @@ def log_widths(found: Evidence, numbers: BandNumbers) -> tuple[float, float]:
         + numbers.eight_bit * found.eight_bit
         + numbers.unmeasured * (not found.measured)
     )
-    return both, both + numbers.nodes * found.nodes + numbers.tensor_across * found.tensor_across
+    up = numbers.nodes * found.nodes + numbers.tensor_across * found.tensor_across + numbers.debugged * found.debugged
+    return both, both + up
 
 
 def band_of(found: Evidence, numbers: BandNumbers | None = None) -> Ratios:

@@ -72,7 +72,8 @@ def test_json_says_what_is_gained_and_points_add_up(asked: list[str], capsys: py
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--pareto"], "devices of several kinds"),
+        (["--vary", "nodes=1,2"], "a number of them does not say which; write the choices, as in --vary on="),
+        (["--try", "2"], "--try is for equal devices"),
         (["--cp", "2"], "cp is asked for, but cluster"),
         (["--memory", "1MiB"], "no plan of llama-tiny fits on fast and slow"),
         (["--forbid", "tp>=1"], "no choice of tp is left"),
@@ -83,3 +84,17 @@ def test_what_cannot_be_met_is_said(
 ) -> None:
     assert main([*asked, *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_other_questions_and_reasons(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*asked, "--max-devices", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [case["devices"] for case in found["cases"]] == [1, 1, 2]
+    assert found["said"].startswith("fastest on at most 2 devices, in whole nodes: 2")
+    path = tmp_path / "plan.toml"
+    assert main([*asked, "--stack", "gnomon", "-o", str(path)]) == 0
+    assert len(load_plan_file(path).runners_up) >= 2
+    capsys.readouterr()
+    assert main(["explain", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "a sequence from slow to cpu-process" in out and "uneven shares: +" in out

@@ -7,10 +7,9 @@ from functools import cache
 
 import pytest
 
-from gnomon.errors import PlanError
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model
-from gnomon.plans import Goal, Layout, Mesh, Offload, Optimizer, Plan, Saved, SavedRule, Schedule, Stage, Workload
+from gnomon.plans import Goal, Layout, Mesh, Offload, Optimizer, Plan, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, advice, host_memory, predict, traffic
 from gnomon.report.prediction import describe
 from gnomon.report.reasons import bounded_by, network, reasons_text, sharding, where
@@ -211,14 +210,6 @@ def test_the_text_names_what_bounds_and_the_memory_of_each_stage() -> None:
     assert [zero for zero, _ in found.zero] == [0, 1, 2, 3]
     assert "by ZeRO stage" in sharding(found)
     assert all(len(line) <= 80 for line in reasons_text(found))
-
-
-def test_plans_of_listed_stages_are_refused() -> None:
-    stages = (Stage(calls=("embed", "layers[0:8]"), mesh=Mesh()), Stage(calls=("layers[8:16]", "head"), mesh=Mesh()))
-    plan = Plan(stages=stages, schedule=Schedule(num_microbatches=4))
-    work = Workload(global_batch_size=4, seq_len=512)
-    with pytest.raises(PlanError, match="lists its stages"):
-        explain(predict("llama-3.2-1b", "1x2xh100-sxm", plan, work))
 
 
 def test_uneven_stages_are_explained() -> None:

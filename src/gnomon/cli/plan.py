@@ -34,6 +34,7 @@ from gnomon.search import Found, Result, default_precision, parse_limit, plan
 from gnomon.search.choices import fixed_base
 from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
+from gnomon.search.mixed import TRIES
 from gnomon.search.refine import Refined
 from gnomon.search.uneven import Uneven, uneven
 from gnomon.units import parse_bytes, show_bytes
@@ -121,6 +122,8 @@ def _unlike(options: argparse.Namespace, asked: Asked) -> int:
         raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
     if asked.chosen.asked:
         raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
+    if is_asked(options):
+        return _other(options, asked)
     return plan_unlike(
         options,
         asked.graph,
@@ -151,6 +154,7 @@ def _other(options: argparse.Namespace, asked: Asked) -> int:
         goal=asked.goal,
         prices=parse_prices(tuple(options.price)),
         improve=None if sizes else lambda found: asked.chosen.best(_with_stages(options, found)[0]),
+        tries=options.tries or TRIES,
     )
     return answer(options, question, asked.machines, asked.workload, asked.assumed)
 

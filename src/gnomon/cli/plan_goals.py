@@ -171,7 +171,8 @@ def _choices(options: argparse.Namespace, cluster: Cluster) -> list[Cluster]:
 
 
 def _node(cluster: Cluster) -> int:
-    return cluster.groups[0].node.count
+    """Devices of the smallest node."""
+    return min(group.node.count for group in cluster.groups)
 
 
 def _time_limit(options: argparse.Namespace, workload: Workload) -> tuple[float, int, str]:

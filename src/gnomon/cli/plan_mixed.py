@@ -1,7 +1,7 @@
 """`gnomon plan` for a cluster of unlike devices: the search over kinds, its text, and a plan file.
 
-`plan_unlike` searches, prints, writes, and returns 0. Leaves out the search itself (`search.mixed`) and other questions
-than the fastest plan, which are for clusters of one kind.
+`plan_unlike` searches, prints, writes, and returns 0. Leaves out the search itself (`search.mixed`), and other
+questions than the fastest plan (`plan_goals`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from pkgutil import resolve_name
 
-from gnomon.cli.plan_goals import is_asked
 from gnomon.cli.terminal import Progress, print_json, print_lines
-from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
@@ -37,11 +35,6 @@ def plan_unlike(
     notes: Sequence[str],
 ) -> int:
     """Search, print, write."""
-    if is_asked(options):
-        raise InputError(
-            f"{machines.name} has devices of several kinds, for which only the fastest plan is searched; leave the "
-            f"other question out, or ask it of one kind alone"
-        )
     progress: list[Progress] = []
 
     def told(done: int, size: int) -> None:
@@ -92,6 +85,13 @@ def _file(options: argparse.Namespace, found: MixedResult, assumed: Sequence[str
         assumptions=(*assumed, *prediction.assumptions),
     )
     stack = "" if found.stack is PLAIN_STACK else found.stack.name
+    others = (*found.best[1:], found.equal, *(alone for _, alone in found.alone))
     return PlanFile(
-        model=options.model, on=options.on, stack=stack, workload=found.workload, plan=best.plan, predicted=predicted
+        model=options.model,
+        on=options.on,
+        stack=stack,
+        workload=found.workload,
+        plan=best.plan,
+        predicted=predicted,
+        runners_up=tuple(dict.fromkeys(each.plan for each in others if each is not None and each.plan != best.plan)),
     )

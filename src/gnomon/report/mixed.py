@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gnomon.plans import Plan, batch
+from gnomon.hardware.kinds import Kind
+from gnomon.plans import batch
+from gnomon.report.planning import short_plan
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.search.mixed import MixedFound, MixedResult
@@ -84,17 +86,19 @@ def _gains(found: MixedResult) -> tuple[str, ...]:
     return table(columns, rows)
 
 
-def short_mixed(found: MixedFound, result: MixedResult) -> str:
-    """A plan in a few words: `side by side, h100 6 : a100 2; tp1 z1 m8`."""
-    point, kinds = found.point, result.space.kinds
-    if point is None:
-        names = "+".join(kinds[k].name for k in found.kinds)
-        return f"{names} alone: {_axes(found.plan)}"
-    return "; ".join((_work(point, result), _how(point)))
+def short_mixed(point: MixedPoint, kinds: Sequence[Kind]) -> str:
+    """A plan over kinds in a few words: `side by side, h100 6 : a100 2; tp1 z1 m8`."""
+    return "; ".join((_work(point, kinds), _how(point)))
 
 
-def _work(point: MixedPoint, result: MixedResult) -> str:
-    names = [result.space.kinds[k].name.partition("-")[0] for k in point.kinds]
+def _short(found: MixedFound, kinds: Sequence[Kind]) -> str:
+    if found.point is not None:
+        return short_mixed(found.point, kinds)
+    return f"{'+'.join(kinds[k].name for k in found.kinds)} alone: {short_plan(found.plan)}"
+
+
+def _work(point: MixedPoint, kinds: Sequence[Kind]) -> str:
+    names = [kinds[k].name.partition("-")[0] for k in point.kinds]
     if point.form == "replicas":
         return "side by side, " + " : ".join(f"{n} {s}" for n, s in zip(names, point.shares, strict=True))
     return "stages " + " ".join(f"{n}:{layers}" for n, layers in zip(names, point.layers, strict=True))
@@ -108,10 +112,6 @@ def _how(point: MixedPoint) -> str:
     return " ".join(words + ([point.recompute] if point.recompute != "none" else []))
 
 
-def _axes(plan: Plan) -> str:
-    return f"{plan.mesh.describe()}, ZeRO {plan.optimizer.zero}"
-
-
 def _runners(found: MixedResult) -> tuple[str, ...]:
     best = found.best[0]
     columns = (
@@ -122,7 +122,7 @@ def _runners(found: MixedResult) -> tuple[str, ...]:
     )
     rows = [
         (
-            short_mixed(each, found),
+            _short(each, found.space.kinds),
             show_seconds(each.step_s),
             percent(each.step_s / best.step_s - 1) if each is not best else "",
             gib(each.prediction.tightest.peak_bytes),

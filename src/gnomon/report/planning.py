@@ -99,7 +99,9 @@ def short(found: Found) -> str:
 
 
 def short_plan(plan: Plan) -> str:
-    """The same of a plan with one mesh."""
+    """The same of a plan; of one that lists its stages what they have, as in `3 stages dp8/4/4 tp1/2/2 z1 m16`."""
+    if plan.stages:
+        return _short_stages(plan)
     mesh, schedule, zero = plan.mesh, plan.schedule, plan.optimizer.zero
     axes = [f"{name}{size}" for name in ("tp", "cp", "ep", "pp") if (size := getattr(mesh, name)) > 1]
     data = f"dp{mesh.dp_replicate}x{mesh.dp_shard}" if mesh.dp_replicate > 1 else f"dp{mesh.dp_shard}"
@@ -113,6 +115,19 @@ def short_plan(plan: Plan) -> str:
     saved: str = "by stage" if plan.saved.rules else plan.saved.preset
     again = [saved] if saved != "none" else []
     return "; ".join([" ".join(words), *([schedule.name] if mesh.pp > 1 else []), *again])
+
+
+def _short_stages(plan: Plan) -> str:
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    words = [f"{len(meshes)} stage{'s' * (len(meshes) > 1)}"]
+    for name, sizes in (("dp", [mesh.data_ranks for mesh in meshes]), ("tp", [mesh.tp for mesh in meshes])):
+        if max(sizes) > 1:
+            words.append(name + "/".join(map(str, sizes if len(set(sizes)) > 1 else sizes[:1])))
+    words += ["shares " + ":".join(map(str, plan.stages[0].shares[:8]))] if plan.stages[0].shares else []
+    words += [f"z{plan.optimizer.zero}"] if plan.optimizer.zero else []
+    words += [f"m{plan.schedule.num_microbatches}", *(["sp"] if plan.layout.sequence_parallel else [])]
+    again = [plan.saved.preset] if plan.saved.preset != "none" else []
+    return "; ".join([" ".join(words), *([plan.schedule.name] if len(meshes) > 1 else []), *again])
 
 
 def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:

@@ -10,10 +10,13 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from gnomon.report.planning import short
+from gnomon.hardware.kinds import kinds_of
+from gnomon.report.mixed import short_mixed
+from gnomon.report.planning import short_plan
 from gnomon.report.tables import Column, dollars, gib, number, table, wrapped
 from gnomon.search import Found
 from gnomon.search.goals import Case
+from gnomon.search.mixed import MixedFound
 from gnomon.units import show_seconds
 
 WIDTH, HEIGHT, EDGE = 640, 320, 70
@@ -56,11 +59,21 @@ def _row(case: Case, names: Sequence[str], *, whys: bool = False) -> tuple[str, 
     rate = number(found.prediction.tokens_per_s_per_device, 4)
     spent = case.dollars_per_token
     cost = ("" if spent is None else dollars(spent * 1e6).lstrip("$"),) if "$/1M tok" in names else ()
-    return case.label, devices, show_seconds(found.step_s), rate, _gib(found), *cost, short(found)
+    return case.label, devices, show_seconds(found.step_s), rate, _gib(found), *cost, _words(case)
 
 
-def _gib(found: Found) -> str:
+def _gib(found: Found | MixedFound) -> str:
     return gib(found.prediction.tightest.peak_bytes)
+
+
+def _words(case: Case) -> str:
+    """The plan in a few words, with the kinds of devices that do the work where there are others."""
+    assert case.found is not None
+    kinds, plan = kinds_of(case.cluster), case.found.plan
+    if isinstance(case.found, MixedFound) and case.found.point is not None:
+        return short_mixed(case.found.point, kinds)
+    used = [kind.name for kind in kinds if set(kind.devices) & set(plan.device_of)]
+    return f"{'+'.join(used)} alone: {short_plan(plan)}" if len(used) < len(kinds) else short_plan(plan)
 
 
 def sweep_mapping(cases: Sequence[Case]) -> dict[str, Any]:
@@ -80,7 +93,7 @@ def _mapping(case: Case) -> dict[str, Any]:
         "dollars_per_step": case.dollars_per_step,
         "dollars_per_million_tokens": None if case.dollars_per_token is None else case.dollars_per_token * 1e6,
         "peak_bytes": found.prediction.tightest.peak_bytes,
-        "point": found.point._asdict(),
+        "point": None if found.point is None else found.point._asdict(),
     }
 
 

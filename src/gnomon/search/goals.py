@@ -9,18 +9,25 @@ each. Leaves out printing, sweeps (`search.vary`) and models of several sizes (`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from itertools import product
+from math import prod
 from typing import Literal
 
 from gnomon.errors import PlanError, UnpricedError
 from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster, Rent, rent
+from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Goal, Plan, Stack, Workload
+from gnomon.search.mixed import TRIES, MixedFound, memory_limits, plan_mixed
 from gnomon.search.requests import check_request
-from gnomon.search.results import Found, Result, memory_limit
+from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, make_space
 from gnomon.units import show_bytes, show_seconds
+
+MOST_CHOICES = 64
+"""Choices of whole nodes of several kinds that are searched for one question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +38,8 @@ class Case:
     """What was varied, as in `seq_len=4096`."""
     cluster: Cluster
     workload: Workload
-    found: Found | None
-    """None where nothing runs or fits."""
+    found: Found | MixedFound | None
+    """None where nothing runs or fits; a `MixedFound` on machines of several kinds."""
     why: str = ""
     """Why there is none."""
     rent: Rent | None = None
@@ -57,7 +64,7 @@ class Case:
         return None if dollars is None or tokens is None else dollars / tokens
 
 
-def tokens_of(found: Found) -> float:
+def tokens_of(found: Found | MixedFound) -> float:
     """Tokens of a step, all devices together."""
     prediction = found.prediction
     return round(prediction.tokens_per_s_per_device * len(set(prediction.plan.device_of)) * found.step_s)
@@ -77,11 +84,15 @@ class Question:
     """Dollars of a device-hour, as `hardware.rent` takes them."""
     improve: Callable[[Result], Found] | None = None
     """A plan made of a search's, no slower: `search.refine`. None: the search's best as it is."""
+    tries: int = TRIES
+    """Predictions of a search over several kinds of devices, at most; its answer may then not be the best."""
 
     def best(self, cluster: Cluster, workload: Workload, *, label: str = "", memory_bytes: int | None = None) -> Case:
         """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's."""
         goal = self.goal if memory_bytes is None else replace(self.goal, memory_bytes=memory_bytes)
         case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
+        if is_mixed(cluster):
+            return self._over_kinds(case, memory_bytes)
         try:
             check_request(self.graph, cluster, workload, self.base, self.fixed, cluster.num_devices)
             space = make_space(
@@ -101,6 +112,26 @@ class Question:
         large = found.counts.too_large or found.counts.priced
         return replace(case, why="nothing fits in memory" if large else "nothing can run")
 
+    def _over_kinds(self, case: Case, memory_bytes: int | None) -> Case:
+        """The case with the best plan over its machines' kinds, or on one of them."""
+        try:
+            found = plan_mixed(
+                self.graph,
+                case.cluster,
+                case.workload,
+                self.stack,
+                self.goal,
+                base=self.base,
+                fixed=self.fixed,
+                forbid=self.limits,
+                top=1,
+                tries=self.tries,
+                most_bytes=memory_bytes,
+            )
+        except (PlanError, UnpricedError) as error:
+            return replace(case, why=str(error))
+        return replace(case, found=found.best[0])
+
 
 def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_bytes: int = 1) -> tuple[Case, ...]:
     """Plans that no other beats in both time and peak memory, the fastest first.
@@ -111,12 +142,12 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
     by a plan shown.
     """
     cases: list[Case] = []
-    limit = memory_limit(cluster, asked.goal)
+    limit = max(memory_limits(kinds_of(cluster), asked.goal))
     while limit > 0:
         case = asked.best(cluster, workload, memory_bytes=limit)
         if case.found is None:
             break
-        peak = case.found.prediction.tightest.peak_bytes
+        peak = max(rank.peak_bytes for rank in case.found.prediction.memory)
         while cases and cases[-1].found is not None and cases[-1].found.step_s >= case.found.step_s:
             cases.pop()  # as fast, with more memory
         cases.append(replace(case, label=show_bytes(limit)))
@@ -222,17 +253,42 @@ def longest(
 def of_nodes(cluster: Cluster, nodes: int) -> Cluster:
     """So many nodes of a cluster's one kind. PlanError for a cluster of several kinds."""
     if len(cluster.groups) != 1:
-        raise PlanError(f"{cluster.name} has several kinds of nodes; name one kind to vary their number")
+        raise PlanError(
+            f"{cluster.name} has several kinds of nodes, so a number of them does not say which; write the choices, as "
+            f"in --vary on=1x8xh100-sxm+1x8xa100-sxm-80gb,1x8xh100-sxm, or ask --max-devices, --deadline or --max-step"
+        )
     (group,) = cluster.groups
     return replace(cluster, name=f"{nodes} nodes of {cluster.name}", groups=(replace(group, count=nodes),))
 
 
 def up_to(cluster: Cluster, most: int | None = None) -> tuple[Cluster, ...]:
-    """1, 2, … whole nodes of a cluster, fewer devices first, with at most `most` devices. PlanError if not even one
-    node has so few."""
-    each = cluster.groups[0].node.count
-    nodes = sum(group.count for group in cluster.groups)
-    found = tuple(of_nodes(cluster, n) for n in range(1, nodes + 1) if most is None or n * each <= most)
-    if not found:
-        raise PlanError(f"at most {most} devices, but a node of {cluster.name} has {each}; allow {each}, or name parts")
-    return found
+    """Whole nodes of a cluster, fewer devices first, with at most `most` devices; of several kinds every number of each
+    of them, of as many devices the faster first. PlanError if not even one node has so few, or for too many choices."""
+    least = min(group.node.count for group in cluster.groups)
+    if most is not None and least > most:
+        raise PlanError(
+            f"at most {most} devices, but a node of {cluster.name} has {least}; allow {least}, or name parts"
+        )
+    if len(cluster.groups) == 1:
+        (group,) = cluster.groups
+        able = range(1, group.count + 1) if most is None else range(1, min(group.count, most // least) + 1)
+        return tuple(of_nodes(cluster, n) for n in able)
+    choices = prod(group.count + 1 for group in cluster.groups) - 1
+    if choices > MOST_CHOICES:
+        raise PlanError(
+            f"{cluster.name} has {choices} choices of whole nodes, and up to {MOST_CHOICES} are searched; name those "
+            f"to choose among with --vary on=SPEC,SPEC,…"
+        )
+    found = []
+    for counts in product(*(range(group.count + 1) for group in cluster.groups)):
+        groups = tuple(replace(g, count=n) for g, n in zip(cluster.groups, counts, strict=True) if n)
+        if groups:
+            name = "+".join(f"{g.count}x{g.node.count}x{g.node.device.name}" for g in groups)
+            found.append(replace(cluster, name=name, groups=groups))
+    fit = [each for each in found if most is None or each.num_devices <= most]
+    return tuple(sorted(fit, key=lambda each: (each.num_devices, -_peak(each))))
+
+
+def _peak(cluster: Cluster) -> float:
+    """FLOP/s of all devices in the format in which each is fastest."""
+    return float(sum(max(rate for rate in astuple(device.dense_peak) if rate) for device in cluster.devices))

@@ -416,12 +416,10 @@ def fits(found: Prediction, kinds: tuple[Kind, ...], limits: tuple[int, ...]) ->
 
 def memory_limits(kinds: tuple[Kind, ...], goal: Goal) -> tuple[int, ...]:
     """Bytes that a device of each kind may hold: the goal's, or its share of that device."""
-    return tuple(
-        min(kind.node.device.memory_bytes, goal.memory_bytes)
-        if goal.memory_bytes
-        else int(kind.node.device.memory_bytes * goal.memory_fraction)
-        for kind in kinds
-    )
+    own = [kind.node.device.memory_bytes for kind in kinds]
+    if goal.memory_bytes:
+        return tuple(min(each, goal.memory_bytes) for each in own)
+    return tuple(int(each * goal.memory_fraction) for each in own)
 
 
 def plan_mixed(
@@ -436,13 +434,15 @@ def plan_mixed(
     forbid: Iterable[str | Limit] = (),
     top: int = 5,
     tries: int = TRIES,
+    most_bytes: int | None = None,
     told: Callable[[int, int], None] | None = None,
 ) -> MixedResult:
     """The fastest plan that fits, over all kinds of a mixed cluster or some of them, and the next `top` - 1.
 
     Arguments as for `plan`; `fixed` and `forbid` may name the fields in `mixed_space.OPEN_FIELDS`, of which `pp` is the
     number of stages. tries: predictions after which the search over kinds stops; so many more go to plans with equal
-    shares, which the result is compared with. PlanError for a cluster of one kind, and when nothing fits.
+    shares, which the result is compared with. most_bytes: what any device may hold, below what the goal allows it.
+    PlanError for a cluster of one kind, and when nothing fits.
     """
     graph = preset(model) if isinstance(model, str) else model
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -453,12 +453,14 @@ def plan_mixed(
         raise PlanError(f"cluster {machines.name!r} has devices of one kind; gnomon.plan searches it")
     tables = LayerTables(graph, machines, workload, stack, base, space.kinds)
     allowed = memory_limits(space.kinds, goal)
+    if most_bytes is not None:
+        allowed = tuple(min(each, most_bytes) for each in allowed)
     alone, predicted = [], 0
     for index, kind in enumerate(space.kinds):
         found, tried = None, 0
         try:
-            there = part_of(machines, kind)
-            result = plan_alike(graph, there, workload, stack, goal, base=base, fixed=fixed, forbid=limits, top=1)
+            there, own = part_of(machines, kind), Goal(memory_bytes=allowed[index])
+            result = plan_alike(graph, there, workload, stack, own, base=base, fixed=fixed, forbid=limits, top=1)
             whole = () if len(kind.devices) == machines.num_devices else kind.devices
             made = replace(result.best[0].plan, placement=whole)
             prediction = predict(graph, machines, made, workload, stack)

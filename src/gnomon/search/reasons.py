@@ -20,6 +20,7 @@ from gnomon.plans.check import V_SCHEDULES
 from gnomon.prediction import Prediction, predict
 from gnomon.search.choices import made, show_value
 from gnomon.search.planning import Loss, lost
+from gnomon.search.reasons_stages import evened, stage_changes
 
 GIB = 2**30
 SHARE = Goal().memory_fraction
@@ -105,17 +106,20 @@ class Reasons:
 
 
 def explain(prediction: Prediction, *, runners_up: Iterable[Plan] = (), too_large: Iterable[Plan] = ()) -> Reasons:
-    """The reasons of a predicted plan; some thirty predictions. PlanError for a plan that lists its stages.
+    """The reasons of a predicted plan; some thirty predictions.
 
     runners_up, too_large: plans of the search that made it, as its plan file lists them.
     """
-    if prediction.plan.stages:
-        raise PlanError("reasons are for plans of equal stages; this plan lists its stages one by one")
-    routed = any(op.kind == "router" for block in prediction.pricing.graph.blocks for op in block.ops)
-    plan, graph = prediction.plan, prediction.pricing.graph
-    moves = (*changes(plan, experts=routed), *undone(plan, graph))
+    pricing, plan = prediction.pricing, prediction.plan
+    graph = pricing.graph
+    if plan.stages:
+        moves = tuple(stage_changes(plan, graph, pricing.cluster, prediction.workload))
+        less = tuple(evened(plan, graph, prediction.workload))
+    else:
+        routed = any(op.kind == "router" for block in graph.blocks for op in block.ops)
+        moves, less = (*changes(plan, experts=routed), *undone(plan, graph)), tuple(without(plan))
     neighbours = tuple(_predicted(prediction, what, changed) for what, changed in moves)
-    bought = tuple(_predicted(prediction, what, plan) for what, plan in without(prediction.plan))
+    bought = tuple(_predicted(prediction, what, changed) for what, changed in less)
     larger = _others(prediction, too_large)
     sensitivities = (*_links(prediction), *_memory(prediction, neighbours, larger))
     return Reasons(

@@ -23,7 +23,7 @@ from gnomon.plans.parts import ScheduleName
 Recompute = Literal["none", "selective", "full"]
 Context = Literal["ring", "all_gather", "ulysses"]
 
-FLAT_SCHEDULES = ("one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
+FLAT_SCHEDULES: tuple[ScheduleName, ...] = ("one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
 """Schedules of one stage on each rank."""
 
 SCHEDULES: tuple[ScheduleName, ...] = (

@@ -1,0 +1,66 @@
+"""Other questions than the fastest plan, on machines of several kinds."""
+
+from __future__ import annotations
+
+import pytest
+from search.spaces import model
+
+from gnomon.errors import PlanError
+from gnomon.hardware import parse_cluster
+from gnomon.hardware.kinds import is_mixed
+from gnomon.plans import Plan, Workload
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.goals import Question, among, best_case, fewest_devices, longest, of_nodes, pareto, up_to
+from gnomon.search.mixed import MixedFound, plan_mixed
+from gnomon.search.vary import Varied, sweep
+
+MIXED = parse_cluster("1x2xh100-sxm+1x2xa100-sxm-80gb")
+WORK = Workload(global_batch_size=12, seq_len=256)
+FIXED = {"tp": 1, "pp": 1, "recompute": "none", "zero": 1}
+ASKED = Question(graph=model("llama", 4), stack=PLAIN_STACK, base=Plan(), fixed=FIXED)
+
+
+def test_choices_are_every_number_of_each_kind() -> None:
+    found = up_to(parse_cluster("1x8xh100-sxm+2x4xa100-sxm-80gb"))
+    counts = [tuple((g.node.device.name[:4], g.count) for g in each.groups) for each in found]
+    assert counts == [
+        (("a100", 1),), (("h100", 1),), (("a100", 2),), (("h100", 1), ("a100", 1)), (("h100", 1), ("a100", 2)),
+    ]  # fmt: skip
+    assert [each.num_devices for each in up_to(parse_cluster("1x8xh100-sxm+2x4xa100-sxm-80gb"), 8)] == [4, 8, 8]
+    with pytest.raises(PlanError, match="at most 3 devices, but a node of .* has 4"):
+        up_to(parse_cluster("1x8xh100-sxm+2x4xa100-sxm-80gb"), 3)
+    with pytest.raises(PlanError, match="80 choices of whole nodes, and up to 64"):
+        up_to(parse_cluster("8x8xh100-sxm+8x8xa100-sxm-80gb"))
+    with pytest.raises(PlanError, match="does not say which; write the choices, as in --vary on="):
+        of_nodes(MIXED, 2)
+
+
+def test_the_best_case_is_that_of_the_search_over_kinds() -> None:
+    case = ASKED.best(MIXED, WORK)
+    assert isinstance(case.found, MixedFound)
+    found = plan_mixed(ASKED.graph, MIXED, WORK, base=Plan(), fixed=FIXED)
+    assert case.found.step_s == found.best[0].step_s
+
+
+def test_machines_by_time_and_by_cost() -> None:
+    cases = among(ASKED, up_to(MIXED), WORK)
+    steps = [case.found.step_s for case in cases if case.found is not None]
+    assert len(steps) == 3 and [is_mixed(case.cluster) for case in cases] == [False, False, True]
+    fastest = best_case(cases, "step")
+    assert fastest is not None and fastest.found is not None and fastest.found.step_s == min(steps)
+    cheapest = best_case(cases, "cost")
+    assert cheapest is not None and cheapest.dollars_per_token == min(c.dollars_per_token or 1.0 for c in cases)
+    limit = sorted(steps)[0]
+    assert fewest_devices(ASKED, up_to(MIXED), WORK, limit)[-1].found is not None
+
+
+def test_fronts_and_sweeps() -> None:
+    front = pareto(ASKED, MIXED, WORK, resolution_bytes=2**28)
+    points = [(c.found.step_s, max(r.peak_bytes for r in c.found.prediction.memory)) for c in front if c.found]
+    assert (
+        points and points == sorted(points) and [p for _, p in points] == sorted((p for _, p in points), reverse=True)
+    )
+    swept = sweep(ASKED, MIXED, WORK, (Varied(name="network", values=(0.5, 2.0)),))
+    slow, fast = (case.found.step_s for case in swept if case.found is not None)
+    assert fast <= slow
+    assert longest(ASKED, MIXED, WORK, multiple=256, most=512)[-1].label == "seq_len=512"

@@ -240,14 +240,15 @@ def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
 def redistributed(layers: int, stages: int, head: float) -> tuple[int, ...]:
     """Layers of each stage with the least work on the longest, the last of which has a head of `head` layers' FLOPs:
     Redis of the vocabulary-parallel paper (Yeung et al., arXiv 2411.05288, section 5.2: FLOPs as Narayanan et al. count
-    them, the longest stage made least)."""
+    them, the longest stage made least). Stages that get one more are the late ones, which hold few microbatches: its
+    runs needed no more memory than those without."""
 
     def longest(last: int) -> float:
         return max(last + head, -(-(layers - last) // (stages - 1)))
 
     last = min(range(layers // stages, -1, -1), key=longest)
     each, more = divmod(layers - last, stages - 1)
-    return (*(each + (stage < more) for stage in range(stages - 1)), last)
+    return (*(each + (stage >= stages - 1 - more) for stage in range(stages - 1)), last)
 
 
 def with_stages(made: Plan, row: Row, config: Config, facts: NoteFacts) -> tuple[Plan, Notes]:

@@ -259,3 +259,25 @@ def test_gradients_are_narrowed_before_whole_layers_run_again() -> None:
     run, made = settled(to_run(row))
     assert made.fits and run.plan.precision.grad == "bf16" and run.plan.saved.preset == "none"
     assert "taken with bf16 gradients" in run.notes[-1]
+
+
+def test_a_run_is_not_refused_for_another_reading_of_it_that_cannot_be() -> None:
+    """Experts over all 16 ranks cannot be divided over tp too; the run is read as it is, with recompute."""
+    row = replace(
+        QWEN,
+        device="h100-sxm-80gb",
+        precision="bf16",
+        num_devices=16,
+        tp=2,
+        sequence_parallel="yes",
+        layers=96,
+        dp=8,
+        ep=16,
+        micro_batch=4,
+        global_batch=64,
+        seq_len=8192,
+        zero_or_fsdp="zero1(distributed optimizer)",
+        recompute=None,
+    )
+    run, made = settled(to_run(row))
+    assert run.recompute_open and run.plan.mesh.etp == 1 and made.step_s > 0

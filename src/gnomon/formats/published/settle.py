@@ -52,7 +52,9 @@ def otherwise(run: Run) -> Iterator[Run]:
     tries: list[tuple[Plan, str]] = []
     if plan.precision.param == "bf16" and plan.precision.grad == "fp32":
         tries.append((replace(plan, precision=replace(plan.precision, grad="bf16", reduce="bf16")), NARROWER))
-    if row.experts and plan.mesh.tp > 1 and plan.mesh.etp == 1:
+    mesh = plan.mesh
+    divides = mesh.dp_shard * mesh.cp * mesh.tp % (mesh.ep * mesh.tp) == 0
+    if row.experts and mesh.tp > 1 and mesh.etp == 1 and divides:
         tries.append((replace(plan, mesh=replace(plan.mesh, etp=plan.mesh.tp)), "experts divided over tp"))
     if plan.mesh.pp == 1:
         tries.append((replace(plan, optimizer=replace(plan.optimizer, zero=3)), "parameters divided too"))

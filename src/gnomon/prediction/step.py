@@ -127,8 +127,11 @@ class Pricing:
     def _use(self, numbers: Fitted) -> None:
         stack, stages = self.stack, self.stages
         self.numbers = numbers
-        self.rates = tuple(rates(stack, stage.device, numbers) for stage in stages)
-        self.launch_s = [host_cost(stack, stage.device, numbers).per_kernel_s for stage in stages]
+        kinds = {id(stage.device): stage.device for stage in stages}
+        reached = {at: rates(stack, device, numbers) for at, device in kinds.items()}
+        launched = {at: host_cost(stack, device, numbers).per_kernel_s for at, device in kinds.items()}
+        self.rates = tuple(reached[id(stage.device)] for stage in stages)
+        self.launch_s = [launched[id(stage.device)] for stage in stages]
         free = {at: s for at, s in self._memo.items() if at[0] == "NORM" or at[2] == TIED}
         self._memo = free
 
@@ -138,6 +141,14 @@ class Pricing:
         other = copy(self)
         other.stack = stack or self.stack
         other._use(numbers or self.numbers)
+        return other
+
+    def with_stage(self, number: int, stage: StagePrice) -> Pricing:
+        """The same plan with other layers on one stage, on the same devices: for what follows from that stage's layers
+        alone (`BY_LAYER`), not for messages between stages."""
+        other = copy(self)
+        other.stages = (*self.stages[:number], stage, *self.stages[number + 1 :])
+        other._phases, other._extras, other._updates, other._wired, other._memo = {}, {}, {}, {}, {}
         return other
 
     def durations(self, program: Program) -> Durations:

@@ -153,10 +153,7 @@ class Trials:
         content = self._content(stage, a, b, presets)
         if any((content, kind) not in self._alone for kind in kinds):
             self._has(self._keys(stage, a, b, presets))
-            base = self.prediction.pricing
-            stages = list(base.stages)
-            stages[stage] = self._stage(stage, a, b, presets)
-            pricing = Pricing(self.plan, self.graph, self.cluster, self.stack, tuple(stages), base.blocks, base.count)
+            pricing = self.prediction.pricing.with_stage(stage, self._stage(stage, a, b, presets))
             for kind in kinds:
                 key = Key(kind=kind, stage=stage, rank_class=0, shape="", name="")
                 self._alone[content, kind] = float(quantise(np.array([pricing.seconds(key)]))[0])

@@ -246,6 +246,19 @@ class Timed:
         return _prediction(self, step, memory)
 
 
+def stages_of(
+    graph: Graph, cluster: Cluster, plan: Plan, workload: Workload, stack: Stack = PLAIN_STACK
+) -> tuple[StagePrice, ...]:
+    """Prices of each stage's layers on its slowest worker: what `predict` begins with, without time and memory of the
+    step. PlanError when the plan cannot run."""
+    check(plan, graph, cluster, workload)
+    kernels, _, stack = settle(stack)
+    _, size = batch(plan, workload)
+    return tuple(
+        _workers(plan, graph, cluster, stage, workload, size, kernels, stack)[0] for stage in range(plan.num_stages)
+    )
+
+
 def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[tuple[StagePrice, ...], ...]:
     """Prices of all stages for each kind of replica: data-parallel ranks on other devices, or with other shares.
 

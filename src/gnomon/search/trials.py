@@ -21,6 +21,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prediction.contention import contended
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.memory import rank_memory
+from gnomon.prediction.predict import stages_of
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import TIED, Pricing
 from gnomon.program import Key
@@ -88,7 +89,7 @@ class Trials:
         )
         self.numbers = {layer.label: i for i, layer in enumerate(self.layers)}
         self.predicted = 0
-        """Times that `predict` was called."""
+        """Times that `predict` was called, or the prices that it begins with."""
         self._prices: dict[tuple[int, Kind, Preset], LayerPrice] = {}
         self._seconds: dict[tuple[object, Key], float] = {}
         self._alone: dict[tuple[Content, str], float] = {}
@@ -97,7 +98,7 @@ class Trials:
         self._same = [_where(stage) for stage in pricing.stages]
         self._shape = self._shape_of(self.plan)
         self._parts = stage_layers(self.plan, self.graph)
-        self._harvest(prediction)
+        self._harvest(prediction.plan, pricing.stages)
 
     @property
     def num_stages(self) -> int:
@@ -163,7 +164,7 @@ class Trials:
         """Seconds of one layer of the graph by itself, forward and backward, without what surrounds it."""
         wanted: tuple[Kind, Preset] = self.kinds[position], "none"
         if all(at[1:] != wanted for at in self._prices):
-            self._predict(replace(self.plan, saved=Saved()))
+            self._price("none")
         price = next(price for at, price in self._prices.items() if at[1:] == wanted)
         phases = (price.forward, price.input_grad, price.weight_grad)
         return sum(phase.compute_s + sum(phase.comm_s.values()) for phase in phases)
@@ -173,7 +174,7 @@ class Trials:
         kind, where = self.kinds[self.counted[layer]], self._same.index(self._same[stage])
         for preset in _ORDER:
             if (where, kind, preset) not in self._prices:
-                self._predict(replace(self.plan, saved=Saved(preset=preset)))
+                self._price(preset)
         return {preset: self._prices[where, kind, preset] for preset in _ORDER}
 
     def _alike(self, plan: Plan) -> bool:
@@ -198,13 +199,19 @@ class Trials:
     def _predict(self, plan: Plan) -> Prediction:
         self.predicted += 1
         found = predict(self.graph, self.cluster, plan, self.prediction.workload, self.stack)
-        self._harvest(found)
+        self._harvest(plan, found.pricing.stages)
         return found
 
-    def _harvest(self, found: Prediction) -> None:
-        """Takes the prices of a prediction's layers over."""
-        presets = layer_presets(found.plan, self.graph)
-        for stage in found.pricing.stages:
+    def _price(self, preset: Preset) -> None:
+        """Prices layers with one preset for all, wherever the plan has them."""
+        self.predicted += 1
+        plan = replace(self.plan, saved=Saved(preset=preset))
+        self._harvest(plan, stages_of(self.graph, self.cluster, plan, self.prediction.workload, self.stack))
+
+    def _harvest(self, plan: Plan, stages: Sequence[StagePrice]) -> None:
+        """Takes the prices of a plan's layers over."""
+        presets = layer_presets(plan, self.graph)
+        for stage in stages:
             where = self._same.index(_where(stage))
             for price, layers in stage.layers:
                 for layer in layers:
@@ -216,10 +223,10 @@ class Trials:
         return self._has(at for stage, span in enumerate(spans) for at in self._keys(stage, *span, presets[stage]))
 
     def _has(self, keys: Iterable[tuple[int, Kind, Preset]]) -> bool:
-        """Whether these layers have prices; asks `predict` once for a preset that none has."""
+        """Whether these layers have prices; each preset that is missing is priced once."""
         missing = [at for at in keys if at not in self._prices]
         for preset in sorted({preset for _, _, preset in missing}):
-            self._predict(replace(self.plan, saved=Saved(preset=preset)))
+            self._price(preset)
         return all(at in self._prices for at in missing)
 
     def _keys(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> Iterator[tuple[int, Kind, Preset]]:

@@ -149,6 +149,7 @@ class Pricing:
         other = copy(self)
         other.stages = (*self.stages[:number], stage, *self.stages[number + 1 :])
         other._phases, other._extras, other._updates, other._wired, other._memo = {}, {}, {}, {}, {}
+        other.alike = list(range(len(self.blocks)))  # the stage may cost what no other does now
         return other
 
     def durations(self, program: Program) -> Durations:

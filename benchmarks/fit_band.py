@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from calibrate_from import FAMILIES, drawn
-from fit_stacks import LEFT
+from fit_stacks import APART, LEFT
 from numpy.typing import NDArray
 from stack_fit import spread_evenly
 
@@ -67,7 +67,7 @@ class Row:
 
 def sound(run: Run) -> bool:
     """Whether its time covers what its source says. Runs that met trouble count: a band is of what happens."""
-    return run.family not in LEFT
+    return run.family not in (*LEFT, *APART)
 
 
 def predicted(run: Run) -> Row | None:

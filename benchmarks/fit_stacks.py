@@ -35,7 +35,7 @@ APART = (COMPOSED,)
 EACH = 8
 """Runs of a family for the numbers of all stacks."""
 HEALTHY_MFU = 5.0
-"""Per cent; of slower nanotron runs it is not known which messages and which checks they ran with."""
+"""Per cent; slower nanotron runs wait for messages and checks, of which no number of a stack says anything."""
 
 UNIVERSAL = (
     Number("host_kernel_s", 25e-6),
@@ -138,8 +138,7 @@ def usable(run: Run) -> bool:
     """Whether a run may be fitted on."""
     if run.family in LEFT or run.row.experts:
         return False
-    known = run.stack.p2p_poll_s is not None  # slow, and why is known
-    return known or run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
+    return run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
 
 
 class Fits:

@@ -83,6 +83,12 @@ class Group:
     def correlation(self, truth: str = "fitted") -> float | None:
         return spearman(self.predicted(truth).tolist(), self.measured.tolist())
 
+    def without_trouble(self) -> Group:
+        """Its runs that took no longer than TROUBLE times the prediction."""
+        slow = self.measured > TROUBLE * self.predicted("fitted")
+        kept = tuple(run for run, off in zip(self.runs, slow.tolist(), strict=True) if not off)
+        return Group(name=self.name, runs=kept)
+
     @property
     def typical(self) -> float:
         """What a median layout costs over the best."""
@@ -182,7 +188,14 @@ def ranking(runs: Sequence[Run], workers: int, families: Sequence[str]) -> Itera
         few = [group for group in given if max(run.row.num_devices or 0 for run, _ in group.runs) <= 256]
         if 0 < len(few) < len(given):
             yield family_line(f"{family}, up to 256 devices", few)
-    yield "\nRegret: median / mean / worst. A median layout: what it costs over the best, median of groups.\n"
+    for family, given in by_family.items():
+        plain = [group.without_trouble() for group in given]
+        if any(len(one.runs) < len(other.runs) for one, other in zip(plain, given, strict=True)):
+            yield family_line(f"{family}, without slow runs", [group for group in plain if len(group.runs) >= SMALLEST])
+    yield (
+        "\nRegret: median / mean / worst. A median layout: what it costs over the best, median of groups. Slow: over "
+        f"{TROUBLE} times the prediction, with the numbers on record.\n"
+    )
     yield f"Groups in which the predicted best costs over {BAD:.0%}:\n"
     yield "| group | runs | regret | predicted best | measured best | why |"
     yield "|---|---:|---:|---|---|---|"

@@ -117,9 +117,9 @@ GROUPED_LOW_SHARE = 0.70
 
 ODD_ROWS_SHARE = 0.48
 """Speed of 16-bit products whose weight has a side of an odd number of elements: its rows begin at odd multiples of
-two bytes, which no wide load can fetch. Fitted to vTrain's profiles without tensor parallelism (vocabulary 50257; 0.44 to
-0.53 by model), 2026-11-21; with tensor parallelism (25128) they show nothing of the kind. nanoGPT gained a quarter of
-GPT-2's whole step from a vocabulary of 50304 (A. Karpathy, February 2023)."""
+two bytes, which no wide load can fetch. Fitted to vTrain's profiles without tensor parallelism (vocabulary 50257; 0.44
+to 0.53 by model), 2026-11-21; with tensor parallelism (25128) they show nothing of the kind. nanoGPT gained a quarter
+of GPT-2's whole step from a vocabulary of 50304 (A. Karpathy, February 2023)."""
 
 NARROW_ATTENTION = ((64, 0.89), (128, 0.80), (256, 0.75))
 """(head size, time of causal attention in eight bits over that in 16), forward: medians of attention_prefill_

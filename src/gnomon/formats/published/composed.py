@@ -3,9 +3,10 @@
 vTrain's single-node table (VIA-Research/vTrain f8dda84 data/ground_truth_single.csv) is one. A microbatch more, a layer
 more and a data-parallel rank more cost the same in every row, to the nanosecond; the last is what its table of
 all-reduces says (trace/a100), in MiB and without 2(n-1)/n past the table's end as its code has it, so that eight ranks
-reduce 2.3 GiB sooner than two (90 pairs of rows, all to 8 ns). No measurement does this. What is behind the rows is real, once for each hidden
-size, tensor-parallel size and microbatch: kernels, and gaps between them, of one layer on one A100, as CUPTI recorded a
-single step. Its multi-node table has times of one digit behind the millisecond, as Megatron-LM logs them.
+reduce 2.3 GiB sooner than two (90 pairs of rows, all to 8 ns). No measurement does this. What is behind the rows is
+real, once for each hidden size, tensor-parallel size and microbatch: kernels, and gaps between them, of one layer on
+an A100, as CUPTI recorded a single step. Its multi-node table has times of one digit behind the millisecond, as
+Megatron-LM logs them.
 
 `with_composition(row)` returns such a row as what it is, and notes; others come back as they are.
 """

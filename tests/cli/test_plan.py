@@ -283,3 +283,7 @@ def test_stages_with_other_numbers_of_replicas(capsys: pytest.CaptureFixture[str
     assert main([*asked, "--uneven-replicas", "--stack", "megatron-lm"]) == 2
     assert "not run by megatron-lm" in capsys.readouterr().err
     assert main([*asked, "--uneven-replicas", "--stack", "gnomon"]) == 0
+    assert main([*asked, "--uneven-replicas", "--pp", "3"]) == 2
+    assert "pp is fixed, and --uneven-replicas looks for data-parallel stages" in capsys.readouterr().err
+    assert main([*asked, "--uneven-replicas", "--recompute", "full", "--zero", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["uneven_replicas"]["prediction"]["plan"]["saved"]["preset"] == "full"

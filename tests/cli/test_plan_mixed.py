@@ -76,7 +76,7 @@ def test_json_says_what_is_gained_and_points_add_up(asked: list[str], capsys: py
         (["--try", "2"], "--try is for equal devices"),
         (["--cp", "2"], "cp is asked for, but cluster"),
         (["--memory", "1MiB"], "no plan of llama-tiny fits on fast and slow"),
-        (["--forbid", "tp>=1"], "no choice of tp is left"),
+        (["--forbid", "tp>=1"], "tp = 1 is asked for, but forbidden are tp>=1"),
     ],
 )
 def test_what_cannot_be_met_is_said(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,7 +12,7 @@ from search import cuts
 from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
-from gnomon.plans import Plan, Workload
+from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.search.dapple import Prices, cuts_of, dapple
 from gnomon.search.replication import (
@@ -108,3 +109,19 @@ def test_what_it_is_not_for() -> None:
         dapple(gpt(model()), parse_cluster("32x8xh100-sxm"), work)
     with pytest.raises(PlanError, match="divides a batch of 24"):
         dapple(gpt(model()), parse_cluster("1x2xh100-sxm"), work, counts=(7,))
+
+
+@pytest.mark.parametrize("vocab", [1024, 131072, 262144])
+@pytest.mark.parametrize("on", ["1x4xh100-sxm", "2x2xv100-sxm-32gb"])
+def test_no_slower_than_equal_stages(on: str, vocab: int) -> None:
+    """With a light head and a heavy one, against every pipeline of equal layers and replicas, either warm-up aside."""
+    half = Plan(precision=Precision(param="fp16", compute="fp16"))
+    graph, cluster, work = gpt(model(vocab)), parse_cluster(on), Workload(global_batch_size=16, seq_len=512)
+    found = dapple(graph, cluster, work, base=half, counts=(4, 8))
+    steps = []
+    for count in (4, 8):
+        for stages in (2, 4):
+            mesh, schedule = Mesh(pp=stages, dp_shard=4 // stages), Schedule(num_microbatches=count)
+            if 16 // count % mesh.dp_shard == 0:
+                steps.append(predict(graph, cluster, replace(half, mesh=mesh, schedule=schedule), work).step_s)
+    assert found.best is not None and len(steps) == 4 and found.best.step_s <= min(steps)

@@ -18,12 +18,12 @@ from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.request import PRECISIONS, given_batch, given_router, has_sequences, read_model, usual_seq_len
-from gnomon.cli.terminal import Progress, print_json, print_lines
+from gnomon.cli.terminal import Covered, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
-from gnomon.plans import Goal, Optimizer, Plan, PlanFile, Predicted, RouterLoad, Stack, Workload, save_plan_file
+from gnomon.plans import Goal, Optimizer, Plan, PlanFile, Predicted, RouterLoad, Saved, Stack, Workload, save_plan_file
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
@@ -179,13 +179,7 @@ class Answer:
 
 def _found(options: argparse.Namespace, asked: Asked) -> Result:
     """The search, with its progress shown."""
-    progress: list[Progress] = []
-
-    def told(done: int, size: int) -> None:
-        if not progress:
-            progress.append(Progress("covered", size))
-        progress[0].show(done)
-
+    told = Covered()
     found = plan(
         asked.graph,
         asked.machines,
@@ -198,8 +192,7 @@ def _found(options: argparse.Namespace, asked: Asked) -> Result:
         top=max(options.top, options.try_ or 0),
         told=told,
     )
-    for each in progress:
-        each.end()
+    told.end()
     return found
 
 
@@ -212,7 +205,7 @@ def _searched(options: argparse.Namespace, asked: Asked) -> Answer:
         found=found,
         stages=stages,
         refined=asked.chosen.refined(found),
-        replicas=_replicas(found, asked.base) if options.uneven_replicas else None,
+        replicas=_replicas(found, asked) if options.uneven_replicas else None,
     )
 
 
@@ -259,13 +252,28 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     return 0 if tries is None else tries.status()
 
 
-def _replicas(found: Result, base: Plan) -> Dapple:
-    """What DAPPLE's planner finds on the same machines. InputError for a stack that does not run such stages."""
+def _replicas(found: Result, asked: Asked) -> Dapple:
+    """What DAPPLE's planner finds on the same machines. InputError for a stack that does not run such stages, and for
+    what is fixed that its plans do not have."""
     if found.stack is not PLAIN_STACK and found.stack.name != OWN:
         raise InputError(
             f"stages with other numbers of replicas are not run by {found.stack.name}; leave out --uneven-replicas, or "
             f"plan for gnomon run with --stack {OWN}"
         )
+    plain = {"zero", "recompute"}
+    wrong = [
+        name for name, value in asked.fixed.items() if name not in plain and value not in (1, False, "one_f_one_b")
+    ]
+    if wrong:
+        raise InputError(
+            f"{wrong[0]} is fixed, and --uneven-replicas looks for data-parallel stages under 1F1B, where only "
+            f"{' and '.join(sorted(plain))} can be; leave one of them out"
+        )
+    base, zero, preset = asked.base, asked.fixed.get("zero"), asked.fixed.get("recompute")
+    if zero is not None:
+        base = replace(base, optimizer=replace(base.optimizer, zero=zero))  # type: ignore[arg-type]
+    if preset is not None:
+        base = replace(base, saved=Saved(preset=preset))  # type: ignore[arg-type]
     return dapple(
         found.graph, found.cluster, found.workload, base=base, stack=found.stack, limit_bytes=found.limit_bytes
     )

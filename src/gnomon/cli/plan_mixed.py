@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from pkgutil import resolve_name
 
-from gnomon.cli.terminal import Progress, print_json, print_lines
+from gnomon.cli.terminal import Covered, print_json, print_lines
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
@@ -35,13 +35,7 @@ def plan_unlike(
     notes: Sequence[str],
 ) -> int:
     """Search, print, write."""
-    progress: list[Progress] = []
-
-    def told(done: int, size: int) -> None:
-        if not progress:
-            progress.append(Progress("covered", size))
-        progress[0].show(done)
-
+    told = Covered()
     found = plan_mixed(
         graph,
         machines,
@@ -55,8 +49,7 @@ def plan_unlike(
         tries=options.tries or TRIES,
         told=told,
     )
-    for each in progress:
-        each.end()
+    told.end()
     if stack.name != OWN and found.best[0].point is not None:
         notes = (
             *notes,

@@ -65,3 +65,21 @@ class Progress:
         """Wipe the line."""
         if self.shown and self.terminal:
             print(f"\r{' ' * 60}\r", end="", file=sys.stderr, flush=True)
+
+
+class Covered:
+    """Progress of a search, which says how many points there are when it begins: what its `told` calls."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def __call__(self, done: int, size: int) -> None:
+        """So many of so many points are covered."""
+        if self._progress is None:
+            self._progress = Progress("covered", size)
+        self._progress.show(done)
+
+    def end(self) -> None:
+        """Wipe the line."""
+        if self._progress is not None:
+            self._progress.end()

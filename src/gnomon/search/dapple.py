@@ -1,9 +1,9 @@
 """DAPPLE's planner: pipelines whose stages have other numbers of replicas than each other, placed by three policies.
 
 `dapple` asks the programme of `replication` for its best pipelines of a model on a cluster, with prices of single
-layers (`Prices`), predicts them, data parallelism among them, and returns the fastest that fits: the simulator decides,
-and nothing is claimed to be the best of all. Replicas that do not divide a microbatch take whole sequences of it, some
-one more than others. Leaves out tensor parallelism.
+layers (`Prices`), predicts them, data parallelism and pipelines of equal stages among them, and returns the fastest
+that fits: the simulator decides, and nothing is claimed to be the best of all. Replicas that do not divide a
+microbatch take whole sequences of it, some one more than others. Leaves out tensor parallelism.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.mixed_bounds import static_bytes
-from gnomon.search.mixed_space import deal_out
-from gnomon.search.replication import Piece, Pieces, Step, Used, pipelines
+from gnomon.search.mixed_space import deal_out, equal_layers
+from gnomon.search.replication import Costs, Piece, Pieces, Step, Used, pipelines, place, taken_of
 from gnomon.search.space import divisors, has_tied
 
 OWN = "gnomon"
@@ -226,8 +226,9 @@ def dapple(
         prices = Prices(graph, cluster, workload, base, count, stack, limit_bytes)
         found, extended = pipelines(prices, keep)
         states += extended
-        found = [each for each in found if not alike or len({len(piece.devices) for piece in each[1]}) == 1]
-        for plan in (plan for _, pieces in found for plan in _warmed(prices.plan(pieces))):
+        shapes = dict.fromkeys((*(pieces for _, pieces in found), *equal_splits(prices)))
+        able = [each for each in shapes if not alike or len({len(piece.devices) for piece in each}) == 1]
+        for plan in (plan for pieces in able for plan in _warmed(prices.plan(pieces))):
             try:
                 made = predict(graph, cluster, plan, workload, stack)
             except GnomonError:
@@ -240,6 +241,22 @@ def dapple(
             if fits and (best is None or made.step_s < best.step_s):
                 best = made
     return Dapple(best=best, predicted=predicted, states=states, parallel=parallel)
+
+
+def equal_splits(costs: Costs) -> Iterator[Pieces]:
+    """Pipelines of equal layers and as many replicas in every stage, where the devices divide so: what the answer must
+    not be slower than."""
+    devices = place(costs.nodes, (0,) * len(costs.nodes), costs.nodes)
+    for stages in divisors(len(devices)):
+        each = len(devices) // stages
+        if 1 < stages <= costs.num_layers and each in costs.replicas:
+            layers = equal_layers(costs.num_layers, stages)
+            ends = list(accumulate(layers))
+            ranges = [range(each * stage, each * (stage + 1)) for stage in range(stages)]
+            yield tuple(
+                Piece(end - n, end, taken_of(costs.nodes, some), tuple(devices[i] for i in some))
+                for n, end, some in zip(layers, ends, ranges, strict=True)
+            )
 
 
 def _counts(batch: int, devices: int) -> list[int]:

@@ -24,7 +24,16 @@ from gnomon.hardware.kinds import Kind, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, Schedule, Stack, Stage, Workload, stage_layers
 from gnomon.plans.parts import ScheduleName
 from gnomon.plans.select import format_layers, format_ranks
-from gnomon.search.space import FLAT_SCHEDULES, Limit, Recompute, count_layers, divisors, has_tied, stack_limits
+from gnomon.search.space import (
+    FLAT_SCHEDULES,
+    Limit,
+    Recompute,
+    count_layers,
+    divisors,
+    has_tied,
+    narrowed,
+    stack_limits,
+)
 
 Form = Literal["replicas", "stages"]
 
@@ -331,14 +340,7 @@ def make_mixed_space(
         "schedule": FLAT_SCHEDULES,
         "sequence_parallel": (False, True),
     }
-    choices |= {name: (value,) for name, value in fixed.items() if name in choices}
-    every = [*limits, *(stack_limits(stack, graph, tps) if stack is not None else ())]
-    for limit in every:
-        if limit.field in choices:
-            choices[limit.field] = tuple(v for v in choices[limit.field] if not limit.forbids(v))
-    for name, left in choices.items():
-        if not left:
-            raise PlanError(f"no choice of {name} is left for cluster {cluster.name!r}; drop a limit on it")
+    choices = narrowed(choices, fixed, [*limits, *(stack_limits(stack, graph, tps) if stack is not None else ())])
     return MixedSpace(
         graph=graph,
         base=base,

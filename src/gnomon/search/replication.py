@@ -281,7 +281,7 @@ def _seeds(costs: Costs) -> Iterator[Pieces]:
     total, devices = costs.num_layers, place(costs.nodes, (0,) * len(costs.nodes), costs.nodes)
 
     def piece(first: int, last: int, a: int, b: int) -> Piece:
-        return Piece(first, last, _of_nodes(costs.nodes, a, b), devices[a:b])
+        return Piece(first, last, taken_of(costs.nodes, range(a, b)), devices[a:b])
 
     if len(devices) in costs.replicas:
         yield (piece(0, total, 0, len(devices)),)
@@ -296,10 +296,10 @@ def _seeds(costs: Costs) -> Iterator[Pieces]:
             yield _balanced(costs, ranges, piece)
 
 
-def _of_nodes(nodes: Used, first: int, last: int) -> Used:
-    """How many of the devices [first, last) each node has."""
+def taken_of(nodes: Used, devices: range) -> Used:
+    """How many of a range of devices each node has."""
     ends = np.cumsum(nodes).tolist()
-    return tuple(max(0, min(last, end) - max(first, end - n)) for end, n in zip(ends, nodes, strict=True))
+    return tuple(max(0, min(devices.stop, e) - max(devices.start, e - n)) for e, n in zip(ends, nodes, strict=True))
 
 
 def _balanced(costs: Costs, ranges: Sequence[tuple[int, int]], piece: Callable[[int, int, int, int], Piece]) -> Pieces:

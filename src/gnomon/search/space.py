@@ -7,7 +7,7 @@ proof. Leaves out what a plan costs, and fields of the plan that the space does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
@@ -296,7 +296,7 @@ def make_space(
         names = " and ".join(kind.name for kind in kinds_of(cluster))
         raise PlanError(
             f"cluster {cluster.name!r} has {names}; this search is for devices of one kind. For the fastest plan over "
-            f"several use gnomon.search.plan_mixed, or `gnomon plan` without another question"
+            f"several use gnomon.search.plan_mixed, or `gnomon plan`"
         )
     base = base or Plan()
     if stack is not None and stack.name == "gnomon":
@@ -324,16 +324,11 @@ def make_space(
         "zero": (0, 1, 2, 3),
         "overlap": (True, False),
     }
-    choices |= {name: (value,) for name, value in (fixed or {}).items()}
     if "virtual_stages" in (fixed or {}):
-        virtual = choices["virtual_stages"][0]
+        virtual = (fixed or {})["virtual_stages"]
         choices["schedule"] = tuple(s for s in choices["schedule"] if _takes(str(s), virtual)) or choices["schedule"]
     every = [*limits, *(stack_limits(stack, graph, ranks) if stack is not None else ())]
-    for limit in every:
-        choices[limit.field] = tuple(value for value in choices[limit.field] if not limit.forbids(value))
-    for name, left in choices.items():
-        if not left:
-            raise PlanError(_none_left(name, every, fixed or {}))
+    choices = narrowed(choices, fixed or {}, every)
     found = Space(
         base=base,
         devices=count,
@@ -347,6 +342,20 @@ def make_space(
     if not found.size:
         raise PlanError(_no_axes(choices, count))
     return found
+
+
+def narrowed(
+    choices: Mapping[str, tuple[object, ...]], fixed: Mapping[str, object], limits: Sequence[Limit]
+) -> dict[str, tuple[object, ...]]:
+    """Choices of each field less what is fixed or forbidden; of fields that there are. PlanError where none is left."""
+    left = {name: (fixed[name],) if name in fixed else values for name, values in choices.items()}
+    for limit in limits:
+        if limit.field in left:
+            left[limit.field] = tuple(value for value in left[limit.field] if not limit.forbids(value))
+    for name, values in left.items():
+        if not values:
+            raise PlanError(_none_left(name, limits, fixed))
+    return left
 
 
 def count_layers(graph: Graph) -> int:

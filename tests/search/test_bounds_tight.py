@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
 from search.test_exact import bounds_of
 
+from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Goal, Plan, Workload
+from gnomon.plans.check import V_SCHEDULES
+from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, Space, make_space
+from gnomon.search.flight import flight, under_way
 from gnomon.search.skeleton import NARROW, Reductions, Skeleton, _by_level, _one_by_one, skeleton
 from gnomon.search.solve import Search
 from gnomon.simulate import period
@@ -81,3 +87,26 @@ def test_rows_one_by_one_and_by_level_end_alike(reductions: Reductions) -> None:
     )
     assert (_by_level(made, times, wires, ahead) == _one_by_one(made, times, wires, ahead)).all()
     assert len(made.key) <= NARROW * (len(made.levels) - 1)
+
+
+@pytest.mark.parametrize("schedule", [name for name in get_args(ScheduleName) if name != "generate"])
+def test_units_under_way_without_rows_are_no_more_than_with_them(schedule: ScheduleName) -> None:
+    looked = 0
+    for pp, virtual, count in product((1, 2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 4, 6, 8, 24)):
+        if (pp, virtual) not in space_pipelines(schedule):
+            continue
+        try:
+            rows = flight(schedule, pp, virtual, count)
+        except PlanError:
+            continue
+        looked += 1
+        assert under_way(schedule, pp, virtual, count) <= rows.held[0].open.sum(axis=1).max(), (pp, virtual, count)
+    assert looked > 3
+
+
+def space_pipelines(schedule: ScheduleName) -> set[tuple[int, int]]:
+    """(pp, virtual stages) that go with a schedule."""
+    if schedule in V_SCHEDULES:
+        return {(pp, 2) for pp in (2, 3, 4, 8)}
+    looped = schedule.startswith(("interleaved", "looped"))
+    return {(pp, v) for pp in (1, 2, 3, 4, 8) for v in ((2, 3, 4) if looped else (1,)) if pp > 1 or not looped}

@@ -35,6 +35,7 @@ from gnomon.search.bounds import (
     time_bound,
     v_placed,
 )
+from gnomon.search.flight import under_way
 from gnomon.search.leaves import adding_s, least_held, room, state_sizes
 from gnomon.search.results import Counts
 from gnomon.search.space import Point
@@ -199,6 +200,7 @@ class Blocks:
             if key not in bounds:
                 bounds[key] = self._bounded(family, *key)
             found, fits = bounds[key]
+            fits = fits & self._has_room(family, schedule, virtual)
             chosen = sorted((float(found[c]), c) for c in columns if fits[c])
             self.counts.too_large += (len(columns) - len(chosen)) * kept
             if chosen:
@@ -246,6 +248,16 @@ class Blocks:
         self.least = min(self.least, float(least.min()))
         fits: NDArray[np.bool_] = least <= self.room(family)
         return fits
+
+    def _has_room(self, family: Family, schedule: ScheduleName, virtual: int) -> NDArray[np.bool_]:
+        """[microbatch sizes] whether the first rank may have room for the units that are under way together."""
+        pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
+        counts = [self._count(family, column) for column in range(len(family.micro))]
+        units = np.array([under_way(schedule, family.pp, virtual, count) for count in counts], float)
+        kept = (pipeline.split.counts[pipeline.rank_of == 0] @ family.table.kept_bytes).min(axis=0)
+        least = float(self.static(family, pipeline)[:, 0].min()) + self.workspace
+        found: NDArray[np.bool_] = least + units * kept <= self.room(family)
+        return found
 
     def static(self, family: Family, pipeline: Pipeline) -> Doubles:
         """[kept, ranks] bytes that stay on a rank between steps."""

@@ -61,6 +61,22 @@ def schedule_rows(schedule: ScheduleName, pp: int, virtual: int, microbatches: i
     return compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
 
 
+def under_way(schedule: str, pp: int, virtual: int, microbatches: int) -> int:
+    """Units of the stages of the first pipeline rank, at least, that are under way at some moment together: without the
+    rows, which is quicker. (A unit counts once for each stage of the rank that it is under way on.)"""
+    warm_up = {
+        "gpipe": microbatches * virtual,
+        "looped_bfs": microbatches * virtual,
+        "one_f_one_b": pp,
+        "interleaved_one_f_one_b": 2 * (pp - 1) + (virtual - 1) * pp + 1,
+        "zero_bubble_h1": pp,
+        "zero_bubble_h2": 2 * pp - 1,
+        "interleaved_zero_bubble": pp * virtual,
+        "zero_bubble_v": 2 * pp,
+    }
+    return min(warm_up.get(schedule, 1), microbatches * virtual)
+
+
 @lru_cache(maxsize=1024)
 def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Flight:
     """The counts of a schedule. PlanError if it has no rows for these numbers."""

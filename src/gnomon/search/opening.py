@@ -94,8 +94,8 @@ class Opening:
             for replicas, shards, zero, overlap in chosen
         ]  # fmt: skip
 
-    def open(self, block: Block) -> Iterator[tuple[float, Group]]:
-        """Groups of points that may fit, with bounds; counts the others."""
+    def open(self, block: Block, worst: float = float("inf")) -> Iterator[tuple[float, Group]]:
+        """Groups of points that may fit, with bounds; counts the others. worst: bounds above it are good enough."""
         family, choices = block.family, self.blocks.choices(block.family)
         room = self.blocks.room(family) - self.blocks.workspace
         static = self.blocks.static(family, block.pipeline)
@@ -117,15 +117,15 @@ class Opening:
             alike.setdefault(int(choices.kinds[i]) if choices.effective[i] > 1 else 0, []).append(i)
         for members in alike.values():
             group = Group(block, tuple(members))
-            yield self._group_bound(group), group
+            yield self._group_bound(group, worst), group
 
-    def _group_bound(self, group: Group) -> float:
+    def _group_bound(self, group: Group, worst: float) -> float:
         """Seconds that every point of a group takes, at least: without what begins and ends a step, and under ZeRO 3
         with the fastest gathers and reductions of any of them."""
         block, given = group.block, self._act(group)
         pipeline, sends, clip = block.pipeline, self._sends(block), self.blocks.clip
         every = self._shardings_of(group)
-        act, found, slow = halves(given) if block.schedule in MIXED else given, 0.0, 0.0
+        act, found = halves(given) if block.schedule in MIXED else given, 0.0
         if every[0].zero == 3:
             reduced, summed = (np.minimum.reduce([getattr(e, n) for e in every]) for n in ("reduced_s", "summed_s"))
             gathers = None
@@ -137,8 +137,6 @@ class Opening:
                 if clip
                 else 0.0
             )
-            if clip:
-                slow = float(self._slowed(group, given, no_ends(len(act.forward))).min())
         chains = time_bound(
             pipeline,
             act,
@@ -149,7 +147,10 @@ class Opening:
             clip=clip,
             most=self._most(block),
         )
-        return max(max(float(chains.max()), found) + self.blocks.meeting, slow) * (1 - SLACK)
+        found = max(float(chains.max()), found) + self.blocks.meeting
+        if every[0].zero == 3 and clip and found < worst:
+            found = max(found, float(self._slowed(group, given, no_ends(len(act.forward))).min()))
+        return found * (1 - SLACK)
 
     def _slowed(self, group: Group, act: Actions, ends: Ends) -> Doubles:
         """[members] `slowed` of a group under ZeRO 3."""

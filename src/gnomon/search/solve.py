@@ -123,7 +123,7 @@ class Search:
             for point in self.opening.points(block):
                 self._push(0.0, point)
         else:
-            for found, group in self.opening.open(block):
+            for found, group in self.opening.open(block, self.worst()):
                 self._push(max(bound, found), group)
         row.columns, row.bounds = row.columns[1:], row.bounds[1:]
         if row.columns:

@@ -47,8 +47,10 @@ class Flight:
     """[stages] pipeline rank."""
     most: Longs
     """[stages] most units between the start of their forward and the end of their input gradient."""
-    joins: Longs
-    """[stages] passes that read its parameters right after another one did so on its rank."""
+    turns: Longs
+    """[stages] passes that read its parameters right after one in the other direction did so on its rank."""
+    again: Longs
+    """[stages] right after one in the same direction."""
     held: tuple[Held, ...]
     """By pipeline rank: rows at which memory may be at its peak; memory is at least what it is at each of these."""
 
@@ -82,7 +84,7 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
     """The counts of a schedule. PlanError if it has no rows for these numbers."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")
-    ranks, most, joins = np.zeros((3, rows.num_stages), np.int64)
+    ranks, most, turns, again = np.zeros((4, rows.num_stages), np.int64)
     held = []
     for rank in range(rows.num_classes):
         mine = slice(int(rows.class_ptr[rank]), int(rows.class_ptr[rank + 1]))
@@ -92,8 +94,10 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
         at = np.searchsorted(stages, stage)
         here = at[:, None] == np.arange(len(stages))
         f, e, w = forward[mine], ends[mine], frees[mine]
-        reads = stage[f | e]
-        joins += np.bincount(reads[1:][reads[1:] == reads[:-1]], minlength=len(joins))
+        reads, forwards = stage[f | e], f[f | e]
+        same, turned = reads[1:] == reads[:-1], forwards[1:] != forwards[:-1]
+        turns += np.bincount(reads[1:][same & turned], minlength=len(turns))
+        again += np.bincount(reads[1:][same & ~turned], minlength=len(again))
         open_after = np.cumsum(here * (f.astype(np.int64) - e)[:, None], axis=0)
         most[stages] = open_after.max(axis=0)
         after = np.cumsum(here * (f.astype(np.int64) - w)[:, None], axis=0)
@@ -104,7 +108,7 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
         held.append(
             Held(stages=stages, counts=during[chosen], open=still, begun=begun, inside=at[chosen], backward=e[chosen])
         )
-    return Flight(rank_of=ranks, most=most, joins=joins, held=tuple(held))
+    return Flight(rank_of=ranks, most=most, turns=turns, again=again, held=tuple(held))
 
 
 def _peaks(during: Longs, forward: NDArray[np.bool_], ends: NDArray[np.bool_]) -> Longs:

@@ -315,8 +315,9 @@ def streams(
 
     Gradients are reduced once a microbatch and layer, and added up over replicas once, one after another on one stream,
     and not before the first forward of one of the rank's stages has ended. A pass of a microbatch over a stage reads
-    its layers one by one; a gather serves neighbouring reads of one layer, so of two passes over one stage that follow
-    each other (`joins`, [stages]) at most one layer is shared: `gathers`, on one stream.
+    its layers one by one; a gather serves neighbouring reads of one layer, so two passes over one stage that follow
+    each other share at most one layer, and that only where they turn or the stage has no other (`joins`, [stages], how
+    often): `gathers`, on one stream.
     """
     counts = pipeline.split.counts
     before, _, _ = ways(pipeline, act.forward, act.forward, sends)

@@ -42,10 +42,10 @@ def slowed(
     being its share of kernels, less what it waits for launches in any case, i together at most. For any λ, κ_a c_a is
     at least λ c_a - max(λ - κ_a, 0) b_a, and so the first round loses L1 ≥ A - s T0, with s = Σ SLOWED w λ and
     A = Σ SLOWED w (λ (u + b) - P) - i over the streams, P = Σ_a max(λ - κ_a, 0) b_a. In the second round computing
-    takes b + L1, and of what it took more max(λ - κ_a, 0) l_a is lost to P: L2 ≥ A - s T1 + s (L1 - q), where q is what
-    actions with κ_a < λ can have lost at most. With the chain T ≥ around + b + L2 and T ≥ T1, T0:
-    T ≥ (around + b + (1 + s) A - s q) / (1 + s + s²). Weights of two streams add up as long as they, lowered where
-    needed, do not pass 1 together. Nothing is lost on measured machines.
+    takes b + L1, of which l_a in action a, and loses L2 ≥ A - s T1 + Σ SLOWED w Σ_a min(λ, κ_a) l_a. For any μ ≤ λ the
+    last is at least s' (L1 - q), with s' = Σ SLOWED w μ and q what actions with κ_a < μ can have lost at most. With the
+    chain T ≥ around + b + L2 and T ≥ T1, T0: T ≥ (around + b + (1 + s') A - s' q) / (1 + s + s' s). Weights of two
+    streams add up as long as they, lowered where needed, do not pass 1 together. Nothing is lost on measured machines.
     """
     first = shardings[0]
     if any(device.measured is not None for device in first.job.devices):
@@ -60,16 +60,18 @@ def slowed(
         gathered = np.stack([gathers(pipeline, count, joins, each.gathered_s) for each in shardings], axis=-1)
     reduces, reads = np.array([(each.weights.reduces, each.weights.reads) for each in shardings]).T
     none = np.zeros_like(reads)
-    one = SLOWED * np.stack([reduces, none, reduces, np.minimum(reduces, 1 - reads)])[:, None, None, :]
-    two = SLOWED * np.stack([none, reads, np.minimum(reads, 1 - reduces), reads])[:, None, None, :]
-    level = np.unique(share[share > 0])[:, None]
-    worth = (level * own[:, 0] - np.maximum(level - share, 0.0) * top @ often.T)[:, :, None]
-    lowest = (SLOWED * np.where(share < level, share * top, 0.0) @ often.T)[:, :, None]
-    level = level[:, :, None]
-    slope = (one + two) * level
-    lost = one * (level * reduced + worth) + two * (level * gathered + worth) - spare
-    found = (around + own + (1 + slope) * lost - slope * lowest) / (1 + slope + slope * slope)
-    return np.asarray(found.max(axis=(0, 1, 2), initial=0.0))
+    one = SLOWED * np.stack([reduces, none, reduces, np.minimum(reduces, 1 - reads)])[:, None, None, None, :]
+    two = SLOWED * np.stack([none, reads, np.minimum(reads, 1 - reduces), reads])[:, None, None, None, :]
+    # arrays: [weights, λ, μ, ranks, shardings]
+    level = np.unique(share[share > 0])
+    worth = (level[:, None] * own[:, 0] - np.maximum(level[:, None] - share, 0.0) * top @ often.T)[:, None, :, None]
+    lowest = (SLOWED * np.where(share < level[:, None], share * top, 0.0) @ often.T)[:, :, None]
+    high, low = level[:, None, None, None], np.minimum.outer(level, level)[:, :, None, None]
+    which = np.minimum.outer(np.arange(len(level)), np.arange(len(level)))
+    lost = one * (high * reduced + worth) + two * (high * gathered + worth) - spare
+    slope, more = (one + two) * high, (one + two) * low
+    found = (around + own + (1 + more) * lost - more * lowest[which]) / (1 + slope + more * slope)
+    return np.asarray(found.max(axis=(0, 1, 2, 3), initial=0.0))
 
 
 def _actions(

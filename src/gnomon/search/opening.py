@@ -251,7 +251,11 @@ class Opening:
         return flight(block.schedule, block.family.pp, block.virtual, block.count).most[:, None]
 
     def _joins(self, block: Block) -> NDArray[np.int64]:
-        return flight(block.schedule, block.family.pp, block.virtual, block.count).joins
+        """[stages] how often two passes over a stage may share the gather of one layer: where they turn, and where the
+        stage has no other."""
+        found = flight(block.schedule, block.family.pp, block.virtual, block.count)
+        joins: NDArray[np.int64] = found.turns + found.again * (block.pipeline.split.counts.sum(axis=1) == 1)
+        return joins
 
     def _held(self, block: Block, extra: Doubles, *, by_layer: bool, waiting: Doubles | None = None) -> Doubles:
         """[ranks] bytes of activations, and of what comes and goes with a backward, at least."""

@@ -180,6 +180,11 @@ def test_what_was_measured_is_taken_by_the_next_command(
     assert steps[()] > 1.4 * steps["--no-local-calibration",]
     assert main(["explain", "best.toml"]) == 0
     assert "calibrated from 4 runs" in " ".join(capsys.readouterr().out.split())
+    assert main(["predict", "--plan", "best.toml", "--timeline", "step.timeline"]) == 0
+    assert main(["report", "step.timeline", "--plan", "best.toml", "-o", "page.html"]) == 0
+    page = Path("page.html").read_text()
+    assert page.count("run kept of this machine, ") == 4 and page.count("measured ") >= 4
+    capsys.readouterr()
     # the same plans once more: newer runs take the place of the older ones
     story(*[before] * 4)
     assert main([*WORDS, *FP32, "--try", "4", "--try-dir", str(tells), "--no-local-calibration"]) == 0

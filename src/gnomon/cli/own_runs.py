@@ -19,11 +19,14 @@ from gnomon.cli.run import read_llama
 from gnomon.errors import GnomonError, InputError
 from gnomon.formats.published import Refused, Run
 from gnomon.formats.published.own import FAMILY, own_run
+from gnomon.formats.published.settle import settled
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.plans import PlanFile, Stack, is_plan_file, load_plan_file, save_plan_file
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.report.own_runs import FEW, OwnFit, fit_own
+from gnomon.report.prediction import describe
 from gnomon.report.tables import percent
+from gnomon.units import show_seconds
 
 NEWEST = 20
 """Runs that the numbers are fitted to, at most."""
@@ -107,6 +110,22 @@ def refit(machines: Cluster) -> Refit:
         )
     path.unlink(missing_ok=True)
     return Refit(stack=None, said=f"predictions stay as they are: {why}")
+
+
+def accuracy(machines: Cluster, stack: Stack) -> tuple[str, ...]:
+    """A line for each run that is kept of these machines, predicted as now and measured; none where there is none."""
+    lines = []
+    for run in _newest(machine_of(machines)) if stack.name == NAME else ():
+        try:
+            _, found = settled(replace(run, stack=stack))
+        except GnomonError:
+            continue
+        off = percent(found.step_s / run.step_s - 1)
+        lines.append(
+            f"run kept of this machine, {run.row.source}: {describe(found.plan, found.workload)}: predicted "
+            f"{show_seconds(found.step_s)}, measured {show_seconds(run.step_s)}, off by {off} %"
+        )
+    return tuple(lines)
 
 
 def _newest(machine: str) -> tuple[Run, ...]:

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from gnomon.cli.options import parser
+from gnomon.cli.own_runs import accuracy
 from gnomon.cli.request import Request, read_request
 from gnomon.cli.terminal import print_lines
 from gnomon.errors import InputError
@@ -31,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
     timelines = [read_timeline(path) for path in (options.before, options.after) if path is not None]
     prediction, asked, plan = _plan(options.plan)
     notes = (*(asked.notes if asked else ()), *_doubts(timelines, prediction))
+    notes += accuracy(asked.cluster, asked.stack) if asked else ()
     data = page_data(
         timelines,
         prediction=prediction,

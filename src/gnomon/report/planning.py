@@ -167,7 +167,8 @@ def refined_text(refined: Refined) -> tuple[str, ...]:
     for step in refined.steps:
         after = step.prediction.step_s
         gains = percent(1 - after / before)
-        words = f"{step.choice.name} {show_value(step.choice, step.before)} -> {show_value(step.choice, step.after)}"
+        old, new = (show_value(step.choice, value, step.prediction.plan) for value in (step.before, step.after))
+        words = f"{step.choice.name} {old} -> {new}"
         rows.append((words, show_seconds(after), gains, _peak(step.prediction)))
         before = after
     return (*table(columns, rows), *wrapped(said))

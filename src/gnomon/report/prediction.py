@@ -62,7 +62,7 @@ def describe(plan: Plan, workload: Workload) -> str:
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
     tokens = f"{count} microbatch{'es' if count > 1 else ''} of {micro:g} x {max(workload.sequence_lengths())} tokens"
-    words = (f"; {each.name} {show_value(each, value)}" for each, value in made(plan) if each.name != "fp8")
+    words = (f"; {each.name} {show_value(each, value, plan)}" for each, value in made(plan) if each.name != "fp8")
     return (
         f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
         f"recompute {_recompute(plan)}{''.join(words)}"

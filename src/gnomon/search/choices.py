@@ -237,8 +237,10 @@ def read_value(of: Choice, text: str) -> Value:
     return word
 
 
-def show_value(of: Choice, value: Value) -> str:
-    """The value for people."""
+def show_value(of: Choice, value: Value, plan: Plan | None = None) -> str:
+    """The value for people; of an order of axes those that have several ranks in the plan."""
+    if of.name == "order" and plan is not None:
+        return " ".join(axis for axis in str(value).split(",") if getattr(plan.mesh, axis) > 1) or "any"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if of.name == "bucket_bytes":

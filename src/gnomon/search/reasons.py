@@ -193,7 +193,10 @@ def undone(plan: Plan, graph: Graph) -> Iterator[tuple[str, Plan]]:
     """(choice, plan with its default), for every choice beyond the exact search that the plan makes otherwise."""
     for each, value in made(plan):
         usual = each.of(Plan())
-        yield f"{each.name} {show_value(each, value)} -> {show_value(each, usual)}", each.make(plan, graph, usual)
+        yield (
+            f"{each.name} {show_value(each, value, plan)} -> {show_value(each, usual, plan)}",
+            each.make(plan, graph, usual),
+        )
 
 
 def without(plan: Plan) -> Iterator[tuple[str, Plan]]:

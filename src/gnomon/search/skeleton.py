@@ -134,27 +134,36 @@ def skeleton(
         kind, stage = np.append(kind, gathers.kind), np.append(stage, stage[gathers.row])
         edges = np.append(edges, gathers.lanes[1:] + edges[-1])
     level = _levels(before, source, third, edges)
-    cost = kind.copy()
-    cost[pairs], cost[pairs + 1] = KINDS.index("F&B"), KINDS.index("NONE")
+    key, sent = _tables(kind, stage, source, stages, pairs, opens)
     order = np.argsort(level, kind="stable")
     place = np.zeros(len(kind) + 1, np.int64)
     place[order + 1] = np.arange(1, len(kind) + 1)
-    # a message between a stage and the one before it, or after it; a reduction waits without one
-    sent = np.where(source == 0, stages - 1, np.select([kind == 0, kind >= 4], [stage - 1, stages], stage))
-    sent[np.flatnonzero(opens)] = stages + 1 + stage[np.flatnonzero(opens)]
     bounds = np.append(np.searchsorted(level[order], np.arange(int(level.max()) + 1)), len(kind))
     return Skeleton(
         levels=bounds,
         before=place[before[order]],
         source=place[source[order]],
         third=place[third[order]],
-        key=(cost * stages + stage)[order],
+        key=key[order],
         sent=sent[order],
         ahead=ahead[order],
         last=place[last],
         final=place[final],
         reduced=place[reduced],
     )
+
+
+def _tables(
+    kind: Longs, stage: Longs, source: Longs, stages: int, pairs: Longs, opens: NDArray[np.bool_]
+) -> tuple[Longs, Longs]:
+    """Each row's place in the table of durations and in that of messages. pairs: first rows of composites. opens: first
+    rows of chains."""
+    cost = kind.copy()
+    cost[pairs], cost[pairs + 1] = KINDS.index("F&B"), KINDS.index("NONE")
+    # a message between a stage and the one before it, or after it; a reduction waits without one
+    sent = np.where(source == 0, stages - 1, np.select([kind == 0, kind >= 4], [stage - 1, stages], stage))
+    sent[np.flatnonzero(opens)] = stages + 1 + stage[np.flatnonzero(opens)]
+    return cost * stages + stage, sent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,14 +46,15 @@ def test_the_command_on_the_first_page_prints_what_it_shows(capsys: pytest.Captu
 def test_the_plan_on_the_first_page_takes_as_long_as_it_says() -> None:
     """Searching takes seconds more than a test may; that nothing is faster is for tests/search."""
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "two pipeline ranks whose eight stages have 2, 4, 5, 5, 5, 5, 5 and 1 layers" in text
+    assert "eight stages on each, 14 of them with two layers, one with three and one with one" in text
     schedule = Schedule(
         name="interleaved_one_f_one_b",
-        virtual_stages=4,
+        virtual_stages=8,
         micro_batch_size=1,
-        layers_per_stage=(2, 4, 5, 5, 5, 5, 5, 1),
+        layers_per_stage=(*(2,) * 14, 3, 1),
     )
-    plan = Plan(mesh=Mesh(pp=2, dp_shard=16), schedule=schedule, optimizer=Optimizer(zero=1))
+    inside = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
+    plan = Plan(mesh=Mesh(pp=2, dp_shard=16, order=inside), schedule=schedule, optimizer=Optimizer(zero=1))
     work = Workload(global_batch_size=128, seq_len=8192)
     found = predict("llama-3.1-8b", "4x8xh100-sxm", plan, work, stack("megatron-lm"))
     assert f"with {show_seconds(found.step_s)} a step" in text

@@ -60,5 +60,5 @@ def with_own(stack: Stack, machines: Cluster, options: argparse.Namespace, assum
             f"(gnomon calibrate --from {runs_folder()} -o {path} fits them again)"
         )
         return stack
-    assumed.append(f"calibrated from {own.runs} runs of {own.date} on this machine ({path}); {IGNORE} ignores them")
+    assumed.append(f"calibrated from {own.runs} runs of {own.date} on this machine; {IGNORE} ignores them")
     return replace(stack, own=own)

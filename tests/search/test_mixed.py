@@ -16,6 +16,7 @@ from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Workload, check
 from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
+from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.mixed import MixedSearch, fits, memory_limits, plan_mixed
 from gnomon.search.mixed_bounds import LayerTables, least_step_s
 from gnomon.search.mixed_space import MixedPoint, make_mixed_space, shares_of
@@ -163,3 +164,27 @@ def test_tied_weights_stay_on_equal_meshes_where_the_runtime_wants_it() -> None:
     found = [space.plan(point) for point in random.Random(1).sample(list(space.points()), 100)]
     assert all(len({stage.mesh for stage in plan.stages}) == 1 for plan in found)
     assert all(plan.optimizer.zero == 0 for plan in found if len(plan.stages) > 1)
+
+
+@pytest.mark.parametrize("seq_len", [512, 2048])
+def test_context_parallelism_side_by_side_where_it_is_fixed(seq_len: int) -> None:
+    """Two ranks of one node share a sequence; the search finds what predicting every plan finds."""
+    graph, cluster = model("llama", 4), parse_cluster("1x4xh100-sxm+1x2xa100-sxm-80gb")
+    work, base = Workload(global_batch_size=6, seq_len=seq_len), Plan()
+    space = make_mixed_space(graph, cluster, work, base=base, fixed={"cp": 2, "zero": 1, "sequence_parallel": False})
+    steps = []
+    for point in space.points():
+        plan = space.plan(point)
+        assert {stage.mesh.cp for stage in plan.stages} == {2} and point.form == "replicas"
+        try:
+            found = predict(graph, cluster, plan, work)
+        except PlanError:
+            continue
+        if fits(found, space.kinds, memory_limits(space.kinds, Goal())):
+            steps.append(found.step_s)
+    limits = memory_limits(space.kinds, Goal())
+    search = MixedSearch(LayerTables(graph, cluster, work, PLAIN_STACK, base, space.kinds), work, PLAIN_STACK, space,
+                         limits, tries=10**9)  # fmt: skip
+    search.run()
+    assert steps and search.best[0].step_s == min(steps)
+    assert search.counts.covered == search.counts.space == space.size and not search.counts.left

@@ -65,7 +65,14 @@ def _who(found: MixedResult) -> tuple[str, ...]:
         for name, mine in groups.items():
             taken = f"{mine[0]} each" if len(set(mine)) == 1 else " ".join(map(str, mine[:12]))
             rows.append(
-                (str(stage), f"{len(mine) * mesh.tp} x {name}", str(len(mine)), str(mesh.tp), str(layers), taken)
+                (
+                    str(stage),
+                    f"{len(mine) * mesh.tp * mesh.cp} x {name}",
+                    str(len(mine)),
+                    str(mesh.tp),
+                    str(layers),
+                    taken,
+                )
             )
     return table(columns, rows)
 
@@ -106,7 +113,13 @@ def _work(point: MixedPoint, kinds: Sequence[Kind]) -> str:
 
 def _how(point: MixedPoint) -> str:
     tps = "/".join(map(str, dict.fromkeys(point.tp)))
-    words = [f"tp{tps}", f"pp{len(point.layers)}", f"z{point.zero}", f"m{point.microbatches}"]
+    words = [
+        f"tp{tps}",
+        *([f"cp{point.cp}"] if point.cp > 1 else []),
+        f"pp{len(point.layers)}",
+        f"z{point.zero}",
+        f"m{point.microbatches}",
+    ]
     words += ["sp"] if point.sequence_parallel else []
     words += [point.schedule] if len(point.layers) > 1 else []
     return " ".join(words + ([point.recompute] if point.recompute != "none" else []))

@@ -162,7 +162,7 @@ class MixedSearch:
         self._nodes = 0
         optimizer = space.base.optimizer
         self.clip = optimizer.clip and optimizer.offload is None
-        self._legal: dict[tuple[int, bool], str] = {}
+        self._legal: dict[tuple[int, int, bool], str] = {}
         self.why: dict[str, int] = {}
         """What cannot run breaks -> points."""
 
@@ -223,7 +223,9 @@ class MixedSearch:
 
     def _open(self, block: MixedBlock) -> None:
         """The block's points or first nodes, with bounds."""
-        why = next((w for tp in sorted(set(block.tp)) if (w := self._why_not(tp, block.sequence_parallel))), "")
+        why = next(
+            (w for tp in sorted(set(block.tp)) if (w := self._why_not(tp, block.cp, block.sequence_parallel))), ""
+        )
         if why:
             self._reject(why, self._points(block))
         elif block.recompute != "none" and block.form == "stages" and self._too_slow(block):
@@ -246,13 +248,13 @@ class MixedSearch:
         self.counts.illegal += points
         self.why[why] = self.why.get(why, 0) + points
 
-    def _why_not(self, tp: int, sequence_parallel: bool) -> str:
+    def _why_not(self, tp: int, cp: int, sequence_parallel: bool) -> str:
         """What the model says against dividing it so; empty if nothing."""
-        key = tp, sequence_parallel
+        key = tp, cp, sequence_parallel
         if key not in self._legal:
             base = self.space.base
             layout = replace(base.layout, sequence_parallel=sequence_parallel)
-            plan = Plan(mesh=Mesh(tp=tp), layout=layout, precision=base.precision, saved=base.saved)
+            plan = Plan(mesh=Mesh(tp=tp, cp=cp), layout=layout, precision=base.precision, saved=base.saved)
             one = Workload(global_batch_size=1, seq_len=self.workload.sequence_lengths()[0])
             found = problems(plan, self.tables.graph, None, one)
             wrong = [p.message for p in found if p.severity == "error" and p.name != "batch"]
@@ -261,14 +263,14 @@ class MixedSearch:
 
     def table(self, block: MixedBlock, kind: int, tp: int, batch: int) -> LayerTable:
         """Prices of the layers of a block's plans."""
-        return self.tables.of(kind, tp, batch, block.sequence_parallel, block.recompute)
+        return self.tables.of(kind, tp, batch, block.sequence_parallel, block.recompute, block.cp)
 
     def _open_replicas(self, block: MixedBlock) -> None:
         """Every way to share a microbatch: a step is as long as that of the worker that takes longest."""
         workers = self.space.workers(block)
         layers = equal_layers(self.space.num_layers, block.pp)
         variants = self.space.variants(block)
-        workers_of = _Workers(self, block, self.tables.edges(layers), sum(workers))
+        workers_of = _Workers(self, block, self.tables.edges(layers), sum(workers) * block.cp)
         for shares in shares_of(self.space.global_batch // block.microbatches, workers, self.space.equal):
             each = [(k, -(-total // n)) for k, total, n in zip(block.kinds, shares, workers, strict=True)]
             # the cheapest bound first: peaks, then prices without recomputation, then all
@@ -508,6 +510,12 @@ def part_of(cluster: Cluster, kind: Kind) -> Cluster:
 
 def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: MixedSearch) -> str:
     counts = search.counts
+    if not counts.space:
+        sizes = " and ".join(f"{kind.node.count} of {kind.name}" for kind in space.kinds)
+        return (
+            f"no plan over the kinds of {cluster.name} has what is asked, and none fits on one kind alone: tp x cp "
+            f"must divide the devices of a node, {sizes}; ask for less of them, or leave them open"
+        )
     why = f"{counts.too_large:,} of {counts.space:,} plans over its kinds are too large, {counts.illegal:,} cannot run"
     if search.why:
         most = max(search.why, key=lambda name: search.why[name])
@@ -537,7 +545,9 @@ class _Workers:
         space, block = self.search.space, self.block
         if space.base.precision.fp8 is not None:
             return 0.0
-        peak = space.kinds[kind].node.device.flops_per_s(space.base.precision.compute) * block.tp[0] * block.pp
+        peak = (
+            space.kinds[kind].node.device.flops_per_s(space.base.precision.compute) * block.tp[0] * block.pp * block.cp
+        )
         return LOOSE * self.search.tables.least_flops / space.global_batch * share * block.microbatches / peak
 
     def seconds(self, kind: int, share: int, split: bool, recompute: Recompute | None = None) -> float:

@@ -63,25 +63,29 @@ class LayerTables:
         self.counted = [i for i, layer in enumerate(layers) if layer.call.first is not None] or list(range(len(layers)))
         self.num_layers = len(layers)
         self.workspace = [workspace_bytes(kind.node.device, self.stack) for kind in kinds]
-        self._tables: dict[tuple[int, int, int, bool, Recompute], LayerTable] = {}
+        self._tables: dict[tuple[int, int, int, bool, Recompute, int], LayerTable] = {}
         sizes = {"batch": workload.batch_size, **self.sizes}
         work = graph_work(graph, self.kernels, Setting(sizes=sizes, dtypes=BF16, causal_flops="half"))
         self.least_flops = float(work.total.matmul_flops)
         """Of all products of a step, none computed twice."""
 
-    def of(self, kind: int, tp: int, batch: int, sequence_parallel: bool, recompute: Recompute) -> LayerTable:
+    def of(
+        self, kind: int, tp: int, batch: int, sequence_parallel: bool, recompute: Recompute, cp: int = 1
+    ) -> LayerTable:
         """batch: sequences of a microbatch on one worker."""
-        key = kind, tp, batch, sequence_parallel and tp > 1, recompute
+        key = kind, tp, batch, sequence_parallel and tp > 1, recompute, cp
         if key not in self._tables:
             self._tables[key] = self._made(*key)
         return self._tables[key]
 
-    def _made(self, kind: int, tp: int, batch: int, sequence_parallel: bool, recompute: Recompute) -> LayerTable:
+    def _made(
+        self, kind: int, tp: int, batch: int, sequence_parallel: bool, recompute: Recompute, cp: int
+    ) -> LayerTable:
         plan = replace(
             self.base,
             mesh=Mesh(),
-            stages=(Stage(calls=("*",), mesh=Mesh(tp=tp)),),
-            placement=self.kinds[kind].devices[:tp],
+            stages=(Stage(calls=("*",), mesh=Mesh(tp=tp, cp=cp)),),
+            placement=self.kinds[kind].devices[: tp * cp],
             saved=self.base.saved if self.base.saved.rules else Saved(preset=recompute),
             layout=replace(self.base.layout, sequence_parallel=sequence_parallel),
             schedule=replace(self.base.schedule, micro_batch_size=None, num_microbatches=1),

@@ -4,7 +4,8 @@
 schedule, and `MixedSpace.plan` makes a point's Plan. Two forms: *replicas*, where every stage has workers of all kinds
 and each takes its share of every microbatch; *stages*, where each stage stands on devices of one kind, with as many
 layers as suit it, and kinds may differ in tensor and data parallelism. Kinds may be left out whole.
-Leaves out context and expert parallelism over kinds, and several stages on a rank.
+Context parallelism is for workers side by side, within a node, and only where it is asked for.
+Leaves out expert parallelism over kinds, and several stages on a rank.
 Source: Jia et al. 2022 (Whale, USENIX ATC), Yi et al. 2020 (HeteroG, CoNEXT).
 """
 
@@ -47,8 +48,8 @@ each other, in every order of the kinds."""
 LARGEST_SHARE = 32
 """Sequences of a microbatch on one worker, at most, where workers share one unevenly."""
 
-OPEN_FIELDS = ("tp", "pp", "zero", "recompute", "schedule", "sequence_parallel")
-"""Fields of a plan that a request may fix or limit here; `pp` is the number of stages."""
+OPEN_FIELDS = ("tp", "cp", "pp", "zero", "recompute", "schedule", "sequence_parallel")
+"""Fields of a plan that a request may fix or limit here; `pp` is the number of stages. `cp` is 1 unless it is fixed."""
 
 
 class MixedPoint(NamedTuple):
@@ -68,6 +69,8 @@ class MixedPoint(NamedTuple):
     recompute: Recompute
     zero: int
     schedule: ScheduleName
+    cp: int = 1
+    """Context-parallel ranks of a worker; replicas only."""
 
 
 class MixedBlock(NamedTuple):
@@ -80,6 +83,7 @@ class MixedBlock(NamedTuple):
     microbatches: int
     sequence_parallel: bool
     recompute: Recompute
+    cp: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ class MixedSpace:
     recompute: tuple[Recompute, ...]
     zero: tuple[int, ...]
     schedule: tuple[ScheduleName, ...]
+    cp: tuple[int, ...] = (1,)
     tied_alike: bool = False
     """Tied weights want equal meshes and no ZeRO: what Gnomon's runtime asks."""
     equal: bool = False
@@ -107,7 +112,7 @@ class MixedSpace:
     def workers(self, block: MixedBlock) -> tuple[int, ...]:
         """replicas: workers of each kind; stages: data-parallel ranks of each stage."""
         if block.form == "replicas":
-            return tuple(len(self.kinds[k].devices) // (block.pp * block.tp[0]) for k in block.kinds)
+            return tuple(len(self.kinds[k].devices) // (block.pp * block.tp[0] * block.cp) for k in block.kinds)
         return tuple(
             len(self.kinds[k].devices) // (block.kinds.count(k) * tp)
             for k, tp in zip(block.kinds, block.tp, strict=True)
@@ -116,11 +121,13 @@ class MixedSpace:
     def blocks(self) -> Iterator[MixedBlock]:
         """Every block with at least one point."""
         for some in self._subsets():
-            for tps, pp, arranged in (*self._replicas(some), *self._pipelines(some)):
+            shapes = [(cp, shape) for cp in self.cp for shape in self._replicas(some, cp)]
+            shapes += [(1, shape) for shape in self._pipelines(some)] if 1 in self.cp else []
+            for cp, (tps, pp, arranged) in shapes:
                 form: Form = "stages" if arranged else "replicas"
                 sequence = self.sequence_parallel if max(tps) > 1 else (self.sequence_parallel[0],)
                 for count, sp, recompute in product(self.microbatches, sequence, self.recompute):
-                    block = MixedBlock(form, arranged or some, tps, pp, count, sp, recompute)
+                    block = MixedBlock(form, arranged or some, tps, pp, count, sp, recompute, cp)
                     if self.variants(block) and self.members(block):
                         yield block
 
@@ -128,9 +135,9 @@ class MixedSpace:
         for size in range(len(self.kinds), 1, -1):
             yield from combinations(range(len(self.kinds)), size)
 
-    def _replicas(self, some: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
+    def _replicas(self, some: tuple[int, ...], cp: int) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
         for tp, pp in product(self.tp, self.pp):
-            if all(self._divides(k, tp, pp) for k in some) and pp <= self.num_layers:
+            if all(self._divides(k, tp * cp, pp) for k in some) and pp <= self.num_layers:
                 yield (tp,) * len(some), pp, ()
 
     def _pipelines(self, some: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
@@ -207,7 +214,7 @@ class MixedSpace:
         """One of a block's points."""
         return MixedPoint(
             block.form, block.kinds, block.tp, layers, shares, block.microbatches, block.sequence_parallel,
-            block.recompute, zero, schedule,
+            block.recompute, zero, schedule, block.cp,
         )  # fmt: skip
 
     def plan(self, point: MixedPoint) -> Plan:
@@ -250,12 +257,12 @@ class MixedSpace:
     def _meshes(self, point: MixedPoint) -> list[tuple[Mesh, tuple[int, ...]]]:
         """Mesh and shares of each stage."""
         pp, size = len(point.layers), self.global_batch // point.microbatches
-        block = MixedBlock(point.form, point.kinds, point.tp, pp, point.microbatches, False, "none")
+        block = MixedBlock(point.form, point.kinds, point.tp, pp, point.microbatches, False, "none", point.cp)
         workers = self.workers(block)
         if point.form == "replicas":
             dealt = tuple(part for n, t in zip(workers, point.shares, strict=True) for part in deal_out(t, n))
             shares = dealt if len(set(dealt)) > 1 else ()
-            return [(Mesh(dp_shard=sum(workers), tp=point.tp[0]), shares)] * pp
+            return [(Mesh(dp_shard=sum(workers), tp=point.tp[0], cp=point.cp), shares)] * pp
         return [
             (Mesh(dp_shard=n, tp=tp), deal_out(size, n) if size % n else ())
             for n, tp in zip(workers, point.tp, strict=True)
@@ -334,6 +341,7 @@ def make_mixed_space(
     tps = sorted({d for kind in kinds for d in divisors(kind.node.count)})
     choices: dict[str, tuple[object, ...]] = {
         "tp": tuple(tps),
+        "cp": (1,),
         "pp": tuple(range(1, min(total, max(MOST_STAGES, *(len(k.devices) for k in kinds))) + 1)),
         "zero": (0, 1, 2, 3),
         "recompute": ("none", "selective", "full"),

@@ -147,8 +147,8 @@ def test_bounds_of_a_pipeline_by_hand() -> None:
 
 def test_what_plans_over_kinds_do_not_have_is_refused() -> None:
     graph = model("llama", 4)
-    with pytest.raises(PlanError, match="cp is asked for"):
-        plan_mixed(graph, MIXED, WORKLOAD, fixed={"cp": 2})
+    with pytest.raises(PlanError, match="ep is asked for"):
+        plan_mixed(graph, MIXED, WORKLOAD, fixed={"ep": 2})
     with pytest.raises(PlanError, match="no choice of tp is left"):
         make_mixed_space(graph, parse_cluster(MIXED), WORKLOAD, limits=[parse_limit("tp>=1")])
     with pytest.raises(PlanError, match="one kind"):

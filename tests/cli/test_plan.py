@@ -159,12 +159,23 @@ def test_choices_are_fixed_refined_and_written(tmp_path: Path, capsys: pytest.Ca
     assert file.predicted.step_s == found["refined"]["prediction"]["step_s"] <= found["best"][0]["prediction"]["step_s"]
     assert main([*FEW, "--refine", "--fix", "dp_shard=2", "--fix", "keep_gathered=no"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "tried on the" in out and "A better combination may exist" in out and "taken to run every choice" in out
+    assert "tried on " in out and "A better combination may exist" in out and "taken to run every choice" in out
     assert (
         main([*FEW, "--forbid", "order", "--fix", "tp=2", "--fix", "async_tp=yes", "--fix", "sequence_parallel=yes"])
         == 0
     )
     assert "async_tp no -> yes" in capsys.readouterr().out
+
+
+def test_plans_that_a_table_cuts_stand_below_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "llama-3.2-1b", "--on", "1x8xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "2048"]
+    asked += ["--tp", "2", "--cp", "2", "--context", "ulysses", "--pp", "2", "--zero", "1", "--recompute", "full"]
+    assert main([*asked, "--vary", "memory=40GiB,60GiB"]) == 0
+    out = capsys.readouterr().out
+    rows, full = out.split("\nplans in full\n")
+    full = " ".join(full.split())
+    assert "…" in rows and full.count("tp2 cp2 pp2 ulysses z1 ") == 2 and full.count("; full") == 2
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:

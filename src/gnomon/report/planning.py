@@ -110,6 +110,7 @@ def short_plan(plan: Plan) -> str:
     layout, late = plan.layout, not plan.overlap.grad_reduce
     said = (("sp", layout.sequence_parallel), ("kept", layout.keep_gathered), ("late", late))
     micro = f"mb{schedule.micro_batch_size}"
+    axes += [layout.context] if mesh.cp > 1 and layout.context != "ring" else []
     words = [*axes, *([f"z{zero}"] if zero else []), *virtual, micro, *(word for word, is_so in said if is_so)]
     words += ["uneven"] if schedule.layers_per_stage else []
     saved: str = "by stage" if plan.saved.rules else plan.saved.preset
@@ -149,8 +150,8 @@ _LEFT = f"left as they are: {', '.join(NAMES)} (--refine tries what the stack ru
 def refined_text(refined: Refined) -> tuple[str, ...]:
     """What the choices beyond the exact search gain, a line each."""
     open_ = ", ".join(each.name for each in refined.choices) or "none that the stack is known to run"
-    plans = "best plan" if refined.starts == 1 else f"{refined.starts} best plans"
-    said = f"tried on the {plans} by the simulator, one at a time, {refined.tried} predictions: {open_}. "
+    plans = "the best plan" if refined.starts == 1 else f"{refined.starts} plans, of which some may not fit yet,"
+    said = f"tried on {plans} by the simulator, one at a time, {refined.tried} predictions: {open_}. "
     if refined.effort.rounds == 1:
         said += f"What gains less than {percent(refined.effort.gain)} % is left as it is. --refine tries more."
     else:

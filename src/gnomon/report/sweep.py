@@ -38,6 +38,9 @@ def sweep_text(cases: Sequence[Case], first: str) -> tuple[str, ...]:
     long = any(len(case.label) > LONG for case in cases)
     shown = [replace(case, label=f"{i}") if long else case for i, case in enumerate(cases, 1)]
     lines = [*table(columns, [_row(case, names) for case in shown])]
+    cut = [case for case, line in zip(shown, lines[1:], strict=True) if case.found and not line.endswith(_words(case))]
+    if cut:
+        lines += ["", "plans in full", *(li for c in cut for li in wrapped(f"{c.label}: {_words(c)}", bullet="- "))]
     if long:
         lines += ["", *(line for i, c in enumerate(cases, 1) for line in wrapped(c.label, bullet=f"{i}: "))]
     if any(case.found is None for case in cases):

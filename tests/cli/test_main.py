@@ -48,7 +48,8 @@ def fresh(words: Sequence[str], *, code: str = "") -> subprocess.CompletedProces
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(capsys, "--version") == (0, f"gnomon {__version__}\n", "")
-    for words in (("--help",), ("predict", "--help"), ("validate", "--help"), ("catalogue", "--help")):
+    names = "predict plan explain validate compare run report calibrate export catalogue".split()
+    for words in (("--help",), *((name, "--help") for name in names)):
         status, out, _ = ask(capsys, *words)
         assert status == 0
         assert "gnomon" in out

@@ -18,11 +18,11 @@ virtual_stages micro_batch_size schedule recompute sequence_parallel
 keep_gathered context overlap.
 
 Other questions: --vary NAME=VALUES finds the best plan at each value of seq_len
-global_batch nodes on network links memory (nodes=1..16, on=4x8xh100-sxm,2xaws-p5,
-network=0.5,1,2 times its bandwidth, memory=40GiB,80GiB); two of them may be given.
---max-step, --deadline with --tokens, and --max-devices choose among 1, 2, … nodes
-of CLUSTER, or among the values of --vary nodes or on; --best cost takes the
-cheapest in place of the fewest or the fastest.
+global_batch nodes on network links memory (nodes=1..16, on=4x8xh100-sxm,
+2xaws-p5, network=0.5,1,2 times its bandwidth, memory=40GiB,80GiB); two of them
+may be given. --max-step, --deadline with --tokens, and --max-devices choose
+among 1, 2, ... nodes of CLUSTER, or among the values of --vary nodes or on; --best
+cost takes the cheapest in place of the fewest or the fastest.
 
 examples:
   gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 128 -o plan.toml
@@ -133,8 +133,11 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         "--memory", type=some, metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it"
     )
     limits.add_argument("--tries", type=count, metavar="N", help="predictions on a mixed cluster, at most; 300")
-    more = parser.add_argument_group("choices beyond the exact search (reshard_after_forward prefetch bucket_bytes "
-                                     "order async_tp activation_offload optimizer_offload fp8)")  # fmt: skip
+    more = parser.add_argument_group(
+        "choices beyond the exact search",
+        "reshard_after_forward prefetch bucket_bytes order async_tp\n"
+        "  activation_offload optimizer_offload fp8: tried on the best plan",
+    )
     much = more.add_mutually_exclusive_group()
     much.add_argument("--refine", action="store_true", default=None, help="try all that they can be; default a few")
     much.add_argument("--no-refine", dest="refine", action="store_false", help="leave them as they are")

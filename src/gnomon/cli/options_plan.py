@@ -21,8 +21,8 @@ Other questions: --vary NAME=VALUES finds the best plan at each value of seq_len
 global_batch nodes on network links memory (nodes=1..16, on=4x8xh100-sxm,
 2xaws-p5, network=0.5,1,2 times its bandwidth, memory=40GiB,80GiB); two of them
 may be given. --max-step, --deadline with --tokens, and --max-devices choose
-among 1, 2, ... nodes of CLUSTER, or among the values of --vary nodes or on; --best
-cost takes the cheapest in place of the fewest or the fastest.
+among 1, 2, ... nodes of CLUSTER, or among the values of --vary nodes or on;
+--best cost takes the cheapest in place of the fewest or the fastest.
 
 examples:
   gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 128 -o plan.toml

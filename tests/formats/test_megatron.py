@@ -6,6 +6,7 @@ validate_args, TransformerConfig and schedules (named in the reader).
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from gnomon.errors import FormatError, GnomonError, InputError
 from gnomon.formats.job import Job
 from gnomon.formats.megatron import read_megatron
 from gnomon.formats.megatron_bridge import read_bridge
-from gnomon.models.deepseek import DeepseekConfig
+from gnomon.formats.megatron_recompute import module_rules
+from gnomon.models.deepseek import DeepseekConfig, deepseek_v3_671b
+from gnomon.models.gpt import gpt2
 from gnomon.models.llama import LlamaConfig, llama3_1_70b
-from gnomon.plans import Saved, SavedRule, check
+from gnomon.models.mixtral import mixtral_8x7b
+from gnomon.models.presets import build
+from gnomon.plans import Plan, Saved, SavedRule, check
 
 SCRIPTS = Path(__file__).parent / "fixtures/megatron"
 GPT: dict[str, Any] = {
@@ -171,6 +176,24 @@ def test_a_deepseek_shape() -> None:
     assert (model.num_dense_layers, model.num_shared_experts, model.mtp_modules) == (2, 2, 1)
     assert (found.plan.mesh.ep, found.plan.mesh.etp, found.stack.moe_dispatch) == (8, 1, "all_to_all")
     assert found.stack.moe_capacity_factor == 0.0 and found.unexpressed == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "modules", "calls"),
+    [
+        (deepseek_v3_671b(), ("mla_up_proj", "mlp", "moe_act"), ("*", "layers[0:3]", "*")),
+        (mixtral_8x7b(), ("mla_up_proj", "mlp", "moe_act"), ("*",)),
+        (gpt2(), ("mla_up_proj", "mlp", "layernorm"), ("*", "*")),
+    ],
+)
+def test_modules_that_are_made_again(model: Any, modules: tuple[str, ...], calls: tuple[str, ...]) -> None:
+    """`mlp` is a dense feed-forward, `moe_act` an expert's; a module that a model lacks changes nothing."""
+    rules, unknown = module_rules((*modules, "shared_experts"), model)
+    assert tuple(rule.calls for rule in rules) == calls and unknown == ("shared_experts",)
+    graph = build(model)
+    check(Plan(saved=Saved(rules=rules)), graph)
+    names = {tensor.name for block in graph.blocks for tensor in block.tensors}
+    assert all(any(fnmatchcase(name, p) for name in names) for rule in rules for p in rule.tensors)
 
 
 def test_fused_experts_and_dispatch_beside_another_microbatch() -> None:

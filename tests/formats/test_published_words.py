@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gnomon.formats.published import Row, to_run
 from gnomon.formats.published.settle import settled
-from gnomon.plans import Optimizer
+from gnomon.plans import Optimizer, stage_layers
 
 LLAMA = Row(
     id="w-1",
@@ -198,6 +199,78 @@ def test_megatron_bridge_runs_as_the_recipes_of_its_release(
     assert run.plan.overlap.experts == beside
     fp8 = run.plan.precision.fp8
     assert (fp8 is not None and fp8.attention) == (experts == "fused")
+
+
+DEEPSEEK = replace(
+    QWEN,
+    model="DeepSeekV3",
+    experts="256+1 shared",
+    layers=61,
+    hidden=7168,
+    heads=128,
+    kv_heads="MLA",
+    ffn="18432 dense / 2048 expert",
+    vocab=129_280,
+    num_devices=256,
+    dp=None,
+    recompute=None,
+    pp=4,
+    ep=32,
+    vpp="4",
+    micro_batch=1,
+    global_batch=2048,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, (*[4] * 15, 1)),
+        ({"pp": 8, "tp": 2, "num_devices": 1024, "device": "h100-sxm-80gb"}, (1, *[2] * 30, 0)),
+        ({"framework": "NeMo", "vpp": None}, (15, 16, 16, 14)),
+        ({"framework": "SomeTrainer"}, ()),
+        ({"model": "DeepSeekV3 w/o MTP"}, ()),
+    ],
+)
+def test_recipes_of_deepseek_train_its_second_prediction(changes: dict[str, Any], layers: tuple[int, ...]) -> None:
+    run = to_run(replace(DEEPSEEK, notes="NeMo container 26.02", **changes))
+    assert run.graph.outputs == (("head.loss", "mtp.loss") if layers else ("head.loss",))
+    assert run.plan.schedule.layers_per_stage == layers
+    if layers:
+        parts = stage_layers(run.plan, run.graph)
+        assert parts[-1][-1].call.name == "mtp" and sum(layers) == 61
+
+
+@pytest.mark.parametrize(
+    ("changes", "calls"),
+    [
+        ({"notes": "NeMo container 25.09", "device": "h100-sxm-80gb"}, ("*", "layers[0:3]")),
+        ({"notes": "NeMo container 26.02"}, ("*",)),
+        ({"notes": "NeMo container 26.02", "recompute": "none"}, ()),
+        (
+            {
+                "notes": "NeMo container 26.04; release-time recipe may differ",
+                "precision": "fp8-cs",
+                "recompute": 'selective ["mla_up_proj"]',
+            },
+            ("layers[0:3]",),
+        ),
+        ({"notes": "release v25.05", "framework": "NeMo", "device": "h100-sxm-80gb", "vpp": None}, ("*",)),
+    ],
+)
+def test_a_recipe_says_what_it_recomputes(changes: dict[str, Any], calls: tuple[str, ...]) -> None:
+    """Where the row does not, or only has it from a later release: up-projections, and the three dense layers."""
+    run = to_run(replace(DEEPSEEK, **changes))
+    assert tuple(rule.calls for rule in run.plan.saved.rules) == calls
+    assert not run.recompute_open
+
+
+def test_up_projections_made_again_are_not_kept() -> None:
+    """Queries and keys of 128 heads of 192, and what values are a view of, 256 a head: bf16, 61 layers, 4,096 tokens."""
+    whole = replace(DEEPSEEK, framework="SomeTrainer", pp=1, vpp=None, precision="bf16", num_devices=64)
+    runs = [to_run(replace(whole, recompute=how)) for how in ("none", 'selective ["mla_up_proj"]')]
+    kept, again = (settled(run)[1].memory[0].by_class["activations"] for run in runs)
+    assert kept - again == 61 * 4096 * 128 * (192 + 192 + 256) * 2
 
 
 def test_a_dense_model_of_megatron_bridge_has_nothing_of_it() -> None:

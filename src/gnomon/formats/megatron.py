@@ -18,8 +18,8 @@ from gnomon.errors import FormatError, InputError
 from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, microbatches, read_source
 from gnomon.formats.megatron_model import model_of
 from gnomon.formats.megatron_options import INEXPRESSIBLE, IRRELEVANT, known_options, parse_options
+from gnomon.formats.megatron_recompute import module_rules
 from gnomon.formats.shell import Launch, Script, launches, unknown
-from gnomon.models.gpt import GptConfig
 from gnomon.plans import (
     DType,
     Fp8,
@@ -309,10 +309,8 @@ def saved_of(f: Fields, model: ModelConfig | None) -> Saved:
                 "recompute_method", "selective recomputation takes no method and no number of layers; leave them out"
             )
         names = modules if isinstance(modules, tuple) else (modules or "core_attn",)
-        norms = ("ln_1*", "ln_2*") if isinstance(model, GptConfig) else ("*_layernorm*",)
-        patterns = {"layernorm": norms, "mlp": ("mlp.*",)}
-        rules = tuple(SavedRule(tensors=patterns[str(n)], action="recompute") for n in names if n in patterns)
-        if rest := [str(n) for n in names if n not in patterns and n != "core_attn"]:
+        rules, rest = module_rules([str(n) for n in names if n != "core_attn"], model)
+        if rest:
             f.note_default(
                 "recompute_modules", " ".join(rest), "these parts are recomputed; read as kept, so too large"
             )

@@ -2,15 +2,16 @@
 
 Its table of runs names a container, and containers are cut from releases whose recipes are public: 25.09 is v0.1, 25.11
 v0.2, 26.02 v0.3 (26.02.01 v0.3.1), 26.04 v0.4, 26.06 v0.5, 26.08 v0.6. `recipe(row, release)` returns what a row leaves
-out. Leaves out graphs of parts of a layer, whose launches are priced one by one.
+out, `with_recompute` the row with what its recipe recomputes, `mtp_modules` and `mtp_stages` what DeepSeek-V3's second
+prediction adds and where. Leaves out graphs of parts of a layer, whose launches are priced one by one.
 Source: NVIDIA-NeMo/Megatron-Bridge at these tags, scripts/performance/configs/*/*_workload_base_configs.py and (26.08)
-src/megatron/bridge/perf_recipes, read 2026-11-22.
+src/megatron/bridge/perf_recipes; NeMo's own at the end. Read 2026-11-22.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.formats.published.row import Row
 
@@ -66,6 +67,76 @@ GRAPHS = (
     (r"qwen3.*30b.*\bb200", "25.09", "25.10"),
 )
 """The same of recipes with graphs of whole layers, which rows dropped to a fixed number allow; FUSED have them too."""
+
+
+_UP, _UP_MLP = 'selective ["mla_up_proj"]', 'selective ["mla_up_proj", "mlp"]'
+
+RECOMPUTE = (
+    (r"deepseek.*h100", "25.09", "99", _UP_MLP),
+    (r"deepseek.*\bb[23]00", "25.09", "99", _UP),
+    (r"deepseek.*gb200", "25.09", "26.03", _UP),
+    (r"deepseek.*gb200.*fp8", "26.04", "26.05", 'selective ["mlp"]'),
+    (r"deepseek.*gb300", "25.11", "25.12", 'selective ["moe_act"]'),
+    (r"deepseek.*gb300", "26.02", "26.05", _UP),
+    (r"gpt.?oss.*b200", "25.11", "25.12", 'selective ["layernorm", "moe_act"]'),
+    (r"qwen3.*a\d+b", "25.11", "25.12", "none"),
+)
+"""(pattern of model, device and precision, first release, last, `recompute_modules`)."""
+
+_NEMO_RECOMPUTE = ((r"deepseek.?v3.*gb200", "selective"), (r"deepseek.?v3.*h100", _UP))
+"""`core_attn` and `mla_up_proj`: NVIDIA/dgxc-benchmarking v25.05 and v25.05.05 deepseek_v3/pretraining/launch.sh, `RM`;
+read 2026-11-22."""
+
+_LATER = "release-time recipe may differ"
+"""In the notes of rows whose recompute was read from the newest recipe."""
+
+_MTP = r"megatron-bridge|^nemo$"
+"""Programs whose recipes of DeepSeek-V3 train its second prediction (`mtp_num_layers = 1`), in every release: Megatron-
+Bridge src/megatron/bridge/recipes/deepseek, NVIDIA/NeMo nemo/collections/llm/recipes/deepseek_v3.py `use_mtp = True`.
+Their recipes of Kimi K2 do not."""
+
+_DEEPSEEK_LAYERS = 61
+
+
+def with_recompute(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
+    """The row with what the recipe of its release recomputes, where the row does not say it or has it from a later
+    recipe, and a note."""
+    program = row.framework.lower()
+    if not row.experts or (row.recompute and _LATER not in row.notes):
+        return row, ()
+    found: str | None = None
+    if re.search(r"megatron-bridge", program):
+        key = f"{row.model} {row.device} {row.precision}".lower()
+        fits = (how for pattern, first, last, how in RECOMPUTE if re.search(pattern, key) and first <= release <= last)
+        found = next(fits, None)
+    elif program == "nemo":
+        key = f"{row.model} {row.device}".lower()
+        found = next((how for pattern, how in _NEMO_RECOMPUTE if re.search(pattern, key)), None)
+    if found is None or found == row.recompute:
+        return row, ()
+    return replace(row, recompute=found), (f"recompute {found}: the recipe of release {release}",)
+
+
+def mtp_modules(row: Row) -> int:
+    """Multi-token prediction modules that a DeepSeek-V3 is trained with: what the name says, or its recipe."""
+    name = row.model.lower()
+    if "mtp" in name:
+        return int("w/o" not in name)
+    return int(bool(re.search(r"deepseek.?v3", name)) and bool(re.search(_MTP, row.framework.lower())))
+
+
+def mtp_stages(row: Row, stages: int) -> tuple[int, ...]:
+    """Layers of each stage of those recipes, () where they say nothing: stages of 64 / `stages` layers, of which the
+    last gives its room to the second prediction and the loss; 1, thirty of 2 and none with 32 (`Et|(tt|)*30mL`). NeMo
+    takes one layer from the first stage for the embedding and two from the last."""
+    if row.layers != _DEEPSEEK_LAYERS or stages < 2 or stages > 32 or 64 % stages or not mtp_modules(row):
+        return ()
+    each = 64 // stages
+    if stages == 32:
+        return (1, *[2] * 30, 0)
+    if "bridge" not in row.framework.lower():
+        return (each - 1, *[each] * (stages - 2), each - 2)
+    return (*[each] * (stages - 1), each - 3)
 
 
 def recipe(row: Row, release: str) -> Recipe:

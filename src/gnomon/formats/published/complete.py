@@ -60,7 +60,8 @@ def interleaved(rows: Sequence[Row]) -> tuple[tuple[Row, ...], Mapping[str, str]
     """The rows with virtual stages that a source leaves out here and states elsewhere, and a note for each by its id.
 
     A source publishes one recipe many times: for other numbers of devices, precisions and releases. Of rows of one
-    source, sizes of model, length, tp and pp, those without virtual stages have those that all others state.
+    source, sizes of model, length, tp and pp (and of mixtures, device), those without virtual stages have those that
+    all others state.
     """
     stated: dict[tuple[object, ...], set[str]] = {}
     for row in rows:
@@ -80,7 +81,8 @@ def interleaved(rows: Sequence[Row]) -> tuple[tuple[Row, ...], Mapping[str, str]
 
 
 def _recipe(row: Row) -> tuple[object, ...]:
-    return (row.family, row.framework, row.layers, row.hidden, row.heads, row.ffn, row.seq_len, row.tp, row.pp)
+    device = row.device if row.experts else ""  # recipes of mixtures are cut to a device
+    return (row.family, row.framework, row.layers, row.hidden, row.heads, row.ffn, row.seq_len, row.tp, row.pp, device)
 
 
 def _by_device(row: Row) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gnomon.errors import InputError
+from gnomon.formats.published.bridge import mtp_modules
 from gnomon.formats.published.megatron_ci import is_test
 from gnomon.formats.published.row import Row
 from gnomon.formats.published.settings import ZERO_BUBBLE
@@ -288,6 +289,8 @@ def _deepseek(
         expert_ffn_size=int(widths[2]),
         ffn_size=int(widths[1] or widths[2]),
         vocab_size=vocab,
-        mtp_modules=1 if "mtp" in name and "w/o" not in name else 0,
+        mtp_modules=mtp_modules(row),
     )
+    if config.mtp_modules and "mtp" not in name:
+        notes.append("a multi-token prediction module: its recipes train it")
     return config, tuple(notes)

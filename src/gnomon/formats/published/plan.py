@@ -15,7 +15,7 @@ from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
 from gnomon.formats.published import settings
-from gnomon.formats.published.bridge import Recipe, recipe
+from gnomon.formats.published.bridge import Recipe, mtp_stages, recipe
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.model import Config
 from gnomon.formats.published.notes import NoteFacts
@@ -259,6 +259,9 @@ def with_stages(made: Plan, row: Row, config: Config, facts: NoteFacts) -> tuple
         counts = redistributed(layers, stages, head)
         listed = " ".join(map(str, counts))
         note = f"stages of {listed} layers: the longest with the fewest FLOPs, the head as {head:.1f} layers"
+        return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
+    if getattr(config, "mtp_modules", 0) and (counts := mtp_stages(row, stages)):
+        note = f"stages of {' '.join(map(str, counts))} layers: the recipe leaves room for the second prediction"
         return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
     if stages > 1 and layers % stages and (layers + 2) % stages == 0 and re.search(MEGATRON, row.framework.lower()):
         each = (layers + 2) // stages

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
+from gnomon.formats.published.bridge import with_recompute
 from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.composed import with_composition
 from gnomon.formats.published.measured import Peak, readings
@@ -113,6 +114,7 @@ def to_run(row: Row) -> Run:
     facts = read_notes(row)
     if facts.inconsistent:
         raise InputError(f"the source contradicts itself: {facts.inconsistent.strip()}")
+    row, from_recipe = with_recompute(row, facts.release)
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
     made, from_plan = plan(row, facts)
@@ -139,6 +141,7 @@ def to_run(row: Row) -> Run:
             *implied,
             *from_test,
             *from_code,
+            *from_recipe,
             *from_model,
             *from_cluster,
             *from_plan,

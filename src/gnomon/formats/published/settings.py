@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gnomon.errors import InputError
+from gnomon.formats.megatron_recompute import MLA_UP_PROJ, MLP
 from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule
@@ -34,12 +35,15 @@ RECIPES = (
 MODULES = (
     (r"layernorm|norm", ("*norm*",)),
     (r"moe_act|act\b", ("*.act",)),
-    (r"mla_up_proj", ("*kv_b_proj*", "*q_b_proj*")),
+    (r"mla_up_proj", MLA_UP_PROJ),
     (r"core_attn", ("*core:*",)),
-    (r"\bmlp\b", ("mlp.*",)),
+    (r"\bmlp\b", MLP),
     (r"\bmoe\b", ("*experts*", "*dispatch*")),
 )
 """(pattern of Megatron Core's recompute modules, tensors of our blocks)."""
+
+DENSE_LAYERS = 3
+"""Of DeepSeek-V3, whose feed-forward is what `mlp` names; experts are `moe` and `moe_act`."""
 
 SCHEDULES = (
     (r"zb-?h1|zb-?1p|zerobubbleh1|zero-bubble-1", ("zero_bubble_h1", 1, "loop")),
@@ -229,9 +233,9 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
         return Saved(rules=some), (), False
     if found := re.search(r"\[(.*)\]", how):
         rules = tuple(
-            SavedRule(tensors=tensors, action="recompute")
+            SavedRule(tensors=tensors, action="recompute", calls=calls)
             for pattern, tensors in MODULES
-            if re.search(pattern, found[1])
+            if re.search(pattern, found[1]) and (calls := _layers_with(tensors, row))
         )
         return Saved(rules=rules), (f"recompute {row.recompute}: what our blocks have of these modules",), False
     if re.search(r"\bop\b|sac|per.?op|^minimal|save_dot", how):
@@ -243,6 +247,13 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
     if how.startswith("selective"):
         return Saved(preset="selective"), (), False
     return Saved(), (f"recompute {row.recompute!r} is not understood: taken as not stated",), True
+
+
+def _layers_with(tensors: tuple[str, ...], row: Row) -> str:
+    """Selector of the layers that have what a module names, or nothing."""
+    if not row.experts or tensors != MLP:
+        return "*"
+    return f"layers[0:{DENSE_LAYERS}]" if row.kv_heads == "MLA" else ""
 
 
 def lighter_first(layers: int, stages: int, *, xla: bool) -> tuple[Saved, ...]:

@@ -266,7 +266,7 @@ def test_a_recipe_says_what_it_recomputes(changes: dict[str, Any], calls: tuple[
 
 
 def test_up_projections_made_again_are_not_kept() -> None:
-    """Queries and keys of 128 heads of 192, and what values are a view of, 256 a head: bf16, 61 layers, 4,096 tokens."""
+    """Queries and keys of 128 heads of 192, and what values are a view of, 256 a head: 61 layers of 4,096 tokens."""
     whole = replace(DEEPSEEK, framework="SomeTrainer", pp=1, vpp=None, precision="bf16", num_devices=64)
     runs = [to_run(replace(whole, recompute=how)) for how in ("none", 'selective ["mla_up_proj"]')]
     kept, again = (settled(run)[1].memory[0].by_class["activations"] for run in runs)

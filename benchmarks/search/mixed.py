@@ -84,7 +84,7 @@ def main() -> None:
         shown = ["none fits" if g is None else f"{g:.2f}x" for g in gain]
         rows.append((name, number(best.step_s), *shown[:2], " ".join(shown[2:]), sure,
                      str(found.predicted), f"{time.process_time() - start:.0f}"))  # fmt: skip
-        print(f"{name}: {short_mixed(best, found)}", file=sys.stderr, flush=True)
+        print(f"{name}: {short_mixed(best, found.space.kinds)}", file=sys.stderr, flush=True)
     heads = ("case", "step s", "equal", "data parallel", "each kind alone", "optimum", "predicted", "core s")
     print(*table([Column(name=head, align="left") for head in heads], rows, width=130), sep="\n")
     for what, column in (("equal shares and layers", 0), ("equal data parallelism", 1)):

@@ -93,14 +93,10 @@ def _gains(found: MixedResult) -> tuple[str, ...]:
     return table(columns, rows)
 
 
-def short_mixed(point: MixedPoint, kinds: Sequence[Kind]) -> str:
-    """A plan over kinds in a few words: `side by side, h100 6 : a100 2; tp1 z1 m8`."""
-    return "; ".join((_work(point, kinds), _how(point)))
-
-
-def _short(found: MixedFound, kinds: Sequence[Kind]) -> str:
+def short_mixed(found: MixedFound, kinds: Sequence[Kind]) -> str:
+    """A plan in a few words: `side by side, h100 6 : a100 2; tp1 z1 m8`, or `h100-sxm-80gb alone: tp2 z1 mb4`."""
     if found.point is not None:
-        return short_mixed(found.point, kinds)
+        return "; ".join((_work(found.point, kinds), _how(found.point)))
     return f"{'+'.join(kinds[k].name for k in found.kinds)} alone: {short_plan(found.plan)}"
 
 
@@ -135,7 +131,7 @@ def _runners(found: MixedResult) -> tuple[str, ...]:
     )
     rows = [
         (
-            _short(each, found.space.kinds),
+            short_mixed(each, found.space.kinds),
             show_seconds(each.step_s),
             percent(each.step_s / best.step_s - 1) if each is not best else "",
             gib(each.prediction.tightest.peak_bytes),

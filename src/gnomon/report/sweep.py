@@ -70,13 +70,11 @@ def _gib(found: Found | MixedFound) -> str:
 
 
 def _words(case: Case) -> str:
-    """The plan in a few words, with the kinds of devices that do the work where there are others."""
+    """The plan in a few words, with the kinds of devices that do the work where there are several."""
     assert case.found is not None
-    kinds, plan = kinds_of(case.cluster), case.found.plan
-    if isinstance(case.found, MixedFound) and case.found.point is not None:
-        return short_mixed(case.found.point, kinds)
-    used = [kind.name for kind in kinds if set(kind.devices) & set(plan.device_of)]
-    return f"{'+'.join(used)} alone: {short_plan(plan)}" if len(used) < len(kinds) else short_plan(plan)
+    if isinstance(case.found, MixedFound):
+        return short_mixed(case.found, kinds_of(case.cluster))
+    return short_plan(case.found.plan)
 
 
 def sweep_mapping(cases: Sequence[Case]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Published plans: Fan et al. 2021, the table of planning results: GNMT-16 and BERT-48 two stages of eight devices on
 cluster A, split 9 : 7 and 23 : 25; XLNet-36 the same, 18 : 18; VGG-19 fifteen devices and one on C; ResNet-50 data
-parallel everywhere; straight pipelines for BERT-48 on B and C, GNMT-16 and XLNet-36 on C. What differs is in
-benchmarks/results/uneven.md.
+parallel everywhere; straight pipelines for BERT-48 on B and C, GNMT-16 and XLNet-36 on C. The table is
+quoted from memory: no copy of the paper was at hand to check it. What differs is in benchmarks/results/uneven.md.
 """
 
 from __future__ import annotations

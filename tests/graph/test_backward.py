@@ -32,6 +32,8 @@ from gnomon.graph import (
 from gnomon.models.bert import bert, bert_base
 from gnomon.models.gpt import GptConfig, gpt, gpt3_175b, gpt_layer
 from gnomon.models.llama import LlamaConfig, layer_block, llama, llama_mini
+from gnomon.models.mixtral import layer_block as mixture_block
+from gnomon.models.mixtral import mixtral_8x7b
 from gnomon.models.unet import unet, unet_tiny
 
 
@@ -384,3 +386,15 @@ def test_gelu_new_runs_in_steps_where_activations_do(b: int, s: int, h: int) -> 
         for how in (UNFUSED.glu, FUSED.glu)
     )
     assert steps - one == 3 * 2 * s * b * 4 * h
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@given(b=st.integers(1, 4), s=st.integers(1, 64))
+def test_weighted_activations_keep_nothing_of_what_experts_put_out(gated: bool, b: int, s: int) -> None:
+    """2 experts a token, 4096 wide, 14336 inside, bf16. A gate's product is weighted in its own kernel; another
+    activation in one after it, which reads it unweighted once more in backward."""
+    block = mixture_block(replace(mixtral_8x7b(), gated=gated))
+    later, early = (backward(block, replace(FUSED, expert_weights=where), BF16) for where in ("output", "activation"))
+    kept = [saved_bytes(back, setting(b, s), {}) for back in (later, early)]
+    rows = 2 * s * b
+    assert kept[0] - kept[1] == 2 * rows * (4096 - (0 if gated else 14336))

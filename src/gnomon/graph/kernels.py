@@ -37,6 +37,10 @@ class Kernels:
     full_recompute: Literal["whole", "needed"]
     """Of a layer of which only the input is kept. whole: its forward is run again to the end. needed: to the last
     tensor that its backward reads, so without its last product."""
+    expert_weights: Literal["output", "activation"] = "output"
+    """Where rows of experts are multiplied by the router's weights. output: as they are added up, which keeps what the
+    last product wrote. activation: before it, which keeps nothing of that; without a gate, a feed-forward then keeps
+    its activation with and without weights."""
 
 
 FUSED = Kernels(attention="flash", norm="fused", glu="fused", cross_entropy="fused", full_recompute="whole")
@@ -62,6 +66,7 @@ def kv_dim(dim: Dim) -> Dim:
 def lower(block: Block, kernels: Kernels) -> Block:
     """The same block in the ops that kernels run. Idempotent on ops that have no choice."""
     low = _Lowering(block)
+    weighted = _weighted(block) if kernels.expert_weights == "activation" else frozenset()
     for op in block.ops:
         if op.kind == "attention":
             low.attention(op, kernels.attention)
@@ -76,9 +81,21 @@ def lower(block: Block, kernels: Kernels) -> Block:
         elif op.kind == "dropout":
             x = block.tensor(op.inputs[0])
             low.emit(op, Tensor(name=f"{op.path}:mask", dims=x.dims, dtype="bool"))
+        elif op.kind == "combine" and weighted:
+            low.ops.append(replace(op, attrs=attrs(**dict(op.attrs), weighted=True)))
+        elif op.kind == "activation" and op.path in weighted:
+            out = block.tensor(op.outputs[0])
+            low.emit(op, Tensor(name=f"{op.path}:plain", dims=out.dims, dtype=out.dtype))
         else:
             low.ops.append(op)
     return replace(block, tensors=tuple(low.tensors), ops=tuple(low.ops))
+
+
+def _weighted(block: Block) -> frozenset[str]:
+    """Paths of the activations whose products `combine` adds up."""
+    made_by = {name: op for op in block.ops for name in op.outputs}
+    last = [made_by[op.inputs[0]] for op in block.ops if op.kind == "combine" and op.inputs[0] in made_by]
+    return frozenset(made_by[op.inputs[0]].path for op in last if op.inputs[0] in made_by)
 
 
 class _Lowering:

@@ -109,7 +109,7 @@ def saves(op: Op, block: Block, needs_grad: Collection[str]) -> tuple[str, ...]:
             return outputs[:1]
         case "activation":
             keeps_output = op.attr("fn", "") in ("relu", "tanh", "sigmoid")
-            return outputs[:1] if keeps_output else inputs[:1]
+            return (*(outputs[:1] if keeps_output else inputs[:1]), *outputs[1:])
         case "glu":
             return inputs
         case "dropout":
@@ -124,8 +124,8 @@ def saves(op: Op, block: Block, needs_grad: Collection[str]) -> tuple[str, ...]:
             return (inputs[0], *outputs)
         case "dispatch":
             return inputs[1:]
-        case "combine":
-            return inputs
+        case "combine":  # `weighted`: its rows have their weights, which only their order undoes
+            return inputs[1:] if op.attr("weighted", False) else inputs
         case "modulate":
             return tuple(n for n, other in ((inputs[0], inputs[2]), (inputs[2], inputs[0])) if other in needs_grad)
         case "pool":

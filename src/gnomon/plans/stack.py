@@ -129,6 +129,9 @@ class Stack:
     moe_experts: Literal["grouped", "fused"] | None = None
     """How experts run. `grouped`: a grouped product, the activation, another product. `fused`: in eight bits and fewer,
     activation and casts are in the epilogues of the products, both ways."""
+    moe_weights: Literal["output", "activation"] | None = None
+    """Where the router's weights multiply: what experts put out, or their activation, so that nothing of the output is
+    kept for backward. Left out: the output."""
     moe_capacity_factor: float | None = None
     """Tokens an expert takes, over the mean; None while unknown, 0 for dropless."""
     schedules: tuple[str, ...] = ()

@@ -374,6 +374,7 @@ def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
         glu="unfused" if chosen["activation"] == "unfused" else "fused",
         cross_entropy="fused" if chosen["cross_entropy"] == "chunked" else chosen["cross_entropy"],
         full_recompute="needed" if stack.recompute_stops else "whole",
+        expert_weights=stack.moe_weights or "output",
     )
     facts = tuple(Fact(field=name, source="assumed by predict", date="2026-11-21") for name in missing)
     given: dict[str, Any] = {name: chosen[name] for name in missing}

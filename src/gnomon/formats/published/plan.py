@@ -298,6 +298,11 @@ XLA_ATTENTION = (
     "MaxText's attention=cudnn_flash_te, Paxml's NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking v25.02.02 maxtext, "
     "v24.11.1 paxml configure.sh; read 2026-11-22)"
 )
+CORE_13 = "v25.08"
+BEFORE_CORE_13 = (
+    "NVIDIA/dgxc-benchmarking: releases before v25.08 run NeMo 25.04 and older, on Megatron Core up to 0.12"
+)
+"""Where router weights multiply what experts put out."""
 BRIDGE_RECIPES = "NVIDIA-NeMo/Megatron-Bridge, performance recipes of the release (formats.published.bridge)"
 
 
@@ -347,6 +352,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
             moe_experts="fused" if set_by.fused else None,
             launch="cuda_graph" if set_by.graphs else None,
         )
+    if program == "nemo" and row.experts and facts.release < CORE_13:
+        found = chosen(found, BEFORE_CORE_13, moe_weights="output")
     if name == "nanotron":
         found = _benchmarked(found, row)
     return with_test_options(found, row), notes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gnomon.errors import InputError
 from gnomon.formats.published import COLUMNS, Refused, Row, Run, read_runs, read_table, to_run
 from gnomon.formats.published.notes import read_notes
-from gnomon.formats.published.plan import redistributed
+from gnomon.formats.published.plan import redis_head, redistributed
 from gnomon.models.deepseek import DeepseekConfig
 from gnomon.models.gpt import GptConfig
 from gnomon.models.llama import LlamaConfig
@@ -333,6 +333,15 @@ def test_layers_redistributed_around_a_heavy_head() -> None:
     assert run(row | {"vocab": "32768"}).plan.schedule.layers_per_stage == (4,) * 8
     assert run(row | {"vocab": "262144"}).plan.schedule.layers_per_stage == (4, 4, 4, 5, 5, 5, 5, 0)
     assert redistributed(24, 4, 2.0) == (6, 6, 7, 5)  # 7 at most; 6 on each would be 8 with the head
+
+
+def test_last_stages_of_redis_as_its_artifact_has_them() -> None:
+    """layers_last of artifact/exp_one_host.csv (sail-sg/VocabularyParallelism 6191c3b): 32 layers of 3072, 8 stages."""
+    for seq_len in (2048, 4096):
+        heads = [redis_head(vocab, 3072, seq_len) for vocab in (32_000, 64_000, 128_000, 256_000)]
+        found = [redistributed(32, 8, head) for head in heads]
+        assert tuple(stages[-1] for stages in found) == (4, 3, 2, 0)
+        assert all(sum(stages) == 32 and sorted(stages[:-1]) == list(stages[:-1]) for stages in found)
 
 
 def test_networks() -> None:

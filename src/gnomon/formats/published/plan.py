@@ -239,9 +239,9 @@ def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
 
 def redistributed(layers: int, stages: int, head: float) -> tuple[int, ...]:
     """Layers of each stage with the least work on the longest, the last of which has a head of `head` layers' FLOPs:
-    Redis of the vocabulary-parallel paper (Yeung et al., arXiv 2411.05288, section 5.2: FLOPs as Narayanan et al. count
-    them, the longest stage made least). Stages that get one more are the late ones, which hold few microbatches: its
-    runs needed no more memory than those without."""
+    Redis of the vocabulary-parallel paper (Yeung et al., arXiv 2411.05288). With the head that `redis_head` counts, the
+    last stages are those of all eight settings in artifact/exp_one_host.csv of sail-sg/VocabularyParallelism 6191c3b
+    (layers_last). Late stages get one more, as in get_num_layers_to_build of its transformer_block.py."""
 
     def longest(last: int) -> float:
         return max(last + head, -(-(layers - last) // (stages - 1)))
@@ -251,11 +251,18 @@ def redistributed(layers: int, stages: int, head: float) -> tuple[int, ...]:
     return (*(each + (stage >= stages - 1 - more) for stage in range(stages - 1)), last)
 
 
+def redis_head(vocab_size: int, hidden: int, seq_len: int) -> float:
+    """A head's FLOPs in layers, as Redis counts them: by the formula of Narayanan et al. (SC21), in which layers run a
+    second time in backward (96 h² + 16 h s for each token, the head 6 h V), though these runs recompute nothing.
+    Without that time, one of the eight settings would have another last stage, and three runs be 10 to 17% too short."""
+    return 6 * vocab_size / (96 * hidden + 16 * seq_len)
+
+
 def with_stages(made: Plan, row: Row, config: Config, facts: NoteFacts) -> tuple[Plan, Notes]:
     """The plan with the stages that the program cuts, where it does not divide layers evenly."""
     stages, layers = made.num_stages, getattr(config, "num_layers", 0)
     if facts.method == "redis" and stages > 1 and row.hidden and row.seq_len:
-        head = 6 * config.vocab_size / (72 * row.hidden + 12 * row.seq_len)
+        head = redis_head(config.vocab_size, row.hidden, row.seq_len)
         counts = redistributed(layers, stages, head)
         listed = " ".join(map(str, counts))
         note = f"stages of {listed} layers: the longest with the fewest FLOPs, the head as {head:.1f} layers"

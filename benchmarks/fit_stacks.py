@@ -32,7 +32,7 @@ LEFT = ("megatron-ci",)
 """Times of tiny models of which the source does not say what they cover."""
 APART = (COMPOSED,)
 """Families that only their own stack is fitted to: a simulator made them, so they say nothing of other programs."""
-EACH = 8
+EACH = 14
 """Runs of a family for the numbers of all stacks."""
 HEALTHY_MFU = 5.0
 """Per cent; slower nanotron runs wait for messages and checks, of which no number of a stack says anything."""
@@ -63,7 +63,7 @@ class Job:
     families: tuple[str, ...]
     numbers: tuple[tuple[str, str], ...]
     """(name, generation of devices); `link:` or `hop:` and a link."""
-    sample: int = 22
+    sample: int = 32
     """Runs of a family."""
     starts: tuple[tuple[str, float], ...] = ()
     """Centres of numbers that no other stack has."""
@@ -100,7 +100,7 @@ JOBS = (
             ("link:efa-100", ""),
             ("hop:efa-100", ""),
         ),
-        sample=100,  # a tenth of its runs met trouble: fewer follow them
+        sample=200,  # some of its runs met trouble: fewer follow them
         starts=(("link:efa-100", 2.0), ("hop:efa-100", 4e-4)),
     ),
     Job(

@@ -265,6 +265,27 @@ def test_a_recipe_says_what_it_recomputes(changes: dict[str, Any], calls: tuple[
     assert not run.recompute_open
 
 
+def test_what_recipes_of_tpus_move_to_the_host() -> None:
+    """GPT-OSS: what layers read and what experts put out; everything else is made again."""
+    oss = replace(
+        QWEN,
+        source="AI-Hypercomputer/tpu-recipes/training/ironwood/README.md",
+        model="gpt-oss-120b",
+        device="tpu7x-ironwood(chip)",
+        framework="MaxText",
+        precision="bf16",
+        recompute=None,
+        num_devices=64,
+        dp=None,
+        ep=None,
+    )
+    again, away = to_run(oss).plan.saved.rules
+    assert again.action == "recompute" and away.action == "offload"
+    assert away.tensors == ("input", "*.experts.w2")
+    stated = to_run(replace(oss, recompute="none"))
+    assert stated.plan.saved.rules == ()
+
+
 def test_up_projections_made_again_are_not_kept() -> None:
     """Queries and keys of 128 heads of 192, and what values are a view of, 256 a head: 61 layers of 4,096 tokens."""
     whole = replace(DEEPSEEK, framework="SomeTrainer", pp=1, vpp=None, precision="bf16", num_devices=64)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gnomon.errors import UnpricedError
 from gnomon.hardware import Device, catalogue
 from gnomon.prices import attention_seconds, curves_for
+from gnomon.prices.attention import tiled_window
 
 H100, A100 = catalogue.device("h100-sxm-80gb"), catalogue.device("a100-sxm-80gb")
 SIZES = st.sampled_from((64, 80, 128, 192, 256))
@@ -140,3 +141,22 @@ def test_matrix_units_of_tpus_are_filled_up() -> None:
 
     assert alone("tpu-v6e", 64) == pytest.approx(alone("tpu-v6e", 256))
     assert alone("tpu-v5p", 128) == pytest.approx(alone("tpu-v5p", 256) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "backward", "keys"),
+    [("h100-sxm-80gb", False, 256), ("tpu-v5p", False, 1024), ("tpu-7x", False, 2048), ("tpu-7x", True, 4096)],
+)
+def test_a_window_of_128_costs_whole_tiles(device: str, backward: bool, keys: int) -> None:
+    """A tile of 128 queries sees its own keys and the 127 before its first: two tiles of keys."""
+    assert tiled_window(128, catalogue.device(device), backward=backward) == keys
+
+
+@given(tiles=st.integers(1, 8), rest=st.integers(0, 127), first=st.integers(0, 63))
+def test_tiles_of_a_window_counted_one_by_one(tiles: int, rest: int, first: int) -> None:
+    """Of a tile of queries far from the start: tiles of keys from that of the first key any of them sees to its own."""
+    window = 128 * tiles - rest
+    query = 128 * (tiles + 1 + first)
+    touched = (query + 127) // 128 - (query - window + 1) // 128 + 1
+    assert tiled_window(window, catalogue.device("h100-sxm-80gb"), backward=False) >= 128 * touched
+    assert rest or tiled_window(window, catalogue.device("h100-sxm-80gb"), backward=False) == 128 * touched

@@ -28,6 +28,19 @@ TPU_LANES = {"tpu-v6e": 256, "tpu-7x": 256}
 architecture and the pages of v6e and TPU7x, read 2026-11-22)."""
 
 
+TPU_TILES = {"tpu-7x": (1024, 2048)}
+"""Queries and keys of a tile, forward and backward: what MaxText's recipes of a generation set (AI-Hypercomputer/
+tpu-recipes training/ironwood, sa_block_q, sa_block_q_dkv), 512 where they do not (MaxText configs/base.yml). Read
+2026-11-22."""
+
+
+def tiled_window(window: int, device: Device, *, backward: bool) -> int:
+    """Keys that a query costs under a sliding window of `window` keys, which masks whole tiles only: the tile of its
+    neighbours reaches back to the first key of any of them and forward to the last."""
+    tile = TPU_TILES.get(device.arch, (512, 512))[backward] if device.kind == "tpu" else BLOCK
+    return -(-window // tile) * tile + tile
+
+
 def lane_of(device: Device) -> int:
     """What head sizes are multiples of as a device multiplies them."""
     return TPU_LANES.get(device.arch, 128) if device.kind == "tpu" else LANE

@@ -19,7 +19,7 @@ from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, gr
 from gnomon.graph.ops import attention_pairs_x2
 from gnomon.graph.types import VIEWS
 from gnomon.hardware.types import Device
-from gnomon.prices.attention import attention_seconds
+from gnomon.prices.attention import attention_seconds, tiled_window
 from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
 from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.measured import RULES, attention_points, matmul_seconds, rule_seconds, table_seconds
@@ -466,6 +466,8 @@ def _attention(
     q_len, kv_len = size_of(q.dims[-3], sizes), size_of(kv_dim(k.dims[-3]), sizes)
     causal, window = bool(op.attr("causal", False)), op.attr("window", 0)
     assert isinstance(window, int)
+    if window and causal:
+        window = tiled_window(window, device, backward=backward)
     pairs: Size = attention_pairs_x2(q_len, kv_len, causal=causal, window=window, convention="half") / 2
     if causal and causal_share is not None:
         whole = attention_pairs_x2(kv_len, kv_len, causal=True, window=window, convention="half") / 2

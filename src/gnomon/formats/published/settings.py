@@ -141,6 +141,8 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
             raise InputError(f"offload {row.offload!r} with pp = {row.pp}: which layers is not said")
         rules = (SavedRule(calls=f"layers[0:{found[1]}]", action="offload"),)
         return Saved(rules=rules), () if how else (_OPEN,), not how
+    if not how and offload == "none" and (moved := _moved_by_recipe(row)):
+        return _remat(moved, row)
     if (found_there := _remat_of_release(row)) is not None:
         return found_there
     if offload not in ("none", "no", "off", "false", "0", "-"):
@@ -161,12 +163,28 @@ def again(layers: int) -> SavedRule:
 
 REMAT = {"query_proj": "*q_proj", "key_proj": "*k_proj", "value_proj": "*v_proj", "out_proj": "*o_proj",
          "mlpwo": "*down_proj"}  # fmt: skip
-"""MaxText's names of tensors -> ours (src/MaxText/configs/base.yml, custom remat_policy; read 2026-11-22)."""
+REMAT_OF_EXPERTS = {"mlpwo": "*.experts.w2"}
+"""MaxText's names of tensors -> ours (src/MaxText/configs/base.yml, custom remat_policy; layers/moe.py; read
+2026-11-22)."""
+
+MOVED_BY_RECIPES = (
+    (r"training/ironwood.*gpt-oss", ["decoder_layer_input", "mlpwo"]),
+    (r"training/ironwood.*(deepseek|qwen3-235b)", ["decoder_layer_input"]),
+)
+"""(pattern of source and model, tensors on the host under `remat_policy=custom`): AI-Hypercomputer/tpu-recipes
+training/ironwood/*/*/xpk/run_recipe.sh, read 2026-11-22."""
+
+
+def _moved_by_recipe(row: Row) -> list[str]:
+    key = f"{row.source or ''} {row.model}".lower()
+    return next((moved for pattern, moved in MOVED_BY_RECIPES if re.search(pattern, key)), [])
 
 
 def _remat(moved: list[str], row: Row) -> tuple[Saved, Notes, bool]:
     """MaxText's `remat_policy: custom` with tensors on the host: they are not made again, everything else is."""
-    names = [REMAT[name] for name in moved if name in REMAT]
+    latent_or_dense = not row.experts or row.kv_heads == "MLA"
+    known = REMAT if latent_or_dense else {**REMAT, **REMAT_OF_EXPERTS}
+    names = [known[name] for name in moved if name in known]
     tensors = ((INPUT,) if "decoder_layer_input" in moved else ()) + tuple(names)
     rules = (SavedRule(tensors=tensors, action="offload"),) if tensors else ()
     return (

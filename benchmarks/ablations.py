@@ -31,7 +31,7 @@ class Without(Fits):
     """Some runs of some families, whose prices lack a term."""
 
     def __init__(self, found: dict[str, list[Case]]) -> None:
-        self.all, self.best = found, {}
+        self.all, self.best, self.newest, self.steps = found, {}, {}, 6
 
 
 def take_out(term: str) -> Callable[[], None]:

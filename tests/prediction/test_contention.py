@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prediction.jobs import small
 
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
-from gnomon.prediction.contention import FULL_RATE, SLOWED, contended, weight
+from gnomon.prediction import contention
+from gnomon.prediction.contention import FULL_RATE, SLOWED, TRANSFERS, contended, weight
 from gnomon.prediction.step import PHASES
 from gnomon.simulate import Durations, period
 from gnomon.simulate.beside import Beside, covered
@@ -34,6 +36,29 @@ def test_rounds_climb_and_stay_under_their_bound(nodes: int, micro: int, prefetc
     assert (now.busy <= alone.busy / (1 - SLOWED) * (1 + 1e-9) + 1e-9).all()
     assert found.step_s >= period(found.structure, alone).seconds
     assert (contended(found.structure, found.pricing).busy == now.busy).all()
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(nodes=st.sampled_from((1, 2)), back=st.sampled_from((0.1, 0.25, 0.5)), pp=st.sampled_from((1, 2)))
+def test_the_way_back_only_climbs(monkeypatch: pytest.MonkeyPatch, nodes: int, back: float, pp: int) -> None:
+    """Collectives that lose to kernels are never shorter, nor the step, within their bound, and the same each time."""
+    plan = Plan(
+        mesh=Mesh(pp=pp, dp_shard=8 * nodes // pp),
+        schedule=Schedule(micro_batch_size=2),
+        optimizer=Optimizer(zero=3),
+    )
+    found = small(plan, f"{nodes}x8xa100-sxm-80gb", batch=32 * nodes)
+    durations, before = found.pricing.durations(found.structure.program), found.step.durations.busy
+    alone = durations.busy
+    with monkeypatch.context() as patched:
+        patched.setattr(contention, "BACK", back)
+        now = contended(found.structure, found.pricing)
+        again = contended(found.structure, found.pricing)
+    moved = np.array([key.kind in TRANSFERS for key in found.structure.program.keys])
+    assert (now.busy == again.busy).all()
+    assert (now.busy[moved] >= before[moved]).all() and (now.busy[moved] > before[moved]).any()
+    assert (now.busy[moved] <= alone[moved] / (1 - back) * (1 + 1e-9) + 1e-9).all()
+    assert period(found.structure, now).seconds >= period(found.structure, durations).seconds
 
 
 def test_nothing_beside_nothing_slower() -> None:

@@ -254,7 +254,7 @@ def redistributed(layers: int, stages: int, head: float) -> tuple[int, ...]:
 def redis_head(vocab_size: int, hidden: int, seq_len: int) -> float:
     """A head's FLOPs in layers, as Redis counts them: by the formula of Narayanan et al. (SC21), in which layers run a
     second time in backward (96 h² + 16 h s for each token, the head 6 h V), though these runs recompute nothing.
-    Without that time, one of the eight settings would have another last stage, and three runs be 10 to 17% too short."""
+    Without it, one of the eight settings would have another last stage, and four runs be 10 to 17% too short."""
     return 6 * vocab_size / (96 * hidden + 16 * seq_len)
 
 

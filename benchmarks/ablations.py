@@ -9,7 +9,7 @@ mean absolute error of each family are printed. Leaves out terms that belong to 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,15 @@ from fit_stacks import JOBS, Fits, usable
 from stack_fit import Case, cases, spread_evenly
 
 from gnomon.formats.published import read_runs
-from gnomon.prediction import contention
+from gnomon.prediction import contention, step
 from gnomon.prediction.layer_types import Phase
 from gnomon.prediction.step import Pricing
 from gnomon.prices.fitted import fitted
 from gnomon.program import Key
 
 FAMILIES = ("vtrain-micro24", "bloom-prequel", "nanotron-ultrascale", "mosaic-llmfoundry")
+FACTS = ("checks", "polls", "slices")
+"""What nanotron's benchmark did, each left out with the numbers as they are."""
 TERMS = ("host", "attention", "collectives in layers", "recompute", "head", "data-parallel", "contention")
 
 
@@ -59,12 +61,19 @@ def take_out(term: str) -> Callable[[], None]:
         return 0.0 if term == "host" else host(self, *given)  # type: ignore[arg-type]
 
     def unreduced(self: Pricing, key: Key) -> float:
-        return 0.0 if term == "data-parallel" and key.kind in ("AR", "REDUCE_GRAD", "UNSHARD") else seconds(self, key)
+        if term == "data-parallel" and key.kind in ("AR", "REDUCE_GRAD", "UNSHARD"):
+            return 0.0
+        return 0.0 if term == "polls" and key.kind in step.POLLS else seconds(self, key)
 
     Pricing.phase, Pricing._host_s, Pricing._seconds = lacking, unlaunched, unreduced  # type: ignore[method-assign]
     contention.SLOWED = 0.0 if term == "contention" else slowed
 
+    checks, launch = step.check_s, step.LAUNCH_S
+    step.check_s = (lambda stack, ranks: 0.0) if term == "checks" else checks
+    step.LAUNCH_S = 0.0 if term == "slices" else launch
+
     def put_back() -> None:
+        step.check_s, step.LAUNCH_S = checks, launch
         Pricing.phase, Pricing._host_s, Pricing._seconds = phase, host, seconds  # type: ignore[method-assign]
         contention.SLOWED = slowed
 
@@ -90,20 +99,40 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--each", type=int, default=16, help="runs of a family")
     options = parser.parse_args()
-    good = [run for run in read_runs(options.table)[0] if usable(run)]
+    runs = read_runs(options.table)[0]
+    good = [run for run in runs if usable(run)]
     found = {f: cases(spread_evenly([r for r in good if r.family == f], options.each)) for f in FAMILIES}
     print("| without | " + " | ".join(FAMILIES) + " |\n|---|" + "---|" * len(FAMILIES))
     for term in ("", *TERMS):
         put_back = take_out(term)
-        for case in (case for given in found.values() for case in given):
-            case.memo.clear()
-            pricing = case.made.pricing
-            pricing._phases.clear()
-            pricing._extras.clear()
-            pricing._memo.clear()
+        for given in found.values():
+            forget(given)
         shown = errors(found)
         put_back()
         print(f"| {term or '(nothing)'} | " + " | ".join(shown.get(f, "") for f in FAMILIES) + " |", flush=True)
+    every = cases(spread_evenly([run for run in runs if run.family == "nanotron-ultrascale"], 20 * options.each))
+    late = [case for case in every if case.run.stack.p2p_poll_s is not None]
+    print(f"\n| without | nanotron, {len(every)} of all runs | {len(late)} that polled |\n|---|---|---|")
+    for term in ("", *FACTS):
+        put_back = take_out(term)
+        forget(every)
+        shares = []
+        for given in (every, late):
+            off = np.abs(np.expm1([case.log_error(fitted()) for case in given]))
+            shares.append(f"{np.median(off):.1%} / {off.mean():.1%} / {np.percentile(off, 90):.1%}")
+        put_back()
+        print(f"| {term or '(nothing)'} | " + " | ".join(shares) + " |", flush=True)
+
+
+def forget(given: Iterable[Case]) -> None:
+    """Prices that were made with other terms."""
+    for case in given:
+        case.memo.clear()
+        pricing = case.made.pricing
+        pricing._phases.clear()
+        pricing._extras.clear()
+        pricing._memo.clear()
+        pricing._wired.clear()
 
 
 if __name__ == "__main__":

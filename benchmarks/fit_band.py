@@ -43,7 +43,7 @@ START = {
 """Where each number starts, and stays without data: what is not known is wide."""
 AIM = 0.83
 """Share of the runs fitted to that the band is to hold: the largest families are the least regular, so that with each
-family as large as it is about 0.75 to 0.8 of all rows lie inside."""
+family as large as it is about 0.8 of all rows lie inside."""
 HOLD = 0.004
 """Pull towards the start, in pinball loss over a squared unit."""
 NEVER_NEGATIVE = (

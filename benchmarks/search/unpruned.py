@@ -1,6 +1,8 @@
 """The optimum of 175B on 512 A100 with pruning by time off: points that may fit are played one by one.
 
-    nice -n 19 python benchmarks/search/unpruned.py [SECONDS]      # of one core, default 7200; prints as it goes
+    nice -n 19 python benchmarks/search/unpruned.py [SECONDS [K/N]]   # of one core, default 7200; prints as it goes
+
+With K/N it plays the K-th of N shares, so that N processes play all of them.
 
 Every point that is legal, not a duplicate and not too large by a bound on memory is played as a prediction plays it,
 with what kernels lose to collectives, but for its memory, which is asked of those only that are faster than the plan
@@ -65,8 +67,8 @@ class Tally:
     """Of those that were slower or fit."""
 
 
-def main(budget_s: float) -> None:
-    """Plays all points, or as many as the budget allows, those with the least bounds first."""
+def main(budget_s: float, share: int, shares: int) -> None:
+    """Plays a share of all points, or as many as the budget allows, those with the least bounds first."""
     found = gnomon.plan(MODEL, CLUSTER, WORKLOAD, top=1)
     best = found.best[0]
     graph, cluster = model(MODEL), parse_cluster(CLUSTER)
@@ -84,8 +86,11 @@ def main(budget_s: float) -> None:
     )
     tally, low = Tally(), 0.0
     for margin in MARGINS:
-        part = [each for each in every if low <= each[0] < best.step_s * margin]
-        for done, (bound, point) in enumerate(sorted(part, key=lambda each: order(each[1]))):
+        part = sorted(
+            (each for each in every if low <= each[0] < best.step_s * margin), key=lambda each: order(each[1])
+        )
+        part = part[len(part) * (share - 1) // shares : len(part) * share // shares]
+        for done, (bound, point) in enumerate(part):
             if time.process_time() - start > budget_s:
                 print(f"stopped in the next part, {done:,} of {len(part):,} played: {tally}", flush=True)
                 return
@@ -112,4 +117,5 @@ def play(search: Search, point: Point, bound: float, best_s: float, tally: Tally
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 7200.0)
+    share, shares = (int(each) for each in (sys.argv[2] if len(sys.argv) > 2 else "1/1").split("/"))
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 7200.0, share, shares)

@@ -295,7 +295,7 @@ def megatron_plans(draw: st.DrawFn) -> tuple[str, Plan]:
     param = draw(st.sampled_from(["bf16", "fp16", "fp32"]))
     wide = "fp32" if draw(st.booleans()) or param == "fp32" else param
     bucket = draw(st.integers(1, 2**20)) * 4 if reduce and zero < 2 else None
-    rules = draw(st.sampled_from([(), ("mlp.*",)]))
+    rules = draw(st.sampled_from([(), ("*experts.act",) if experts else ("mlp.*",)]))
     saved = draw(
         st.sampled_from(
             [

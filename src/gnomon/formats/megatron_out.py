@@ -10,7 +10,7 @@ from __future__ import annotations
 from gnomon.formats.export import Asked, Draft, half_of, need_model
 from gnomon.formats.megatron import DTYPE_BYTES, read_megatron
 from gnomon.formats.megatron_model_out import model_options
-from gnomon.models.gpt import GptConfig
+from gnomon.formats.megatron_recompute import modules_of
 from gnomon.plans import Optimizer, Overlap, Precision, Saved
 
 PROGRAM = "Megatron-LM 0.20.0"
@@ -129,17 +129,10 @@ def _schedule(asked: Asked) -> Options:
 
 
 def _saved(asked: Asked) -> Options:
-    saved, modules = asked.plan.saved, []
-    norms = ("ln_1*", "ln_2*") if isinstance(asked.model, GptConfig) else ("*_layernorm*",)
-    known: dict[tuple[str, ...], str] = {norms: "layernorm", ("mlp.*",): "mlp"}
-    plain = all(
-        rule.action == "recompute"
-        and (rule.calls, rule.first_per_stage, rule.stages) == ("*", None, ())
-        and rule.tensors in known
-        for rule in saved.rules
-    )
-    if plain and saved.preset != "full":
-        modules = [*(["core_attn"] if saved.preset == "selective" else []), *(known[r.tensors] for r in saved.rules)]
+    saved = asked.plan.saved
+    named = modules_of(saved.rules, asked.model)
+    if named is not None and saved.preset != "full":
+        modules = [*(["core_attn"] if saved.preset == "selective" else []), *named]
         if not modules:
             return []
         listed = None if modules == ["core_attn"] else tuple(modules)

@@ -1,6 +1,7 @@
 """What Megatron Core's `recompute_modules` are in our blocks.
 
-`module_rules(names, model)` returns a rule for each module that a model has, and the names that none is known for.
+`module_rules(names, model)` returns a rule for each module that a model has, and the names that none is known for;
+`modules_of(rules, model)` is the way back.
 Source: NVIDIA/Megatron-LM megatron/core/transformer/transformer_config.py (`recompute_modules`), read 2026-11-22.
 """
 
@@ -13,6 +14,8 @@ from gnomon.models.gpt import GptConfig
 from gnomon.models.mixtral import MixtralConfig
 from gnomon.plans import SavedRule
 
+MODULES = ("layernorm", "mlp", "mla_up_proj", "moe_act")
+"""Beside `core_attn`, which the preset `selective` is."""
 MLA_UP_PROJ = ("*kv_b_proj*", "*q_b_proj*", "*_nope", "*.q_pe", "*_rotary", "*.q", "*.k", "*.v")
 """Queries, keys and values as latent attention reads them, and what they are made of
 (multi_latent_attention.py `qkv_up_proj_and_rope_apply`)."""
@@ -25,6 +28,12 @@ def module_rules(names: Sequence[str], model: object) -> tuple[tuple[SavedRule, 
     found = {name: _rules(name, model) for name in names}
     unknown = tuple(name for name, rules in found.items() if rules is None)
     return tuple(rule for rules in found.values() for rule in rules or ()), unknown
+
+
+def modules_of(rules: Sequence[SavedRule], model: object) -> tuple[str, ...] | None:
+    """Modules whose rules these are, in their order; None where a rule is of none."""
+    named = {found[0]: name for name in MODULES if (found := _rules(name, model))}
+    return tuple(named[rule] for rule in rules) if all(rule in named for rule in rules) else None
 
 
 def _rules(name: str, model: object) -> tuple[SavedRule, ...] | None:

@@ -167,7 +167,24 @@ class StagePrice:
     @cached_property
     def _collectives(self) -> dict[int, tuple[ParameterCollective, ...]]:
         optimizer, precision = self.plan.optimizer, self.plan.precision
-        return {id(p): parameter_collectives(p.sharded, self.mesh, optimizer, precision) for p, _ in self.layers}
+        return {
+            id(p): parameter_collectives(p.sharded, self.mesh, optimizer, precision, without=self._repeated(p, layers))
+            for p, layers in self.layers
+        }
+
+    def _repeated(self, price: LayerPrice, layers: Sequence[Layer]) -> frozenset[str]:
+        """Parameters of a layer that one before it on this stage holds too (a head tied to the embedding beside it):
+        reduced and gathered with that one. Under ZeRO 3 each block has its own copy on the way."""
+        if self.plan.optimizer.zero == 3 or len(layers) > 1:
+            return frozenset()
+        at = self.in_order.index(layers[0])
+        before = {
+            layer.call.parameter_name(tensor.name, layer.index)
+            for layer, other in zip(self.in_order[:at], self.order[:at], strict=True)
+            for tensor in other.sharded.block.parameters
+        }
+        names = {t.name: layers[0].call.parameter_name(t.name, layers[0].index) for t in price.sharded.block.parameters}
+        return frozenset(name for name, full in names.items() if full in before)
 
 
 def _source(layer: Layer, kept: Kept, price: LayerPrice) -> tuple[str, str, str]:

@@ -7,7 +7,7 @@ rank holds between steps. `memory_bound` is at least one moment of every step. L
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -87,16 +87,30 @@ class Sharding:
                     row[i] += c.bytes
         return found
 
-    def seconds(self, kind: str, when: str, counts: Doubles, buckets: Doubles) -> Doubles:
-        """[stages] of a collective in so many buckets, nothing beside it. counts: [stages, kinds]."""
+    def seconds(self, kind: str, when: str, parts: Split, buckets: Doubles) -> Doubles:
+        """[stages] of a collective in so many buckets, nothing beside it."""
         if self.job.stack.reducer_buckets:
-            buckets = np.ones(len(counts))
-        total = np.zeros(len(counts))
+            buckets = np.ones(len(parts.counts))
+        total = np.zeros(len(parts.counts))
         for axes, sizes in self.sizes(kind, when).items() if self.known else ():
-            link = self.links[axes]
-            each = np.asarray(collective_seconds(kind, counts @ sizes / buckets, link), float)
-            total += np.where(counts @ sizes > 0, buckets * each * self.job.slower(link), 0.0)
+            link, size = self.links[axes], parts.counts @ sizes
+            for stage, kind_of, rest in self.tied(parts):
+                size[stage] += _bytes(rest, kind, when, axes) - _bytes(self.collectives[kind_of], kind, when, axes)
+            each = np.asarray(collective_seconds(kind, size / buckets, link), float)
+            total += np.where(size > 0, buckets * each * self.job.slower(link), 0.0)
         return total
+
+    def tied(self, parts: Split) -> Iterator[tuple[int, int, tuple[ParameterCollective, ...]]]:
+        """(stage, kind, what is left of its collectives) where a parameter goes with a layer before, as `StagePrice`
+        has it: of a layer that is the only one of its kind there, below ZeRO 3."""
+        for stage, kind, tensor in parts.repeated if self.zero < 3 else ():
+            if parts.counts[stage, kind] == 1:
+                sharded, without = self.table.prices[kind].sharded, frozenset({tensor})
+                yield (
+                    stage,
+                    kind,
+                    parameter_collectives(sharded, self.mesh, self.optimizer, self.precision, without=without),
+                )
 
     @cached_property
     def adding(self) -> Doubles:
@@ -120,24 +134,24 @@ class Sharding:
         """What each stage sends before and after the update, with nothing beside it; once a pipeline."""
         key = id(pipeline), overlap
         if key not in self._traffic:
-            counts = pipeline.split.counts
-            layers = np.maximum(counts.sum(axis=1), 1.0)
-            one = np.ones(len(counts))
-            last = self._buckets(counts, layers, "reduce_scatter") if overlap else one
-            after = self._buckets(counts, layers, "all_reduce") if overlap else one
-            ahead = self._buckets(counts, layers, "all_gather") if overlap else one
-            nothing = np.zeros(len(counts))
+            parts = pipeline.split
+            layers = np.maximum(parts.counts.sum(axis=1), 1.0)
+            one = np.ones(len(layers))
+            last = self._buckets(parts, layers, "reduce_scatter") if overlap else one
+            after = self._buckets(parts, layers, "all_reduce") if overlap else one
+            ahead = self._buckets(parts, layers, "all_gather") if overlap else one
+            nothing = np.zeros(len(layers))
             self._traffic[key] = Traffic(
                 update=self._update(pipeline.split) * pipeline.own,
                 buckets=last,
-                reduce=self.seconds("reduce_scatter", "after_backward", counts, last) * pipeline.own
+                reduce=self.seconds("reduce_scatter", "after_backward", parts, last) * pipeline.own
                 if self.zero
                 else nothing,
                 after=after,
-                first=self.seconds("reduce_scatter", "after_backward", counts, after) if self.zero else nothing,
-                both=self.seconds("all_reduce", "after_backward", counts, after) * pipeline.own,
+                first=self.seconds("reduce_scatter", "after_backward", parts, after) if self.zero else nothing,
+                both=self.seconds("all_reduce", "after_backward", parts, after) * pipeline.own,
                 ahead=ahead,
-                gather=self.seconds("all_gather", "after_step", counts, ahead) * pipeline.own if self.zero else nothing,
+                gather=self.seconds("all_gather", "after_step", parts, ahead) * pipeline.own if self.zero else nothing,
             )
         return self._traffic[key]
 
@@ -166,17 +180,19 @@ class Sharding:
             blocked=reduce + both if self.zero and not overlap else nothing,
         )
 
-    def _buckets(self, counts: Doubles, layers: Doubles, kind: str) -> Doubles:
+    def _buckets(self, parts: Split, layers: Doubles, kind: str) -> Doubles:
         """[stages] pieces in which a collective goes: one a layer, or by the plan's size; one where the stack has no
         buckets."""
         if self.job.stack.bucketed is False:
-            return np.ones(len(counts))
+            return np.ones(len(layers))
         size = self.job.space.base.overlap.bucket_bytes
         if size is None:
             return layers
-        total = np.zeros(len(counts))
+        total = np.zeros(len(layers))
         for i, each in enumerate(self.collectives):  # as prices count them: by kind, whenever they run
-            total += counts[:, i] * sum(c.bytes for c in each if c.kind == kind)
+            total += parts.counts[:, i] * _bytes(each, kind)
+        for stage, i, rest in self.tied(parts):
+            total[stage] += _bytes(rest, kind) - _bytes(self.collectives[i], kind)
         return np.maximum(1.0, np.ceil(total / size))
 
     def elements(self, parts: Split) -> Doubles:
@@ -268,7 +284,8 @@ class Sharding:
 
     def _each(self, kind: str, when: str) -> Doubles:
         one = np.eye(len(self.collectives))
-        return np.maximum(self.seconds(kind, when, one, np.ones(len(one))) - GRID_S, 0.0)
+        alone = Split(order=(), counts=one, repeated=())
+        return np.maximum(self.seconds(kind, when, alone, np.ones(len(one))) - GRID_S, 0.0)
 
     def streams(self, pipeline: Pipeline, act: Actions, sends: Doubles, count: int, joins: Longs) -> float:
         """Seconds of a step under ZeRO 3 by its communication streams."""
@@ -537,3 +554,8 @@ def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
         if sharding.zero == 3:
             out[i] += sum(c.bytes for c in each if c.when == "before_forward")
     return out
+
+
+def _bytes(found: Iterable[ParameterCollective], kind: str, when: str | None = None, axes: str | None = None) -> int:
+    """Of the collectives of a kind; of a moment and a group, where given."""
+    return sum(c.bytes for c in found if c.kind == kind and when in (None, c.when) and axes in (None, "+".join(c.axes)))

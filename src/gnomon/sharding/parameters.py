@@ -70,10 +70,12 @@ class ParameterMemory:
         return self.parameters + self.gradients + self.master + self.states
 
 
-def local_elements(sharded: ShardedBlock, *, experts: bool) -> int:
-    """Elements of the block's parameters on one rank before ZeRO divides them: routed experts', or all others'."""
+def local_elements(sharded: ShardedBlock, *, experts: bool, without: frozenset[str] = frozenset()) -> int:
+    """Elements of the block's parameters on one rank before ZeRO divides them: routed experts', or all others'; but
+    for those `without`, by name."""
     routed = routed_tensors(sharded.block)
-    return sum(_elements(sharded, tensor) for tensor in sharded.block.parameters if (tensor.name in routed) == experts)
+    wanted = (t for t in sharded.block.parameters if (t.name in routed) == experts and t.name not in without)
+    return sum(_elements(sharded, tensor) for tensor in wanted)
 
 
 def parameter_memory(sharded: ShardedBlock, mesh: Mesh, optimizer: Optimizer, precision: Precision) -> ParameterMemory:
@@ -97,18 +99,23 @@ def shard_ranks(mesh: Mesh, *, experts: bool) -> int:
 
 
 def parameter_collectives(
-    sharded: ShardedBlock, mesh: Mesh, optimizer: Optimizer, precision: Precision
+    sharded: ShardedBlock,
+    mesh: Mesh,
+    optimizer: Optimizer,
+    precision: Precision,
+    *,
+    without: frozenset[str] = frozenset(),
 ) -> tuple[ParameterCollective, ...]:
     """Collectives of one block's parameters and gradients, in order of a step with one microbatch.
 
     ZeRO 0: one all-reduce of gradients (2Ψ sent by a rank of many). ZeRO 1 and 2: a reduce-scatter, and a gather of
     parameters after the update (2Ψ). ZeRO 3: gathers before forward and before backward, and a reduce-scatter (3Ψ;
     Rajbhandari et al. 2020). Hybrid: also an all-reduce of the divided gradients over dp_replicate. Gathers travel in
-    the parameters' compute dtype.
+    the parameters' compute dtype. without: names of parameters that travel with another block of the same ranks.
     """
     found: list[ParameterCollective] = []
     for experts in (False, True):
-        if elements := local_elements(sharded, experts=experts):
+        if elements := local_elements(sharded, experts=experts, without=without):
             found += _of_group(elements, mesh, optimizer, precision, experts=experts)
     found += _tensor_parallel_sums(sharded, mesh, precision)
     order: tuple[When, ...] = ("before_forward", "before_backward", "after_backward", "before_step", "after_step")

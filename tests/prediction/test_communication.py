@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 from prediction.jobs import gpt_model, plan
 
+from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Fact, Layout, Optimizer, Stack, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prices.collectives import collective_seconds
@@ -49,6 +50,18 @@ def test_whole_gradients_are_summed_at_once_after_the_backward() -> None:
     at_once = float(collective_seconds("all_reduce", size, found.pricing.stages[0].links["dp_shard+cp"]))
     assert seconds(found, "REDUCE_GRAD") == pytest.approx(at_once)
     assert seconds(usual, "REDUCE_GRAD") < at_once / 2  # a part, most of it beside the backward
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_a_tied_head_travels_with_the_embedding_beside_it(zero: int) -> None:
+    found = run(stack_with(), zero=zero)
+    stage = found.pricing.stages[0]
+    sent = {"REDUCE_GRAD" if zero else "AR": DTYPE_BITS[found.plan.precision.reduce]}
+    if zero:
+        sent["UNSHARD"] = DTYPE_BITS[found.plan.precision.compute]
+    for kind, bits in sent.items():
+        key = next(key for key in found.structure.program.keys if key.kind == kind)
+        assert found.pricing.amounts(key)[0] == sum(stage.elements) * bits // 8
 
 
 def test_without_zero_gradients_are_summed_whole_anyway() -> None:

@@ -175,7 +175,7 @@ class StagePrice:
     def _repeated(self, price: LayerPrice, layers: Sequence[Layer]) -> frozenset[str]:
         """Parameters of a layer that one before it on this stage holds too (a head tied to the embedding beside it):
         reduced and gathered with that one. Under ZeRO 3 each block has its own copy on the way."""
-        if self.plan.optimizer.zero == 3 or len(layers) > 1:
+        if (self.plan.optimizer.zero == 3 and self.is_sharded) or len(layers) > 1:
             return frozenset()
         at = self.in_order.index(layers[0])
         before = {

@@ -1,11 +1,12 @@
 """What uneven stages, recomputation by stage and uneven replication gain, and how often their searches miss the best.
 
-    python benchmarks/search/uneven.py [models|memory|random|dapple|paper] …   # prints the tables of results/uneven.md
+    python benchmarks/search/uneven.py [models|memory|random|dapple|equal|paper] …
 
-models: pipelines of a fixed plan, equal stages against the best cut. memory: the best preset for all layers that fits
-against recomputation by stage. random: the cut that is found against predicting every cut, on small random pipelines
-(tests/search/cuts.py). dapple: the planner against every cut, number of replicas and place on small cases, and against
-data parallelism and the search over axes. paper: the planner on the paper's own measured models
+Prints the tables of results/uneven.md. models: pipelines of a fixed plan, equal stages against the best cut.
+memory: the best preset for all layers that fits against recomputation by stage. random: the cut that is found
+against predicting every cut, on small random pipelines (tests/search/cuts.py). dapple: the planner against every
+cut, number of replicas and place on small cases, and against data parallelism. equal: the planner against pipelines
+of equal stages and replicas. paper: the planner on the paper's own measured models
 (tests/search/dapple_profiles.py) against its published plans.
 """
 
@@ -38,7 +39,7 @@ from gnomon.plans import (
 from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.dapple import Prices, cuts_of, dapple
+from gnomon.search.dapple import Prices, cuts_of, dapple, equal_splits
 from gnomon.search.recompute import Least
 from gnomon.search.split import Search, equal
 from gnomon.search.trials import Trials
@@ -216,6 +217,39 @@ def planner() -> None:
               f"{found.predicted} | {time.process_time() - clock:.1f} |", flush=True)  # fmt: skip
 
 
+HEAVY = (
+    ("gpt2", "1x4xh100-sxm", 32, 1024), ("llama-3.2-1b", "1x4xh100-sxm", 32, 4096),
+    ("gemma-2-2b", "1x4xh100-sxm", 32, 4096), ("gpt2", "4x1xv100-sxm-32gb", 32, 1024),
+    ("llama-3.2-1b", "4x1xa100-sxm-80gb", 32, 4096), ("bert-large", "4x1xa100-sxm-80gb", 32, 512),
+    ("gemma-2-2b", "2x4xh100-sxm", 64, 4096),
+)  # fmt: skip
+"""Model with a heavy head or embedding, cluster, global batch, sequence length."""
+
+
+def against_equal() -> None:
+    """The planner against the best pipeline of equal layers and replicas, with 4, 8 or 16 microbatches."""
+    print("| model | cluster | best equal split s | stages, microbatches | found s | gain % | (layers, replicas) |")
+    print("|---|---|---|---|---|---|---|")
+    for name, on, batch, seq in HEAVY:
+        graph, cluster, work, counts = model(name), parse_cluster(on), work_of(name, batch, seq), (4, 8, 16)
+        half = Precision(param="fp16", compute="fp16") if "v100" in on else Precision()
+        base = Plan(precision=half, saved=Saved(preset="selective"))
+        equal_s, shape = float("inf"), ""
+        for count in counts:
+            prices = Prices(graph, cluster, work, base, count, PLAIN_STACK)
+            for pieces in equal_splits(prices):
+                try:
+                    made = predict(graph, cluster, prices.plan(pieces), work)
+                except GnomonError:
+                    continue
+                if made.tightest.fits and made.step_s < equal_s:
+                    equal_s, shape = made.step_s, f"{len(pieces)}, {count}"
+        found = dapple(graph, cluster, work, base=base, counts=counts).best
+        assert found is not None and found.step_s <= equal_s
+        print(f"| {name} | {on} | {equal_s:.4f} | {shape} | {found.step_s:.4f} | "
+              f"{100 * (1 - found.step_s / equal_s):.1f} | {cuts_of(found)} |", flush=True)  # fmt: skip
+
+
 PUBLISHED = {
     "ResNet-50": ("DP", "DP", "DP"),
     "VGG-19": ("DP", "DP", "15:1 (13:6)"),
@@ -252,7 +286,14 @@ def _shape(plan: dapple_profiles.Planned) -> str:
     return f"{':'.join(map(str, plan.replicas))} ({':'.join(map(str, plan.layers))})"
 
 
-TABLES = {"models": models, "memory": memory, "random": random_cases, "dapple": planner, "paper": published}
+TABLES = {
+    "models": models,
+    "memory": memory,
+    "random": random_cases,
+    "dapple": planner,
+    "equal": against_equal,
+    "paper": published,
+}
 
 
 def main() -> None:

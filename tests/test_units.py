@@ -135,7 +135,8 @@ def test_shown_numbers_are_rounded_in_a_fitting_unit() -> None:
     assert units.show_bytes(0) == "0 B"
     assert units.show_seconds(0.00124) == "1.24 ms"
     assert units.show_seconds(0.00099996) == "1.00 ms"
-    assert units.show_seconds(7200) == "2.00 h"
+    assert units.show_seconds(61.8) == "61.8 s" and units.show_seconds(599.9) == "600 s"
+    assert units.show_seconds(600) == "10.0 min" and units.show_seconds(7200) == "2.00 h"
     assert units.show_rate(989.4e12, Unit.FLOPS_PER_S, digits=4) == "989.4 TFLOP/s"
 
 

@@ -238,10 +238,10 @@ def format_count(value: int) -> str:
 
 
 def show_seconds(value: float, digits: int = 3) -> str:
-    """A duration for people, rounded: `"1.24 ms"`."""
+    """A duration for people, rounded: `"1.24 ms"`; in seconds up to ten minutes, as steps are compared."""
     check(value, Unit.SECONDS)
-    steps = ((60.0 * 60, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-    return _show(value, steps, digits)
+    minutes = ((60.0 * 60, "h"), (60.0, "min")) if value >= 600.0 else ()
+    return _show(value, (*minutes, (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")), digits)
 
 
 def show_bytes(value: float, digits: int = 3) -> str:

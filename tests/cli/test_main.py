@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -93,6 +94,31 @@ def test_prediction_fits_80_columns_without_colour(capsys: pytest.CaptureFixture
     assert out.startswith("llama-3.1-8b on 4x8xh100-sxm\n")
     assert "\nfits: " in out
     assert "dp_shard=32; ZeRO 3" in out
+
+
+@pytest.mark.parametrize(("columns", "least", "most"), [(60, 70, 80), (100, 85, 100), (300, 100, 120)])
+def test_a_wide_terminal_is_used_up_to_120_columns(
+    columns: int, least: int, most: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    status, out, _ = ask(capsys, *LLAMA, "--zero", "3")
+    assert status == 0 and least < max(len(line) for line in out.splitlines()) <= most
+
+
+def test_many_sources_of_a_fit_are_counted_and_few_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    every = ask(capsys, *LLAMA, "--zero", "3", "--stack", "torchtitan")[1]
+    few = ask(capsys, *LLAMA, "--zero", "1", "--stack", "megatron-lm")[1]
+    assert re.search(r"\d+ runs\s+of \d+ sources", every) and "mosaic-llmfoundry" not in every
+    assert re.search(r"\d+ runs of\s+korthikanti-2022, ", few)
+
+
+def test_devices_without_bf16_are_predicted_in_fp32(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ask(capsys, "predict", "llama-tiny", "--on", "1xcpu-process", "--seq-len", "128")
+    assert status == 0 and "precision not given: fp32, as the devices have no bf16 (--precision)" in out
+    status, _, err = ask(capsys, "predict", "llama-tiny", "--on", "1xcpu-process", "--precision", "bf16")
+    assert status == 2 and "no peak for 'bf16'" in err
 
 
 def test_not_fitting_is_status_1_with_advice(capsys: pytest.CaptureFixture[str]) -> None:

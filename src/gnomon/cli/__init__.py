@@ -13,7 +13,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pkgutil import resolve_name
+from shutil import get_terminal_size
 
 from gnomon.cli.options import parser
 from gnomon.errors import GnomonError
@@ -33,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # By name, so that `gnomon --help` does not load numpy and the models.
         command: Callable[[object], int] = resolve_name(f"gnomon.cli.{options.command}:run")
-        status = command(options)
+        with _as_wide_as_the_terminal():
+            status = command(options)
         sys.stdout.flush()
     except GnomonError as error:
         return _failed(f"gnomon: {error}", BAD_REQUEST)
@@ -51,6 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             OUR_MISTAKE,
         )
     return status
+
+
+def _as_wide_as_the_terminal() -> AbstractContextManager[None]:
+    """Lines take the width of the terminal where there is one, 80 columns otherwise."""
+    if not sys.stdout.isatty():
+        return nullcontext()
+    wide: Callable[[int], AbstractContextManager[None]] = resolve_name("gnomon.report.tables:as_wide_as")
+    return wide(get_terminal_size().columns)
 
 
 def _failed(message: str, status: int) -> int:

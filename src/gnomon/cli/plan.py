@@ -17,7 +17,7 @@ from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
-from gnomon.cli.request import PRECISIONS, given_batch, given_router, has_sequences, read_model, usual_seq_len
+from gnomon.cli.request import given_batch, given_precision, given_router, has_sequences, read_model, usual_seq_len
 from gnomon.cli.terminal import Covered, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.graph import Graph
@@ -30,7 +30,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, refined_mapping, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
-from gnomon.search import Found, Result, default_precision, parse_limit, plan
+from gnomon.search import Found, Result, parse_limit, plan
 from gnomon.search.choices import fixed_base
 from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
@@ -308,13 +308,7 @@ def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -
 
 
 def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Plan:
-    optimizer = Optimizer(clip=not options.no_clip)
-    if options.precision is not None:
-        return Plan(precision=PRECISIONS[options.precision], optimizer=optimizer)
-    precision = default_precision(machines)
-    if precision.compute != "bf16":
-        assumed.append(f"precision not given: {precision.compute}, as the devices have no bf16 (--precision)")
-    return Plan(precision=precision, optimizer=optimizer)
+    return Plan(precision=given_precision(options, machines, assumed), optimizer=Optimizer(clip=not options.no_clip))
 
 
 def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:

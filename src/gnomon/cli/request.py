@@ -42,6 +42,7 @@ from gnomon.plans.check import learned_positions
 from gnomon.plans.parts import ScheduleName
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.planning import default_precision
 from gnomon.search.vary import sequences
 from gnomon.units import parse_count
 
@@ -93,7 +94,8 @@ def read_request(options: argparse.Namespace) -> Request:
         job = read_job(program, path, options, machines.num_devices, assumed)
     graph, notes = _model(options.model or (file.model if file else None), job)
     base = _base_plan(options, file, job)
-    plan = _with_batch(_changed(base or Plan(), options, machines, keep_mesh=base is not None), options, job, assumed)
+    start = base or Plan(precision=given_precision(options, machines, assumed))
+    plan = _with_batch(_changed(start, options, machines, keep_mesh=base is not None), options, job, assumed)
     given = job.workload if job else file.workload if file else None
     workload = _workload(graph, plan, options, given, assumed)
     if job is not None:
@@ -224,6 +226,16 @@ def _changed(plan: Plan, options: argparse.Namespace, machines: Cluster, *, keep
     if layout:
         changes["layout"] = replace(plan.layout, **layout)
     return replace(plan, schedule=_schedule(plan.schedule, options), **changes)
+
+
+def given_precision(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Precision:
+    """That of `--precision`; without it bf16, or fp32 where the devices have no bf16."""
+    if options.precision is not None:
+        return PRECISIONS[options.precision]
+    precision = default_precision(machines)
+    if precision.compute != "bf16":
+        assumed.append(f"precision not given: {precision.compute}, as the devices have no bf16 (--precision)")
+    return precision
 
 
 def _mesh(mesh: Mesh, given: dict[str, int], devices: int) -> Mesh:

@@ -322,6 +322,10 @@ def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
     return "device" if any(n.arch and device.arch.startswith(n.arch) for n in everywhere) else "nothing"
 
 
+NAMED = 4
+"""Sources of a fit that are named beside a prediction; of more only their number is said."""
+
+
 def rates_note(stack: Stack, device: Device) -> str:
     """What the rates rest on, to be shown beside a prediction."""
     if device.measured is not None:
@@ -334,13 +338,20 @@ def rates_note(stack: Stack, device: Device) -> str:
         case "own" if stack.own is not None:
             return f"{len(stack.own.numbers)} numbers of {stack.name!r} fitted to {stack.own.runs} own runs"
         case "stack" if record is not None:
-            return f"{len(record.numbers)} numbers of {stack.name!r} fitted to {record.provenance.data}"
+            return f"{len(record.numbers)} numbers of {stack.name!r} fitted to {_brief(record.provenance.data)}"
         case "stack elsewhere" if record is not None:
-            fitted_to = f"{len(record.numbers)} numbers of {stack.name!r} fitted to {record.provenance.data}"
+            fitted_to = f"{len(record.numbers)} numbers of {stack.name!r} fitted to {_brief(record.provenance.data)}"
             return f"{fitted_to}; none of them on {device.arch}"
         case "device" if every is not None:
             return (
                 f"no runs fitted for {stack.name!r}: {len(every.numbers)} numbers of all stacks, fitted to "
-                f"{every.provenance.data}"
+                f"{_brief(every.provenance.data)}"
             )
     return f"no runs fitted for {stack.name!r} on {device.name}: burst speed, host time by the way of launching"
+
+
+def _brief(data: str) -> str:
+    """`… 206 runs of 20 sources` for a list of more than NAMED sources; a shorter list as it is."""
+    runs, of, names = data.partition(" runs of ")
+    count = names.count(", ") + 1
+    return data if not of or count <= NAMED else f"{runs} runs of {count} sources"

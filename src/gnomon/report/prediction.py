@@ -11,7 +11,7 @@ from itertools import groupby
 
 from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Advice, Prediction, RankMemory
-from gnomon.report.tables import WIDTH, Column, gib, memory_unit, number, percent, ranges, table, wrapped
+from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
 from gnomon.search.choices import made, show_value
 from gnomon.units import show_seconds
 
@@ -156,7 +156,7 @@ def _memory_row(rank: RankMemory, unit: int) -> tuple[str, ...]:
 
 
 def _verdict(prediction: Prediction, advice: Sequence[Advice] | None) -> tuple[str, ...]:
-    lines = list(wrapped(prediction.verdict, indent="", width=WIDTH))
+    lines = list(wrapped(prediction.verdict, indent=""))
     if advice:
         room = " with room" if prediction.fits else ""
         lines += ["", f"what would fit{room}, smallest change first"]

@@ -1,18 +1,34 @@
 """Text tables: columns of fixed meaning, numbers to the right, no line wider than asked.
 
 `table` returns lines, `wrapped` a paragraph; `number`, `percent` and `gib` write quantities with the digits that they
-deserve. Leaves out colour.
+deserve. Lines are WIDTH columns unless `as_wide_as` says otherwise. Leaves out colour.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
 WIDTH = 80
 """Columns of a terminal that everything must be readable in."""
+WIDEST = 120
+"""Longer lines are not read more easily."""
+
+_width: ContextVar[int] = ContextVar("width", default=WIDTH)
+
+
+@contextmanager
+def as_wide_as(columns: int) -> Iterator[None]:
+    """Lines written meanwhile have so many columns, from WIDTH to WIDEST."""
+    before = _width.set(min(max(columns, WIDTH), WIDEST))
+    try:
+        yield
+    finally:
+        _width.reset(before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +42,16 @@ class Column:
 
 
 def table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int = WIDTH, gap: int = 2
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int | None = None, gap: int = 2
 ) -> tuple[str, ...]:
     """Lines of a table: a heading and one line a row, `gap` blanks between columns.
 
-    Lines over `width` are made to fit by shortening the widest left-aligned column (with `…`); numbers are never cut.
+    width: in columns; None is the usual. Lines over it are made to fit by shortening the widest left-aligned column
+    (with `…`); numbers are never cut.
     """
     sizes = [max(len(column.name), *(len(row[i]) for row in rows), 0) for i, column in enumerate(columns)]
     words = [i for i, column in enumerate(columns) if column.align == "left"]
-    excess = sum(sizes) + gap * (len(sizes) - 1) - width
+    excess = sum(sizes) + gap * (len(sizes) - 1) - (width or _width.get())
     if excess > 0 and words:
         widest = max(words, key=lambda i: sizes[i])
         sizes[widest] = max(8, sizes[widest] - excess)
@@ -49,12 +66,12 @@ def _line(columns: Sequence[Column], cells: Sequence[str], sizes: Sequence[int],
     return (" " * gap).join(parts).rstrip()
 
 
-def wrapped(text: str, *, indent: str = "  ", bullet: str = "", width: int = WIDTH) -> tuple[str, ...]:
+def wrapped(text: str, *, indent: str = "  ", bullet: str = "", width: int | None = None) -> tuple[str, ...]:
     """A paragraph as lines: the first begins with indent and bullet, the others stand under its text."""
     return tuple(
         textwrap.wrap(
             text,
-            width=width,
+            width=width or _width.get(),
             initial_indent=indent + bullet,
             subsequent_indent=indent + " " * len(bullet),
             break_on_hyphens=False,

@@ -9,11 +9,21 @@ Leaves out: weights, tokenizers, model types not in READERS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
+from gnomon.formats.hf_decoders import DECODERS
+from gnomon.formats.hf_parts import (
+    ACTIVATIONS,
+    SILU,
+    Notes,
+    Reader,
+    Wanted,
+    check_layer_types,
+    heads_of,
+    optional_window,
+)
 from gnomon.formats.keys import Keys, read_json
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, gemma, gpt, llama, mixtral, t5, vit
@@ -32,20 +42,6 @@ HARMLESS = frozenset(
 )
 """Keys that change neither shapes nor work: names, token ids, generation, initialisation, epsilons, rotary angles."""
 
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-}
-"""Their names of activations -> ours."""
-
-_SILU = {"silu": "silu", "swish": "silu"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfModel:
@@ -59,38 +55,9 @@ class HfModel:
     """The config of a decoder; None for other families."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a config.json does not decide."""
-
-    bert_head: Literal["pooler", "mlm"] = "pooler"
-    """Which BERT: the bare model with its pooler, or the masked-language-model head with a loss."""
-    mtp: bool = False
-    """Whether DeepSeek-V3's multi-token prediction module is part of the model."""
-
-
-Notes = list[str]
-
-
-def _heads(k: Keys, hidden: int) -> tuple[int, int, int]:
-    """(heads, kv heads, head_dim) with the usual defaults."""
-    heads = k.integer("num_attention_heads")
-    kv_heads = k.integer("num_key_value_heads", heads)
-    if not k.has("head_dim") and hidden % heads:
-        k.fail("num_attention_heads", f"hidden_size={hidden} is not a multiple of {heads} heads; give head_dim")
-    return heads, kv_heads, k.integer("head_dim", hidden // heads)
-
-
-def _layer_types(k: Keys, expected: list[str]) -> None:
-    """Newer files list each layer's attention; it must say what the other keys say."""
-    given = k.raw("layer_types")
-    if given is not None and given != expected:
-        k.fail("layer_types", f"layer_types disagrees with the window keys, which give {expected[:4]} …")
-
-
 def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
     hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = _heads(k, hidden)
+    heads, kv_heads, head_dim = heads_of(k, hidden)
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("pretraining_tp", 1, 2, 4, 8)  # splits matrices to reproduce rounding; same work
@@ -114,8 +81,8 @@ def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfi
 
 def _mistral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
     hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = _heads(k, hidden)
-    window = _optional_window(k, 4096)
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    window = optional_window(k, 4096)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
     return llama.LlamaConfig(
@@ -133,11 +100,6 @@ def _mistral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaCon
     )
 
 
-def _optional_window(k: Keys, absent: int) -> int:
-    """sliding_window: null is none, leaving it out is the class's default `absent`."""
-    return k.integer("sliding_window", absent if not k.given("sliding_window") else 0, least=0)
-
-
 def _optional_cap(k: Keys, key: str, absent: float) -> float:
     """A soft cap: null is none, leaving it out is the class's default `absent`."""
     return k.number(key, absent if not k.given(key) else 0.0)
@@ -149,7 +111,7 @@ def _qwen_window(k: Keys, layers: int) -> tuple[int, int]:
     k.ignore("sliding_window", "max_window_layers")
     window = k.integer("sliding_window", 4096) if used else 0
     full = k.integer("max_window_layers", 28, least=0) if used else 0
-    _layer_types(k, [("sliding" if used and i >= full else "full") + "_attention" for i in range(layers)])
+    check_layer_types(k, [("sliding" if used and i >= full else "full") + "_attention" for i in range(layers)])
     return window, full
 
 
@@ -157,7 +119,7 @@ def _qwen(k: Keys, name: str, wanted: Wanted, notes: Notes, *, third: bool) -> l
     hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
     heads = k.integer("num_attention_heads")
     kv_heads = k.integer("num_key_value_heads")
-    head_dim = k.integer("head_dim", 128) if third else _heads(k, hidden)[2]
+    head_dim = k.integer("head_dim", 128) if third else heads_of(k, hidden)[2]
     window, full = _qwen_window(k, layers)
     bias = k.flag("attention_bias", False) if third else False
     k.must_be("attention_dropout", 0.0, 0)
@@ -196,7 +158,7 @@ def _gemma2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}, "gelu_pytorch_tanh")
     k.must_be("hidden_act", "gelu_pytorch_tanh")
     k.must_be("use_bidirectional_attention", False)
-    _layer_types(k, [("full" if i % 2 else "sliding") + "_attention" for i in range(layers)])
+    check_layer_types(k, [("full" if i % 2 else "sliding") + "_attention" for i in range(layers)])
     k.ignore("max_position_embeddings", "sliding_window_size")
     return gemma.gemma2(
         gemma.Gemma2Config(
@@ -263,11 +225,11 @@ def _gpt_neox(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptNeoxCo
 
 def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.MixtralConfig:
     hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = _heads(k, hidden)
-    window = _optional_window(k, 0)
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    window = optional_window(k, 0)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("router_jitter_noise", 0.0, 0)
-    k.choice("hidden_act", _SILU, "silu")
+    k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "output_router_logits", "router_aux_loss_coef")
     return mixtral.MixtralConfig(
         name=name,
@@ -287,13 +249,13 @@ def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.Mixtra
 
 def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.MixtralConfig:
     hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = _heads(k, hidden)
+    heads, kv_heads, head_dim = heads_of(k, hidden)
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
     k.must_be("decoder_sparse_step", 1)
     k.must_be("mlp_only_layers", [])
-    k.choice("hidden_act", _SILU, "silu")
+    k.choice("hidden_act", SILU, "silu")
     k.ignore("sliding_window", "max_window_layers", "max_position_embeddings", "intermediate_size")  # no dense layers
     k.ignore("norm_topk_prob", "output_router_logits", "router_aux_loss_coef")
     return mixtral.MixtralConfig(
@@ -326,7 +288,7 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
     k.must_be("topk_method", "noaux_tc")
     k.must_be("tie_word_embeddings", False)
     k.must_be("pretraining_tp", 1)
-    k.choice("hidden_act", _SILU, "silu")
+    k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "norm_topk_prob", "routed_scaling_factor")
     k.ignore("aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
     quantised = k.raw("quantization_config")
@@ -437,8 +399,6 @@ def _vit(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-Reader = Callable[[Keys, str, Wanted, Notes], Graph | Config]
-
 READERS: Mapping[str, Reader] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -451,8 +411,11 @@ READERS: Mapping[str, Reader] = {
     "qwen3_moe": _qwen3_moe,
     "deepseek_v3": _deepseek_v3,
     "bert": _bert,
+    "roberta": _bert,
+    "xlm-roberta": _bert,
     "t5": _t5,
     "vit": _vit,
+    **DECODERS,
 }
 """model_type -> reader."""
 
@@ -468,7 +431,9 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
         raise InputError(f"{name}: a config.json names its model_type; got {kind!r}", "$.model_type")
     reader = READERS.get(kind)
     if reader is None:
-        raise CatalogueError(f"{name}: model_type {kind!r} has no reader{nearest(kind, READERS)}; known: {[*READERS]}")
+        raise CatalogueError(
+            f"{name}: model_type {kind!r} has no reader{nearest(kind, READERS)}; known: {', '.join(sorted(READERS))}"
+        )
     keys, notes = Keys(values, name), Notes()
     try:
         read = reader(keys, name, wanted or Wanted(), notes)

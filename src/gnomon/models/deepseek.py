@@ -8,6 +8,7 @@ experts has no effect on FLOPs; it bounds how many nodes a token visits. Leaves 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gnomon.errors import GraphError
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
@@ -67,6 +68,8 @@ class DeepseekConfig:
     """Groups of consecutive experts: a token's are all in some of them, which bounds the nodes that it is sent to."""
     groups_per_token: int = 1
     """Groups that a token chooses."""
+    router: Literal["softmax", "sigmoid"] = "sigmoid"
+    """How scores are made from logits: sigmoid with a bias on the scores that choose in V3, softmax without in V2."""
     mtp_modules: int = 0
     """Multi-token prediction modules: 0, or 1 as V3 was trained with (its embedding and head are the model's own)."""
 
@@ -130,8 +133,8 @@ def mixture(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig) -> str:
         experts=Dim(name="experts", size=c.num_experts),
         topk=Dim(name="topk", size=c.experts_per_token),
         ffn=Dim(name="expert_ffn", size=c.expert_ffn_size),
-        router="sigmoid",
-        router_bias=True,
+        router=c.router,
+        router_bias=c.router == "sigmoid",
         groups=c.num_groups,
         groups_per_token=c.groups_per_token,
     )

@@ -1,7 +1,7 @@
 """Gemma 2: alternating windowed and full layers, four norms a layer, GeGLU, capped scores and logits, tied head.
 
 `gemma2(config)` returns a Graph with one call for each layer, since windows alternate; all are of the family `layers`.
-Leaves out: Gemma 1 (see its differences in the public configs) and Gemma 3.
+Leaves out: Gemma 1 and 3 (`gnomon.models.decoder`).
 """
 
 from __future__ import annotations

@@ -186,13 +186,18 @@ def embed_block(vocab: Dim, hidden: Dim, *, scale: float = 0.0, path: str = "emb
     return b.build(b.op("scale", f"{path}.scale", (x,), name="x", factor=scale) if scale else x)
 
 
-def head_block(vocab: Dim, hidden: Dim, *, fn: str = "rms", bias: bool = False, softcap: float = 0.0) -> Block:
-    """Final norm, language-model head and cross-entropy: from `x` and `labels` to the scalar `loss`."""
+def head_block(
+    vocab: Dim, hidden: Dim, *, fn: str = "rms", bias: bool = False, softcap: float = 0.0, head_bias: bool = False
+) -> Block:
+    """Final norm, language-model head and cross-entropy: from `x` and `labels` to the scalar `loss`.
+
+    bias: of the norm. head_bias: of the head.
+    """
     b = BlockBuilder("head")
     x = b.input("x", BATCH, SEQ, hidden)
     labels = b.input("labels", BATCH, SEQ, dtype="int64")
     normed = b.norm("norm", x, hidden, fn=fn, bias=bias)
-    logits = b.linear("lm_head", normed, out=(vocab,), contract=(hidden,), bias=False)
+    logits = b.linear("lm_head", normed, out=(vocab,), contract=(hidden,), bias=head_bias)
     if softcap:
         logits = b.op("softcap", "lm_head.softcap", (logits,), cap=softcap)
     return b.build(b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32"))

@@ -481,7 +481,7 @@ def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
             "experts_need_sequence_parallel",
             f"graph {graph.name!r} has experts and tp = {max(mesh.tp for mesh in meshes)} without "
             f"sequence_parallel: every tp "
-            f"rank would send the same tokens; set layout.sequence_parallel = true",
+            f"rank would send the same tokens; set layout.sequence_parallel = true (--sequence-parallel)",
         )
     if plan.layout.sequence_parallel and all(mesh.tp == 1 for mesh in meshes):
         yield _note("no_effect", "sequence_parallel has no effect at tp = 1")

@@ -329,7 +329,7 @@ def _experts(op: Op, setting: Setting, plain: Strategy) -> Strategy:
         raise PlanError(
             f"{op.path}: experts with tp = {scene.ranks('tp')} need sequence_parallel: otherwise every tp "
             f"rank would send "
-            f"the same tokens; set layout.sequence_parallel = true"
+            f"the same tokens; set layout.sequence_parallel = true (--sequence-parallel)"
         )
     rows, sharding = (op.outputs[0], plain.outputs[0]) if is_dispatch else (op.inputs[0], plain.inputs[0])
     size, etp = setting.bytes(rows, sharding), scene.ranks("etp")

@@ -1,0 +1,558 @@
+"""Hugging Face configs of decoders that are neither Llama's, GPT's nor DeepSeek-V3's: one reader for each model_type.
+
+As in `gnomon.formats.hf`: absent keys mean what the configuration classes of transformers 4.57 make of them, sizes are
+required, and a key that changes the mathematics and is not understood is an error. What is counted otherwise than the
+public code computes it (joined projections, ALiBi, norms over all heads, multipliers) is said in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gnomon.formats.hf_parts import (
+    ACTIVATIONS,
+    SILU,
+    Notes,
+    Reader,
+    Wanted,
+    check_layer_types,
+    heads_of,
+    optional_window,
+)
+from gnomon.formats.keys import Keys
+from gnomon.graph import Graph
+from gnomon.models import deepseek, llama, mixtral
+from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
+
+ALIBI = "ALiBi is counted as attention without positions: its slopes are no kernel of their own"
+GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
+ROUTER_KEYS = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "routed_scaling_factor")
+
+
+def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
+        k.must_be(key, 0.0, 0)
+    k.must_be("attention_bias", False)
+    k.ignore("max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor")
+    notes.append("its joined projections (q, k, v; gate and up) are counted as products of their own")
+    return llama.LlamaConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        tied=k.flag("tie_word_embeddings", False),
+        window=optional_window(k, 0),
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+    )
+
+
+def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+    hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    bias = k.flag("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("use_sliding_window", False)
+    check_layer_types(k, ["full_attention"] * layers)
+    k.ignore("max_position_embeddings", "sliding_window", "pretraining_tp")
+    k.ignore("no_rope_layers", "no_rope_layer_interval")  # rotating q and k or not: the least of a layer
+    return llama.LlamaConfig(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        tied=k.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        out_bias=bias,
+        ffn_bias=k.flag("mlp_bias", False),
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+    )
+
+
+def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    bias = k.flag("attention_bias", False)
+    if k.number("attention_dropout", 0.0):
+        notes.append("attention_dropout is left out")
+    k.ignore("max_position_embeddings")
+    multipliers = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    if any(k.number(key, 1.0) != 1.0 for key in multipliers):
+        notes.append("its multipliers of embedding, residuals, scores and logits are counted as free")
+    return llama.LlamaConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        tied=k.flag("tie_word_embeddings", False),
+        qkv_bias=bias,
+        out_bias=bias,
+        ffn_bias=k.flag("mlp_bias", False),
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+    )
+
+
+def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    bias = k.flag("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore("max_position_embeddings")
+    notes.append("its norms over all heads of q and k are counted as norms of each head")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", False),
+            order="post",
+            qk_norm=True,
+            qkv_bias=bias,
+            out_bias=bias,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _stablelm(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    for key in ("attention_dropout", "hidden_dropout"):
+        k.must_be(key, 0.0, 0)
+    k.must_be("qk_layernorm", False)
+    k.ignore("max_position_embeddings", "partial_rotary_factor")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", False),
+            order="parallel" if k.flag("use_parallel_residual", False) else "pre",
+            norm="layer",
+            norm_bias=True,
+            qkv_bias=k.flag("use_qkv_bias", False),
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _starcoder2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    bias = k.flag("use_bias", True)
+    k.must_be("embedding_dropout", 0.0, 0)
+    k.must_be("mlp_type", "default")
+    k.must_be("norm_type", "layer_norm")
+    k.ignore("max_position_embeddings", "norm_epsilon")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", True),
+            norm="layer",
+            norm_bias=True,
+            gated=False,
+            activation=k.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
+            qkv_bias=bias,
+            out_bias=bias,
+            ffn_bias=bias,
+            windows=(optional_window(k, 0),),
+            dropout=k.number("residual_dropout", 0.0),
+            attention_dropout=k.number("attention_dropout", 0.0),
+        )
+    )
+
+
+def _phi(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    k.must_be("qk_layernorm", False)
+    k.must_be("embd_pdrop", 0.0, 0)
+    k.ignore("max_position_embeddings", "partial_rotary_factor")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", False),
+            order="parallel",
+            norm="layer",
+            norm_bias=True,
+            gated=False,
+            activation=k.choice("hidden_act", ACTIVATIONS, "gelu_new"),
+            qkv_bias=True,
+            out_bias=True,
+            ffn_bias=True,
+            head_bias=True,
+            dropout=k.number("resid_pdrop", 0.0),
+            attention_dropout=k.number("attention_dropout", 0.0),
+        )
+    )
+
+
+def _falcon(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads = k.integer("num_attention_heads")
+    newer, several = k.flag("new_decoder_architecture", False), k.flag("multi_query", True)
+    shared = 1 if several else heads
+    kv_heads = k.integer("num_kv_heads", heads) if newer else shared
+    if not newer:
+        k.ignore("num_kv_heads")
+    if hidden % heads:
+        k.fail("num_attention_heads", f"hidden_size={hidden} is not a multiple of {heads} heads")
+    bias, parallel = k.flag("bias", False), newer or k.flag("parallel_attn", True)
+    norms = k.integer("num_ln_in_parallel_attn", 2 if newer else 1)
+    alibi = k.flag("alibi", False)
+    if alibi:
+        notes.append(ALIBI)
+    k.ignore("max_position_embeddings", "parallel_attn", "num_ln_in_parallel_attn")
+    beside: Order = "parallel_two" if norms == 2 else "parallel"
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=hidden // heads,
+            ffn_size=k.integer("ffn_hidden_size", 4 * hidden),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", True),
+            order=beside if parallel else "pre",
+            norm="layer",
+            norm_bias=True,
+            gated=False,
+            activation=k.choice("activation", ACTIVATIONS, "gelu"),
+            qkv_bias=bias,
+            out_bias=bias,
+            ffn_bias=bias,
+            rotary=not alibi,
+            dropout=k.number("hidden_dropout", 0.0),
+            attention_dropout=k.number("attention_dropout", 0.0),
+        )
+    )
+
+
+def _opt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden, heads = k.integer("hidden_size"), k.integer("num_attention_heads")
+    if hidden % heads:
+        k.fail("num_attention_heads", f"hidden_size={hidden} is not a multiple of {heads} heads")
+    k.must_be("word_embed_proj_dim", hidden)
+    for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
+        k.must_be(key, True)
+    k.must_be("_remove_final_layer_norm", False)
+    for key in ("layerdrop", "activation_dropout"):
+        k.must_be(key, 0.0, 0)
+    bias = k.flag("enable_bias", True)
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=hidden // heads,
+            ffn_size=k.integer("ffn_dim"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", True),
+            norm="layer",
+            norm_bias=True,
+            gated=False,
+            activation=k.choice("activation_function", ACTIVATIONS, "relu"),
+            qkv_bias=bias,
+            out_bias=bias,
+            ffn_bias=bias,
+            rotary=False,
+            position_rows=k.integer("max_position_embeddings") + 2,  # its table begins two rows early
+            dropout=k.number("dropout", 0.1),
+            attention_dropout=k.number("attention_dropout", 0.0),
+        )
+    )
+
+
+def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    def either(*keys: str) -> int:
+        return k.integer(next((key for key in keys if k.has(key)), keys[0]))
+
+    hidden, heads = either("hidden_size", "n_embed"), either("n_head", "num_attention_heads")
+    if hidden % heads:
+        k.fail("n_head", f"hidden_size={hidden} is not a multiple of {heads} heads")
+    k.must_be("apply_residual_connection_post_layernorm", False)
+    k.ignore("n_embed", "num_attention_heads", "num_hidden_layers", "pretraining_tp", "slow_but_exact", "seq_length")
+    k.ignore("offset_alibi", "bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
+    k.ignore("skip_bias_add", "skip_bias_add_qkv", "unk_token_id")
+    notes.append(ALIBI)
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=either("n_layer", "num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=hidden // heads,
+            ffn_size=4 * hidden,
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", True),
+            norm="layer",
+            norm_bias=True,
+            gated=False,
+            activation="gelu_tanh",
+            qkv_bias=True,
+            out_bias=True,
+            ffn_bias=True,
+            rotary=False,
+            embed_norm=True,
+            dropout=k.number("hidden_dropout", 0.0),
+            attention_dropout=k.number("attention_dropout", 0.0),
+        )
+    )
+
+
+def _gemma(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    k.must_be("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.choice("hidden_activation", GELU_TANH, "gelu_pytorch_tanh")
+    k.ignore("hidden_act", "max_position_embeddings")  # hidden_act says gelu in old files and is not what runs
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=k.integer("num_attention_heads"),
+            num_kv_heads=k.integer("num_key_value_heads"),
+            head_dim=k.integer("head_dim", 256),
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", True),
+            activation="gelu_tanh",
+            embed_scale=hidden**0.5,
+        )
+    )
+
+
+def _gemma3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
+    k.must_be("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("attn_logit_softcapping", 0.0, 0)
+    k.must_be("final_logit_softcapping", 0.0, 0)
+    k.must_be("use_bidirectional_attention", False)
+    k.choice("hidden_activation", GELU_TANH, "gelu_pytorch_tanh")
+    every, window = k.integer("sliding_window_pattern", 6), k.integer("sliding_window", 4096)
+    check_layer_types(k, [("sliding" if (i + 1) % every else "full") + "_attention" for i in range(layers)])
+    k.ignore("max_position_embeddings", "rope_local_base_freq", "_sliding_window_pattern")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=layers,
+            hidden_size=hidden,
+            num_heads=k.integer("num_attention_heads"),
+            num_kv_heads=k.integer("num_key_value_heads"),
+            head_dim=k.integer("head_dim", 256),
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size", 262_208),
+            tied=k.flag("tie_word_embeddings", True),
+            order="both",
+            qk_norm=True,
+            activation="gelu_tanh",
+            embed_scale=hidden**0.5,
+            windows=(*(window,) * (every - 1), 0),
+            query_scale=k.number("query_pre_attn_scalar", 256) ** -0.5,
+        )
+    )
+
+
+def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    layers, window = k.integer("num_hidden_layers"), k.integer("sliding_window", 128)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("attention_bias", True)
+    k.choice("hidden_act", SILU, "silu")
+    check_layer_types(k, [("full" if i % 2 else "sliding") + "_attention" for i in range(layers)])
+    k.ignore("max_position_embeddings", "initial_context_length", "swiglu_limit", "experts_per_token", *ROUTER_KEYS)
+    if k.raw("quantization_config") is not None:
+        notes.append("quantization_config says how the checkpoint is stored; the plan's precision decides what runs")
+    notes.append("parameters of sinks, of the router's and the experts' biases (0.03 % in all) are left out")
+    config = mixtral.MixtralConfig(
+        name=name,
+        num_layers=layers,
+        hidden_size=k.integer("hidden_size"),
+        num_heads=k.integer("num_attention_heads"),
+        num_kv_heads=k.integer("num_key_value_heads"),
+        head_dim=k.integer("head_dim", 64),
+        num_experts=k.integer("num_local_experts"),
+        experts_per_token=k.integer("num_experts_per_tok"),
+        expert_ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        window=window,
+        windowed_every=2,
+        qkv_bias=True,
+        out_bias=True,
+        expert_bias=True,
+        tied=k.flag("tie_word_embeddings", False),
+        moe_path="mlp",
+    )
+    return mixtral.mixtral(config)
+
+
+def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    heads = k.integer("num_attention_heads")
+    k.must_be("num_key_value_heads", heads)
+    for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+        k.must_be(key, False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("moe_layer_freq", 1)
+    k.must_be("scoring_func", "softmax")
+    k.must_be("topk_method", "greedy", "group_limited_greedy")
+    grouped = k.raw("topk_method") == "group_limited_greedy"
+    k.choice("hidden_act", SILU, "silu")
+    k.ignore("max_position_embeddings", "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim")
+    k.ignore("n_group", "topk_group", *ROUTER_KEYS)
+    config = deepseek.DeepseekConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        num_dense_layers=k.integer("first_k_dense_replace", 0, least=0),
+        hidden_size=k.integer("hidden_size"),
+        num_heads=heads,
+        q_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else 0,
+        kv_rank=k.integer("kv_lora_rank"),
+        nope_dim=k.integer("qk_nope_head_dim"),
+        rope_dim=k.integer("qk_rope_head_dim"),
+        v_head_dim=k.integer("v_head_dim"),
+        ffn_size=k.integer("intermediate_size"),
+        num_experts=k.integer("n_routed_experts"),
+        experts_per_token=k.integer("num_experts_per_tok"),
+        num_shared_experts=k.integer("n_shared_experts", least=0),
+        expert_ffn_size=k.integer("moe_intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        num_groups=k.integer("n_group") if grouped else 1,
+        groups_per_token=k.integer("topk_group") if grouped else 1,
+        router="softmax",
+    )
+    k.ignore("q_lora_rank")
+    return deepseek.deepseek_v3(config)
+
+
+def _qwen2_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("use_sliding_window", False)
+    k.must_be("decoder_sparse_step", 1)
+    k.must_be("mlp_only_layers", [])
+    k.must_be("qkv_bias", True)
+    k.choice("hidden_act", SILU, "silu")
+    k.ignore("max_position_embeddings", "sliding_window", "max_window_layers", "layer_types", *ROUTER_KEYS)
+    notes.append("the shared expert's gate (one number a token) is left out")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", False),
+            qkv_bias=True,
+            mixture=Mixture(
+                num_experts=k.integer("num_experts"),
+                experts_per_token=k.integer("num_experts_per_tok"),
+                expert_ffn_size=k.integer("moe_intermediate_size"),
+                shared_ffn_size=k.integer("shared_expert_intermediate_size"),
+            ),
+        )
+    )
+
+
+def _glm4_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    hidden = k.integer("hidden_size")
+    heads, kv_heads, head_dim = heads_of(k, hidden)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.choice("hidden_act", SILU, "silu")
+    k.ignore("max_position_embeddings", "partial_rotary_factor", *ROUTER_KEYS)
+    if predicted := k.raw("num_nextn_predict_layers"):
+        notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
+    expert = k.integer("moe_intermediate_size")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            num_layers=k.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size"),
+            vocab_size=k.integer("vocab_size"),
+            tied=k.flag("tie_word_embeddings", False),
+            qkv_bias=k.flag("attention_bias", False),
+            qk_norm=k.flag("use_qk_norm", False),
+            mixture=Mixture(
+                num_experts=k.integer("n_routed_experts"),
+                experts_per_token=k.integer("num_experts_per_tok"),
+                expert_ffn_size=expert,
+                router="sigmoid",
+                router_bias=True,
+                groups=k.integer("n_group", 1),
+                groups_per_token=k.integer("topk_group", 1),
+                shared_ffn_size=expert * k.integer("n_shared_experts", least=0),
+                num_dense_layers=k.integer("first_k_dense_replace", least=0),
+            ),
+        )
+    )
+
+
+DECODERS: Mapping[str, Reader] = {
+    "phi3": _phi3,
+    "phi": _phi,
+    "smollm3": _smollm3,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+    "falcon": _falcon,
+    "opt": _opt,
+    "bloom": _bloom,
+    "gemma": _gemma,
+    "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
+    "deepseek_v2": _deepseek_v2,
+    "qwen2_moe": _qwen2_moe,
+    "glm4_moe": _glm4_moe,
+}
+"""model_type -> reader."""

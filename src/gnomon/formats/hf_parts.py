@@ -1,0 +1,69 @@
+"""What the readers of Hugging Face configs share: names of activations, heads, windows, and the type of a reader.
+
+A reader takes its keys from `Keys` and returns a decoder's config or a Graph. Leaves out the readers (hf,
+hf_decoders).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.formats.keys import Keys
+from gnomon.graph import Graph
+from gnomon.models.presets import Config
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}
+"""Their names of activations -> ours."""
+
+SILU = {"silu": "silu", "swish": "silu"}
+"""Those of experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a config.json does not decide."""
+
+    bert_head: Literal["pooler", "mlm"] = "pooler"
+    """Which BERT: the bare model with its pooler, or the masked-language-model head with a loss."""
+    mtp: bool = False
+    """Whether DeepSeek-V3's multi-token prediction module is part of the model."""
+
+
+Notes = list[str]
+"""What a file says that the graph leaves out."""
+
+
+def heads_of(k: Keys, hidden: int) -> tuple[int, int, int]:
+    """(heads, kv heads, head_dim) with the usual defaults."""
+    heads = k.integer("num_attention_heads")
+    kv_heads = k.integer("num_key_value_heads", heads)
+    if not k.has("head_dim") and hidden % heads:
+        k.fail("num_attention_heads", f"hidden_size={hidden} is not a multiple of {heads} heads; give head_dim")
+    return heads, kv_heads, k.integer("head_dim", hidden // heads)
+
+
+def check_layer_types(k: Keys, expected: list[str]) -> None:
+    """Newer files list each layer's attention; it must say what the other keys say."""
+    given = k.raw("layer_types")
+    if given is not None and given != expected:
+        k.fail("layer_types", f"layer_types disagrees with the window keys, which give {expected[:4]} …")
+
+
+def optional_window(k: Keys, absent: int) -> int:
+    """sliding_window: null is none, leaving it out is the class's default `absent`."""
+    return k.integer("sliding_window", absent if not k.given("sliding_window") else 0, least=0)
+
+
+Reader = Callable[[Keys, str, Wanted, Notes], Graph | Config]
+"""(keys, name, what the file does not decide, notes to add to) -> the model."""

@@ -1,0 +1,266 @@
+"""A decoder whose parts are chosen one by one: Falcon, Phi, OPT, BLOOM, StarCoder 2, StableLM, OLMo 2, Gemma 1 and 3,
+and mixtures with grouped queries and shared experts (Qwen1.5-MoE, GLM-4.5).
+
+`decoder(config)` returns a Graph of embed, layers (run-length coded where neighbours are alike) and head with the loss.
+q, k and v come from linears of their own, whether or not the public code joins them: the same parameters and FLOPs.
+Leaves out: position biases of the scores (ALiBi costs no kernel of its own), norms over all heads of q and k at once
+(counted as norms of each head), layers that differ in more than window and mixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from gnomon.errors import GraphError
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
+from gnomon.models.parts import (
+    BATCH,
+    INPUT_IDS,
+    LABELS,
+    SEQ,
+    Attention,
+    Experts,
+    attention_dims,
+    dense_ffn,
+    gated_ffn,
+    head_block,
+    head_call,
+    moe_ffn,
+    positive,
+    self_attention,
+)
+
+Order = Literal["pre", "post", "both", "parallel", "parallel_two"]
+"""Where a layer's norms stand: before attention and feed-forward; after each (OLMo 2); before and after (Gemma 3);
+one before both, which run side by side (Phi, Falcon 7B); one before each, side by side (Falcon 40B)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The routed feed-forward of all layers but the first ones."""
+
+    num_experts: int
+    """Experts of a layer."""
+    experts_per_token: int
+    """Experts that a token visits."""
+    expert_ffn_size: int
+    """Width of one expert."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """How scores are made from logits."""
+    router_bias: bool = False
+    """A bias on the scores that choose."""
+    groups: int = 1
+    """Groups of consecutive experts, of which a token chooses some."""
+    groups_per_token: int = 1
+    """How many."""
+    shared_ffn_size: int = 0
+    """Width of the expert that every token visits; 0 for none."""
+    num_dense_layers: int = 0
+    """First layers that have the dense feed-forward."""
+
+    def __post_init__(self) -> None:
+        positive(num_experts=self.num_experts, experts_per_token=self.experts_per_token)
+        positive(expert_ffn_size=self.expert_ffn_size)
+        if self.experts_per_token > self.num_experts:
+            raise GraphError(f"experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """A decoder-only language model."""
+
+    name: str
+    """Of the model."""
+    num_layers: int
+    """Decoder layers."""
+    hidden_size: int
+    """Width of the residual stream."""
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads; divides num_heads."""
+    head_dim: int
+    """Width of a head."""
+    ffn_size: int
+    """Width of the dense feed-forward."""
+    vocab_size: int
+    """Rows of the embedding, padding included."""
+    tied: bool = False
+    """Whether lm_head is the embedding table."""
+    order: Order = "pre"
+    """Where the norms stand."""
+    norm: Literal["rms", "layer"] = "rms"
+    """Kind of norm."""
+    norm_bias: bool = False
+    """Biases of the norms."""
+    qk_norm: bool = False
+    """RMSNorm on each head of q and k."""
+    gated: bool = True
+    """act(gate) · up, then down; otherwise up, act and down."""
+    activation: str = "silu"
+    """Of the feed-forward."""
+    qkv_bias: bool = False
+    """Biases of q, k, v."""
+    out_bias: bool = False
+    """Bias of the attention's output."""
+    ffn_bias: bool = False
+    """Biases of the feed-forward."""
+    head_bias: bool = False
+    """Bias of lm_head (Phi)."""
+    rotary: bool = True
+    """Rotary positions."""
+    position_rows: int = 0
+    """Rows of a learned position embedding; 0 for none."""
+    embed_norm: bool = False
+    """A norm after the embedding (BLOOM)."""
+    embed_scale: float = 0.0
+    """Factor of the embedding (Gemma); 0 for none."""
+    windows: tuple[int, ...] = (0,)
+    """Sliding windows in tokens of the layers, repeated: five of 512 and a 0 (all tokens) in Gemma 3 1B."""
+    query_scale: float = 0.0
+    """Factor of the scores; 0 is 1/√head_dim."""
+    dropout: float = 0.0
+    """After attention and feed-forward."""
+    attention_dropout: float = 0.0
+    """Of the attention probabilities."""
+    mixture: Mixture | None = None
+    """Routed experts, if it has any."""
+
+    def __post_init__(self) -> None:
+        positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
+        positive(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, ffn_size=self.ffn_size)
+        positive(vocab_size=self.vocab_size)
+        if not self.windows:
+            raise GraphError("windows is empty: give (0,) for layers that see all tokens")
+        if self.mixture is not None and not 0 <= self.mixture.num_dense_layers <= self.num_layers:
+            raise GraphError(f"num_dense_layers={self.mixture.num_dense_layers} is not between 0 and {self.num_layers}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What tells layers apart."""
+
+    window: int
+    mixture: bool
+
+    @property
+    def block(self) -> str:
+        """Name of its block."""
+        return f"layers{'_moe' * self.mixture}{'_windowed' * bool(self.window)}"
+
+
+def _kinds(c: DecoderConfig) -> list[_Kind]:
+    """Of each layer."""
+    first = c.num_layers if c.mixture is None else c.mixture.num_dense_layers
+    return [_Kind(window=c.windows[i % len(c.windows)], mixture=i >= first) for i in range(c.num_layers)]
+
+
+def _normed(b: BlockBuilder, path: str, x: str, hidden: Dim, c: DecoderConfig) -> str:
+    return b.norm(path, x, hidden, fn=c.norm, bias=c.norm_bias)
+
+
+def _feed_forward(b: BlockBuilder, x: str, hidden: Dim, c: DecoderConfig, kind: _Kind) -> str:
+    if not kind.mixture or c.mixture is None:
+        ffn = Dim(name="ffn", size=c.ffn_size)
+        if c.gated:
+            return gated_ffn(b, x, hidden, ffn, fn=c.activation, bias=c.ffn_bias)
+        return dense_ffn(b, x, hidden, ffn, fn=c.activation, bias=c.ffn_bias, paths=("mlp.up_proj", "mlp.down_proj"))
+    m = c.mixture
+    e = Experts(
+        experts=Dim(name="experts", size=m.num_experts),
+        topk=Dim(name="topk", size=m.experts_per_token),
+        ffn=Dim(name="expert_ffn", size=m.expert_ffn_size),
+        router=m.router,
+        router_bias=m.router_bias,
+        groups=m.groups,
+        groups_per_token=m.groups_per_token,
+    )
+    routed = moe_ffn(b, x, hidden, e, "mlp")
+    if not m.shared_ffn_size:
+        return routed
+    shared = Dim(name="shared_ffn", size=m.shared_ffn_size)
+    return b.add("mlp.sum", routed, gated_ffn(b, x, hidden, shared, fn=c.activation, path="mlp.shared_experts"))
+
+
+def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
+    """One layer from `x` to `y`."""
+    hidden = Dim(name="hidden", size=c.hidden_size)
+    heads, kv_heads, head_dim = attention_dims(c.num_heads, c.num_kv_heads, c.head_dim)
+    a = Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        causal=True,
+        qkv_bias=c.qkv_bias,
+        out_bias=c.out_bias,
+        qk_norm=c.qk_norm,
+        rotary=c.rotary,
+        window=kind.window,
+        scale=c.query_scale,
+        dropout=c.attention_dropout,
+    )
+    b = BlockBuilder(kind.block)
+    x = b.input("x", BATCH, SEQ, hidden)
+    before, after = c.order != "post", c.order in ("post", "both")
+    normed = _normed(b, "input_layernorm", x, hidden, c) if before else x
+    out = self_attention(b, normed, hidden, a)
+    out = _normed(b, "post_attention_layernorm", out, hidden, c) if after else out
+    out = b.dropout("attention_dropout", out, c.dropout)
+    if c.order in ("parallel", "parallel_two"):
+        side = _normed(b, "mlp_layernorm", x, hidden, c) if c.order == "parallel_two" else normed
+        both = b.add("parallel_sum", b.dropout("mlp_dropout", _feed_forward(b, side, hidden, c, kind), c.dropout), out)
+        return b.build(b.add("mlp_residual", x, both, name="y"))
+    middle = b.add("attention_residual", x, out)
+    normed = _normed(b, "pre_feedforward_layernorm", middle, hidden, c) if before else middle
+    out = _feed_forward(b, normed, hidden, c, kind)
+    out = _normed(b, "post_feedforward_layernorm", out, hidden, c) if after else out
+    return b.build(b.add("mlp_residual", middle, b.dropout("mlp_dropout", out, c.dropout), name="y"))
+
+
+def embed_block(c: DecoderConfig, vocab: Dim, hidden: Dim) -> Block:
+    """From `input_ids` to `x`: rows, their factor, positions and norm, as the model has them."""
+    b = BlockBuilder("embed")
+    x = b.embedding("embed_tokens", b.input("input_ids", BATCH, SEQ, dtype="int64"), vocab, hidden)
+    if c.embed_scale:
+        x = b.op("scale", "embed_tokens.scale", (x,), factor=c.embed_scale)
+    if c.position_rows:
+        places = b.state("position_ids", SEQ, dtype="int64", lifetime="job")
+        rows = b.embedding("embed_positions", places, Dim(name="positions", size=c.position_rows), hidden)
+        x = b.add("embed_sum", x, rows)
+    return b.build(_normed(b, "embed_layernorm", x, hidden, c) if c.embed_norm else x)
+
+
+def decoder(c: DecoderConfig) -> Graph:
+    """The model as a Graph; inputs `input_ids` and `labels`, output `head.loss`."""
+    hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
+    embed = embed_block(c, vocab, hidden)
+    kinds = _kinds(c)
+    runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
+    calls = [Call(block="embed", name="embed", inputs=(("input_ids", "input_ids"),), prefix="model")]
+    x, first = f"embed.{embed.outputs[0]}", 0
+    for kind, repeat in runs:
+        name = kind.block if len(set(kinds)) == len(runs) else f"layers_{first}"
+        calls.append(
+            Call(
+                block=kind.block,
+                name=name,
+                inputs=(("x", x),),
+                repeat=repeat,
+                chain=(("y", "x"),),
+                first=first,
+                family="layers",
+                prefix="model.layers",
+            )
+        )
+        x, first = f"{name}.y", first + repeat
+    calls.append(head_call(x, lm_head="model.embed_tokens.weight" if c.tied else "lm_head.weight"))
+    head = head_block(vocab, hidden, fn=c.norm, bias=c.norm_bias, head_bias=c.head_bias)
+    return Graph(
+        name=c.name,
+        inputs=(INPUT_IDS, LABELS),
+        blocks=(embed, *(layer_block(c, kind) for kind in dict.fromkeys(kinds)), head),
+        calls=tuple(calls),
+        outputs=("head.loss",),
+    )

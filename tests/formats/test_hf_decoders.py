@@ -1,0 +1,232 @@
+"""Configs of further decoders: the published files give the published counts, less what a note says is left out.
+
+The facts are those of the public config.json files; the counts are the sums of the sizes in the published checkpoints
+(safetensors indices on the Hugging Face hub).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gnomon.errors import InputError
+from gnomon.formats.hf import HfModel, from_hf_config
+from gnomon.formats.hf_decoders import DECODERS
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
+from gnomon.prediction import predict
+
+
+def llama_like(hidden: int, ffn: int, heads: int, layers: int, vocab: int, **more: Any) -> dict[str, Any]:
+    """The keys that most families share."""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+SCOUT = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+OSS = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True}
+LITE = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+    "scoring_func": "softmax",
+    "n_group": 1,
+    "topk_group": 1,
+}
+AIR = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 1,
+    "attention_bias": True,
+    "num_nextn_predict_layers": 1,
+}
+FALCON = {"multi_query": True, "parallel_attn": True, "bias": False, "alibi": False}
+
+# model_type -> (name, facts, parameters in the checkpoint, those that a note leaves out)
+PUBLISHED: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "phi3": ("Phi-3-mini-128k", llama_like(3072, 8192, 32, 32, 32064, sliding_window=262144), 3_821_079_552, 0),
+    "phi": ("phi-2", llama_like(2560, 10240, 32, 32, 51200, resid_pdrop=0.1), 2_779_683_840, 0),
+    "smollm3": ("SmolLM3-3B", llama_like(2048, 11008, 16, 36, 128256, num_key_value_heads=4), 3_075_098_624, 0),
+    "granite": (
+        "granite-3.1-8b",
+        llama_like(4096, 12800, 32, 40, 49155, num_key_value_heads=8, tie_word_embeddings=True, logits_scaling=16.0),
+        8_170_848_256,
+        0,
+    ),
+    "olmo2": ("OLMo-2-1124-7B", llama_like(4096, 11008, 32, 32, 100352), 7_298_617_344, 32 * 2 * (4096 - 128)),
+    "stablelm": ("stablelm-3b-4e1t", llama_like(2560, 6912, 32, 32, 50304), 2_795_443_200, 0),
+    "starcoder2": (
+        "starcoder2-3b",
+        llama_like(3072, 12288, 24, 30, 49152, num_key_value_heads=2, sliding_window=4096),
+        3_030_371_328,
+        0,
+    ),
+    "falcon": (
+        "falcon-7b",
+        {"hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32, "vocab_size": 65024, **FALCON},
+        6_921_720_704,
+        0,
+    ),
+    "opt": (
+        "opt-1.3b",
+        {
+            "hidden_size": 2048,
+            "ffn_dim": 8192,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 24,
+            "vocab_size": 50272,
+            "max_position_embeddings": 2048,
+            "word_embed_proj_dim": 2048,
+        },
+        1_315_758_080,
+        0,
+    ),
+    "bloom": (
+        "bloom-7b1",
+        {"n_embed": 4096, "num_attention_heads": 32, "n_layer": 30, "vocab_size": 250880},
+        7_069_016_064,
+        0,
+    ),
+    "gemma": (
+        "gemma-2b",
+        llama_like(2048, 16384, 8, 18, 256000, num_key_value_heads=1, head_dim=256, hidden_act="gelu"),
+        2_506_172_416,
+        0,
+    ),
+    "gemma3_text": (
+        "gemma-3-1b",
+        llama_like(1152, 6912, 4, 26, 262144, num_key_value_heads=1, head_dim=256, sliding_window=512),
+        999_885_952,
+        0,
+    ),
+    "gpt_oss": (
+        "gpt-oss-20b",
+        llama_like(2880, 2880, 64, 24, 201088, num_key_value_heads=8, head_dim=64, **OSS),
+        20_914_757_184,
+        24 * (32 * (3 * 2880) + 32 + 64),  # biases of experts and router, sinks
+    ),
+    "deepseek_v2": ("DeepSeek-V2-Lite", llama_like(2048, 10944, 16, 27, 102400, **LITE), 15_706_484_224, 0),
+    "qwen2_moe": (
+        "Qwen1.5-MoE-A2.7B",
+        llama_like(2048, 5632, 16, 24, 151936, shared_expert_intermediate_size=5632, **SCOUT),
+        14_315_784_192,
+        24 * 2048,
+    ),
+    "glm4_moe": (
+        "GLM-4.5-Air",
+        llama_like(4096, 10944, 96, 46, 151552, **AIR),
+        106_852_245_504 + 45 * 128,
+        0,
+    ),  # with biases of routers
+}
+
+
+def read(kind: str, **changes: Any) -> HfModel:
+    values = {"model_type": kind, **PUBLISHED[kind][1], **changes}
+    return from_hf_config({key: value for key, value in values.items() if value != "absent"}, "m")
+
+
+def test_every_reader_is_tried() -> None:
+    assert set(PUBLISHED) == set(DECODERS)
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_published_config_has_the_published_parameters(kind: str) -> None:
+    _, _, count, left_out = PUBLISHED[kind]
+    found = read(kind)
+    assert found.graph.num_parameters() == count - left_out
+    assert not left_out or found.notes
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_key_that_nobody_understands_is_named(kind: str) -> None:
+    with pytest.raises(InputError, match="unknown key 'use_magic'"):
+        read(kind, use_magic=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("phi3", "attention_bias", True),
+        ("phi", "qk_layernorm", True),
+        ("smollm3", "use_sliding_window", True),
+        ("olmo2", "attention_dropout", 0.1),
+        ("stablelm", "qk_layernorm", True),
+        ("starcoder2", "mlp_type", "gated"),
+        ("falcon", "num_attention_heads", 70),
+        ("opt", "word_embed_proj_dim", 512),
+        ("opt", "do_layer_norm_before", False),
+        ("bloom", "apply_residual_connection_post_layernorm", True),
+        ("gemma", "attention_bias", True),
+        ("gemma3_text", "layer_types", ["full_attention"] * 26),
+        ("gpt_oss", "attention_bias", False),
+        ("deepseek_v2", "scoring_func", "sigmoid"),
+        ("deepseek_v2", "topk_method", "noaux_tc"),
+        ("qwen2_moe", "decoder_sparse_step", 2),
+        ("glm4_moe", "n_routed_experts", 4),
+    ],
+)
+def test_other_mathematics_is_refused(kind: str, key: str, value: object) -> None:
+    with pytest.raises(InputError) as error:
+        read(kind, **{key: value})
+    assert error.value.path == f"$.{key}" or "experts_per_token=8 exceeds num_experts=4" in str(error.value)
+
+
+def test_windows_alternate_as_the_file_says() -> None:
+    gemma = read("gemma3_text").graph
+    assert [(call.block, call.first, call.repeat) for call in gemma.calls[1:4]] == [
+        ("layers_windowed", 0, 5),
+        ("layers", 5, 1),
+        ("layers_windowed", 6, 5),
+    ]
+    assert [b.op("self_attn.core").attr("window", 0) for b in gemma.blocks if b.name.startswith("layers")] == [512, 0]
+
+
+def test_mixtures_begin_after_the_dense_layers() -> None:
+    air = read("glm4_moe").graph
+    assert [(call.name, call.first, call.repeat) for call in air.calls[1:-1]] == [
+        ("layers", 0, 1),
+        ("layers_moe", 1, 45),
+    ]
+    every = read("qwen2_moe").graph
+    assert [(call.name, call.repeat) for call in every.calls[1:-1]] == [("layers_moe", 24)]
+
+
+def test_falcons_differ_in_norms_heads_and_positions() -> None:
+    newer = read("falcon", new_decoder_architecture=True, num_kv_heads=1).graph.block("layers")
+    assert {"mlp_layernorm", "input_layernorm"} <= {op.path for op in newer.ops if op.kind == "norm"}
+    first = read("falcon", alibi=True, multi_query=False, parallel_attn=False)
+    assert not [op for op in first.graph.block("layers").ops if op.kind == "rotary"]
+    assert "ALiBi" in first.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["phi", "falcon", "gemma3_text", "glm4_moe"])
+def test_they_are_predicted_over_all_axes(kind: str) -> None:
+    mixture = kind == "glm4_moe"
+    job = Plan(
+        mesh=Mesh(pp=2, dp_shard=4, tp=1 if kind == "falcon" else 2, ep=4 if mixture else 1),
+        schedule=Schedule(micro_batch_size=1),
+        optimizer=Optimizer(zero=1),
+        layout=Layout(sequence_parallel=kind != "falcon"),
+    )
+    on = "1x8xh100-sxm" if kind == "falcon" else "2x8xh100-sxm"
+    found = predict(read(kind).graph, on, job, Workload(global_batch_size=16, seq_len=1024))
+    assert 0 < found.mfu < 0.7

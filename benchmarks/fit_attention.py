@@ -112,6 +112,17 @@ ATTENTIONS = (
 )
 
 
+TRITON_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+TRITON = {64: (90, 102, 98, 98, 100, 100), 128: (78, 85, 90, 93, 95, 95)}
+"""Head size -> TFLOP/s of forward and backward together without a mask, 16k tokens of 2048 wide on A100: bars of
+"FlashAttention Triton" in assets/flash2_a100_fwd_bwd_benchmark.png of Dao-AILab/flash-attention 4f285b3 (2023-07-17).
+Those with a mask are of a kernel that works on blocks which the mask empties; llm-foundry's skips them both ways
+(flash_attn_triton.py: end_n, begin_m)."""
+TRITON_FORWARD = 0.37 / 0.25
+"""FLOP/s of its forward over its backward's, on A100 (triton-lang/triton 00693c1, python/test/regression/
+test_performance.py, 48 heads of 64, 4096 long)."""
+
+
 def heads(rows: list[Row], causal: bool, width: int) -> Heads:
     batch, length, count = (column(rows, name) for name in ("batch", "seqlen", "heads"))
     keys = column(rows, "kv_heads") if "kv_heads" in rows[0] else count
@@ -289,7 +300,55 @@ def fit_every_attention(data: Path) -> list[Result]:
             row = attention_row(small, "forward", values, said)
             found.append(Result(result.arch, row, "flash2 forward 64 a100 (assumed)", "-", NONE))
             found += filter(None, [fit_backward(data, small, values)])
-    return found + [_borrowed_backward(r, found) for r in found if _lacks_backward(r, found)]
+    found += [_borrowed_backward(r, found) for r in found if _lacks_backward(r, found)]
+    return found + [result for width in TRITON for result in _triton(found, width)]
+
+
+def _triton(found: list[Result], width: int) -> list[Result]:
+    """Triton's kernel of 2023: on A100 FlashAttention-2's constants at the speed of the bars; on H100 its share of
+    FlashAttention-2 on A100, as the first FlashAttention has (83 of 203 TFLOP/s at 16k, 139 of 338)."""
+    known = {_key(r): r for r in found}
+    machine, made = catalogue.device("a100-sxm-80gb"), []
+    base = {way: known["ampere", "flash2", way, width].row for way in ("forward", "backward")}
+    lengths = np.array(TRITON_LENGTHS, dtype=np.float64)
+    count = np.full_like(lengths, 2048 / width)
+    shape = Heads(
+        batch=16384 / lengths, q_len=lengths, kv_len=lengths, heads=count, kv_heads=count, pairs=lengths**2,
+        width=width, width_v=width, causal=False,
+    )  # fmt: skip
+    seconds = 3.5 * 4 * 16384 * lengths * 2048 / (np.array(TRITON[width]) * 1e12)
+
+    def rows(values: dict[str, float]) -> dict[str, AttentionCurve]:
+        speed = {"forward": values["efficiency"] * TRITON_FORWARD, "backward": values["efficiency"]}
+        return {
+            way: replace(row, kernel="triton", efficiency=speed[way])
+            for way, row in base.items()
+            if isinstance(row, AttentionCurve)
+        }
+
+    def both(values: dict[str, float]) -> Array:
+        each = [attention_model(shape, machine.flops_per_s("bf16"), machine, row) for row in rows(values).values()]
+        return np.asarray(sum(each))
+
+    values = rounded(fit({"efficiency": Range(0.1, 1.0, 0.3)}, both, seconds, 500))
+    held = Error.of(both(values), seconds)
+    for way, row in rows(values).items():
+        said = Provenance(
+            data=f"FlashAttention Triton charts on A100: 6 points without a mask, forward {TRITON_FORWARD:.2f} times as "
+            "fast as backward; else as flash2",
+            date="2026-11-22",
+            error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out",
+            range="length 512 to 16k",
+        )
+        row = replace(row, efficiency=float(f"{row.efficiency:.3g}"), provenance=said)
+        made.append(Result("ampere", row, f"triton {way} {width} a100 (charts, all fitted)", "-", held))
+        near, here = base[way], known["hopper", "flash2", way, width].row
+        assert isinstance(near, AttentionCurve) and isinstance(here, AttentionCurve)
+        ratio = row.efficiency / near.efficiency
+        said = replace(assumed(f"flash2 times A100's ratio of triton to flash2, {ratio:.2f}"), date="2026-11-22")
+        there = replace(here, kernel="triton", efficiency=float(f"{here.efficiency * ratio:.3g}"), provenance=said)
+        made.append(Result("hopper", there, f"triton {way} {width} hopper (assumed)", "-", NONE))
+    return made
 
 
 def _key(result: Result) -> tuple[str, str, str, int]:

@@ -109,9 +109,10 @@ JOBS = (
             ("host_kernel_s", ""),
             ("compute", "ampere"),
             ("compute", "hopper"),
-            ("attention", "ampere"),
-            ("attention", "hopper"),
+            ("triton", "ampere"),
+            ("triton", "hopper"),
         ),
+        starts=(("triton", 1.0),),
     ),
     Job(
         "megatron-bridge",

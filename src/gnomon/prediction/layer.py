@@ -92,7 +92,7 @@ class _Pricing:
         )
         self.back = backward(context.block, context.kernels, self.dtypes, no_grad_inputs=context.no_grad)
         self.block = self.back.forward
-        self.curves: Curves = curves_with(context.device, context.attention_kernel)
+        self.curves: Curves = curves_with(context.device, context.attention_kernel, context.cublas)
         self.links = dict(context.links)
         self.causal_share = self._causal_share(sizes)
         self.ops = {op.path: op for op in self.block.ops}

@@ -12,7 +12,7 @@ from gnomon.graph import Block, Kernels
 from gnomon.hardware import Device
 from gnomon.plans import Layout, Mesh, Precision
 from gnomon.plans.saving import LayerSaving
-from gnomon.prices.curves import AttentionKernel
+from gnomon.prices.curves import AttentionKernel, CublasRelease
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink
 from gnomon.sharding import ShardedBlock
@@ -56,6 +56,8 @@ class LocalContext:
     """Dispatch and combine travel beside computing of another microbatch (`Overlap.experts`)."""
     attention_kernel: AttentionKernel | None = None
     """Fused attention that the stack prefers; None: not known."""
+    cublas: CublasRelease | None = None
+    """The library that multiplies, where it is older than that of the curves (`Stack.cublas`)."""
     split_paths: tuple[tuple[str, int], ...] = ()
     """(pattern over op paths, parts): collectives cut into parts that overlap with the op (asynchronous tensor
     parallelism)."""

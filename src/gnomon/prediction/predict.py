@@ -321,6 +321,7 @@ def _workers(
         kernels=kernels,
         load=load,
         attention_kernel=stack.attention_kernel,
+        cublas=stack.cublas,
         dropout_add_fused=stack.dropout_add == "fused",
         backward_overlap=stack.backward_overlap is True,
         transformer_engine=bool(stack.transformer_engine),
@@ -405,7 +406,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
     assumptions = (
         *assumed,
         *cluster.assumptions,
-        *(line for device in kinds.values() for line in curves_with(device, stack.attention_kernel).assumptions),
+        *(line for device in kinds.values() for line in curves_with(device, stack.attention_kernel, stack.cublas).assumptions),
         *(host.assumption for host in hosts if host.assumption),
         *(sustained(stack, device).note for device in kinds.values()),
     )

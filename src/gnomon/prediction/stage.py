@@ -20,7 +20,7 @@ from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Mesh, Plan, Precision, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
 from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
-from gnomon.prices.curves import AttentionKernel
+from gnomon.prices.curves import AttentionKernel, CublasRelease
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.homes import routed_tensors
@@ -215,6 +215,7 @@ def stage_prices(
     kernels: Kernels,
     load: float = 1.0,
     attention_kernel: AttentionKernel | None = None,
+    cublas: CublasRelease | None = None,
     dropout_add_fused: bool = False,
     backward_overlap: bool = False,
     transformer_engine: bool = False,
@@ -224,7 +225,7 @@ def stage_prices(
     """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
-    each rank a share. load: busiest over mean rows of experts. attention_kernel, dropout_add_fused,
+    each rank a share. load: busiest over mean rows of experts. attention_kernel, cublas, dropout_add_fused,
     backward_overlap, transformer_engine, fused_dispatch, fused_experts: of the stack.
     """
     made = _planned(plan, graph, cluster, kernels)
@@ -249,6 +250,7 @@ def stage_prices(
             device,
             members,
             attention_kernel,
+            cublas,
             dropout_add_fused,
             backward_overlap,
             transformer_engine,
@@ -319,6 +321,7 @@ def _stage_price(
     device: Device,
     members: tuple[int, ...],
     attention_kernel: AttentionKernel | None,
+    cublas: CublasRelease | None,
     dropout_add_fused: bool,
     backward_overlap: bool,
     transformer_engine: bool,
@@ -346,6 +349,7 @@ def _stage_price(
             saved,
             low,
             attention_kernel,
+            cublas,
             dropout_add_fused,
             backward_overlap,
             transformer_engine,
@@ -366,6 +370,7 @@ def _stage_price(
                 kernels=made.kernels,
                 device=device,
                 attention_kernel=attention_kernel,
+                cublas=cublas,
                 dropout_add_fused=dropout_add_fused,
                 backward_overlap=backward_overlap,
                 transformer_engine=transformer_engine,

@@ -32,9 +32,12 @@ Time: TypeAlias = "float | NDArray[np.float64]"
 Size: TypeAlias = "int | float | NDArray[np.float64]"
 """A size in elements, or an array of sizes."""
 
-AttentionKernel: TypeAlias = Literal["flash2", "flash3", "cudnn"]
+AttentionKernel: TypeAlias = Literal["flash2", "flash3", "cudnn", "triton"]
 """flash2: FlashAttention-2 (also PyTorch's own). flash3: FlashAttention-3 on Hopper, 4 on Blackwell. cudnn: cuDNN's
-fused attention, as Transformer Engine calls it."""
+fused attention, as Transformer Engine calls it. triton: Triton's FlashAttention of 2023."""
+
+CublasRelease: TypeAlias = Literal["12.1"]
+"""Releases of cuBLAS of which there is data beside that of the GEMM rows."""
 
 StreamKind: TypeAlias = Literal["plain", "reduce", "reduce_grad", "gather", "scatter"]
 """plain: elementwise and copies. reduce: norm, softmax, loss forward. reduce_grad: their backward, and sums over rows.
@@ -91,12 +94,15 @@ class GemmCurve:
     """Of this row."""
     device: str = ""
     """Only this device of the generation; empty: all."""
+    speed: float = 1.0
+    """Speed of the matrix units over what the constants say, under a library older than theirs."""
 
     def __post_init__(self) -> None:
         what = f"GEMM curve {self.dtype} {self.device}".rstrip()
         _between(what, 0, 1e-3, t0_s=self.t0_s, prologue_s=self.prologue_s)
         _between(what, 0, 1000, tile_overhead=self.tile_overhead, tile_edge=self.tile_edge)
         _between(what, 0, 1, wave_overlap=self.wave_overlap)
+        _between(what, 0.1, 1, speed=self.speed)
         _between(what, 0.01, 1, memory_efficiency=self.memory_efficiency, cache_efficiency=self.cache_efficiency)
         _between(what, 1, 100, overlap_power=self.overlap_power)
 
@@ -160,6 +166,21 @@ class StreamCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """How fast products are under an older cuBLAS than that of the GEMM rows."""
+
+    cublas: CublasRelease
+    """Its release."""
+    speed: float
+    """Of products, over the rows'."""
+    provenance: Provenance
+    """Of this row."""
+
+    def __post_init__(self) -> None:
+        _between(f"products under cuBLAS {self.cublas}", 0.1, 1, speed=self.speed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CurveFile:
     """One file of curves."""
 
@@ -175,6 +196,8 @@ class CurveFile:
     """Rows."""
     stream: tuple[StreamCurve, ...] = ()
     """Rows."""
+    libraries: tuple[Library, ...] = ()
+    """Older libraries that are known to be slower on this generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,13 +304,20 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     return curves
 
 
-def curves_with(device: Device, attention: AttentionKernel | None) -> Curves:
+@cache
+def curves_with(device: Device, attention: AttentionKernel | None, cublas: CublasRelease | None = None) -> Curves:
     """The curves of a device with the attention kernel that a stack prefers, or FlashAttention-2 where the device has
-    none of it, as libraries choose. None: FlashAttention-2, said among the assumptions."""
-    if attention is None:
-        return curves_for(device)
-    known = {row.kernel for row in curves_for(device).attention}
-    return curves_for(device, attention=attention if attention in known else "flash2")
+    none of it, as libraries choose. None: FlashAttention-2, said among the assumptions. cublas: the library that
+    multiplies, where it is older than that of the curves; of no account where no difference was measured."""
+    found = curves_for(device)
+    if attention is not None:
+        known = {row.kernel for row in found.attention}
+        found = curves_for(device, attention=attention if attention in known else "flash2")
+    stem = RELATIVES.get(device.arch, device.arch)
+    older = [] if device.measured or stem not in _FILES else [x for x in _file(stem).libraries if x.cublas == cublas]
+    if not older:
+        return found
+    return replace(found, gemm=tuple(replace(row, speed=older[0].speed) for row in found.gemm))
 
 
 def _beside_measured(device: Device, measured: Measured, generic: CurveFile) -> Curves:

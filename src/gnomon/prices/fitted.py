@@ -25,8 +25,9 @@ from gnomon.prices.curves import Provenance
 from gnomon.prices.links import AxisLink
 from gnomon.units import Seconds
 
-Name = Literal["host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "exposed"]
-"""Numbers of a stack: the fields of `Rates`."""
+Name = Literal["host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "triton", "exposed"]
+"""Numbers of a stack: the fields of `Rates`. `triton` stands for `attention` where that runs as Triton's kernel of 2023,
+of which what other kernels reach says nothing."""
 
 LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
@@ -35,6 +36,7 @@ LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "host_unit_s": (0.0, 0.2),
         "compute": (0.3, 1.0),
         "attention": (0.2, 2.0),
+        "triton": (0.2, 2.0),
         "exposed": (0.0, 2.0),
     }
 )
@@ -80,7 +82,7 @@ class Rates:
 
     def __post_init__(self) -> None:
         for name, (low, high) in OWN_LIMITS.items():
-            value = getattr(self, name)
+            value = getattr(self, name, None)
             if value is not None and not low <= value <= high:
                 raise InputError(f"{name} of a stack must be from {low:g} to {high:g}, got {value!r}")
 
@@ -182,10 +184,13 @@ class Fitted:
         """A stack's rates on a generation of devices: the user's own numbers before the stack's before those of all
         stacks, and in each its numbers for that generation before its numbers for all."""
         record = self.record(stack.name)
-        unfused = stack.attention == "unfused"  # what fused kernels of other stacks reach says nothing of it
+        triton = stack.attention == "flash" and stack.attention_kernel == "triton"
+        other = "attention" if triton else "triton"  # of a kernel that is not the stack's
         chosen: dict[str, float] = {}
         layers: tuple[Sequence[StackNumber | OwnNumber], ...] = (
-            [n for n in self.universal.numbers if not (unfused and n.name == "attention")] if self.universal else (),
+            [n for n in self.universal.numbers if n.name != "attention" or stack.attention != "unfused"]
+            if self.universal
+            else (),
             record.numbers if record else (),
             stack.own.numbers if stack.own else (),
         )
@@ -199,6 +204,9 @@ class Fitted:
                     )
                 if arch.startswith(number.arch):
                     chosen[number.name] = number.value
+        chosen.pop(other, None)
+        if "triton" in chosen:
+            chosen["attention"] = chosen.pop("triton")
         return Rates(**chosen)
 
     def of_generations(self) -> Fitted:

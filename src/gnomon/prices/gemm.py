@@ -99,7 +99,7 @@ def _compute_s(shape: Products, sm_flops_per_s: float, num_sms: int, row: GemmCu
     tiles = np.ceil(m / _ROWS) * np.ceil(n / _COLS) * batch * _PARTS / num_sms
     waves = row.wave_overlap * np.maximum(tiles, 1) + (1 - row.wave_overlap) * np.ceil(tiles)
     depth = np.ceil(k / (_PARTS * K_STEP)) * K_STEP
-    tile_s = row.prologue_s + 2 * _ROWS * _COLS * depth / (sm_flops_per_s * efficiency)
+    tile_s = row.prologue_s / row.speed + 2 * _ROWS * _COLS * depth / (sm_flops_per_s * efficiency * row.speed)
     return np.asarray((waves * tile_s).min(axis=-1))
 
 

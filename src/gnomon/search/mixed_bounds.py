@@ -98,6 +98,7 @@ class LayerTables:
             sizes={**self.sizes, "batch": batch},
             kernels=self.kernels,
             attention_kernel=self.stack.attention_kernel,
+            cublas=self.stack.cublas,
             dropout_add_fused=self.stack.dropout_add == "fused",
         )
         pricing = Pricing(plan, self.graph, self.cluster, self.stack, (stage,), ((0, -1),), 1)

@@ -194,6 +194,7 @@ def kind_tables(
             split_paths=tuple((s.op, s.parts) for s in plan.overlap.splits),
             load=busiest,
             attention_kernel=stack.attention_kernel,
+            cublas=stack.cublas,
             dropout_add_fused=stack.dropout_add == "fused",
             backward_overlap=stack.backward_overlap is True,
             transformer_engine=bool(stack.transformer_engine),

@@ -301,6 +301,17 @@ EARLY_FOUNDRY = "mosaicml/llm-foundry 1ef7b4d scripts/train/benchmarking/sweep.s
 """Where it is known from that MosaicML's A100 runs in pure bf16 precede torch 2.1: the table of that commit has them,
 those of b2a43a1 (October 2023) and 5e85bd6 (January 2024) add the others on torch 2.1.0. Read 2026-11-22."""
 
+FOUNDRY_KERNELS = (
+    "mosaicml/llm-foundry b2a43a1 and 5e85bd6 scripts/train/benchmarking: --attn_impl of submit_benchmarks.py is triton "
+    "unless sweep.py says flash; llmfoundry/models/layers/flash_attn_triton.py"
+)
+FOUNDRY_FLASH = r"(-| )(1|3|7|70)b$"
+"""Models that sweep.py (January 2024: the large-scale table on H100) runs with FlashAttention-2."""
+
+NANOTRON_CUDA = (
+    "huggingface/nanotron 77f54c10 (2025-03-10) run_multinode.sh: module load cuda/12.1, conda activate 2-1-cu121"
+)
+
 XLA_ATTENTION = (
     "MaxText's attention=cudnn_flash_te, Paxml's NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking v25.02.02 maxtext, "
     "v24.11.1 paxml configure.sh; read 2026-11-22)"
@@ -348,6 +359,9 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "Megatron-LM of 2021", backward_overlap=False)
     if name == "llm-foundry" and re.search(r"a100.*pure", f"{row.device} {row.precision}".lower()):
         found = chosen(found, EARLY_FOUNDRY, recompute_stops=False)
+    if name == "llm-foundry" and re.search(r"scripts/train/benchmarking", row.source or ""):
+        flash = re.search(r"large scale", row.section.lower()) and re.search(FOUNDRY_FLASH, row.model.lower())
+        found = chosen(found, FOUNDRY_KERNELS, attention_kernel="flash2" if flash else "triton", cublas="12.1")
     if re.search(r"deepep|hybridep", row.notes.lower()):
         found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
     if re.search(r"megatron-bridge", program):
@@ -385,6 +399,8 @@ and with the messages of late December 2024. Rows do not say it; their times do 
 def _benchmarked(base: Stack, row: Row) -> Stack:
     """nanotron as its benchmark ran it: late jobs with checked collectives, and those with stages with polled messages;
     jobs with stages on several nodes with checks in any case."""
+    if re.search(NANOTRON_BENCHMARK, row.notes):
+        base = chosen(base, NANOTRON_CUDA, cublas="12.1")
     nodes, tp, stages = (row.num_devices or 1) // (row.devices_per_node or 8), row.tp or 1, (row.pp or 1) > 1
     if not re.search(NANOTRON_BENCHMARK, row.notes) or nodes < 2:
         return base

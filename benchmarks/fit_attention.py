@@ -334,8 +334,8 @@ def _triton(found: list[Result], width: int) -> list[Result]:
     held = Error.of(both(values), seconds)
     for way, row in rows(values).items():
         said = Provenance(
-            data=f"FlashAttention Triton charts on A100: 6 points without a mask, forward {TRITON_FORWARD:.2f} times as "
-            "fast as backward; else as flash2",
+            data="FlashAttention Triton charts on A100: 6 points without a mask, forward "
+            f"{TRITON_FORWARD:.2f} times as fast as backward; else as flash2",
             date="2026-11-22",
             error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out",
             range="length 512 to 16k",

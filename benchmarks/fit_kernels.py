@@ -41,11 +41,13 @@ from gnomon.prices.curves import (
     AttentionCurve,
     CurveFile,
     GemmCurve,
+    Library,
     Provenance,
     StreamCurve,
     StreamKind,
+    curves_for,
 )
-from gnomon.prices.gemm import Products, gemm_model
+from gnomon.prices.gemm import Products, gemm_model, gemm_seconds
 from gnomon.prices.stream import cached_efficiency
 
 CURVES = Path(__file__).parents[1] / "src/gnomon/prices/curves"
@@ -160,6 +162,31 @@ def fit_gemm(data: Path, of: GemmTable) -> Result:
     row = gemm_row(of.rate, values, provenance(text, held, where), machine.name if of.own else "")
     name = f"GEMM {of.rate} {machine.name} ({stack})"
     return Result(machine.arch, row, name, shapes, held, f"all three >= 1024: {cubes}; the rest: {rest}")
+
+
+def older_cublas(data: Path) -> Library:
+    """How fast large products are on H100 under CUDA 12.1: the row's seconds over those measured, over the same of
+    A100, whose share is what that way of measuring (single launches, not graphs of six) costs."""
+    shares = {}
+    for device in ("h100", "a100"):
+        machine = catalogue.device(f"{device}-sxm-80gb")
+        rows = read(data, "linear_elementwise_vidur", device=device, kind="gemm")
+        m, n, k, seconds = (*(column(rows, name) for name in "mnk"), column(rows, "time_us") * 1e-6)
+        made = gemm_seconds(m, n, k, dtype="bf16", device=machine, curves=curves_for(machine, attention="flash2"))
+        shares[device] = (np.asarray(made) / seconds)[seconds >= 5e-4]
+    new, old = (float(np.median(shares[device])) for device in ("h100", "a100"))
+    low, high = np.percentile(shares["h100"] / old, [10, 90])
+    return Library(
+        cublas="12.1",
+        speed=float(f"{new / old:.2f}"),
+        provenance=Provenance(
+            data=f"linear_elementwise_vidur.csv: h100 over a100, {len(shares['h100'])} and {len(shares['a100'])} "
+            f"products in fp16, torch 2.3 on CUDA 12.1; {new:.2f} and {old:.2f} of what the bf16 rows say",
+            date="2026-11-22",
+            error=f"10th and 90th percentile of the products: {low:.2f} and {high:.2f}",
+            range="products of 0.5 ms and more; taken for shorter ones and for eight bits too",
+        ),
+    )
 
 
 # --- streams
@@ -296,6 +323,12 @@ def write(results: list[Result]) -> None:
         path.write_text(schema.dump(merged(file, new)))
 
 
+def write_library(library: Library) -> None:
+    """Put it into Hopper's file."""
+    path = CURVES / "hopper.toml"
+    path.write_text(schema.dump(replace(schema.load_file(CurveFile, path), libraries=(library,))))
+
+
 def merged(file: CurveFile, rows: list[GemmCurve | AttentionCurve | StreamCurve]) -> CurveFile:
     def key(row: Any) -> tuple[Any, ...]:
         names = ("dtype", "kernel", "direction", "head_dim", "kind", "device")
@@ -323,8 +356,14 @@ def main() -> None:
     print("| curve | judged on | shapes | median | p90 | bias | also |\n|---|---|---:|---:|---:|---:|---|")
     for result in results:
         print(result.line())
+    library = older_cublas(args.data)
+    print(
+        f"\nproducts on H100 under cuBLAS {library.cublas}: {library.speed:.2f} of the row's speed; "
+        f"{library.provenance.data}; {library.provenance.error}"
+    )
     if args.write:
         write(results)
+        write_library(library)
 
 
 if __name__ == "__main__":

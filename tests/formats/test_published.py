@@ -326,6 +326,21 @@ def test_megatron_of_2021_waits_for_the_collectives_of_its_backward() -> None:
     assert any(fact.field == "backward_overlap" for fact in sc21.stack.facts)
 
 
+def test_libraries_that_published_benchmarks_ran_on() -> None:
+    """MosaicML's tables ran Triton's attention but for the models that its sweep gives FlashAttention-2."""
+    small = GPT3 | {"framework": "llm-foundry/composer FSDP", "tp": "1", "pp": "1", "vpp": "1", "dp": "64"}
+    small |= {"source": "mosaicml/llm-foundry/scripts/train/benchmarking/README.md", "zero_or_fsdp": "fsdp-full_shard"}
+    small |= {"vocab": "50368"}
+    large = small | {"section": "H100 80GB BF16 (Large Scale, >= 128 GPUs)"}
+    kernels = [
+        run(row).stack.attention_kernel
+        for row in (small | {"model": "MPT-7b"}, large | {"model": "MPT-7b"}, large | {"model": "MPT-30b"})
+    ]
+    assert kernels == ["triton", "flash2", "triton"] and run(large).stack.cublas == "12.1"
+    benchmark = LLAMA | {"notes": "dims from scripts/scaling_benchmarks.py"}
+    assert (run(LLAMA).stack.cublas, run(benchmark).stack.cublas) == (None, "12.1")
+
+
 def test_layers_redistributed_around_a_heavy_head() -> None:
     """8 stages of 32 layers of 3072, a vocabulary of 32k and of 256k: heads of 0.8 and 6.4 layers."""
     row = GPT3 | {"layers": "32", "hidden": "3072", "heads": "24", "ffn": "12288", "tp": "1", "vpp": "1", "dp": "1"}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prediction.jobs import gpt_model, plan, scaled, small
 
+from gnomon.hardware import catalogue
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Schedule, Workload
 from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
@@ -180,3 +181,16 @@ def test_a_checkpoint_that_stops_early_leaves_out_the_last_product() -> None:
         for each in (replace(record, recompute_stops=None, facts=facts), record)
     ]
     assert again[0] - again[1] == 8 * 2 * 8 * 1024 * 4096 * 1024
+
+
+def test_metrics_of_the_loss_read_and_write_the_logits_again() -> None:
+    """Composer computes cross-entropy twice more, in fp32 op by op: 14 bytes a logit each time, of 8 x 1024 x 50257."""
+    record = stack("llm-foundry")
+    work, model = Workload(global_batch_size=8, seq_len=1024), gpt_model(4, 1024, 16, vocab_size=50257, dropout=0.0)
+    facts = tuple(fact for fact in record.facts if fact.field != "loss_metrics")
+    without, with_metrics = (
+        predict(model, "1x1xa100-sxm-80gb", plan(micro=8), work, each)
+        for each in (replace(record, loss_metrics=None, facts=facts), record)
+    )
+    least = 2 * 14 * 8 * 1024 * 50257 / catalogue.device("a100-sxm-80gb").memory_bytes_per_s
+    assert least < with_metrics.step_s - without.step_s < 2 * least

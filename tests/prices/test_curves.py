@@ -10,7 +10,7 @@ import pytest
 from gnomon import schema
 from gnomon.errors import InputError, UnpricedError
 from gnomon.hardware import catalogue
-from gnomon.prices import Provenance, curves_for
+from gnomon.prices import Provenance, attention_seconds, curves_for, gemm_seconds
 from gnomon.prices.curves import CurveFile, curves_with, gemm_dtype
 
 FOLDER = Path(__file__).parents[2] / "src/gnomon/prices/curves"
@@ -103,6 +103,37 @@ def test_amd_rows_say_which_published_product_they_are_from() -> None:
         ("mi355x-288gb", "MI355X, 1565"),
     ):
         assert any(text in said for said in curves_for(catalogue.device(name)).assumptions), name
+
+
+def test_an_older_library_slows_large_products_where_it_was_measured() -> None:
+    h100, a100 = (catalogue.device(name) for name in ("h100-sxm-80gb", "a100-sxm-80gb"))
+    size = (8192, 8192, 8192)
+    new, old = (
+        gemm_seconds(*size, dtype="bf16", device=h100, curves=curves_with(h100, "flash2", cublas))
+        for cublas in (None, "12.1")
+    )
+    assert new / old == pytest.approx(0.91, abs=0.01)
+    assert curves_with(a100, "flash2", "12.1") == curves_with(a100, "flash2")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_triton_s_attention_is_about_half_as_fast_as_flash_attention_2(head_dim: int) -> None:
+    """100 and 95 of 176 and 203 TFLOP/s on A100 (bars of the FlashAttention-2 release, 16k tokens, no mask)."""
+    a100, heads = catalogue.device("a100-sxm-80gb"), 2048 // head_dim
+    flops = 3.5 * 4 * 16384**2 * 2048
+    rate = {
+        kernel: flops
+        / sum(
+            attention_seconds(
+                1, 16384, 16384, heads, heads, head_dim, causal=False, backward=backward, device=a100,
+                curves=curves_with(a100, kernel),
+            )
+            for backward in (False, True)
+        )
+        for kernel in ("triton", "flash2")
+    }  # fmt: skip
+    assert rate["triton"] == pytest.approx({64: 100e12, 128: 95e12}[head_dim], rel=0.05)
+    assert 0.4 < rate["triton"] / rate["flash2"] < 0.65
 
 
 def test_a_stack_s_attention_kernel_is_used_where_the_device_has_it() -> None:

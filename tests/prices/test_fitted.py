@@ -193,6 +193,20 @@ def test_by_hand_when_the_host_decides() -> None:
     assert slower == pytest.approx(2 * slow, rel=0.02)
 
 
+def test_triton_s_attention_has_a_number_of_its_own() -> None:
+    """Neither what other kernels reach nor the stack's number for them holds for it, and its own holds for no other."""
+    every = (StackNumber(stack=ANY, name="attention", value=0.6),)
+    own = (StackNumber(stack="test", name="triton", value=1.2), StackNumber(stack="test", name="attention", value=0.7))
+    found = Fitted(
+        universal=StackRecord(numbers=every, provenance=SOURCE), stacks=(StackRecord(numbers=own, provenance=SOURCE),)
+    )
+    facts = (FACT, replace(FACT, field="attention_kernel"))
+    triton = replace(TEST, attention="flash", attention_kernel="triton", facts=facts)
+    assert rates(triton, H100, found).attention == 1.2
+    assert rates(replace(triton, name="other"), H100, found).attention == 1.0
+    assert rates(TEST, H100, found).attention == 0.7
+
+
 HOST = ("host_kernel_s", "host_collective_s", "host_unit_s")
 
 

@@ -96,6 +96,8 @@ class Stack:
     cross_entropy: Literal["fused", "unfused", "in_place", "chunked"] | None = None
     """Loss in one kernel; op by op in fp32; the same written over one fp32 copy of the logits; or with the head, part
     by part, so that logits are never whole."""
+    loss_metrics: int | None = None
+    """Times that the loss of a microbatch is computed again, op by op in fp32 and without gradients, for metrics."""
     dropout_add: Fusion | None = None
     """Bias, dropout and residual addition in one kernel."""
     rotary: Fusion | None = None

@@ -406,7 +406,11 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
     assumptions = (
         *assumed,
         *cluster.assumptions,
-        *(line for device in kinds.values() for line in curves_with(device, stack.attention_kernel, stack.cublas).assumptions),
+        *(
+            line
+            for device in kinds.values()
+            for line in curves_with(device, stack.attention_kernel, stack.cublas).assumptions
+        ),
         *(host.assumption for host in hosts if host.assumption),
         *(sustained(stack, device).note for device in kinds.values()),
     )

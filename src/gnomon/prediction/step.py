@@ -320,6 +320,22 @@ class Pricing:
                 total = total + self._copy_out(stage, layer, again=kind == "B") * times
             if self.plan.optimizer.zero == 3 and kind == "F":
                 total = total + layer.weight_cast * times
+            if self.stack.loss_metrics and kind == "F":
+                total = total + self._loss_again(stage, layer) * (times * self.stack.loss_metrics)
+        return total
+
+    def _loss_again(self, stage: StagePrice, layer: LayerPrice) -> OpPrice:
+        """The layer's loss op by op: logits cast to fp32, their log-softmax, and what it says of the labels, which is
+        little."""
+        total, device = OpPrice(device_s=0.0, kernels=0), stage.device
+        for op in layer.sharded.block.ops:
+            if op.kind == "cross_entropy":
+                elements = float(layer.sharded.local_elements[op.inputs[0]])
+                narrow = elements * DTYPE_BITS[self.plan.precision.compute] / 8
+                curves = curves_for(device)
+                seconds = stream_seconds(narrow, 4 * elements, device, curves, kernels=1)
+                seconds += stream_seconds(4 * elements, 4 * elements, device, curves, kind="reduce", kernels=1)
+                total = total + OpPrice(device_s=float(seconds), kernels=3)
         return total
 
     def _accumulate(self, stage: StagePrice, layer: LayerPrice) -> OpPrice:

@@ -26,8 +26,8 @@ from gnomon.prices.links import AxisLink
 from gnomon.units import Seconds
 
 Name = Literal["host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "triton", "exposed"]
-"""Numbers of a stack: the fields of `Rates`. `triton` stands for `attention` where that runs as Triton's kernel of 2023,
-of which what other kernels reach says nothing."""
+"""Numbers of a stack: the fields of `Rates`. `triton` stands for `attention` where that runs as Triton's kernel of
+2023, of which what other kernels reach says nothing."""
 
 LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
@@ -202,11 +202,9 @@ class Fitted:
                         f"stack {stack.name!r} has a number {number.name[:40]!r}, which is none"
                         f"{nearest(number.name[:40], LIMITS)}; known: {known}"
                     )
-                if arch.startswith(number.arch):
-                    chosen[number.name] = number.value
-        chosen.pop(other, None)
-        if "triton" in chosen:
-            chosen["attention"] = chosen.pop("triton")
+                own = isinstance(number, OwnNumber)  # of the kernel that ran, whatever it was
+                if arch.startswith(number.arch) and (own or number.name != other):
+                    chosen["attention" if number.name == "triton" else number.name] = number.value
         return Rates(**chosen)
 
     def of_generations(self) -> Fitted:

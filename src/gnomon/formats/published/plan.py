@@ -302,8 +302,8 @@ EARLY_FOUNDRY = "mosaicml/llm-foundry 1ef7b4d scripts/train/benchmarking/sweep.s
 those of b2a43a1 (October 2023) and 5e85bd6 (January 2024) add the others on torch 2.1.0. Read 2026-11-22."""
 
 FOUNDRY_KERNELS = (
-    "mosaicml/llm-foundry b2a43a1 and 5e85bd6 scripts/train/benchmarking: --attn_impl of submit_benchmarks.py is triton "
-    "unless sweep.py says flash; llmfoundry/models/layers/flash_attn_triton.py"
+    "mosaicml/llm-foundry b2a43a1 and 5e85bd6 scripts/train/benchmarking: --attn_impl of submit_benchmarks.py is "
+    "triton unless sweep.py says flash; its image is torch 2.1.0 on CUDA 12.1; read 2026-11-22"
 )
 FOUNDRY_FLASH = r"(-| )(1|3|7|70)b$"
 """Models that sweep.py (January 2024: the large-scale table on H100) runs with FlashAttention-2."""
@@ -360,7 +360,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     if name == "llm-foundry" and re.search(r"a100.*pure", f"{row.device} {row.precision}".lower()):
         found = chosen(found, EARLY_FOUNDRY, recompute_stops=False)
     if name == "llm-foundry" and re.search(r"scripts/train/benchmarking", row.source or ""):
-        flash = re.search(r"large scale", row.section.lower()) and re.search(FOUNDRY_FLASH, row.model.lower())
+        flash = re.search(r"large scale", (row.section or "").lower()) and re.search(FOUNDRY_FLASH, row.model.lower())
         found = chosen(found, FOUNDRY_KERNELS, attention_kernel="flash2" if flash else "triton", cublas="12.1")
     if re.search(r"deepep|hybridep", row.notes.lower()):
         found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")

@@ -186,7 +186,7 @@ def test_a_checkpoint_that_stops_early_leaves_out_the_last_product() -> None:
 def test_metrics_of_the_loss_read_and_write_the_logits_again() -> None:
     """Composer computes cross-entropy twice more, in fp32 op by op: 14 bytes a logit each time, of 8 x 1024 x 50257."""
     record = stack("llm-foundry")
-    work, model = Workload(global_batch_size=8, seq_len=1024), gpt_model(4, 1024, 16, vocab_size=50257, dropout=0.0)
+    work, model = Workload(global_batch_size=8, seq_len=1024), gpt_model(4, 1024, 16, vocab=50257, dropout=0.0)
     facts = tuple(fact for fact in record.facts if fact.field != "loss_metrics")
     without, with_metrics = (
         predict(model, "1x1xa100-sxm-80gb", plan(micro=8), work, each)

@@ -108,7 +108,7 @@ ATTENTIONS = (
     AttentionTable("b200_sxm", "flash3", 64, ("64",), "", _VIT4),
     AttentionTable("b200_sxm", "flash3", 96, ("72", "80"), "", _VIT4),
     AttentionTable("b200_sxm", "flash3", 128, ("128",), chart="FA4", charted="B200"),
-    *(AttentionTable("b200_sxm", "cudnn", d, (str(d),), "torch_flow") for d in (64, 128, 256)),
+    *(AttentionTable("b200_sxm", "cudnn", d, (str(d),), "torch_flow") for d in (64, 256)),
 )
 
 

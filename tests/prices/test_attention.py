@@ -160,3 +160,37 @@ def test_tiles_of_a_window_counted_one_by_one(tiles: int, rest: int, first: int)
     touched = (query + 127) // 128 - (query - window + 1) // 128 + 1
     assert tiled_window(window, catalogue.device("h100-sxm-80gb"), backward=False) >= 128 * touched
     assert rest or tiled_window(window, catalogue.device("h100-sxm-80gb"), backward=False) == 128 * touched
+
+
+CUDNN = (
+    ("gb200-nvl72", 64, 8, 128, 128, 8192, 1.397e-3, 4.127e-3),
+    ("gb300-nvl72", 64, 8, 128, 128, 8192, 1.185e-3, 3.832e-3),
+    ("gb200-nvl72", 128, 128, 192, 128, 4096, 0.977e-3, 3.383e-3),
+    ("gb300-nvl72", 128, 128, 192, 128, 4096, 0.864e-3, 3.127e-3),
+)
+"""Two sequences under a causal mask: device, heads, key heads, head size, of values, length, forward, backward.
+NVIDIA/cudnn-frontend 3929da2 benchmark/sdpa_benchmark_training/results, cuDNN 9.22."""
+
+
+@pytest.mark.parametrize("device,heads,kv_heads,size,size_v,length,forward_s,backward_s", CUDNN)
+def test_cudnn_on_blackwell(
+    device: str, heads: int, kv_heads: int, size: int, size_v: int, length: int, forward_s: float, backward_s: float
+) -> None:
+    of = catalogue.device(device)
+    both = [
+        attention_seconds(
+            2,
+            length,
+            length,
+            heads,
+            kv_heads,
+            size,
+            head_dim_v=size_v,
+            causal=True,
+            backward=way,
+            device=of,
+            curves=curves_for(of, attention="cudnn"),
+        )
+        for way in (False, True)
+    ]
+    assert both == [pytest.approx(forward_s, rel=0.1), pytest.approx(backward_s, rel=0.16)]

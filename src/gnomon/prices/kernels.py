@@ -121,10 +121,11 @@ two bytes, which no wide load can fetch. Fitted to vTrain's profiles without ten
 to 0.53 by model), 2026-11-21; with tensor parallelism (25128) they show nothing of the kind. nanoGPT gained a quarter
 of GPT-2's whole step from a vocabulary of 50304 (A. Karpathy, February 2023)."""
 
-NARROW_ATTENTION = ((64, 0.89), (128, 0.80), (256, 0.75))
-"""(head size, time of causal attention in eight bits over that in 16), forward: medians of attention_prefill_
-aiconfigurator.csv, B200, TensorRT-LLM 1.3.0rc15, 128 and more sequences x heads of 2048 to 16384 tokens, 7, 10 and 9
-shapes, 2026-11-22 (H100: 0.87, 0.77, 0.66). The backward is taken alike; nothing published has it."""
+NARROW_ATTENTION = {False: ((64, 1.0), (128, 0.83), (192, 0.72)), True: ((64, 1.0), (128, 1.06), (192, 0.78))}
+"""backward -> (head size, time of causal attention in MXFP8 over that in 16 bits): medians of lengths 4096 and 8192 on
+GB200 (GB300: 0.86, 0.74, 0.64; 128 and 192 backward 1.06, 0.74), cuDNN 9.22, head size 192 with values of 128
+(benchmarks/fit_cudnn.py). With one scale a tensor the same are 0.93, 0.77, 0.66 and 0.95, 0.62. The backward of 64 was
+measured under a window only, which it does not skip (4096: 2.08 ms, which is the price of the whole square in bf16)."""
 
 ALIGNED = 8
 """Elements of 16 bits in 16 bytes. Batched products with rows of another length (heads of 108, 150 or 450) run without
@@ -466,8 +467,8 @@ def _attention(
     q_len, kv_len = size_of(q.dims[-3], sizes), size_of(kv_dim(k.dims[-3]), sizes)
     causal, window = bool(op.attr("causal", False)), op.attr("window", 0)
     assert isinstance(window, int)
-    if window and causal:
-        window = tiled_window(window, device, backward=backward)
+    if window and causal:  # cuDNN's narrow backward masks what is outside a window, and does not skip it
+        window = 0 if narrow and backward else tiled_window(window, device, backward=backward)
     pairs: Size = attention_pairs_x2(q_len, kv_len, causal=causal, window=window, convention="half") / 2
     if causal and causal_share is not None:
         whole = attention_pairs_x2(kv_len, kv_len, causal=True, window=window, convention="half") / 2
@@ -498,5 +499,5 @@ def _attention(
         curves=curves,
     )
     if narrow:
-        seconds = seconds * float(np.interp(max(head_dim, head_dim_v), *np.transpose(NARROW_ATTENTION)))
+        seconds = seconds * float(np.interp(max(head_dim, head_dim_v), *np.transpose(NARROW_ATTENTION[backward])))
     return OpPrice(device_s=seconds, kernels=3 if backward else 1)  # backward: row sums of dO·O, main, cast of dQ

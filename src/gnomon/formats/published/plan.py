@@ -392,22 +392,28 @@ NANOTRON_POLLS = (
 )
 NANOTRON_POLL_S = 0.1
 LATE_NODES, LATE_TP = 64, 32
-"""Jobs of so many nodes, and jobs with stages of so many tensor-parallel ranks, are taken as run late: with the checks,
-and with the messages of late December 2024. Rows do not say it; their times do (docs/accuracy.md)."""
+"""Jobs of so many nodes, and jobs with stages of so many tensor-parallel ranks, are taken as run with the checks, and
+with the messages of late December 2024. Rows do not say it; their times do (docs/accuracy.md)."""
+AGAIN_NODES, AGAIN_DP = 32, 32
+"""The script of February 2025 (e24d2483), which runs jobs with stages again, without the sleep, has ZeRO 0 from so many
+data-parallel ranks ("0 if dp>=32"): what ran as ZeRO 1 with them is of December. So are the times on 32 nodes and more;
+on fewer both stages ran again."""
 
 
 def _benchmarked(base: Stack, row: Row) -> Stack:
-    """nanotron as its benchmark ran it: late jobs with checked collectives, and those with stages with polled messages;
-    jobs with stages on several nodes with checks in any case."""
+    """nanotron as its benchmark ran it: jobs with stages on several nodes with checked collectives, and with polled
+    messages where they did not run again; jobs without stages with checks on many nodes."""
     if re.search(NANOTRON_BENCHMARK, row.notes):
         base = chosen(base, NANOTRON_CUDA, cublas="12.1")
     nodes, tp, stages = (row.num_devices or 1) // (row.devices_per_node or 8), row.tp or 1, (row.pp or 1) > 1
     if not re.search(NANOTRON_BENCHMARK, row.notes) or nodes < 2:
         return base
-    late = (nodes >= LATE_NODES or tp >= LATE_TP) if stages else (nodes >= LATE_NODES and tp < LATE_TP)
-    if stages or late:
-        base = chosen(base, NANOTRON_CHECKS, checked_collectives=True)
-    return chosen(base, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S if stages and late else None)
+    if not stages:
+        return chosen(base, NANOTRON_CHECKS, checked_collectives=True) if nodes >= LATE_NODES and tp < LATE_TP else base
+    base = chosen(base, NANOTRON_CHECKS, checked_collectives=True)
+    zero_1 = (row.zero_or_fsdp or "").lower() == "zero1" and (row.dp or 1) >= AGAIN_DP
+    once = nodes >= LATE_NODES or tp >= LATE_TP or (zero_1 and nodes >= AGAIN_NODES)
+    return chosen(base, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S if once else None)
 
 
 @lru_cache(maxsize=64)

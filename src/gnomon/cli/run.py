@@ -33,7 +33,7 @@ from gnomon.plans import PlanFile, Stack, is_plan_file, load_plan_file
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
-from gnomon.report.tables import Column, gib, number, table, wrapped
+from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.timeline import print_timeline
 from gnomon.units import show_bytes
 
@@ -47,6 +47,9 @@ UNTRIED = "the runtime on GPUs and NCCL has not been tried by its authors; GiB i
 
 VALIDATIONS = 5
 """Validations in a run whose user does not say how many."""
+
+NOTICED = 0.05
+"""Share of the steps that other processes took, from which on it is said."""
 
 SHORT = 2 * VALIDATIONS
 """Steps below which a run validates only at its end: it would do little else."""
@@ -267,6 +270,7 @@ class Told:
                 "step_s": o.step_s,
                 "tokens_per_s": self.tokens / o.step_s,
                 "process_peak_bytes": o.process_peak_bytes,
+                "waited_for_a_core": o.waited,
             }
             if o.records
             else None,
@@ -323,6 +327,13 @@ def summary(told: Told) -> tuple[str, ...]:
         now = predicted * outcome.slowdown
         busier = wrapped(
             f"expected as it was before training: {number(now)} s, off by {_off(now, measured)}", indent=""
+        )
+    if outcome.waited is not None and outcome.waited >= NOTICED:
+        alone = measured * (1 - outcome.waited)
+        busier += wrapped(
+            f"other processes had the cores for {percent(outcome.waited, 0)} % of these steps; without it a step takes "
+            f"about {number(alone)} s, off by {_off(predicted, alone)}",
+            indent="",
         )
     first, last = outcome.records[0], outcome.records[-1]
     counted = f"steps {outcome.records[outcome.warm].step} to {last.step}"

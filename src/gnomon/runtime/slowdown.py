@@ -40,6 +40,9 @@ ROUNDS = 3
 SAME = 1.15
 """Ratios up to this, and down to its inverse, are called as fast as then: repeats of a quiet machine spread so far."""
 
+APART = 1.3
+"""Points whose ratios differ by more do not agree: then their range is said too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
@@ -73,17 +76,29 @@ def ratio(found: tuple[Again, ...]) -> float:
 
 
 def sentence(found: tuple[Again, ...], measured: Measured, step_s: float | None = None) -> str:
-    """`this machine is 3.1 times slower now than when it was calibrated (…: 1.2 ms then, 3.8 ms now)`."""
-    factor = ratio(found)
+    """`this machine is 3.1 times slower now than when it was calibrated (…: 1.2 ms then, 3.8 ms now)`.
+
+    Where the points disagree, the range of their ratios, and of the step to be expected, is said beside the middle.
+    """
+    factor, ratios = ratio(found), [each.now_s / each.then_s for each in found]
+    low, high = min(ratios), max(ratios)
     like = min(found, key=lambda each: abs(math.log(each.now_s / each.then_s / factor)))
-    if 1 / SAME <= factor <= SAME:
+    apart = high > APART * low
+    if 1 / SAME <= factor <= SAME and not apart:
         return f"this machine is as fast now as when it was calibrated, {measured.date}"
-    times = f"{factor:.1f} times slower" if factor > 1 else f"{1 / factor:.1f} times faster"
-    said = (
-        f"this machine is {times} now than when it was calibrated ({like.what}: {1e3 * like.then_s:.2g} ms then, "
-        f"{1e3 * like.now_s:.2g} ms now)"
-    )
-    return said if step_s is None else f"{said}; expected {factor * step_s:.3g} s a step as it is now"
+    of_all = f"its {len(found)} operations take {low:.2g} to {high:.2g} times as long"
+    if 1 / SAME <= factor <= SAME:
+        said = f"this machine is about as fast now as when it was calibrated, {measured.date}, but {of_all}"
+    else:
+        times = f"{factor:.1f} times slower" if factor > 1 else f"{1 / factor:.1f} times faster"
+        said = (
+            f"this machine is {times} now than when it was calibrated ({like.what}: {1e3 * like.then_s:.2g} ms then, "
+            f"{1e3 * like.now_s:.2g} ms now{f'; {of_all}' if apart else ''})"
+        )
+    if step_s is None:
+        return said
+    about = f" ({low * step_s:.3g} to {high * step_s:.3g})" if apart else ""
+    return f"{said}; expected {factor * step_s:.3g} s a step{about} as it is now"
 
 
 def again(measured: Measured) -> tuple[Again, ...]:

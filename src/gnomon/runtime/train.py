@@ -9,6 +9,7 @@ caller gives.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ from gnomon.runtime.launch import BACKENDS, SIGNALS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.progress import Progress, process_peak_bytes
 from gnomon.runtime.slowdown import slowdown_now
+from gnomon.runtime.waiting import waited_s, waited_since, without_a_core
 from gnomon.timeline import Timeline
 
 WARM_UP = 3
@@ -128,6 +130,9 @@ class Outcome:
     """Times as long as when it was calibrated that this machine took for the same operations before training."""
     slowdown_said: str = ""
     """The same in words."""
+    waited: float | None = None
+    """Share of the steps after warm-up in which the rank that waited most was ready but had no core, as other processes
+    had them; None where the system does not say."""
     process_peak_bytes: int = 0
     """Most memory that rank 0's process had, libraries and all."""
     training_bytes: int = 0
@@ -138,12 +143,16 @@ class Outcome:
     @property
     def warm(self) -> int:
         """First steps that count in no median: WARM_UP, or fewer when little was run."""
-        return min(WARM_UP, (len(self.records) - 1) // 2) if self.records else 0
+        return _warm(len(self.records))
 
     @property
     def step_s(self) -> float:
         """Median seconds of a step after warm-up; NaN if none ran."""
         return median([record.step_s for record in self.records[self.warm :]] or [float("nan")])
+
+
+def _warm(steps: int) -> int:
+    return min(WARM_UP, (steps - 1) // 2) if steps else 0
 
 
 def run(job: Job, *, threads: int = 1) -> Outcome:
@@ -247,6 +256,8 @@ class _Loop:
         self.checkpoint: Path | None = None
         self.slowdown: float | None = None
         self.slowdown_said = ""
+        self.waits: list[float] = []
+        """Seconds of each step without a core; NaN where the system does not say."""
         tokens = job.workload.global_batch_size * job.workload.seq_len
         says = not job.quiet and dist.get_rank() == 0
         expected = job.expected_step_s
@@ -264,11 +275,12 @@ class _Loop:
 
     def step(self, step: int) -> None:
         """Trains one step."""
-        began = perf_counter()
+        began, queued = perf_counter(), waited_s()
         batch = self.text.batch(step, seed=self.job.seed, **self.size)
         if step in self.measured:
             result, timeline = self.executor.measured_step(batch, memory=True)
             said = [f"step {step}, of median length among {len(self.measured)} measured ones"]
+            said += without_a_core(dist.get_rank(), waited_since(queued) / (perf_counter() - began))
             said += [self.slowdown_said] if self.slowdown_said else []
             by_class = self.executor.per_class(timeline)
             self.timelines.append(replace(by_class, assumptions=(*by_class.assumptions, *said)))
@@ -277,6 +289,7 @@ class _Loop:
             result = self.executor.step(batch)
             loss = self.executor.total_loss(result)
             taken = perf_counter() - began
+        self.waits.append(waited_since(queued))
         self.records.append(Record(step=step, loss=loss, grad_norm=float(result.grad_norm), step_s=taken))
 
     def ends(self, step: int, asked: int) -> bool:
@@ -325,10 +338,20 @@ class _Loop:
             timeline=ordered[(len(ordered) - 1) // 2] if ordered else None,
             slowdown=self.slowdown,
             slowdown_said=self.slowdown_said,
+            waited=self._waited(),
             process_peak_bytes=process_peak_bytes(),
             training_bytes=len(self.text.training),
             validation_bytes=len(self.text.validation),
         )
+
+    def _waited(self) -> float | None:
+        """`Outcome.waited`; all ranks must call it."""
+        warm = _warm(len(self.records))
+        took = sum(record.step_s for record in self.records[warm:])
+        share = sum(self.waits[warm:]) / took if took else math.nan
+        most = torch.tensor([math.inf if math.isnan(share) else share], dtype=torch.float64)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return float(most) if math.isfinite(float(most)) else None
 
 
 def _measured_steps(done: int, steps: int) -> frozenset[int]:

@@ -1,0 +1,50 @@
+"""Time without a core, as the scheduler counts it."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from gnomon.runtime import waiting  # noqa: E402
+
+pytestmark = pytest.mark.torch
+BUSY = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"
+
+
+@pytest.mark.skipif(not waiting.ACCOUNT.exists(), reason="needs Linux's account of the scheduler")
+def test_two_who_share_a_core_wait_for_each_other() -> None:
+    """This thread and another process, both at work on one core, for half a second of the former's time."""
+    cores = os.sched_getaffinity(0)
+    one = min(cores)
+    os.sched_setaffinity(0, {one})
+    other = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        while not Path(f"/proc/{other.pid}/schedstat").read_text().split()[2].strip("0"):
+            pass
+        before, began = waiting.waited_s(), perf_counter()
+        while perf_counter() - began < 0.5:
+            pass
+        share = waiting.waited_since(before) / (perf_counter() - began)
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, cores)
+    assert 0.15 < share < 1.0
+
+
+def test_nothing_is_made_up_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(waiting, "ACCOUNT", tmp_path / "none")
+    assert waiting.waited_s() is None
+    assert math.isnan(waiting.waited_since(None)) and math.isnan(waiting.waited_since(1.0))
+    assert waiting.without_a_core(0, math.nan) == [] == waiting.without_a_core(0, 0.01)
+    assert waiting.without_a_core(1, 0.4) == [
+        "rank 1 was ready without a core for 40% of this step: other processes had them"
+    ]

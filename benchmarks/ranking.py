@@ -27,7 +27,7 @@ from gnomon.formats.published import Run, read_runs
 from gnomon.formats.published.settle import settled
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.validation import Score, spearman
-from gnomon.search import Found, loss, make_space, solve
+from gnomon.search import Found, loss, make_space, solve, varied
 
 FAMILIES = ("nanotron-ultrascale", "vtrain-micro24", "mosaic-llmfoundry", "bloom-prequel", "libai")
 """Sources that ran several layouts of one model on as many devices."""
@@ -76,8 +76,9 @@ class Group:
         return np.array([run.step_s for run, _ in self.runs])
 
     def regret(self, truth: str = "fitted", few: int = 1) -> float:
-        """What the best of the few predicted fastest costs over the best measured."""
-        chosen = np.argsort(self.predicted(truth), kind="stable")[:few]
+        """What the best of a few, as `gnomon plan --try` chooses them, costs over the best measured."""
+        order = np.argsort(self.predicted(truth), kind="stable")
+        chosen = order[varied([self.runs[i][0].plan for i in order], few)]
         return float(self.measured[chosen].min() / self.measured.min() - 1)
 
     def correlation(self, truth: str = "fitted") -> float | None:

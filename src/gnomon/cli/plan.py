@@ -30,12 +30,13 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, refined_mapping, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
-from gnomon.search import Found, Result, parse_limit, plan
+from gnomon.search import Found, Result, parse_limit, plan, varied
 from gnomon.search.choices import fixed_base
 from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
 from gnomon.search.mixed import TRIES
 from gnomon.search.refine import Refined
+from gnomon.search.results import SAME_MESH
 from gnomon.search.uneven import Uneven, uneven
 from gnomon.units import parse_bytes, show_bytes
 
@@ -189,7 +190,7 @@ def _found(options: argparse.Namespace, asked: Asked) -> Result:
         base=asked.base,
         fixed=asked.fixed,
         forbid=asked.chosen.forbid,
-        top=max(options.top, options.try_ or 0),
+        top=max(options.top, SAME_MESH * (options.try_ or 0)),  # enough to choose other meshes from
         told=told,
     )
     told.end()
@@ -224,7 +225,9 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     tries: Tries | None = None
     again: Result | None = None
     if options.try_:
-        candidates = tuple({id(each): each for each in (best, *found.best)}.values())[: options.try_]
+        every = tuple({id(each): each for each in (best, *found.best)}.values())
+        candidates = tuple(every[i] for i in varied([each.plan for each in every], options.try_))
+        found = replace(found, best=found.best[: max(options.top, options.try_)])
         tries = try_plans(options, candidates, lambda each: _file(options, found, each, assumed), asked.machines)
         if tries.refit is not None and tries.refit.stack is not None:
             again = _found(options, replace(asked, stack=tries.refit.stack))

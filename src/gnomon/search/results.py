@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gnomon.graph import Graph
@@ -26,6 +28,24 @@ class Found:
     def step_s(self) -> float:
         """Seconds of a step."""
         return self.prediction.step_s
+
+
+SAME_MESH = 2
+"""Plans of one mesh among a few that are tried."""
+
+
+def varied(plans: Sequence[Plan], few: int) -> list[int]:
+    """Which plans to try of some in order of predicted time: the first `few`, but at most SAME_MESH with as many ranks on
+    each axis, since what a prediction has wrong of one it has wrong of the others. With too few meshes, the next in
+    order. Indices, in order."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    first, rest = [], []
+    for i, plan in enumerate(plans):
+        mesh = plan.mesh
+        axes = (mesh.pp, mesh.data_ranks, mesh.cp, mesh.tp, mesh.ep)
+        seen[axes] += 1
+        (first if seen[axes] <= SAME_MESH else rest).append(i)
+    return sorted((first + rest)[:few])
 
 
 @dataclass(kw_only=True)

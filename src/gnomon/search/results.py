@@ -35,8 +35,8 @@ SAME_MESH = 2
 
 
 def varied(plans: Sequence[Plan], few: int) -> list[int]:
-    """Which plans to try of some in order of predicted time: the first `few`, but at most SAME_MESH with as many ranks on
-    each axis, since what a prediction has wrong of one it has wrong of the others. With too few meshes, the next in
+    """Which plans to try of some in order of predicted time: the first `few`, but at most SAME_MESH with as many ranks
+    on each axis, since what a prediction has wrong of one it has wrong of the others. With too few meshes, the next in
     order. Indices, in order."""
     seen: Counter[tuple[int, ...]] = Counter()
     first, rest = [], []

@@ -156,6 +156,10 @@ class Stack:
     (`TORCH_DISTRIBUTED_DEBUG=DETAIL`)."""
     device_overhead_bytes: int | None = None
     """Device memory taken outside the allocator: context, libraries, communication buffers."""
+    held_launches: int | None = None
+    """Launches for each tensor that a collective inside a layer holds until the device has run it, because c10d marked
+    it for NCCL's stream. Left out: none is held (PyTorch from 2.8, or `TORCH_NCCL_AVOID_RECORD_STREAMS`), or it is not
+    known."""
     reducer_buckets: bool | None = None
     """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
     whole_gradients: bool | None = None

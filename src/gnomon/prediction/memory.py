@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gnomon.plans import shared_parameters
 from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.run_ahead import held_by_streams
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prices.allocator import placed, workspace_bytes
@@ -307,6 +308,9 @@ def _rank(
     by_class["workspace"] = workspace_bytes(device, pricing.stack)
     allocated = sum(by_class.values())
     groups, peers = _communicators(pricing, here)
+    own = {id(stage) for stage in here}
+    blocks = [block for block, (number, _) in enumerate(pricing.blocks) if id(pricing.stages[number]) in own]
+    waiting = max(held_by_streams(pricing, block) for block in blocks)
     found = placed(
         device,
         pricing.stack,
@@ -314,7 +318,7 @@ def _rank(
         groups,
         exchange_peers=peers,
         largest=max(temporary, 1),
-        flat=sum(_flat_bytes(pricing, stage) for stage in here),
+        flat=sum(_flat_bytes(pricing, stage) for stage in here) + waiting,
     )
     by_class["overhead"] = found.peak_bytes - allocated
     return RankMemory(

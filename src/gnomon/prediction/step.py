@@ -264,6 +264,14 @@ class Pricing:
             "offload": max(copies - held, 0.0),
         }
 
+    def device_s(self, kind: str, block: int) -> float:
+        """Seconds of a computing action's kernels and of the collectives that they wait for."""
+        return sum(seconds for part, seconds in self.parts(kind, block).items() if part not in ("launch", "offload"))
+
+    def host_s(self, kind: str, block: int) -> float:
+        """Seconds that the host takes to issue a computing action."""
+        return self._host_s(self.blocks[block][0], [self.phase(name, block) for name in PHASES[kind]], 0)
+
     def layer_s(self, kind: str, stage: int, layer: LayerPrice) -> float:
         """Seconds of one layer in an action of this kind: its kernels and the collectives that they wait for, or its
         launches if those take longer. No such action of a stage is shorter than its layers together."""

@@ -194,3 +194,12 @@ def test_metrics_of_the_loss_read_and_write_the_logits_again() -> None:
     )
     least = 2 * 14 * 8 * 1024 * 50257 / catalogue.device("a100-sxm-80gb").memory_bytes_per_s
     assert least < with_metrics.step_s - without.step_s < 2 * least
+
+
+@given(lengths=st.permutations([512, 1024, 2048]))
+def test_one_plan_at_several_lengths_is_priced_at_each(lengths: list[int]) -> None:
+    """Prices are shared between predictions of one plan, but not between lengths, whichever comes first."""
+    job = plan(dp_shard=2, tp=4)
+    found = {length: small(job, SPEC, batch=8, seq_len=length) for length in lengths}
+    memory = [found[length].tightest.by_class["activations"] for length in sorted(found)]
+    assert memory == sorted(set(memory))

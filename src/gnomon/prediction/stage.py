@@ -339,7 +339,7 @@ def _stage_price(
         groups.setdefault(alike, []).append(layer)
     if not groups:
         raise PlanError(f"stage {stage} has no layers; use fewer stages")
-    known = id(links), id(device), sizes["batch"], load
+    known = id(links), id(device), tuple(sorted(sizes.items())), load
     prices = []
     for (name, no_grad, saved, low), layers in groups.items():
         key = (

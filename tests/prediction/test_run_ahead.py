@@ -1,0 +1,75 @@
+"""Reserved memory that collectives hold while the host is ahead of its device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.formats.job import chosen
+from gnomon.hardware import parse_cluster
+from gnomon.hardware.scaled import scaled
+from gnomon.models.presets import model
+from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload
+from gnomon.plans.stacks import stack
+from gnomon.prediction import Prediction, predict
+from gnomon.prediction.run_ahead import QUEUE_LAUNCHES, held_by_streams
+
+SEQ, HIDDEN = 4096, 4096
+NANOTRON = stack("nanotron")
+FREED = replace(
+    NANOTRON, held_launches=None, facts=tuple(fact for fact in NANOTRON.facts if fact.field != "held_launches")
+)
+CHECKED = chosen(NANOTRON, "TORCH_DISTRIBUTED_DEBUG=DETAIL", checked_collectives=True)
+
+
+@cache
+def found(who: Stack, *, micro: int = 4, count: int = 8, pp: int = 1, memory: int | None = None) -> Prediction:
+    """Llama 3.1 8B on eight tensor-parallel ranks a stage."""
+    job = Plan(
+        mesh=Mesh(tp=8, pp=pp),
+        schedule=Schedule(name="one_f_one_b", micro_batch_size=micro),
+        layout=Layout(sequence_parallel=True),
+    )
+    where = scaled(parse_cluster(f"{pp}x8xh100-sxm"), memory_bytes=memory)
+    work = Workload(global_batch_size=micro * count, seq_len=SEQ)
+    return predict(model("llama-3.1-8b"), where, job, work, who)
+
+
+def test_a_host_far_ahead_holds_a_full_queue() -> None:
+    """1024 launches, one whole activation for every 20: 51 of them."""
+    held = held_by_streams(found(NANOTRON).pricing, 0)
+    assert held == pytest.approx(QUEUE_LAUNCHES / 20 * 4 * SEQ * HIDDEN * 2, rel=1e-6)
+    more, less = found(NANOTRON).tightest, found(FREED).tightest
+    assert more.reserved_bytes - less.reserved_bytes == pytest.approx(held, rel=1e-3)
+    assert more.allocated_bytes == less.allocated_bytes
+
+
+def test_a_host_that_waits_for_checks_holds_nothing() -> None:
+    assert held_by_streams(found(CHECKED, micro=1).pricing, 0) == 0
+    assert held_by_streams(found(FREED).pricing, 0) == 0
+
+
+@given(micro=st.sampled_from([1, 2, 4]), count=st.sampled_from([4, 8]), pp=st.sampled_from([1, 2]))
+def test_no_more_than_the_queue_and_never_less_for_more_microbatches(micro: int, count: int, pp: int) -> None:
+    most = QUEUE_LAUNCHES / 20 * micro * SEQ * HIDDEN * 2
+    few = held_by_streams(found(NANOTRON, micro=micro, count=count, pp=pp).pricing, 0)
+    many = held_by_streams(found(NANOTRON, micro=micro, count=2 * count, pp=pp).pricing, 0)
+    assert 0 <= few <= many <= most + 1
+
+
+def test_later_stages_wait_for_every_message() -> None:
+    """The first stage's warm-up is two forwards, the second's one."""
+    pricing = found(NANOTRON, micro=2, pp=2).pricing
+    first, second = held_by_streams(pricing, 0), held_by_streams(pricing, 1)
+    assert 0 < second < first
+
+
+def test_a_full_device_takes_it_back() -> None:
+    """What is held makes a job that needs the room `may not fit` at most."""
+    room = found(FREED).tightest.peak_bytes + 2**30
+    tight = found(NANOTRON, memory=room).tightest
+    assert tight.peak_bytes <= room < tight.usual_bytes and tight.verdict == "may not fit"

@@ -39,7 +39,8 @@ def varied(plans: Sequence[Plan], few: int) -> list[int]:
     on each axis, since what a prediction has wrong of one it has wrong of the others. With too few meshes, the next in
     order. Indices, in order."""
     seen: Counter[tuple[int, ...]] = Counter()
-    first, rest = [], []
+    first: list[int] = []
+    rest: list[int] = []
     for i, plan in enumerate(plans):
         mesh = plan.mesh
         axes = (mesh.pp, mesh.data_ranks, mesh.cp, mesh.tp, mesh.ep)

@@ -341,6 +341,19 @@ def test_libraries_that_published_benchmarks_ran_on() -> None:
     assert (run(LLAMA).stack.cublas, run(benchmark).stack.cublas) == (None, "12.1")
 
 
+def test_recipes_that_reduce_partial_sums_in_eight_bits() -> None:
+    """Llama's of 405B on H100, and of 70B since NeMo 2 (dgxc's release v25.04)."""
+    nemo = GPT3 | {"framework": "NeMo", "device": "h100-sxm-80gb", "precision": "fp8", "vocab": "128256"}
+    sums = [
+        run(nemo | {"model": model, "notes": f"release {release}; dims"}).stack.tp_reduce_dtype
+        for model, release in (
+            ("Llama 3.1 405b FP8", "v24.11.1"), ("Llama 3.1 70b FP8", "v25.02.02"), ("Llama 3.1 70b FP8", "v25.04.02"),
+            ("NeMo Megatron FP8", "v25.04.02"),
+        )
+    ]  # fmt: skip
+    assert sums == ["fp8", "compute", "fp8", "compute"]
+
+
 def test_layers_redistributed_around_a_heavy_head() -> None:
     """8 stages of 32 layers of 3072, a vocabulary of 32k and of 256k: heads of 0.8 and 6.4 layers."""
     row = GPT3 | {"layers": "32", "hidden": "3072", "heads": "24", "ffn": "12288", "tp": "1", "vpp": "1", "dp": "1"}

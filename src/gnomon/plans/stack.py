@@ -116,8 +116,9 @@ class Stack:
     """Attention skips the blocks that the causal mask empties."""
     allocator: Literal["caching", "expandable_segments", "graph_pool"] | None = None
     """How device memory is handed out."""
-    tp_reduce_dtype: Literal["compute", "fp32"] | None = None
-    """Dtype in which tensor-parallel partial sums travel."""
+    tp_reduce_dtype: Literal["compute", "fp32", "fp8"] | None = None
+    """Dtype in which tensor-parallel partial sums travel. `fp8`: those of narrow products' forward, under sequence
+    parallelism; others in the compute dtype."""
     cp_grad_dtype: Literal["compute", "fp32"] | None = None
     """Dtype in which gradients of keys and values travel around a context-parallel ring."""
     p2p: Literal["batched", "separate", "synchronous"] | None = None

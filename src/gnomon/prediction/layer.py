@@ -216,6 +216,10 @@ class _Pricing:
         gathers = collective.kind == "all_gather" and collective.axis == "tp" and not collective.inside
         return gathers and self.context.transformer_engine and bool(self._low(collective.path))
 
+    def _narrow_sum(self, collective: Collective) -> bool:
+        sums = collective.kind == "reduce_scatter" and collective.axis == "tp" and not collective.inside
+        return sums and self.context.narrow_sums and collective.phase == "forward" and bool(self._low(collective.path))
+
     def _cast_of(self, op: Op, *, backward: bool) -> Cast:
         name = op.outputs[0] if backward else op.inputs[0]
         again = not backward and self.casts.get(name, op.path) != op.path
@@ -407,7 +411,7 @@ class _Pricing:
         """One round; rows that skewed routing sends to the busiest rank with it."""
         skewed = collective.inside and collective.axis in ("ep", "etp")
         size = collective.bytes * (self.context.load if skewed else 1.0)
-        if self._narrow_gather(collective):
+        if self._narrow_gather(collective) or self._narrow_sum(collective):
             size = size * 8 / DTYPE_BITS[self.context.precision.compute]
         link = self.links[collective.axis]
         if self.context.fused_dispatch and collective.inside and collective.axis == "ep":

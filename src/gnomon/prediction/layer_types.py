@@ -44,6 +44,8 @@ class LocalContext:
     device: Device
     transformer_engine: bool = False
     """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
+    narrow_sums: bool = False
+    """Partial sums of the forward travel in eight bits where products are narrow (`Stack.tp_reduce_dtype`)."""
     dropout_add_fused: bool = False
     """Dropout runs in the kernel of the residual addition that follows it."""
     backward_overlap: bool = False

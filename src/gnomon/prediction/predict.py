@@ -325,6 +325,7 @@ def _workers(
         dropout_add_fused=stack.dropout_add == "fused",
         backward_overlap=stack.backward_overlap is True,
         transformer_engine=bool(stack.transformer_engine),
+        narrow_sums=stack.tp_reduce_dtype == "fp8",
         fused_dispatch=stack.moe_dispatch == "fused",
         fused_experts=stack.moe_experts == "fused",
     )

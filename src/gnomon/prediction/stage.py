@@ -219,6 +219,7 @@ def stage_prices(
     dropout_add_fused: bool = False,
     backward_overlap: bool = False,
     transformer_engine: bool = False,
+    narrow_sums: bool = False,
     fused_dispatch: bool = False,
     fused_experts: bool = False,
 ) -> tuple[StagePrice, ...]:
@@ -226,7 +227,7 @@ def stage_prices(
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
     each rank a share. load: busiest over mean rows of experts. attention_kernel, cublas, dropout_add_fused,
-    backward_overlap, transformer_engine, fused_dispatch, fused_experts: of the stack.
+    backward_overlap, transformer_engine, narrow_sums, fused_dispatch, fused_experts: of the stack.
     """
     made = _planned(plan, graph, cluster, kernels)
     mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
@@ -254,6 +255,7 @@ def stage_prices(
             dropout_add_fused,
             backward_overlap,
             transformer_engine,
+            narrow_sums,
             fused_dispatch,
             fused_experts,
         )
@@ -325,6 +327,7 @@ def _stage_price(
     dropout_add_fused: bool,
     backward_overlap: bool,
     transformer_engine: bool,
+    narrow_sums: bool,
     fused_dispatch: bool,
     fused_experts: bool,
 ) -> StagePrice:
@@ -353,6 +356,7 @@ def _stage_price(
             dropout_add_fused,
             backward_overlap,
             transformer_engine,
+            narrow_sums,
             fused_dispatch,
             fused_experts,
         )
@@ -374,6 +378,7 @@ def _stage_price(
                 dropout_add_fused=dropout_add_fused,
                 backward_overlap=backward_overlap,
                 transformer_engine=transformer_engine,
+                narrow_sums=narrow_sums,
                 fused_dispatch=fused_dispatch,
                 fused_experts=fused_experts,
                 expert_overlap=plan.overlap.experts,

@@ -198,6 +198,7 @@ def kind_tables(
             dropout_add_fused=stack.dropout_add == "fused",
             backward_overlap=stack.backward_overlap is True,
             transformer_engine=bool(stack.transformer_engine),
+            narrow_sums=stack.tp_reduce_dtype == "fp8",
             fused_dispatch=stack.moe_dispatch == "fused",
             fused_experts=stack.moe_experts == "fused",
             expert_overlap=plan.overlap.experts,

@@ -321,6 +321,10 @@ BEFORE_CORE_13 = (
     "NVIDIA/dgxc-benchmarking: releases before v25.08 run NeMo 25.04 and older, on Megatron Core up to 0.12"
 )
 """Where router weights multiply what experts put out."""
+FP8_SUMS = (
+    "NVIDIA/dgxc-benchmarking v24.11.1 llama3.1/configure.sh: fp8_buf of proj_fprop and fc2_fprop; NVIDIA/NeMo 0594a70 "
+    "nemo/collections/llm/recipes/tp_overlap_configs/userbuffers.py; read 2026-11-22"
+)
 BRIDGE_RECIPES = "NVIDIA-NeMo/Megatron-Bridge, performance recipes of the release (formats.published.bridge)"
 
 
@@ -373,11 +377,22 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
             moe_experts="fused" if set_by.fused else None,
             launch="cuda_graph" if set_by.graphs else None,
         )
+    if re.search(r"nemo|megatron-bridge", program) and _sums_in_fp8(row, facts.release):
+        found = chosen(found, FP8_SUMS, tp_reduce_dtype="fp8")
     if program == "nemo" and row.experts and facts.release < CORE_13:
         found = chosen(found, BEFORE_CORE_13, moe_weights="output")
     if name == "nanotron":
         found = _benchmarked(found, row)
     return with_test_options(found, row), notes
+
+
+def _sums_in_fp8(row: Row, release: str) -> bool:
+    """Whether a recipe for H100 reduces the forward's partial sums in eight bits: Llama's of 405B, and of 70B since
+    NeMo 2."""
+    named = row.model.lower()
+    if not re.search(r"h100.*fp8", f"{row.device} {row.precision}".lower()) or "llama" not in named:
+        return False
+    return "405b" in named or ("70b" in named and not re.match(r"v24|v25\.0[123]", release))
 
 
 NANOTRON_BENCHMARK = r"scripts/scaling_benchmarks\.py"

@@ -196,7 +196,6 @@ def test_metrics_of_the_loss_read_and_write_the_logits_again() -> None:
     assert least < with_metrics.step_s - without.step_s < 2 * least
 
 
-<<<<<<< HEAD
 @given(lengths=st.permutations([512, 1024, 2048]))
 def test_one_plan_at_several_lengths_is_priced_at_each(lengths: list[int]) -> None:
     """Prices are shared between predictions of one plan, but not between lengths, whichever comes first."""
@@ -204,7 +203,8 @@ def test_one_plan_at_several_lengths_is_priced_at_each(lengths: list[int]) -> No
     found = {length: small(job, SPEC, batch=8, seq_len=length) for length in lengths}
     memory = [found[length].tightest.by_class["activations"] for length in sorted(found)]
     assert memory == sorted(set(memory))
-=======
+
+
 def test_partial_sums_in_eight_bits_are_half_as_long() -> None:
     """Of the forward's collectives in a layer with fp8 products, two gather in eight bits and two reduce: in 16 bits
     these are two thirds of the bytes, in eight the half."""
@@ -223,4 +223,3 @@ def test_partial_sums_in_eight_bits_are_half_as_long() -> None:
         for each in (record, narrow)
     )
     assert 0.6 < narrow_s / wide_s < 0.75
->>>>>>> d5303f3 (Partial sums of the forward in eight bits, as Llama's recipes for H100 send them; numbers of megatron-bridge again)

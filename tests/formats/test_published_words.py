@@ -189,6 +189,9 @@ QWEN = replace(
         ("26.02", "h100-sxm-80gb", "fp8", "fused", None, "eager", True),
         ("26.04", "h100-sxm-80gb", "fp8", "fused", None, "eager", False),
         ("26.02", "b200", "mxfp8", None, None, "eager", False),
+        ("26.06", "b200", "mxfp8", "fused", None, "eager", False),
+        ("26.08", "b200", "mxfp8", "fused", "fused", "cuda_graph", True),
+        ("26.06", "b300", "mxfp8", "fused", "fused", "cuda_graph", True),
     ],
 )
 def test_megatron_bridge_runs_as_the_recipes_of_its_release(
@@ -220,6 +223,13 @@ DEEPSEEK = replace(
     micro_batch=1,
     global_batch=2048,
 )
+
+
+@pytest.mark.parametrize(("device", "narrow"), [("gb200", False), ("gb300", True)])
+def test_fused_recipes_of_deepseek_leave_attention_wide_on_gb200(device: str, narrow: bool) -> None:
+    run = to_run(replace(DEEPSEEK, device=device, notes="NeMo container 26.06; dropless"))
+    assert run.stack.moe_experts == "fused"
+    assert run.plan.precision.fp8 is not None and run.plan.precision.fp8.attention == narrow
 
 
 @pytest.mark.parametrize(

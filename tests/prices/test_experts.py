@@ -79,3 +79,24 @@ def test_biases_and_clamps_of_experts_cost_megatron_and_not_fused_experts() -> N
     assert times[True, "grouped"][0] - times[False, "grouped"][0] >= least
     assert times[True, "grouped"][1] > times[False, "grouped"][1]
     assert times[True, "fused"] == times[False, "fused"]
+
+
+def test_a_rotary_embedding_with_a_factor_runs_op_by_op_on_megatron() -> None:
+    """YaRN of GPT-OSS: 10 more passes over q and k forward and 12 backward, and 22 and 12 more kernels."""
+    plain = replace(qwen3_30b_a3b(), num_layers=1, qk_norm=False)
+    plan = Plan(mesh=Mesh(dp_shard=8, ep=8), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=1))
+    fact = Fact(field="transformer_engine", source="test", date="2026-11-22")
+    for stack in (Stack(name="any", version="1", transformer_engine=True, facts=(fact,)), Stack(name="x", version="1")):
+        found = {}
+        for factor in (False, True):
+            graph = mixtral(replace(plain, rotary_factor=factor))
+            made = predict(graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096), stack).pricing
+            found[factor] = made.phase("forward", 0), made.phase("input_grad", 0)
+        for (one, two), passes, kernels in zip(zip(*found.values(), strict=True), (10, 12), (22, 12), strict=True):
+            if not stack.transformer_engine:
+                assert one == two
+                continue
+            turned = 4096 * (32 + 4) * 128 * 2  # bytes of q and k
+            least = passes * turned / catalogue.device("b200").memory_bytes_per_s
+            assert two.kernels - one.kernels == kernels
+            assert least < two.compute_s - one.compute_s < 3 * least

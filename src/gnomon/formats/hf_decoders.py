@@ -423,6 +423,7 @@ def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         qkv_bias=True,
         out_bias=True,
         expert_bias=True,
+        rotary_factor=True,
         tied=k.flag("tie_word_embeddings", False),
         moe_path="mlp",
     )

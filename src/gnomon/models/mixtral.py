@@ -65,6 +65,8 @@ class MixtralConfig:
     """Of every so many layers the first is windowed, the rest see all (GPT-OSS: 2)."""
     expert_bias: bool = False
     """Experts with biases and a clamped gate (GPT-OSS)."""
+    rotary_factor: bool = False
+    """YaRN, whose sines and cosines have a factor (GPT-OSS)."""
     tied: bool = False
     """Whether lm_head is the embedding table."""
     moe_path: str = "block_sparse_moe"
@@ -98,6 +100,7 @@ def layer_block(c: MixtralConfig, name: str = "layers", window: int | None = Non
         qkv_bias=c.qkv_bias,
         out_bias=c.out_bias,
         qk_norm=c.qk_norm,
+        rotary_factor=c.rotary_factor,
         window=c.window if window is None else window,
         dropout=c.attention_dropout,
     )

@@ -64,6 +64,8 @@ class Attention:
     """RMSNorm over the head_dim of q and k (Qwen3)."""
     rotary: bool = True
     """Rotary position embedding of q and k."""
+    rotary_factor: bool = False
+    """Sines and cosines are multiplied by a factor, as YaRN's are (GPT-OSS); fused kernels know none."""
     window: int = 0
     """Sliding window in tokens; 0 is none."""
     scale: float = 0.0
@@ -91,7 +93,8 @@ def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str
         if a.qk_norm and letter != "v":
             made[letter] = b.norm(f"{path}.{letter}_norm", made[letter], a.head_dim, fn="rms", bias=False)
         if a.rotary and letter != "v":
-            made[letter] = b.op("rotary", f"{path}.{letter}_rotary", (made[letter],))
+            factor: dict[str, Any] = {"factor": True} if a.rotary_factor else {}
+            made[letter] = b.op("rotary", f"{path}.{letter}_rotary", (made[letter],), **factor)
     core = b.attention(
         f"{path}.core",
         made["q"],

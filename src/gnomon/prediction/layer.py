@@ -269,10 +269,14 @@ class _Pricing:
         return price + self._around_experts(op, backward=False)
 
     def _around_experts(self, op: Op, *, backward: bool) -> OpPrice:
-        """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch."""
+        """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch, and
+        beside a rotary embedding that its fused kernel cannot do."""
         context, experts = self.context, self.local_experts
         if not context.transformer_engine or not experts:
             return FREE
+        if op.attr("factor", False):
+            turned = nbytes(self.block.tensor(op.outputs[0]), self.sharded.sizes(op.path), self.dtypes)
+            return extra_passes(op, turned, experts, context.device, self.curves, backward=backward)
         low = self._low(op.path)
         if op.kind == "grouped_linear":
             mates = [o.path for o in self.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]]

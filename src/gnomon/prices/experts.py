@@ -39,14 +39,22 @@ BIASED = {False: (7, 7), True: (12, 8)}
 times probability in fp32, sum, join, cast; the gradients of all (experts.py TEGroupedMLP._apply_bias, expert by
 expert)."""
 
+FACTORED = {False: (5.5, 4.5, 11), True: (6.5, 5.5, 6)}
+"""backward -> (reads, writes, kernels) of a rotary embedding op by op beyond the fused kernel, which knows no factor on
+sines and cosines (YaRN's `mscale`), in units of its tensor's bytes: products with either, a half negated, joins and
+their sum, and six kernels on the table; the gradients of all, with zeros and a sum for the part of a head that is not
+turned, though it is empty (megatron/core/models/common/embeddings/rope_utils.py apply_rotary_pos_emb)."""
+
 BIASED_LAUNCHES = {False: 2, True: 6}
 """backward -> kernels of it for each expert, from Python."""
 
 
 def extra_passes(op: Op, size: Size, experts: int, device: Device, curves: Curves, *, backward: bool) -> OpPrice:
-    """Kernels of experts with biases and a clamped gate beside an activation or a combine that says so. size: bytes of
-    one side of the gate, or of the rows."""
-    if op.kind == "glu":
+    """Kernels of experts with biases and a clamped gate, and of a rotary embedding with a factor, beside an activation,
+    a combine or a rotary that says so. size: bytes of one side of the gate, of the rows, or of what is turned."""
+    if op.kind == "rotary":
+        reads, writes, kernels = FACTORED[backward]
+    elif op.kind == "glu":
         reads, writes, kernels = CLAMPED[backward]
     else:
         (reads, writes), kernels = BIASED[backward], BIASED_LAUNCHES[backward] * experts

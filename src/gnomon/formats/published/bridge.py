@@ -27,8 +27,9 @@ class Recipe:
     graphs: bool = False
     """Layers or whole steps are replayed as CUDA graphs."""
     fused: bool = False
-    """`cutedsl_fused_grouped_mlp`, `cuda_graph_impl = full_iteration` and `fp8_dot_product_attention`, which came
-    together."""
+    """`cutedsl_fused_grouped_mlp` and `cuda_graph_impl = full_iteration`, which came together."""
+    narrow_attention: bool = False
+    """`fp8_dot_product_attention`, which most of them set."""
 
 
 ONE_COPY = (
@@ -36,15 +37,15 @@ ONE_COPY = (
     (r"deepseek.*gb[23]00", "25.11", "99"),
     (r"deepseek.*\bb[23]00", "26.02", "99"),
     (r"qwen3.*gb[23]00", "25.11", "99"),
-    (r"qwen3.*\bb300", "26.04", "99"),
+    (r"qwen3.*235b.*(h100|\bb[23]00)", "26.02.01", "26.03"),
+    (r"qwen3.*235b.*\bb300", "26.06", "99"),
     (r"qwen3.*30b.*(h100|b300)", "26.02", "99"),
     (r"qwen3.*30b.*\bb200", "26.02.01", "99"),
-    (r"qwen3.*\bb200", "26.04", "99"),
-    (r"gpt.?oss.*b300", "26.02", "99"),
-    (r"gpt.?oss.*b200", "26.04", "99"),
+    (r"gpt.?oss.*\bb300", "26.04", "99"),
+    (r"gpt.?oss.*b200", "26.04", "26.05"),
     (r"kimi", "26.02", "99"),
 )
-"""(pattern of model and device, first release, last) of recipes that send a token once."""
+"""(pattern of model and device, first release, last) of recipes that send a token once; those of FUSED do too."""
 
 OVERLAP = (
     (r"deepseek.*h100", "25.09", "25.12"),
@@ -58,9 +59,14 @@ OVERLAP = (
 
 FUSED = (
     (r"(deepseek|qwen3|gpt.?oss).*gb[23]00", "26.06", "99"),
-    (r"deepseek.*\bb300", "26.08", "99"),
+    (r"qwen3.*30b.*\bb300", "26.06", "99"),
+    (r"(deepseek|qwen3).*\bb300", "26.08", "99"),
+    (r"qwen3.*\bb200", "26.08", "99"),
 )
 """The same of recipes in MXFP8 that run whole steps as one graph with fused experts."""
+
+WIDE_ATTENTION = r"deepseek.*gb200"
+"""Those of FUSED whose attention stays in 16 bits."""
 
 GRAPHS = (
     (r"qwen3.*gb200", "25.09", "25.10"),
@@ -150,8 +156,9 @@ def recipe(row: Row, release: str) -> Recipe:
 
     fused = among(FUSED) and "mxfp8" in (row.precision or "")
     return Recipe(
-        one_copy=among(ONE_COPY),
+        one_copy=fused or among(ONE_COPY),
         overlap=fused or among(OVERLAP),
         graphs=fused or among(GRAPHS),
         fused=fused,
+        narrow_attention=fused and not re.search(WIDE_ATTENTION, key),
     )

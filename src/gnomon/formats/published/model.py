@@ -256,6 +256,7 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
         qkv_bias=oss,
         out_bias=oss,
         expert_bias=oss,
+        rotary_factor=oss,
     )
     return config, ()
 

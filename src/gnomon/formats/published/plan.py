@@ -209,7 +209,7 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
     optimizer, divided = settings.optimizer(row)
     sequence, assumed = _sequence_parallel(row)
     set_by = recipe(row, facts.release) if re.search(r"megatron-bridge", row.framework.lower()) else Recipe()
-    if set_by.fused and precision.fp8 is not None:
+    if set_by.narrow_attention and precision.fp8 is not None:
         precision = replace(precision, fp8=replace(precision.fp8, attention=True))
     splits = (Split(op="*", dim="seq", parts=axes.tp),) if facts.async_tp and axes.tp > 1 else ()
     made = Plan(

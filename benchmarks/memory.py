@@ -6,7 +6,8 @@ TINY.csv: Megatron-LM's functional tests with torch's exact peak of allocated by
 fifth row of the largest family. Errors are predicted over measured, less 1, in %. What a row of TINY.csv lacks is
 filled in as its own tests have it: 8 devices, or 4 where the test's name says one node of four; an A100 where no device
 is named. Rows of nanotron do not say whether tensor-parallel ranks keep what they gather: their second line takes the
-nearer of the two. Out-of-memory cases: tests/data/out_of_memory.csv, from public threads and pages.
+nearer of the two. Out-of-memory cases: tests/data/out_of_memory.csv and out_of_memory_jobs.toml, from public threads
+and pages.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,10 +25,13 @@ import numpy as np
 
 from gnomon.errors import GnomonError
 from gnomon.formats.published import Row, Run, read_table, to_run
+from gnomon.formats.torchtitan import read_torchtitan
+from gnomon.hardware import parse_cluster
 from gnomon.prediction import Prediction, predict
 from gnomon.report.validation import Score, predicted_bytes, score
 
-CASES = Path(__file__).parent.parent / "tests" / "data" / "out_of_memory.csv"
+DATA = Path(__file__).parent.parent / "tests" / "data"
+CASES, JOBS = DATA / "out_of_memory.csv", DATA / "out_of_memory_jobs.toml"
 FEATURES = ("model", "tp", "pp", "cp", "ep", "vpp", "zero_or_fsdp", "recompute", "sequence_parallel", "precision")
 
 
@@ -124,16 +129,15 @@ def inputs_kept(run: Run) -> float:
 def verdicts() -> None:
     """Every out-of-memory case, and the cases beside them that fit."""
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for case, run in cases():
-        found = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
+    for case, found in cases():
         counts[case["verdict"]][found.tightest.verdict] += 1
         print(f"{case['id']:<26} {case['verdict']:<5} {found.verdict}")
     for verdict, said in counts.items():
         print(f"{verdict}: {sum(said.values())}", dict(said))
 
 
-def cases() -> Iterable[tuple[dict[str, str], Run]]:
-    """(case, run). No time was published for them: `value` is only there because a row must have one."""
+def cases() -> Iterable[tuple[dict[str, str], Prediction]]:
+    """(case, its prediction). No time was published for them: `value` is only there because a row must have one."""
     with CASES.open(newline="", encoding="utf-8") as file:
         for case in csv.DictReader(file):
             values = {name: text for name, text in case.items() if name not in ("verdict", "stated", "assumed")}
@@ -142,7 +146,12 @@ def cases() -> Iterable[tuple[dict[str, str], Run]]:
             table.writerow([*values, "family", "metric", "value"])
             table.writerow([*values.values(), "oom", "s_per_step", "1"])
             (row,), _ = read_table(text.getvalue())
-            yield case, to_run(row)
+            run = to_run(row)
+            yield case, predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
+    for case in tomllib.loads(JOBS.read_text(encoding="utf-8"))["cases"]:
+        cluster = parse_cluster(case["on"])
+        job = read_torchtitan(case["file"], devices=cluster.num_devices)
+        yield case, predict(job.graph(), cluster, job.plan, job.workload, job.stack)
 
 
 def line(name: str, errors: list[float]) -> None:

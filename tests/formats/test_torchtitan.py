@@ -99,9 +99,39 @@ def test_activation_checkpointing() -> None:
     ops = job(activation_checkpoint={"mode": "selective", "selective_ac_option": "op"})
     assert ops.plan.saved.preset == "full" and "self_attn.q_proj" in ops.plan.saved.rules[0].tensors
     check(ops.plan, ops.graph())
+    assert ops.plan.saved.rules[0].tensors[1:] == (
+        "self_attn.q_proj",
+        "self_attn.v_proj",
+        "mlp.gate_proj",
+        "mlp.down_proj",
+    )
     budget = job(activation_checkpoint={"mode": "memory_budget"})
     assert [u.field for u in budget.unexpressed] == ["activation_checkpoint.mode"]
     assert job(activation_checkpoint={"mode": "none"}).plan.saved == Saved()
+
+
+def test_experts_keep_what_their_ranks_exchanged() -> None:
+    """Products of DeepSeek-V3's 16B: q, kv_a, kv_b, o, router, shared gate, up, down; the odd ones stay."""
+    found = {}
+    for degree in (1, 8):
+        made = read_torchtitan(
+            f"""
+            [model]
+            name = "deepseek_v3"
+            flavor = "16B"
+            [parallelism]
+            expert_parallel_degree = {degree}
+            [activation_checkpoint]
+            mode = "selective"
+            selective_ac_option = "op"
+            """,
+            devices=8,
+        )
+        found[degree] = set(made.plan.saved.rules[0].tensors)
+        check(made.plan, made.graph())
+    assert {"self_attn.q_proj", "self_attn.kv_b_proj", "mlp.gate", "mlp.shared_experts.up_proj"} <= found[1]
+    assert not any("gate_proj" in name for name in found[1] - {"mlp.gate_proj"})
+    assert found[8] - found[1] == {"mlp.dispatch", "mlp.experts.down_proj"}
 
 
 def test_older_names() -> None:

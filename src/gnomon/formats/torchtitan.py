@@ -30,7 +30,7 @@ from gnomon.formats.job import (
     shorten,
 )
 from gnomon.formats.torchtitan_models import flavor
-from gnomon.models.llama import LlamaConfig
+from gnomon.models.presets import build
 from gnomon.plans import (
     DType,
     Fp8,
@@ -175,7 +175,7 @@ def read_torchtitan(
     plan = Plan(
         mesh=mesh,
         schedule=schedule_of(f, mesh, config, micro),
-        saved=saved_of(f, config),
+        saved=saved_of(f, config, mesh),
         layout=layout_of(f, mesh, workload.seq_len),
         overlap=Overlap(optimizer=f.flag("optimizer.early_step_in_backward", False)),
         optimizer=optimizer_of(f, mesh),
@@ -394,7 +394,7 @@ def stage_split(layers: int, stages: int, first: int, last: int) -> tuple[int, .
     return tuple(split)
 
 
-def saved_of(f: Fields, config: ModelConfig) -> Saved:
+def saved_of(f: Fields, config: ModelConfig, mesh: Mesh) -> Saved:
     """Activation checkpointing."""
     section = "activation_checkpoint"
     mode = f.choice(f"{section}.mode", {m: m for m in ("none", "full", "selective", "memory_budget")}, "selective")
@@ -411,12 +411,21 @@ def saved_of(f: Fields, config: ModelConfig) -> Saved:
         return Saved(rules=tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in every))
     if option != "op":
         f.fail(f"{section}.selective_ac_option", f"{option!r} is neither 'op' nor a number of layers from 1 on")
-    if not isinstance(config, LlamaConfig):
-        f.note_default(f"{section}.selective_ac_option", "op", "keeps every other product; read as attention only")
-        return Saved(preset="full", rules=(SavedRule(tensors=("*.core*",)),))
-    # Products are counted in order q k v o gate up down; the even ones are recomputed.
-    kept = ("self_attn.core*", "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj")
-    return Saved(preset="full", rules=(SavedRule(tensors=kept),))
+    return Saved(preset="full", rules=(SavedRule(tensors=kept_ops(config, mesh.ep > 1)),))
+
+
+def kept_ops(config: ModelConfig, exchanged: bool) -> tuple[str, ...]:
+    """What `selective_ac_option = "op"` keeps: attention, every other product in the order of a layer (those of experts
+    are grouped and made again), and what experts' ranks have exchanged."""
+    kept = ["self_attn.core*"]
+    for block in build(config).blocks:
+        if not any(op.kind == "attention" for op in block.ops):
+            continue
+        kept += [op.path for op in block.ops if op.kind == "linear"][::2]
+        grouped = [op.path for op in block.ops if op.kind == "grouped_linear"]
+        if exchanged and grouped:  # back from the experts' ranks there is as much as their last product
+            kept += [*(op.path for op in block.ops if op.kind == "dispatch"), grouped[-1]]
+    return tuple(dict.fromkeys(kept))
 
 
 def layout_of(f: Fields, mesh: Mesh, seq_len: int) -> Layout:

@@ -109,7 +109,10 @@ GEMMS = (
     GemmTable("gemm_fp32_neusight", "Tesla V100-PCIE-32GB", "fp32", (), 32, floor_s=3e-6),
     GemmTable("gemm_fp32_neusight", "NVIDIA A100-PCIE-40GB", "fp32", (), 32, floor_s=3e-6),
     GemmTable("gemm_fp32_neusight", "NVIDIA H100 80GB HBM3", "fp32", (), 32, floor_s=3e-6),
+    GemmTable("gemm_fp32_neusight", "NVIDIA L4", "fp32", (), 32, floor_s=3e-6, own=True),
+    GemmTable("gemm_fp32_neusight", "Tesla T4", "fp32", (), 32, floor_s=3e-6),
     GemmTable("gemm_fp32_neusight", "AMD Instinct MI210", "fp32", (), 32, floor_s=3e-6),
+    GemmTable("gemm_fp32_neusight", "AMD Instinct MI100", "fp32", (), 32, floor_s=3e-6),
 )
 
 

@@ -28,7 +28,10 @@ DEVICES = {
     "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
     "NVIDIA H100 80GB HBM3": "h100-sxm-80gb",
     "Tesla V100-PCIE-32GB": "v100-pcie-32gb",
+    "NVIDIA L4": "l4-24gb",
+    "Tesla T4": "t4-16gb",
     "AMD Instinct MI210": "mi210-64gb",
+    "AMD Instinct MI100": "mi100-32gb",
     "A100-80GB-SXM4": "a100-sxm-80gb",
     "H100-80GB-SXM5": "h100-sxm-80gb",
 }

@@ -354,6 +354,18 @@ def test_recipes_that_reduce_partial_sums_in_eight_bits() -> None:
     assert sums == ["fp8", "compute", "fp8", "compute"]
 
 
+def test_what_neusight_s_scripts_did() -> None:
+    """Its file names count microbatches, whatever the row says; runs of one device have no optimizer."""
+    label = "sitar-lab/NeuSight/scripts/asplos/label/NVIDIA_H100_80GB_HBM3/gpt2_large-train-1024-16"
+    notes = "published e2e_latency ms = mean fwd+bwd ONLY (no optimizer step)"
+    staged = GPT3 | {"device": "h100-sxm-80gb", "num_devices": "4", "tp": "1", "pp": "4", "vpp": "1", "notes": notes}
+    staged |= {"global_batch": "16", "micro_batch": "4", "source": f"{label}-pp4_1.json", "framework": "Megatron-LM"}
+    staged |= {"sequence_parallel": "no"}
+    alone = staged | {"num_devices": "1", "pp": "1", "source": f"{label}.json"}
+    assert (run(staged).plan.schedule.micro_batch_size, run(staged).plan.optimizer.kind) == (16, "adamw")
+    assert (run(alone).plan.schedule.micro_batch_size, run(alone).plan.optimizer.kind) == (4, "sgd")
+
+
 def test_layers_redistributed_around_a_heavy_head() -> None:
     """8 stages of 32 layers of 3072, a vocabulary of 32k and of 256k: heads of 0.8 and 6.4 layers."""
     row = GPT3 | {"layers": "32", "hidden": "3072", "heads": "24", "ffn": "12288", "tp": "1", "vpp": "1", "dp": "1"}

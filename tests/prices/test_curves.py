@@ -105,6 +105,17 @@ def test_amd_rows_say_which_published_product_they_are_from() -> None:
         assert any(text in said for said in curves_for(catalogue.device(name)).assumptions), name
 
 
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("l4-24gb", 12e12), ("t4-16gb", 5e12), ("mi100-32gb", 36e12)],
+)
+def test_cards_reach_what_was_measured_on_them_in_fp32(name: str, most: float) -> None:
+    """Large products of NeuSight's table: 7 to 9, 4 and 20 to 35 TFLOP/s; peaks are 30, 8 and 46."""
+    device = catalogue.device(name)
+    seconds = gemm_seconds(4096, 4096, 4096, dtype="fp32", device=device, curves=curves_for(device, attention="flash2"))
+    assert most / 2 < 2 * 4096**3 / seconds < most
+
+
 def test_an_older_library_slows_large_products_where_it_was_measured() -> None:
     h100, a100 = (catalogue.device(name) for name in ("h100-sxm-80gb", "a100-sxm-80gb"))
     size = (8192, 8192, 8192)

@@ -15,6 +15,10 @@ from gnomon.formats.published.row import Row
 PER_DEVICE = r"maxtext|paxml"
 """Programs whose recipes give the batch by device (`per_device_batch_size`), whatever the axes are."""
 
+NEUSIGHT_STAGES = r"NeuSight/.*-pp\d+_(\d+)\.json"
+"""Files of runs with stages, which end in the number of microbatches (sitar-lab/NeuSight scripts/asplos/
+collect_label_distributed.py; run_label_distributed.py asks for one, read 2026-11-22)."""
+
 MICROBATCHES = 8
 """Of a step whose batch is not given."""
 
@@ -44,6 +48,12 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
         elif row.micro_batch is not None and (each := (row.global_batch or 0) // ranks) < row.micro_batch and each:
             row = replace(row, micro_batch=each)
             notes.append(f"{each} sequences of a device: the global batch over the devices")
+    counted = re.search(NEUSIGHT_STAGES, row.source or "")
+    if counted and row.global_batch and row.dp and row.global_batch % (row.dp * int(counted[1])) == 0:
+        each = row.global_batch // (row.dp * int(counted[1]))
+        if each != row.micro_batch:
+            row = replace(row, micro_batch=each)
+            notes.append(f"microbatches of {each}: the source's file names {counted[1]} of them")
     found = re.search(r"tokens/step=(\d+)", row.notes)
     if found and row.seq_len is None and row.global_batch and int(found[1]) % row.global_batch == 0:
         row = replace(row, seq_len=int(found[1]) // row.global_batch)

@@ -1,12 +1,13 @@
 """Would the planner have chosen well? Layouts that were really run, and configurations that their authors tuned.
 
-    python benchmarks/ranking.py published_runs.csv [--family NAME …] [--no-tuned] [--workers N]
+    python benchmarks/ranking.py published_runs.csv [--family NAME …] [--no-environments] [--tuned ID …]
 
 Prints `results/ranking.md`. First, groups of runs that differ in layout alone (model, devices, batch, sequence length,
 precision): what the layout predicted fastest costs against the fastest measured (its regret), whether the best is among
-the five predicted fastest, and the rank correlation; with the numbers on record, and with the group's model or source
-left out of every fit. Then, for configurations tuned by their authors: how many plans of the search are predicted to be
-faster, what the best of them gains, and where. Leaves out time itself (`gnomon validate`).
+five that `gnomon plan --try` would run, and the rank correlation; with the numbers on record, and with the group's model
+or source left out of every fit. nanotron's runs differ in how they were started, which rows do not say: one line has each
+in whichever way of three its time is nearest to. Then, for configurations tuned by their authors: how many plans of the
+search are predicted to be faster, what the best of them gains, and where. Leaves out time itself (`gnomon validate`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -23,8 +24,11 @@ import numpy as np
 
 from gnomon.cli.validate import score_all
 from gnomon.errors import GnomonError
+from gnomon.formats.job import chosen as with_fields
 from gnomon.formats.published import Run, read_runs
+from gnomon.formats.published.plan import NANOTRON_POLL_S
 from gnomon.formats.published.settle import settled
+from gnomon.plans import Stack
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.validation import Score, spearman
 from gnomon.search import Found, loss, make_space, solve, varied
@@ -39,6 +43,9 @@ BAD = 0.1
 """Regret from which a group is listed."""
 TOP = 10
 """Plans of the search that a tuned configuration is ranked among."""
+BENCHMARKED = "nanotron-ultrascale"
+ENVIRONMENTS: tuple[tuple[bool | None, float | None], ...] = ((None, None), (True, None), (True, NANOTRON_POLL_S))
+"""Collectives checked or not, and seconds between looks at messages: ways in which runs of that source were started."""
 TROUBLE = 1.8
 """A run so many times slower than predicted, and than its twin, met trouble that no layout explains."""
 
@@ -112,6 +119,30 @@ def groups(runs: Sequence[Run], scores: Iterable[Score]) -> list[Group]:
     return made
 
 
+def nearest(runs: Sequence[Run], workers: int) -> list[Score]:
+    """Each run's score in the environment of three whose prediction is nearest to its time."""
+    every = [
+        replace(run, stack=started(run.stack, checked, poll_s))
+        for run in runs
+        for checked, poll_s in ENVIRONMENTS
+        if poll_s is None or run.plan.mesh.pp > 1
+    ]
+    best: dict[str, Score] = {}
+    for score in score_all(every, workers):
+        if isinstance(score, Score):
+            known = best.get(score.id)
+            if known is None or abs(np.log1p(score.error)) < abs(np.log1p(known.error)):
+                best[score.id] = score
+    return list(best.values())
+
+
+def started(stack: Stack, checked: bool | None, poll_s: float | None) -> Stack:
+    """The stack in one environment."""
+    facts = tuple(fact for fact in stack.facts if fact.field not in ("checked_collectives", "p2p_poll_s"))
+    bare = replace(stack, checked_collectives=None, p2p_poll_s=None, facts=facts)
+    return with_fields(bare, "an environment that is tried", checked_collectives=checked, p2p_poll_s=poll_s)
+
+
 def family_line(family: str, given: Sequence[Group]) -> str:
     """One row of the table of families."""
     cells = []
@@ -167,10 +198,10 @@ def words(run: Run) -> str:
     return f"tp {mesh.tp} pp {mesh.pp} dp {mesh.data_ranks} micro {micro} ZeRO {run.plan.optimizer.zero}"
 
 
-def ranking(runs: Sequence[Run], workers: int, families: Sequence[str]) -> Iterator[str]:
-    """The tables of groups."""
-    chosen = [run for run in runs if run.family in families]
-    scores = [score for score in score_all(chosen, workers) if isinstance(score, Score)]
+def ranking(runs: Sequence[Run], workers: int, families: Sequence[str], *, environments: bool) -> Iterator[str]:
+    """The tables of groups. environments: with the line of nanotron's runs each in its nearest environment."""
+    wanted = [run for run in runs if run.family in families]
+    scores = [score for score in score_all(wanted, workers) if isinstance(score, Score)]
     by_family = {
         family: groups(runs, members)
         for family, group in groupby(sorted(scores, key=lambda s: s.family), key=lambda s: s.family)
@@ -193,6 +224,15 @@ def ranking(runs: Sequence[Run], workers: int, families: Sequence[str]) -> Itera
         plain = [group.without_trouble() for group in given]
         if any(len(one.runs) < len(other.runs) for one, other in zip(plain, given, strict=True)):
             yield family_line(f"{family}, without slow runs", [group for group in plain if len(group.runs) >= SMALLEST])
+    if environments and BENCHMARKED in by_family:
+        known = nearest([run for run in runs if run.family == BENCHMARKED], workers)
+        off = np.abs([score.error for score in known])
+        yield family_line(f"{BENCHMARKED}, environment known", groups(runs, known))
+        yield (
+            f"\nEnvironment known: each run in the one of {len(ENVIRONMENTS)} (collectives checked or not, messages "
+            f"polled or not) whose prediction is nearest to its time; errors then {np.median(off):.1%} / "
+            f"{off.mean():.1%} / {np.percentile(off, 90):.1%} (median, mean, 90th percentile; chosen by the times)."
+        )
     yield (
         "\nRegret: median / mean / worst. A median layout: what it costs over the best, median of groups. Slow: over "
         f"{TROUBLE} times the prediction, with the numbers on record.\n"
@@ -247,12 +287,13 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--family", nargs="*", default=FAMILIES)
     parser.add_argument("--no-groups", action="store_true", help="only tuned configurations")
+    parser.add_argument("--no-environments", action="store_true", help="no line of nanotron's nearest environments")
     parser.add_argument("--tuned", nargs="*", default=TUNED, help="rows of tuned configurations; none: skip them")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     runs, _ = read_runs(options.table)
     if not options.no_groups:
-        for line in ranking(runs, options.workers, options.family):
+        for line in ranking(runs, options.workers, options.family, environments=not options.no_environments):
             print(line, flush=True)
     if options.tuned:
         for line in tuned(runs, options.tuned):

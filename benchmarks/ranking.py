@@ -4,10 +4,11 @@
 
 Prints `results/ranking.md`. First, groups of runs that differ in layout alone (model, devices, batch, sequence length,
 precision): what the layout predicted fastest costs against the fastest measured (its regret), whether the best is among
-five that `gnomon plan --try` would run, and the rank correlation; with the numbers on record, and with the group's model
-or source left out of every fit. nanotron's runs differ in how they were started, which rows do not say: one line has each
-in whichever way of three its time is nearest to. Then, for configurations tuned by their authors: how many plans of the
-search are predicted to be faster, what the best of them gains, and where. Leaves out time itself (`gnomon validate`).
+five that `gnomon plan --try` would run, and the rank correlation; with the numbers on record, and with the group's
+model or source left out of every fit. nanotron's runs differ in how they were started, which rows do not say: one line
+has each in whichever way of three its time is nearest to. Then, for configurations tuned by their authors: how many
+plans of the search are predicted to be faster, what the best of them gains, and where. Leaves out time itself (`gnomon
+validate`).
 """
 
 from __future__ import annotations

@@ -198,7 +198,6 @@ def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["predict", "gpt2"], "no machines; give --on CLUSTER"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--tp", "0"], "0 is not between 1 and"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--zero", "4"], "invalid choice"),
-        ([], "required: COMMAND"),
         (["predikt"], "invalid choice"),
     ],
 )

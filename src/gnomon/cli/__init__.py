@@ -9,11 +9,12 @@ knowledge of models and machines.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pkgutil import resolve_name
 from shutil import get_terminal_size
 
@@ -22,12 +23,16 @@ from gnomon.errors import GnomonError
 
 FITS, DOES_NOT_FIT, BAD_REQUEST, OUR_MISTAKE, INTERRUPTED = 0, 1, 2, 3, 130
 
-ISSUES = "https://github.com/gnomon/gnomon/issues"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What the system says of a place that takes no more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of a command line; `argv` without the program's name, default the process's own."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        parser().print_help(sys.stderr)
+        return BAD_REQUEST
     try:
         options = parser().parse_args(arguments)
     except SystemExit as error:  # argparse has printed help, the version or what is wrong
@@ -43,17 +48,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has had enough, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FITS
+    except OSError as error:
+        if error.errno not in FULL:
+            return _mistake(error, arguments)
+        with suppress(OSError):  # what is left in the buffer would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _failed(f"gnomon: cannot write the output: {error.strerror}", BAD_REQUEST)
     except KeyboardInterrupt:
         return _failed("gnomon: interrupted", INTERRUPTED)
     except Exception as error:
-        asked = " ".join(["gnomon", *arguments])
-        return _failed(
-            f"gnomon: a mistake in Gnomon itself: {type(error).__name__}: {error}\n"
-            f"Please report it with this line: {asked}\n"
-            f"GNOMON_DEBUG=1 shows where it happened.",
-            OUR_MISTAKE,
-        )
+        return _mistake(error, arguments)
     return status
+
+
+def _mistake(error: Exception, arguments: Sequence[str]) -> int:
+    """What to report of an error that nobody foresaw."""
+    asked = " ".join(["gnomon", *arguments])
+    return _failed(
+        f"gnomon: a mistake in Gnomon itself: {type(error).__name__}: {error}\n"
+        f"Please report it with this line: {asked}\n"
+        f"GNOMON_DEBUG=1 shows where it happened.",
+        OUR_MISTAKE,
+    )
 
 
 def _as_wide_as_the_terminal() -> AbstractContextManager[None]:

@@ -72,6 +72,8 @@ def is_asked(options: argparse.Namespace) -> bool:
         raise InputError(f"-o writes one plan, and {asked[0]} finds several; fix the case and plan it alone")
     if options.html and not asked:
         raise InputError("--html draws several cases; give --vary, --pareto, --longest or --max-step with it")
+    if options.longest and options.seq_len:
+        raise InputError("--longest looks for the sequence length and --seq-len gives it; leave one out")
     if options.longest and options.tokens_per_batch:
         raise InputError("--longest keeps the sequences of a step; give --global-batch in place of --tokens-per-batch")
     return bool(asked)

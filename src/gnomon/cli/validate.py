@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import os
-from collections.abc import Iterable, Sequence
+import signal
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from gnomon.prediction import predict
 from gnomon.report.prediction import describe, prediction_text
 from gnomon.report.tables import number, percent, wrapped
 from gnomon.report.validation import Score, Summary, score, summarise, summary_text
+from gnomon.schema import save_text
 
 CHUNK = 24
 """Runs sent to a process at a time: neighbours share graphs, plans and prices."""
@@ -78,8 +82,30 @@ def _scored(runs: Sequence[Run], workers: int) -> Iterable[Score | Refused]:
     if workers == 1 or len(runs) < ALONE:
         yield from map(score, runs)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(score, runs, chunksize=CHUNK)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_silently) as pool:
+        with _interrupts_wait():
+            found = pool.map(score, runs, chunksize=CHUNK)
+        try:
+            yield from found
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _end_silently() -> None:
+    """In a worker: ^C ends it at once and without a word; this process says what there is to say."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """^C is delivered afterwards; processes that are started meanwhile do not see it while they import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def write_rows(path: str, scores: Iterable[Score], refused: Iterable[Refused]) -> None:
@@ -98,13 +124,11 @@ def write_rows(path: str, scores: Iterable[Score], refused: Iterable[Refused]) -
         for s in scores
     ]
     lines += [(r.id, r.family, *[""] * 10, r.reason, "") for r in refused]
-    try:
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(header.split())
-            writer.writerows(lines)
-    except OSError as error:
-        raise InputError(f"cannot write {path!r}: {error.strerror}") from error
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header.split())
+    writer.writerows(lines)
+    save_text(text.getvalue(), path)
 
 
 def _text(summaries: Sequence[Summary]) -> Sequence[str]:

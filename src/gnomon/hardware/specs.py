@@ -23,7 +23,7 @@ from gnomon.schema.toml import parse_toml
 MAX_DEVICES = 4_000_000
 """Largest cluster of a spec: above the largest machines planned, and far below what would not fit in memory."""
 
-_PART = re.compile(r"(?:(?P<a>[0-9]{1,9})x)?(?:(?P<b>[0-9]{1,9})x)?(?P<name>[a-z][a-z0-9._-]*)")
+_PART = re.compile(r"(?:(?P<a>[0-9]{1,18})x)?(?:(?P<b>[0-9]{1,18})x)?(?P<name>[a-z][a-z0-9._-]*)")
 
 
 def parse_cluster(spec: str) -> Cluster:

@@ -177,8 +177,10 @@ class RouterLoad:
             raise PlanError(f"router load {self.kind!r} does not use s = {self.s}; write kind = 'zipf' or leave s out")
         if (self.kind == "histogram") != bool(self.counts):
             raise PlanError("router load 'histogram' needs counts, one for each expert, and only it takes them")
-        if self.s < 0 or any(count < 0 for count in self.counts) or (self.counts and sum(self.counts) <= 0):
-            raise PlanError("router load needs s >= 0 and counts >= 0 with a positive sum")
+        if not 0 <= self.s < float("inf"):
+            raise PlanError(f"router load has s = {self.s}; the exponent of zipf is a finite number of at least 0")
+        if not all(0 <= count < float("inf") for count in self.counts) or (self.counts and not sum(self.counts) > 0):
+            raise PlanError("router load needs finite counts of at least 0 with a positive sum")
 
     def fractions(self, num_experts: int) -> NDArray[np.float64]:
         """Share of routed tokens of each expert: shape (num_experts,), adding up to 1. PlanError if counts are not as

@@ -81,9 +81,10 @@ def save_file(value: object, path: str | Path) -> None:
 
 def save_text(text: str, path: str | Path) -> None:
     """Writes a file whole or not at all: beside its place first, then renamed. What is there and no file, as
-    `/dev/stdout`, is written to. InputError if it cannot be written."""
+    `/dev/stdout`, is written to, and so is what a link leads to. InputError if it cannot be written."""
     target = Path(path)
     try:
+        target = target.resolve() if target.is_symlink() else target
         if target.exists() and not target.is_file() and not target.is_dir():
             target.write_text(text, encoding="utf-8")
             return
@@ -91,7 +92,7 @@ def save_text(text: str, path: str | Path) -> None:
         try:
             partial.write_text(text, encoding="utf-8")
             partial.replace(target)
-        except OSError:
+        except BaseException:  # ^C too leaves nothing behind
             if partial.is_file():
                 partial.unlink()
             raise

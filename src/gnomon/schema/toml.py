@@ -51,6 +51,9 @@ def parse_toml(raw: str | bytes, source: str) -> dict[str, object]:
         if "Cannot overwrite" in message or "Cannot declare" in message or "Duplicate" in message:
             line = text.split("\n")[int(where[1]) - 1] if where else ""
             message = f"Duplicate key {line.partition('=')[0].strip()[:64]!r}"
+        else:
+            last = where is None or int(where[1]) >= text.rstrip("\n").count("\n") + 1
+            message = f"Not TOML: {message}{'; the file may have been cut off' if last and text.strip() else ''}"
         raise FormatError(message, path) from error
     except ValueError as error:  # an integer of thousands of digits
         raise FormatError(f"Not readable as TOML: {error}", source) from error
@@ -77,10 +80,12 @@ def _decoded(text: str | bytes, source: str) -> str:
     if isinstance(text, str):
         return text
     try:
-        return text.decode("utf-8")
+        return text.decode("utf-8-sig")  # some editors begin a file with a mark of the encoding
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
-        raise FormatError(f"Not UTF-8: byte 0x{text[error.start]:02x}", f"{source}:{line}") from error
+        raise FormatError(
+            f"Not UTF-8: byte 0x{text[error.start]:02x}; save it as text in UTF-8", f"{source}:{line}"
+        ) from error
 
 
 def check_depth(root: object, path: str) -> None:

@@ -1,0 +1,183 @@
+"""Files cut off, in other encodings or of other kinds, numbers that are none, places that are full, and ^C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gnomon.cli import main
+from gnomon.schema import save_text
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+PLAN_FILE = """schema = "gnomon.planfile/1"
+model = "llama-tiny"
+on = "1x2xa100-sxm-80gb"
+[workload]
+global_batch_size = 4
+seq_len = 64
+[plan]
+mesh = {dp_shard = 2}
+"""
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 256,
+}
+H100 = "--on 1x2xh100-sxm"
+
+
+def write(folder: Path) -> None:
+    """What the requests below name."""
+    whole = PLAN_FILE.encode()
+    (folder / "p.toml").write_bytes(whole)
+    (folder / "cut.toml").write_bytes(whole[:-2])
+    (folder / "utf16.toml").write_bytes(PLAN_FILE.encode("utf-16"))
+    (folder / "marked.toml").write_bytes(b"\xef\xbb\xbf" + whole)
+    (folder / "windows.toml").write_bytes(whole.replace(b"\n", b"\r\n"))
+    (folder / "twice.toml").write_bytes(whole + whole)
+    for name, changes in (
+        ("inf", {"hidden_size": float("inf")}),
+        ("nan", {"hidden_size": float("nan")}),
+        ("negative", {"num_attention_heads": -4}),
+        ("wide", {"hidden_size": 2**31}),
+        ("deep", {"num_hidden_layers": 10**9}),
+        ("other", {"model_type": "mamba"}),
+        ("mödel 😀", {}),
+    ):
+        (folder / f"{name}.json").write_text(json.dumps(LLAMA | changes), encoding="utf-8")
+    for name, text in (
+        ("list.json", "[]"),
+        ("nan-counts.json", "[1, NaN]"),
+        ("text.json", "tokens"),
+        ("ragged.csv", "id,family\n1,2,3\n"),
+        ("semicolons.csv", "id;family\n1;2\n"),
+    ):
+        (folder / name).write_text(text)
+
+
+REFUSED = [
+    ("predict --plan cut.toml", "Not TOML: "),
+    ("predict --plan cut.toml", "; the file may have been cut off - at `cut.toml:8:"),
+    ("explain s.timeline", "Not TOML: Expected '=' after a key"),
+    ("predict --plan utf16.toml", "Not UTF-8: byte 0xff; save it as text in UTF-8 - at `utf16.toml:1`"),
+    ("predict --plan twice.toml", "Duplicate key"),
+    (f"predict inf.json {H100}", "numbers must be finite"),
+    (f"predict nan.json {H100}", "numbers must be finite"),
+    (f"predict negative.json {H100}", "expected an integer of at least 1, got -4 - at `$.num_attention_heads`"),
+    (f"predict deep.json {H100}", "num_layers is 1000000000: at most 10000"),
+    (f"predict wide.json {H100} --seq-len 4096", "if it is part of a step, a size of the model or the batch"),
+    (f"predict other.json {H100}", "; known: bert, bloom, deepseek_v2, "),
+    (f"predict list.json {H100}", "holds a list; expected an object"),
+    ("predict gpt2 --on 0x8xh100-sxm", "has a count of 0"),
+    ("predict gpt2 --on 999999999999x8xh100-sxm", "7999999999992 devices; the limit is 4000000"),
+    ("predict gpt2 --on 4×8×h100-sxm", "write NODESxDEVICESxDEVICE"),
+    ("predict gpt2 --on 1e3x8xh100-sxm", "write NODESxDEVICESxDEVICE"),
+    (f"predict gpt2 {H100} --seq-len 4097", "the longest legal seq_len is 1024"),
+    (f"predict llama-3.1-8b {H100} --seq-len 999999999", "if it is part of a step, a size of the model or the batch"),
+    (f"predict qwen3-30b-a3b {H100} --router zipf:nan", "s = nan; the exponent of zipf is a finite number"),
+    (f"predict qwen3-30b-a3b {H100} --router zipf:inf", "s = inf; the exponent of zipf is a finite number"),
+    (f"predict qwen3-30b-a3b {H100} --router zipf:-1", "s = -1.0; the exponent of zipf is a finite number"),
+    (f"predict qwen3-30b-a3b {H100} --router zipf:1e9", "use a flatter load"),
+    (f"predict qwen3-30b-a3b {H100} --router nan-counts.json", "finite counts of at least 0"),
+    (f"predict qwen3-30b-a3b {H100} --router text.json", "is not JSON"),
+    (f"predict qwen3-30b-a3b {H100} --capacity nan", "router capacity = nan must be at least 1"),
+    (f"predict gpt2 {H100} --html nowhere/x/y.html", "there is no folder 'nowhere/x'"),
+    ("compare s.timeline cut.timeline", "it may have been cut off"),
+    (f"plan gpt2 {H100} --global-batch 8 --longest 1024 --seq-len 512", "--longest looks for the sequence length"),
+    (f"plan gpt2 {H100} --global-batch 8 --price nan", "--price 'nan' must be above 0"),
+    (f"plan gpt2 {H100} --global-batch 8 --vary nodes=9..1", "a range goes up, from 1 on"),
+    (f"plan gpt2 {H100} --global-batch 8 --forbid pp>>1", "pp is a whole number, not '>1'"),
+    (f"plan gpt2 {H100} --global-batch 8 --deadline 7 --tokens 1T", "got bare '7'"),
+    (f"plan gpt2 {H100} --tokens-per-batch 1", "are not whole sequences of 1024"),
+    ("validate ragged.csv", "has no column 'model'"),
+    ("validate semicolons.csv", "that is not known"),
+    ("export list.json --to megatron", "Not TOML"),
+    ("", "usage: gnomon"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with what is wrong in other ways than `test_refused` has; nothing may be added to it."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    yield tmp_path
+    assert {path.name for path in tmp_path.iterdir()} - before <= {"s.timeline", "cut.timeline"}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
+def test_one_clear_answer(words: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if "timeline" in words:
+        assert main(["predict", "--plan", "p.toml", "--timeline", "s.timeline"]) == 0
+        (folder / "cut.timeline").write_bytes((folder / "s.timeline").read_bytes()[:400])
+        capsys.readouterr()
+    status = main(words.split())
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "") and said in err and "mistake in Gnomon itself" not in err
+
+
+@pytest.mark.parametrize("words", ["predict --plan marked.toml", "predict --plan windows.toml"])
+def test_marks_and_line_ends_of_other_systems_are_read(words: str, folder: Path) -> None:
+    assert main(words.split()) == 0
+
+
+def test_names_in_any_letters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "mödel 😀.json", *H100.split(), "--seq-len", "64"]) == 0
+    assert capsys.readouterr().out.startswith("mödel 😀 on 1x2xh100-sxm\n")
+
+
+def started(words: str, **options: object) -> subprocess.Popen[str]:
+    """A command in a process group of its own."""
+    program = f"import sys; from gnomon.cli import main; sys.exit(main({words.split()!r}))"
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-c", program], text=True, env=environment, start_new_session=True, **options
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_output_that_is_full_is_no_mistake_of_ours() -> None:
+    with open("/dev/full", "w") as full:
+        process = started("catalogue devices", stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (2, "gnomon: cannot write the output: No space left on device\n")
+
+
+def test_an_interrupted_search_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "plan.toml"
+    words = f"plan gpt3-175b --on 64x8xa100-sxm-80gb --global-batch 512 --seq-len 2048 -o {target}"
+    process = started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(2.0)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.splitlines()[-1]) == (130, "", "gnomon: interrupted")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_text("text", tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    save_text("new", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"

@@ -235,6 +235,17 @@ def test_peaks_do_not_fall_and_what_is_needed_decides(
         assert (found.peak_bytes <= on.memory_bytes) == (needed <= on.memory_bytes)
 
 
+def test_xla_gathers_no_earlier_than_there_is_room() -> None:
+    """On 95 GB a job of 100 GB, 8 of them gathered early, fits; one of 104 does not. Where there is room, all is
+    there."""
+    on = device("tpu-v5p")
+    over = on.memory_bytes + 5 * 2**30
+    tight = placed(on, PLAIN, over, 0, early=8 * 2**30)
+    assert tight.peak_bytes == on.memory_bytes and tight.usual_bytes == over
+    assert placed(on, PLAIN, over, 0, early=4 * 2**30).peak_bytes == on.memory_bytes + 2**30
+    assert placed(on, PLAIN, 2**30, 0, early=2**29).peak_bytes == 2**30
+
+
 def test_every_measured_number_is_a_figure() -> None:
     # What is a plain number in the module is a rule of the allocator, listed in its own source.
     plain = {name for name, value in vars(allocator).items() if name.isupper() and isinstance(value, int | float)}

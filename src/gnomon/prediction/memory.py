@@ -119,6 +119,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     changes = held_moves(structure, pricing, sizes)
     extra = temporaries(program, pricing)
     during = changes.during(program.num_rows) + extra
+    ahead = _gathered_early(program, changes, sizes)
     found = []
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
@@ -127,7 +128,8 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         held = _held(program, changes, low, row)
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
-        found.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), moment))
+        early = int(during[row] - (during - ahead)[low:high].max())
+        found.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment))
     return tuple(found), sizes
 
 
@@ -188,6 +190,17 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         size = np.concatenate([size, (left - whole)[program.stage[first]]])
         at_start = np.concatenate([at_start, np.zeros(len(first), bool)])
     return HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start)
+
+
+def _gathered_early(program: Program, changes: HeldMoves, sizes: Mapping[str, float]) -> NDArray[np.float64]:
+    """[rows] bytes of gathered parameters beyond those of one layer, which need not be there yet."""
+    gathered = np.array([buffer.name == "P" for buffer in program.buffers])[changes.buffer]
+    columns = (getattr(changes, name)[gathered] for name in ("row", "buffer", "bytes", "at_start"))
+    row, buffer, size, at_start = columns
+    held = HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start).during(program.num_rows)
+    largest = max((sizes.get(f"{block}P", 0.0) for block in range(program.num_stages)), default=0.0)
+    found: NDArray[np.float64] = np.maximum(held - largest, 0.0)
+    return found
 
 
 def _keeps_input(pricing: Pricing, block: int) -> bool:
@@ -275,6 +288,7 @@ def _rank(
     held: Mapping[tuple[str, int], float],
     sizes: Mapping[str, float],
     temporary: int,
+    early: int,
     moment: str,
 ) -> RankMemory:
     here = [pricing.stages[s] for s in stages]
@@ -319,7 +333,11 @@ def _rank(
         exchange_peers=peers,
         largest=max(temporary, 1),
         flat=sum(_flat_bytes(pricing, stage) for stage in here) + waiting,
+        early=early,
     )
+    late = max(allocated - found.reserved_bytes, 0)  # what XLA gathers no earlier than it must
+    by_class["parameters"] -= late
+    allocated -= late
     by_class["overhead"] = found.peak_bytes - allocated
     return RankMemory(
         rank_class=cls,

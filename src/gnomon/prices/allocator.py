@@ -296,16 +296,20 @@ def placed(
     exchange_peers: int = 0,
     largest: Bytes = 1,
     flat: Bytes = 0,
+    early: Bytes = 0,
 ) -> Placed:
     """Tensors whose bytes peak at `allocated`, with what is beside them.
 
-    largest: bytes of the largest tensor. flat: of tensors that no block which others have left can hold. What must be
-    there is less than what usually is, and a job that needs the room gets it: communicators and free segments take
-    less on a device that is full. The peak does not fall as `allocated` grows. On a TPU nothing is beside the tensors.
+    largest: bytes of the largest tensor. flat: of tensors that no block which others have left can hold. early: of
+    parameters gathered before they are needed. What must be there is less than what usually is, and a job that needs
+    the room gets it: communicators and free segments take less on a device that is full. The peak does not fall as
+    `allocated` grows. On a TPU nothing is beside the tensors, and XLA, which knows its memory as it schedules, gathers
+    parameters no earlier than there is room.
     """
     outside = device_overhead(device, stack, communicators, exchange_peers=exchange_peers)
     if device.kind == "tpu":  # XLA lays memory out before it runs: no segments
-        return Placed(reserved_bytes=allocated, outside_bytes=outside, usual_bytes=allocated + outside)
+        least = max(allocated - early, min(allocated, device.memory_bytes - outside))
+        return Placed(reserved_bytes=least, outside_bytes=outside, usual_bytes=allocated + outside)
     usual = int(reserved_estimate(allocated, largest, stack)) + flat + outside
     needed = reserved_least(allocated)
     if needed + outside > device.memory_bytes:

@@ -24,21 +24,21 @@ NARROWER = "bf16 gradients"
 def settled(run: Run) -> tuple[Run, Prediction]:
     """The run as it is to be read, and its prediction. GnomonError as `predict` raises it."""
     first = run, _predicted(run)
-    if first[1].fits:
+    if _room(*first):
         return first
     last = _least(run, first) if run.recompute_open else first
     if run.recompute_open and _whole_layers(last[0].plan.saved):
         lighter = next((other for other in otherwise(run) if other.notes[-1].endswith(NARROWER)), None)
-        if lighter is not None and (made := _predicted(lighter)).fits:
+        if lighter is not None and _room(lighter, made := _predicted(lighter)):
             return lighter, made
-    for other in () if last[1].fits else otherwise(run):
+    for other in () if _room(*last) else otherwise(run):
         try:
             found = other, _predicted(other)
-            if not found[1].fits and run.recompute_open:
+            if not _room(*found) and run.recompute_open:
                 found = _least(other, found)
         except GnomonError:
             continue
-        if found[1].fits:
+        if _room(*found):
             return found
     return last
 
@@ -67,6 +67,12 @@ def _predicted(run: Run) -> Prediction:
     return predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
 
 
+def _room(run: Run, found: Prediction) -> bool:
+    """Whether it fits; under XLA, which would rather make tensors again than gather parameters late, with room to do
+    as it likes."""
+    return found.has_room if re.search(XLA, run.row.framework.lower()) else found.fits
+
+
 def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
     """With the least recompute that fits, or as much as can be."""
     last = first
@@ -77,9 +83,9 @@ def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
             found = _predicted(tried)
         except GnomonError:
             continue
-        what = "the least that fits" if found.fits else "nothing fits; taken as much as can be"
+        what = "the least that fits" if _room(tried, found) else "nothing fits; taken as much as can be"
         last = replace(tried, notes=(*run.notes, f"recompute not stated: {what}, {_words(saved)}")), found
-        if found.fits:
+        if _room(tried, found):
             break
     return last
 

@@ -41,6 +41,8 @@ def bounded(search: Search) -> Iterator[tuple[float, Point]]:
             for column in row.columns:
                 block = search.opening.block(row.family, row.schedule, row.virtual, column)
                 for bound, group in search.opening.open(block):
+                    if group.rough:
+                        bound = max(bound, search.opening.better(group)[0])
                     for point in search.opening.points(block, group.members):
                         yield bound, point
 

@@ -88,6 +88,8 @@ def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
             found.append(row.bounds[row.columns.index(column)])
             block = search.opening.block(family, row.schedule, row.virtual, column)
             for least, group in search.opening.open(block):
+                if group.rough:
+                    least = max(least, search.opening.better(group)[0])
                 for bound, item in search.opening.members(group):
                     if isinstance(item, Loose) and item.point == point:
                         better = [search.tighten.bound(item), search.tighten.single(item) if item.gathers else 0.0]

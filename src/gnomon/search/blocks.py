@@ -114,6 +114,9 @@ class Blocks:
         self._work: dict[int, Doubles] = {}
         self._adding: dict[int, Doubles] = {}
         self._rooms: dict[int, float] = {}
+        self._counts: dict[int, Doubles] = {}
+        self._acts: dict[tuple[int, int], Actions] = {}
+        self._firsts: dict[tuple[int, int, int], tuple[float, Doubles]] = {}
         self._layers = np.array([len(kind.layers) for kind in job.kinds.kinds], float)
 
     def families(self) -> Iterator[tuple[float, Family]]:
@@ -153,7 +156,7 @@ class Blocks:
         key = id(family.table)
         if key not in self._work:
             self._work[key] = self._layers_s(family.table)
-        counts = np.array([self._count(family, column) for column in range(len(family.micro))], float)
+        counts = self._every_count(family)
         found = (self._work[key] * counts)[counts > 0].min() / family.pp + self.meeting
         return float(found) * (1 - SLACK)
 
@@ -179,6 +182,13 @@ class Blocks:
         count, rest = divmod(self.space.global_batch, family.micro[column] * family.dp)
         return 0 if rest else count
 
+    def _every_count(self, family: Family) -> Doubles:
+        """[microbatch sizes] microbatches."""
+        if family.dp not in self._counts:
+            counts = [self._count(family, column) for column in range(len(family.micro))]
+            self._counts[family.dp] = np.array(counts, float)
+        return self._counts[family.dp]
+
     def points(self, family: Family) -> int:
         """Points of a family that stand for themselves and may run."""
         return self.scheduled(family.pp, family.dp).blocks * len(self.choices(family).kept)
@@ -193,39 +203,45 @@ class Blocks:
         if self.too_large(family):
             self.counts.too_large += legal.blocks * kept
             return
-        bounds: dict[tuple[int, bool, str], tuple[Doubles, NDArray[np.bool_]]] = {}
+        bounds: dict[tuple[int, bool, str], Doubles] = {}
+        rooms: dict[tuple[int, bool], NDArray[np.bool_]] = {}
         for schedule, virtual, columns in legal.rows:
             way = "mixed" if schedule in MIXED else "split" if is_split(schedule) else "whole"
-            key = virtual, v_placed(schedule), way
-            if key not in bounds:
-                bounds[key] = self._bounded(family, *key)
-            found, fits = bounds[key]
-            fits = fits & self._has_room(family, schedule, virtual)
-            chosen = sorted((float(found[c]), c) for c in columns if fits[c])
-            self.counts.too_large += (len(columns) - len(chosen)) * kept
-            if chosen:
+            at = virtual, v_placed(schedule)
+            pipeline = self.job.pipeline(family.pp, *at)
+            if at not in rooms:
+                rooms[at] = self._may_fit(family, pipeline)
+            fits = rooms[at] & self._has_room(family, schedule, virtual, pipeline)
+            wanted = [c for c in columns if fits[c]]
+            self.counts.too_large += (len(columns) - len(wanted)) * kept
+            if wanted:
+                if (*at, way) not in bounds:
+                    bounds[*at, way] = self._bounded(family, pipeline, way)
+                chosen = sorted((float(bounds[*at, way][c]), c) for c in wanted)
                 yield Row(family, schedule, virtual, tuple(c for _, c in chosen), tuple(b for b, _ in chosen))
 
-    def _bounded(self, family: Family, virtual: int, turned: bool, way: str) -> tuple[Doubles, NDArray[np.bool_]]:
-        """([microbatch sizes] bound on the time without sharding, whether some sharding may fit)."""
-        pipeline = self.job.pipeline(family.pp, virtual, turned)
+    def _bounded(self, family: Family, pipeline: Pipeline, way: str) -> Doubles:
+        """[microbatch sizes] bound on the time without sharding."""
         act = self.acts(family, pipeline)
-        counts = np.array([self._count(family, column) for column in range(len(family.micro))], float)
         found = time_bound(
             pipeline,
             halves(act) if way == "mixed" else act,
             self.sends.of(family, pipeline),
-            counts,
+            self._every_count(family),
             no_ends(len(act.forward)),
             split_backward=way != "whole",
             clip=self.clip,
         )
-        return (found + self.meeting) * (1 - SLACK), self._may_fit(family, pipeline)
+        return (found + self.meeting) * (1 - SLACK)
 
     def acts(self, family: Family, pipeline: Pipeline) -> Actions:
         """Actions of every microbatch size, whatever the sharding."""
-        none = np.zeros(len(self._layers))
-        return actions(family.table, pipeline.split.counts, self.adding(family.table), none, by_layer=False)
+        key = id(family.table), id(pipeline)
+        if key not in self._acts:
+            none = np.zeros(len(self._layers))
+            counts = pipeline.split.counts
+            self._acts[key] = actions(family.table, counts, self.adding(family.table), none, by_layer=False)
+        return self._acts[key]
 
     def too_large(self, family: Family) -> bool:
         """Whether no point of a family fits: what stays on ranks between steps, in the mean of ranks, is more than
@@ -249,15 +265,22 @@ class Blocks:
         fits: NDArray[np.bool_] = least <= self.room(family)
         return fits
 
-    def _has_room(self, family: Family, schedule: ScheduleName, virtual: int) -> NDArray[np.bool_]:
+    def _has_room(
+        self, family: Family, schedule: ScheduleName, virtual: int, pipeline: Pipeline
+    ) -> NDArray[np.bool_]:
         """[microbatch sizes] whether the first rank may have room for the units that are under way together."""
-        pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
-        counts = [self._count(family, column) for column in range(len(family.micro))]
-        units = np.array([under_way(schedule, family.pp, virtual, count) for count in counts], float)
-        kept = (pipeline.split.counts[pipeline.rank_of == 0] @ family.table.kept_bytes).min(axis=0)
-        least = float(self.static(family, pipeline)[:, 0].min()) + self.workspace
-        found: NDArray[np.bool_] = least + units * kept <= self.room(family)
+        units = [under_way(schedule, family.pp, virtual, int(count)) for count in self._every_count(family).tolist()]
+        least, kept = self._first_rank(family, pipeline)
+        found: NDArray[np.bool_] = least + np.array(units, float) * kept <= self.room(family)
         return found
+
+    def _first_rank(self, family: Family, pipeline: Pipeline) -> tuple[float, Doubles]:
+        """(bytes that the first rank holds between steps, [microbatch sizes] that a unit holds on it), at least."""
+        key = id(family.table), family.dp, id(pipeline)
+        if key not in self._firsts:
+            kept = (pipeline.split.counts[pipeline.rank_of == 0] @ family.table.kept_bytes).min(axis=0)
+            self._firsts[key] = float(self.static(family, pipeline)[:, 0].min()) + self.workspace, kept
+        return self._firsts[key]
 
     def static(self, family: Family, pipeline: Pipeline) -> Doubles:
         """[kept, ranks] bytes that stay on a rank between steps."""

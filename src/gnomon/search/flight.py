@@ -23,18 +23,20 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Activations of stages on one pipeline rank during one row."""
+    """Activations of stages during rows at which memory may be at its peak, one pipeline rank after another."""
 
+    starts: Longs
+    """[ranks] the first of the rows chosen of each pipeline rank."""
     stages: Longs
-    """Stages of the rank."""
+    """[rows chosen, stages of a rank] those of the row's rank."""
     counts: Longs
-    """[rows chosen, stages] units whose activations of the stage are held."""
+    """[rows chosen, stages of a rank] units whose activations of the stage are held."""
     open: Longs
-    """[rows chosen, stages] of these, units whose input gradient is not over: the rest may hold less."""
+    """[rows chosen, stages of a rank] of these, units whose input gradient is not over: the rest may hold less."""
     begun: NDArray[np.bool_]
-    """[rows chosen, stages] whether a unit's weight gradients of the stage are over."""
+    """[rows chosen, stages of a rank] whether a unit's weight gradients of the stage are over."""
     inside: Longs
-    """[rows chosen] index into `stages` of the stage that computes."""
+    """[rows chosen] the stage that computes."""
     backward: NDArray[np.bool_]
     """[rows chosen] whether it computes a backward that needs room of its own."""
 
@@ -51,11 +53,11 @@ class Flight:
     """[stages] passes that read its parameters right after one in the other direction did so on its rank."""
     again: Longs
     """[stages] right after one in the same direction."""
-    held: tuple[Held, ...]
-    """By pipeline rank: rows at which memory may be at its peak; memory is at least what it is at each of these."""
+    held: Held
+    """Memory is at least what it is at each of these rows."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def schedule_rows(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Rows:
     """The rows of a schedule. PlanError if it has none for these numbers."""
     placement = "v" if schedule in V_SCHEDULES else "loop"
@@ -105,10 +107,12 @@ def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> 
         chosen = _peaks(during, f, e)
         still = (open_after + here * e[:, None])[chosen]
         begun = (np.cumsum(here * w[:, None], axis=0) - here * w[:, None])[chosen] > 0
-        held.append(
-            Held(stages=stages, counts=during[chosen], open=still, begun=begun, inside=at[chosen], backward=e[chosen])
-        )
-    return Flight(rank_of=ranks, most=most, turns=turns, again=again, held=tuple(held))
+        on_rank = np.broadcast_to(stages, still.shape)
+        held.append((on_rank, during[chosen], still, begun, stage[chosen], e[chosen]))
+    names = "stages", "counts", "open", "begun", "inside", "backward"
+    columns = dict(zip(names, map(np.concatenate, zip(*held, strict=True)), strict=True))
+    starts = np.cumsum([0, *(len(each[0]) for each in held[:-1])])
+    return Flight(rank_of=ranks, most=most, turns=turns, again=again, held=Held(starts=starts, **columns))
 
 
 def _peaks(during: Longs, forward: NDArray[np.bool_], ends: NDArray[np.bool_]) -> Longs:

@@ -509,16 +509,13 @@ def held_bytes(
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
     inside = inside_bytes(table, column, pipeline, extra, by_layer=by_layer)
-    return np.array(
-        [
-            (
-                (held.open if frees else held.counts) @ kept[held.stages]
-                + np.where(held.backward, inside[held.stages][held.inside], 0.0)
-                + (0.0 if waiting is None else held.begun @ waiting[held.stages])
-            ).max()
-            for held in found.held
-        ]
-    )
+    held = found.held
+    least = ((held.open if frees else held.counts) * kept[held.stages]).sum(axis=1)
+    least += np.where(held.backward, inside[held.inside], 0.0)
+    if waiting is not None:
+        least += (held.begun * waiting[held.stages]).sum(axis=1)
+    most: Doubles = np.maximum.reduceat(least, held.starts)
+    return most
 
 
 def inside_bytes(table: KindTable, column: int, pipeline: Pipeline, extra: Doubles, *, by_layer: bool) -> Doubles:

@@ -8,7 +8,7 @@ last equally long; `Opening.members` bounds the points of one. Leaves out better
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -64,6 +64,8 @@ class Group:
     block: Block
     members: tuple[int, ...]
     """Indices into the choices of the block's family."""
+    rough: bool = False
+    """Whether a better bound than the first is worth its time (`Opening.better`)."""
 
 
 class Opening:
@@ -73,6 +75,7 @@ class Opening:
         self.blocks, self.tighten = blocks, tighten
         self.job, self.space, self.counts = blocks.job, blocks.space, blocks.counts
         self._shardings: dict[object, Sharding] = {}
+        self._acts: dict[object, Actions] = {}
 
     def block(self, family: Family, schedule: ScheduleName, virtual: int, column: int) -> Block:
         """A block by what it is of."""
@@ -94,8 +97,8 @@ class Opening:
             for replicas, shards, zero, overlap in chosen
         ]  # fmt: skip
 
-    def open(self, block: Block, worst: float = float("inf")) -> Iterator[tuple[float, Group]]:
-        """Groups of points that may fit, with bounds; counts the others. worst: bounds above it are good enough."""
+    def open(self, block: Block) -> Iterator[tuple[float, Group]]:
+        """Groups of points that may fit, with bounds; counts the others."""
         family, choices = block.family, self.blocks.choices(block.family)
         room = self.blocks.room(family) - self.blocks.workspace
         static = self.blocks.static(family, block.pipeline)
@@ -116,10 +119,17 @@ class Opening:
         for i in np.flatnonzero(fits).tolist():
             alike.setdefault(int(choices.kinds[i]) if choices.effective[i] > 1 else 0, []).append(i)
         for members in alike.values():
-            group = Group(block, tuple(members))
-            yield self._group_bound(group, worst), group
+            rough = self.blocks.clip and int(choices.effective[members[0]]) == 3
+            group = Group(block, tuple(members), rough)
+            yield self._group_bound(group), group
 
-    def _group_bound(self, group: Group, worst: float) -> float:
+    def better(self, group: Group) -> tuple[float, Group]:
+        """A rough group with a better bound: with what kernels lose to collectives."""
+        act = self._act(group)
+        found = float(self._slowed(group, act, no_ends(len(act.forward))).min())
+        return found * (1 - SLACK), replace(group, rough=False)
+
+    def _group_bound(self, group: Group) -> float:
         """Seconds that every point of a group takes, at least: without what begins and ends a step, and under ZeRO 3
         with the fastest gathers and reductions of any of them."""
         block, given = group.block, self._act(group)
@@ -147,10 +157,7 @@ class Opening:
             clip=clip,
             most=self._most(block),
         )
-        found = max(float(chains.max()), found) + self.blocks.meeting
-        if every[0].zero == 3 and clip and found < worst:
-            found = max(found, float(self._slowed(group, given, no_ends(len(act.forward))).min()))
-        return found * (1 - SLACK)
+        return (max(float(chains.max()), found) + self.blocks.meeting) * (1 - SLACK)
 
     def _slowed(self, group: Group, act: Actions, ends: Ends) -> Doubles:
         """[members] `slowed` of a group under ZeRO 3."""
@@ -226,14 +233,13 @@ class Opening:
 
     def _act(self, group: Group) -> Actions:
         block, sharding = group.block, self._shardings_of(group)[0]
-        return actions(
-            sharding.table,
-            block.pipeline.split.counts,
-            self._adding(sharding, block.count),
-            sharding.copying,
-            by_layer=sharding.zero == 3,
-            column=block.column,
-        )
+        table, counts, column = sharding.table, block.pipeline.split.counts, block.column
+        adding, copying = self._adding(sharding, block.count), sharding.copying
+        key = id(table), id(block.pipeline), sharding.zero == 3, adding.tobytes(), copying.tobytes()
+        if key not in self._acts:  # of all microbatch sizes
+            self._acts[key] = actions(table, counts, adding, copying, by_layer=sharding.zero == 3)
+        every = self._acts[key]
+        return Actions(*(getattr(every, name)[:, column : column + 1] for name in ACTIONS))
 
     def _adding(self, sharding: Sharding, count: int) -> Doubles:
         precision = self.space.base.precision
@@ -245,7 +251,7 @@ class Opening:
         return [self.sharding(family, *kept[i][:3]) for i in group.members]
 
     def _sends(self, block: Block) -> Doubles:
-        return self.blocks.sends.of(block.family, block.pipeline)[:, [block.column]]
+        return self.blocks.sends.of(block.family, block.pipeline)[:, block.column : block.column + 1]
 
     def _most(self, block: Block) -> NDArray[np.int64]:
         return flight(block.schedule, block.family.pp, block.virtual, block.count).most[:, None]

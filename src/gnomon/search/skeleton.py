@@ -297,22 +297,24 @@ def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int, pa
 
 def _levels(before: Longs, source: Longs, third: Longs, edges: Longs) -> Longs:
     """[rows] one more than the levels of what a row waits for. edges: of lanes, whose rows follow each other."""
-    level = [0] * (len(before) + 1)
-    done = [False] * (len(before) + 1)
-    done[0] = True
+    level = [0, *[-1] * len(before)]
     earlier, waits, also = before.tolist(), source.tolist(), third.tolist()
     next_row, ends = edges[:-1].tolist(), edges[1:].tolist()
     moved = True
     while moved:
         moved = False
         for lane, stop in enumerate(ends):
-            row = next_row[lane]
-            while row < stop and done[waits[row]] and done[also[row]]:
-                level[row + 1] = max(level[earlier[row]], level[waits[row]], level[also[row]]) + 1
-                done[row + 1] = True
+            begin = row = next_row[lane]
+            while row < stop:
+                a, b, c = level[waits[row]], level[also[row]], level[earlier[row]]
+                if a < 0 or b < 0:
+                    break
+                if b > a:
+                    a = b
                 row += 1
-                moved = True
-            next_row[lane] = row
+                level[row] = (c if c > a else a) + 1
+            if row > begin:
+                next_row[lane], moved = row, True
     assert next_row == ends, "the rows of a schedule can run"
     return np.array(level[1:], np.int64) - 1
 

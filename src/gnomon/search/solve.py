@@ -96,13 +96,16 @@ class Search:
                     self._push(max(bound, row.bounds[0]), row)
             elif isinstance(item, Row):
                 self._open(item, bound)
+            elif isinstance(item, Group) and item.rough:
+                found, group = self.opening.better(item)
+                self._push(max(bound, found), group)
             elif isinstance(item, Group):
-                for least, member in self.opening.members(item):
-                    self._push(max(bound, least), member)
+                for found, member in self.opening.members(item):
+                    self._push(max(bound, found), member)
             elif isinstance(item, Loose):
                 if not self._too_large(item):
-                    found = max(bound, self.tighten.bound(item, self.worst()) * (1 - SLACK))
-                    self._push(found, Played(loose=item) if item.gathers else Tight(loose=item))
+                    least = max(bound, self.tighten.bound(item, self.worst()) * (1 - SLACK))
+                    self._push(least, Played(loose=item) if item.gathers else Tight(loose=item))
             elif isinstance(item, Played):
                 self._push(max(bound, self.tighten.single(item.loose) * (1 - SLACK)), Tight(loose=item.loose))
             elif isinstance(item, Tight):
@@ -123,7 +126,7 @@ class Search:
             for point in self.opening.points(block):
                 self._push(0.0, point)
         else:
-            for found, group in self.opening.open(block, self.worst()):
+            for found, group in self.opening.open(block):
                 self._push(max(bound, found), group)
         row.columns, row.bounds = row.columns[1:], row.bounds[1:]
         if row.columns:

@@ -13,10 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans import Mesh, Plan, Schedule
-from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.parts import ScheduleName
-from gnomon.schedules.lower import compute_rows
+from gnomon.search.flight import schedule_rows
 from gnomon.search.leaves import inside_bytes, unsharded
 from gnomon.search.tighten import Loose
 
@@ -47,9 +45,7 @@ class RankRows:
 @lru_cache(maxsize=64)
 def rank_rows(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> tuple[RankRows, ...]:
     """Of each pipeline rank."""
-    placement = "v" if schedule in V_SCHEDULES else "loop"
-    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
-    rows = compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+    rows = schedule_rows(schedule, pp, virtual, microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")
     found = []
     for low, high in zip(rows.class_ptr[:-1].tolist(), rows.class_ptr[1:].tolist(), strict=True):

@@ -435,7 +435,8 @@ def beyond(pipeline: Pipeline, act: Actions, sends: Doubles, ends: Ends, *, spli
     """[ranks, columns] seconds between two meetings in which a rank does none of its own forwards and backwards, at
     least: the chains of `time_bound` without what the rank computes."""
     low, root = pipeline.lowest, pipeline.root
-    before, behind, _ = ways(pipeline, act.forward, act.input if split_backward else act.whole, sends)
+    before = way(pipeline, act.forward, sends)
+    behind = way(pipeline, act.input if split_backward else act.whole, sends)
     after = pipeline.least_of_rank(ends.reduce) if split_backward else behind[low] + ends.reduce[root][low]
     found: Doubles = ends.head[root][low] + before[low] + after + ends.norm
     return found
@@ -447,13 +448,25 @@ def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) ->
     a difference of sums over all."""
     if len(forward) == 1:
         return np.zeros_like(forward), np.zeros_like(back), forward + back
-    root, last = pipeline.root, pipeline.last
-    zero = np.zeros_like(forward[:1])
-    down = np.concatenate([zero, np.cumsum(forward[:-1] + sends, axis=0)])
-    up = np.concatenate([zero, np.cumsum(back[:-1] + sends, axis=0)])
-    round_trip = np.concatenate([zero, np.cumsum(forward[:-1] + back[:-1] + 2 * sends, axis=0)])
-    length = round_trip[last] - round_trip + (forward + back)[last]
-    return down - down[root], up - up[root], length
+    both, last = forward + back, pipeline.last
+    round_trip = _summed(both[:-1] + 2 * sends)
+    length = round_trip[last] - round_trip + both[last]
+    return way(pipeline, forward, sends), way(pipeline, back, sends), length
+
+
+def way(pipeline: Pipeline, act: Doubles, sends: Doubles) -> Doubles:
+    """[stages, columns] seconds from the root of a stage's run to the stage: of one action on each stage before it."""
+    if len(act) == 1:
+        return np.zeros_like(act)
+    found = _summed(act[:-1] + sends)
+    return found - found[pipeline.root]
+
+
+def _summed(each: Doubles) -> Doubles:
+    """Sums of the rows so far, none of them first."""
+    out = np.zeros((len(each) + 1, each.shape[1]))
+    np.cumsum(each, axis=0, out=out[1:])
+    return out
 
 
 class Sends:

@@ -24,7 +24,7 @@ from gnomon.prices.curves import curves_for
 from gnomon.prices.links import AxisLink
 from gnomon.prices.optimizer import accumulate_seconds, norm_seconds, optimizer_seconds
 from gnomon.prices.stream import stream_seconds
-from gnomon.search.bounds import GRID_S, Actions, Ends, Family, Job, Pipeline, ways
+from gnomon.search.bounds import GRID_S, Actions, Ends, Family, Job, Pipeline, way
 from gnomon.search.flight import Flight
 from gnomon.search.tables import KindTable, Split
 from gnomon.sharding import ParameterCollective
@@ -51,6 +51,7 @@ class Sharding:
         self._traffic: dict[tuple[int, bool], Traffic] = {}
         self._updates: dict[int, Doubles] = {}
         self._norms: dict[int, float] = {}
+        self._sizes: dict[tuple[str, str], dict[str, Doubles]] = {}
 
     @cached_property
     def links(self) -> Mapping[str, AxisLink]:
@@ -79,13 +80,15 @@ class Sharding:
 
     def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
         """Group of axes -> [kinds] bytes."""
-        found: dict[str, Doubles] = {}
-        for i, each in enumerate(self.collectives):
-            for c in each:
-                if c.kind == kind and c.when == when:
-                    row = found.setdefault("+".join(c.axes), np.zeros(len(self.collectives)))
-                    row[i] += c.bytes
-        return found
+        if (kind, when) not in self._sizes:
+            found: dict[str, Doubles] = {}
+            for i, each in enumerate(self.collectives):
+                for c in each:
+                    if c.kind == kind and c.when == when:
+                        row = found.setdefault("+".join(c.axes), np.zeros(len(self.collectives)))
+                        row[i] += c.bytes
+            self._sizes[kind, when] = found
+        return self._sizes[kind, when]
 
     def seconds(self, kind: str, when: str, parts: Split, buckets: Doubles) -> Doubles:
         """[stages] of a collective in so many buckets, nothing beside it."""
@@ -140,15 +143,18 @@ class Sharding:
             last = self._buckets(parts, layers, "reduce_scatter") if overlap else one
             after = self._buckets(parts, layers, "all_reduce") if overlap else one
             ahead = self._buckets(parts, layers, "all_gather") if overlap else one
-            nothing = np.zeros(len(layers))
+            reduce = first = nothing = np.zeros(len(layers))
+            if self.zero:
+                reduce = first = self.seconds("reduce_scatter", "after_backward", parts, last)
+                if not np.array_equal(last, after):
+                    first = self.seconds("reduce_scatter", "after_backward", parts, after)
+            known = self._traffic.get((id(pipeline), not overlap))
             self._traffic[key] = Traffic(
-                update=self._update(pipeline.split) * pipeline.own,
+                update=self._update(pipeline.split) * pipeline.own if known is None else known.update,
                 buckets=last,
-                reduce=self.seconds("reduce_scatter", "after_backward", parts, last) * pipeline.own
-                if self.zero
-                else nothing,
+                reduce=reduce * pipeline.own,
                 after=after,
-                first=self.seconds("reduce_scatter", "after_backward", parts, after) if self.zero else nothing,
+                first=first,
                 both=self.seconds("all_reduce", "after_backward", parts, after) * pipeline.own,
                 ahead=ahead,
                 gather=self.seconds("all_gather", "after_step", parts, ahead) * pipeline.own if self.zero else nothing,
@@ -337,7 +343,7 @@ def streams(
     often): `gathers`, on one stream.
     """
     counts = pipeline.split.counts
-    before, _, _ = ways(pipeline, act.forward, act.forward, sends)
+    before = way(pipeline, act.forward, sends)
     start = -pipeline.most_of_rank(-(before + act.forward)[:, 0])
     found = float((start + pipeline.on_rank @ (counts @ (reduced * count + summed))).max())
     if gathered is not None:
@@ -491,9 +497,8 @@ def held_bytes(
     column: int,
     pipeline: Pipeline,
     found: Flight,
-    extra: Doubles,
+    inside: Doubles,
     *,
-    by_layer: bool,
     frees: bool = False,
     waiting: Doubles | None = None,
 ) -> Doubles:
@@ -503,12 +508,11 @@ def held_bytes(
     (counted from the order of rows) and what the backward itself needs: for the last layer of the stage all of that
     layer's, for an earlier one what it needs beyond what later layers have let go. During a forward the same without
     the backward. Any such moment is a bound; the greatest is returned. Messages and prefetched parameters only add to
-    it. extra: [kinds] whole gradients (and parameters) of a layer, where ZeRO divides them. frees: the stack frees
-    between the parts of a backward, and what stays is not counted. waiting: [stages] gradients that stay from a stage's
-    first weight gradients to the end of the step (ZeRO 2 that reduces after the last backward).
+    it. inside: [stages] what a backward needs itself (`inside_bytes`). frees: the stack frees between the parts of a
+    backward, and what stays is not counted. waiting: [stages] gradients that stay from a stage's first weight gradients
+    to the end of the step (ZeRO 2 that reduces after the last backward).
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
-    inside = inside_bytes(table, column, pipeline, extra, by_layer=by_layer)
     held = found.held
     least = ((held.open if frees else held.counts) * kept[held.stages]).sum(axis=1)
     least += np.where(held.backward, inside[held.inside], 0.0)
@@ -519,7 +523,8 @@ def held_bytes(
 
 
 def inside_bytes(table: KindTable, column: int, pipeline: Pipeline, extra: Doubles, *, by_layer: bool) -> Doubles:
-    """[stages] what a backward needs beside activations; see `held_bytes`."""
+    """[stages] what a backward needs beside activations. extra: [kinds] whole gradients (and parameters) of a layer,
+    where ZeRO divides them; by_layer: it has those of one layer at a time."""
     out = np.zeros(len(pipeline.split.order))
     for order, stages in pipeline.distinct:
         out[stages] = _worst(order[::-1], table, column, extra, by_layer=by_layer)

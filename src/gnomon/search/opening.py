@@ -36,7 +36,7 @@ from gnomon.search.bounds import (
     weight_at_most,
 )
 from gnomon.search.flight import flight
-from gnomon.search.leaves import Sharding, held_bytes, streams, unsharded, waiting
+from gnomon.search.leaves import Sharding, held_bytes, inside_bytes, streams, unsharded, waiting
 from gnomon.search.losses import slowed
 from gnomon.search.space import Point, Recompute
 from gnomon.search.tighten import Loose, Tighten
@@ -76,6 +76,8 @@ class Opening:
         self.job, self.space, self.counts = blocks.job, blocks.space, blocks.counts
         self._shardings: dict[object, Sharding] = {}
         self._acts: dict[object, Actions] = {}
+        self._inside: dict[object, Doubles] = {}
+        self._coming: dict[tuple[int, bool], Doubles] = {}
 
     def block(self, family: Family, schedule: ScheduleName, virtual: int, column: int) -> Block:
         """A block by what it is of."""
@@ -267,26 +269,27 @@ class Opening:
         """[ranks] bytes of activations, and of what comes and goes with a backward, at least."""
         rows = flight(block.schedule, block.family.pp, block.virtual, block.count)
         frees = bool(self.job.stack.split_backward_frees)
-        return held_bytes(
-            block.family.table,
-            block.column,
-            block.pipeline,
-            rows,
-            extra,
-            by_layer=by_layer,
-            frees=frees,
-            waiting=waiting,
-        )
+        table, column, pipeline = block.family.table, block.column, block.pipeline
+        key = id(table), column, id(pipeline), by_layer, extra.tobytes()
+        if key not in self._inside:
+            self._inside[key] = inside_bytes(table, column, pipeline, extra, by_layer=by_layer)
+        return held_bytes(table, column, pipeline, rows, self._inside[key], frees=frees, waiting=waiting)
 
     def _zero_held(self, block: Block, choice: Choice, zero: int) -> Doubles:
         """[ranks] the same under ZeRO 2 and 3."""
         sharding = self.sharding(block.family, *choice[:3])
         if zero == 2 and not choice[3]:  # gradients of all stages wait for the last backward
-            none, extra = np.zeros(len(sharding.collectives)), unsharded(sharding, split_backward=False)
+            none, extra = np.zeros(len(sharding.collectives)), self._unsharded(sharding, split_backward=False)
             present = np.where(block.pipeline.split.counts > 0, extra, 0.0)
             return self._held(block, none, by_layer=False, waiting=2 * present.max(axis=1))
-        extra = unsharded(sharding, split_backward=is_split(block.schedule))
+        extra = self._unsharded(sharding, split_backward=is_split(block.schedule))
         return self._held(block, extra, by_layer=zero == 3)
+
+    def _unsharded(self, sharding: Sharding, *, split_backward: bool) -> Doubles:
+        key = id(sharding), split_backward
+        if key not in self._coming:
+            self._coming[key] = unsharded(sharding, split_backward=split_backward)
+        return self._coming[key]
 
     def sharding(self, family: Family, replicas: int, shards: int, zero: int) -> Sharding:
         """One way of sharding a family."""

@@ -103,7 +103,7 @@ class Case:
     def _played(self, several: Sequence[Fitted]) -> list[float]:
         structure = self.made.structure
         pricings = [self.made.pricing.with_numbers(numbers) for numbers in several]
-        busy = np.stack([contended(structure, pricing).busy for pricing in pricings])
+        busy = np.stack([contended(structure, pricing)[0].busy for pricing in pricings])
         if self.script is None:
             self.script = _script(structure)
         seconds = periods(self.script, Durations(busy=busy)).tolist()

@@ -35,7 +35,7 @@ def test_rounds_climb_and_stay_under_their_bound(nodes: int, micro: int, prefetc
     assert (now.busy[~kernels] == alone.busy[~kernels]).all()
     assert (now.busy <= alone.busy / (1 - SLOWED) * (1 + 1e-9) + 1e-9).all()
     assert found.step_s >= period(found.structure, alone).seconds
-    assert (contended(found.structure, found.pricing).busy == now.busy).all()
+    assert (contended(found.structure, found.pricing)[0].busy == now.busy).all()
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -52,13 +52,14 @@ def test_the_way_back_only_climbs(monkeypatch: pytest.MonkeyPatch, nodes: int, b
     alone = durations.busy
     with monkeypatch.context() as patched:
         patched.setattr(contention, "BACK", back)
-        now = contended(found.structure, found.pricing)
-        again = contended(found.structure, found.pricing)
+        now, after = contended(found.structure, found.pricing)
+        again, _ = contended(found.structure, found.pricing)
     moved = np.array([key.kind in TRANSFERS for key in found.structure.program.keys])
     assert (now.busy == again.busy).all()
     assert (now.busy[moved] >= before[moved]).all() and (now.busy[moved] > before[moved]).any()
     assert (now.busy[moved] <= alone[moved] / (1 - back) * (1 + 1e-9) + 1e-9).all()
     assert period(found.structure, now).seconds >= period(found.structure, durations).seconds
+    assert period(found.structure, now, after).seconds == period(found.structure, now).seconds
 
 
 def test_nothing_beside_nothing_slower() -> None:

@@ -40,9 +40,8 @@ def test_the_slowest_replica_is_the_step_of_all_classes_together(shares: tuple[i
     found = predict(GRAPH, CLUSTER, chosen, WORKLOAD)
     kernels, _, stack = settle(PLAIN_STACK)
     count, size = batch(chosen, WORKLOAD)
-    stages = range(chosen.num_stages)
-    workers = tuple(_workers(chosen, GRAPH, CLUSTER, s, WORKLOAD, size, kernels, stack) for s in stages)
-    blocks = tuple((stage, -1) for stage in stages)
+    workers = _workers(chosen, GRAPH, CLUSTER, WORKLOAD, size, kernels, stack)
+    blocks = tuple((stage, -1) for stage in range(chosen.num_stages))
     kinds = [Pricing(chosen, GRAPH, CLUSTER, stack, r, blocks, count) for r in _replicas(chosen, workers)]
     program = lower(GRAPH, chosen, CLUSTER, WORKLOAD)
     assert program.num_classes == 2 * chosen.num_stages and len(kinds) == 2

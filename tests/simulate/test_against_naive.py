@@ -12,6 +12,8 @@ from simulate.random_programs import random_program
 
 from gnomon.program import Deadlock, Program, Structure, dependencies, order, problems
 from gnomon.simulate import Durations, Script, makespans, period, periods, play_steps
+from gnomon.simulate import play as play_step
+from gnomon.simulate.play import Clock
 
 PROGRAMS = 2_700
 
@@ -93,6 +95,9 @@ def test_the_period_is_the_maximum_cycle_ratio(part: int) -> None:
         durations = random_durations(structure.program, np.random.default_rng(seed), lags=False)
         found = period(structure, durations)
         proofs.add(found.proof)
+        others = random_durations(structure.program, np.random.default_rng(seed + 1000), lags=False)
+        after = play_step(Clock.of(structure, others))  # wherever it goes on from, it is the same
+        assert period(structure, durations, after).seconds == found.seconds
         ratio = Fraction(found.cycle_seconds) / found.cycle_steps
         edges = ratio_graph(structure.program, durations)
         assert not has_gain(edges, ratio), f"seed {seed}: some cycle is longer than {ratio}"

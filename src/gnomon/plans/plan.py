@@ -8,6 +8,7 @@ not know what the software or the cluster can do: `check` compares a plan with i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 from gnomon.errors import PlanError
@@ -110,7 +111,13 @@ class Plan:
 
     def stage_mesh(self, stage: int) -> Mesh:
         """Mesh of one stage, with pp = 1."""
-        return self.stages[stage].mesh if self.stages else replace(self.mesh, pp=1)
+        return self.stages[stage].mesh if self.stages else _of_stage(self.mesh)
+
+
+@lru_cache(maxsize=1024)
+def _of_stage(mesh: Mesh) -> Mesh:
+    """One stage of a uniform mesh."""
+    return replace(mesh, pp=1)
 
 
 def pipeline_rank(stage: int, pp: int, placement: str) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from gnomon.prediction.step import PHASES, Pricing
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Structure
-from gnomon.simulate import Durations
+from gnomon.simulate import Durations, Times
 from gnomon.simulate.beside import Beside
 from gnomon.units import quantise
 
@@ -50,11 +50,12 @@ the step is then 0.15% under that of twelve rounds at most, 0.01% in the median;
 TRANSFERS = ("UNSHARD", "REDUCE_GRAD", "AR")
 
 
-def contended(structure: Structure, pricing: Pricing) -> Durations:
-    """Seconds of each price key, with what kernels lose to collectives beside them."""
+def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times | None]:
+    """(seconds of each price key, with what kernels lose to collectives beside them; the step played last on the way,
+    from which `period` may go on)."""
     alone, keys = pricing.durations(structure.program), structure.program.keys
     if pricing.blocks[0][1] < 0 or pricing.stages[0].device.measured is not None:
-        return alone
+        return alone, None
     loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int], tuple[float, float]]()
     others, kernels, idle = np.zeros((3, len(keys)))
     for at, (key, busy) in enumerate(zip(keys, alone.busy.tolist(), strict=True)):
@@ -68,7 +69,7 @@ def contended(structure: Structure, pricing: Pricing) -> Durations:
                 computes[key.kind, stage] = _kernels(pricing.parts(key.kind, stage))
             kernels[at], idle[at] = computes[key.kind, stage]
     if not others.any() or not kernels.any():
-        return alone
+        return alone, None
     lost, now, beside = np.zeros(len(keys)), alone, Beside(structure, kernels > 0, others)
     back = Beside(structure, others > 0, kernels) if BACK else None
     for _ in range(ROUNDS):
@@ -79,7 +80,7 @@ def contended(structure: Structure, pricing: Pricing) -> Durations:
         if np.array_equal(grown, lost):
             break
         lost, now = grown, Durations(busy=quantise(alone.busy + grown), lag=alone.lag)
-    return now
+    return now, beside.last
 
 
 def _kernels(parts: Mapping[str, float]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model as preset
-from gnomon.plans import Fact, Plan, Precision, Saved, Stack, Workload, batch, check
+from gnomon.plans import Fact, Mesh, Plan, Precision, Saved, Stack, Workload, batch, check
 from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
@@ -30,7 +30,7 @@ from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
 from gnomon.schedules.lower import Messages, Outline, build, outline, refuse_passes
 from gnomon.schema import to_mapping
-from gnomon.simulate import Durations, Period, period
+from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
 from gnomon.timeline import Timeline
 
@@ -64,8 +64,6 @@ class Prediction:
     workload: Workload
     step_s: float
     """Seconds of an optimizer step in the steady state (the period)."""
-    makespan_s: float
-    """Seconds of one step that starts from rest."""
     tokens_per_s_per_device: float
     """Images, where the model has no sequences."""
     mfu: float
@@ -84,6 +82,11 @@ class Prediction:
     structure: Structure = field(repr=False)
     pricing: Pricing = field(repr=False)
     """Seconds of every action, and the graph, cluster and stack that they are of."""
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds of one step that starts from rest."""
+        return makespan(self.structure, self.step.durations)
 
     @cached_property
     def breakdown(self) -> Mapping[str, float]:
@@ -204,15 +207,14 @@ class Timed:
             )
         kernels, assumed, stack = settle(stack)
         count, size = batch(plan, workload)
-        stages = range(plan.num_stages)
-        workers = tuple(_workers(plan, graph, machines, s, workload, size, kernels, stack) for s in stages)
+        workers = _workers(plan, graph, machines, workload, size, kernels, stack)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
         structure, blocks = _structure(bare, graph, count, "buffered" if stack.p2p_poll_s is None else "polled")
         every = tuple(Pricing(plan, graph, machines, stack, each, blocks, count) for each in _replicas(plan, workers))
         played = []
         for pricing in every:
-            durations = contended(structure, pricing)
-            played.append((pricing, durations, period(structure, durations)))
+            durations, after = contended(structure, pricing)
+            played.append((pricing, durations, period(structure, durations, after)))
         # replicas meet at the end of a step only: it is as long as the slowest one's
         pricing, durations, found = max(played, key=lambda each: each[2].seconds)
         return Timed(
@@ -254,9 +256,7 @@ def stages_of(
     check(plan, graph, cluster, workload)
     kernels, _, stack = settle(stack)
     _, size = batch(plan, workload)
-    return tuple(
-        _workers(plan, graph, cluster, stage, workload, size, kernels, stack)[0] for stage in range(plan.num_stages)
-    )
+    return tuple(each[0] for each in _workers(plan, graph, cluster, workload, size, kernels, stack))
 
 
 def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[tuple[StagePrice, ...], ...]:
@@ -297,38 +297,36 @@ def _memory(
 
 
 def _workers(
-    plan: Plan,
-    graph: Graph,
-    cluster: Cluster,
-    stage: int,
-    workload: Workload,
-    size: int,
-    kernels: Kernels,
-    stack: Stack,
-) -> tuple[StagePrice, ...]:
-    mesh = plan.stage_mesh(stage)
-    sizes = local_sizes(workload, size, mesh.data_ranks)
-    experts = {dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"} - {
-        None
-    }
-    load = workload.router.busiest(max(e for e in experts if e is not None), mesh.ep) if experts else 1.0
-    return stage_prices(
-        plan,
-        graph,
-        cluster,
-        stage,
-        sizes=sizes,
-        kernels=kernels,
-        load=load,
-        attention_kernel=stack.attention_kernel,
-        cublas=stack.cublas,
-        dropout_add_fused=stack.dropout_add == "fused",
-        backward_overlap=stack.backward_overlap is True,
-        transformer_engine=bool(stack.transformer_engine),
-        narrow_sums=stack.tp_reduce_dtype == "fp8",
-        fused_dispatch=stack.moe_dispatch == "fused",
-        fused_experts=stack.moe_experts == "fused",
-    )
+    plan: Plan, graph: Graph, cluster: Cluster, workload: Workload, size: int, kernels: Kernels, stack: Stack
+) -> tuple[tuple[StagePrice, ...], ...]:
+    """Of each stage, the prices of its kinds of worker."""
+    experts = [dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"]
+    most, found, seen = max((each or 0 for each in experts), default=0), [], dict[Mesh, tuple[dict[str, int], float]]()
+    for stage in range(plan.num_stages):
+        mesh = plan.stage_mesh(stage)
+        if mesh not in seen:
+            load = workload.router.busiest(most, mesh.ep) if most else 1.0
+            seen[mesh] = local_sizes(workload, size, mesh.data_ranks), load
+        sizes, load = seen[mesh]
+        prices = stage_prices(
+            plan,
+            graph,
+            cluster,
+            stage,
+            sizes=sizes,
+            kernels=kernels,
+            load=load,
+            attention_kernel=stack.attention_kernel,
+            cublas=stack.cublas,
+            dropout_add_fused=stack.dropout_add == "fused",
+            backward_overlap=stack.backward_overlap is True,
+            transformer_engine=bool(stack.transformer_engine),
+            narrow_sums=stack.tp_reduce_dtype == "fp8",
+            fused_dispatch=stack.moe_dispatch == "fused",
+            fused_experts=stack.moe_experts == "fused",
+        )
+        found.append(prices)
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)
@@ -421,7 +419,6 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         plan=plan,
         workload=workload,
         step_s=found.seconds,
-        makespan_s=found.makespan_s,
         tokens_per_s_per_device=tokens / found.seconds / sum(devices.values()),
         mfu=flops / found.seconds / peak,
         hfu=(flops + again) / found.seconds / peak,

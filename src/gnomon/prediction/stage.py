@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer
+from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Mesh, Plan, Precision, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
@@ -290,7 +290,7 @@ class _Planned:
     def links(self, stage: int) -> dict[str, AxisLink]:
         """What the collectives of a stage run over; stages on the same ranks have the same."""
         mesh, ranks = self.plan.stage_mesh(stage), self.ranks[stage]
-        experts = any(_routes(self.graph.block(layer.call.block)) for layer in self.layers[stage])
+        experts = any(routed_tensors(self.graph.block(layer.call.block)) for layer in self.layers[stage])
         key = mesh, ranks[0], ranks[-1], id(ranks), experts
         if key not in self._links:
             self._links[key] = stage_links(self.plan, self.cluster, mesh, ranks, experts=experts)
@@ -307,12 +307,6 @@ def _places(plan: Plan) -> NDArray[np.int64]:
 
 def _seconds(stage: StagePrice) -> float:
     return sum(stage.phase(name).device_s for name in ("forward", "input_grad", "weight_grad", "recompute"))
-
-
-@lru_cache(maxsize=256)
-def _routes(block: Block) -> bool:
-    """Whether a block has routed experts."""
-    return bool(routed_tensors(block))
 
 
 def _stage_price(

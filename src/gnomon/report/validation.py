@@ -140,7 +140,7 @@ def predicted_s(run: Run, found: Prediction, numbers: Fitted | None = None, *, s
         pricing = found.pricing.with_numbers(
             numbers, None if stack is None else replace(found.pricing.stack, own=stack.own)
         )
-        seconds = period(found.structure, contended(found.structure, pricing)).seconds
+        seconds = period(found.structure, *contended(found.structure, pricing)).seconds
     return seconds - outside(run, found.structure, pricing)
 
 

@@ -265,9 +265,7 @@ class Blocks:
         fits: NDArray[np.bool_] = least <= self.room(family)
         return fits
 
-    def _has_room(
-        self, family: Family, schedule: ScheduleName, virtual: int, pipeline: Pipeline
-    ) -> NDArray[np.bool_]:
+    def _has_room(self, family: Family, schedule: ScheduleName, virtual: int, pipeline: Pipeline) -> NDArray[np.bool_]:
         """[microbatch sizes] whether the first rank may have room for the units that are under way together."""
         units = [under_way(schedule, family.pp, virtual, int(count)) for count in self._every_count(family).tolist()]
         least, kept = self._first_rank(family, pipeline)

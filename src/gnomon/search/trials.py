@@ -265,7 +265,7 @@ class Trials:
         """The steady state's step."""
         structure, blocks = self.prediction.structure, self.prediction.pricing.blocks
         if effective_zero(self.plan) == 3:  # whose collectives slow the kernels beside them
-            return period(structure, contended(structure, pricing())).seconds
+            return period(structure, *contended(structure, pricing())).seconds
         seconds = []
         for key in structure.program.keys:
             several = key.kind in _OF_SEVERAL or key.name == TIED

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from gnomon.graph import Block, Tensor
 from gnomon.plans import Layout
@@ -78,6 +79,7 @@ def _usual_axes(name: str, layout: Layout, *, is_parameter: bool, routed: bool) 
     return ("cp",) if name in SEQUENCE_DIMS and not is_parameter else ()
 
 
+@lru_cache(maxsize=256)
 def routed_tensors(block: Block) -> frozenset[str]:
     """Tensors inside routed experts: their weights, and the rows from dispatch to combine."""
     names = {op.inputs[1] for op in block.ops if op.kind == "grouped_linear"}

@@ -15,6 +15,7 @@ from gnomon.simulate.memory import memory_events as memory_events
 from gnomon.simulate.memory import play_steps as play_steps
 from gnomon.simulate.memory import time_order_peak as time_order_peak
 from gnomon.simulate.period import Period as Period
+from gnomon.simulate.period import makespan as makespan
 from gnomon.simulate.period import period as period
 from gnomon.simulate.play import Clock as Clock
 from gnomon.simulate.play import Times as Times

@@ -8,10 +8,14 @@ that each round of a fixed point costs one play. Leaves out what running togethe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.program import Structure
+from gnomon.program.dependencies import lanes
 from gnomon.simulate.durations import Durations
 from gnomon.simulate.play import Clock, Times, base_from, play
 
@@ -25,54 +29,84 @@ class Beside:
 
     def __init__(self, structure: Structure, ours: Mask, others: Doubles) -> None:
         """ours: [keys]. others: [keys] weight of each of the others from 0 to 1, 0 for keys that are none."""
-        self.structure = structure
-        program, position = structure.program, structure.order.position
-        self.classes: list[tuple[Longs, Longs, Doubles]] = []
-        """Of each rank class with both: positions of ours, positions of the others, their weights."""
-        keys = []
-        for low, high in zip(program.class_ptr[:-1].tolist(), program.class_ptr[1:].tolist(), strict=True):
-            key = program.key[low:high]
-            mine, theirs = np.flatnonzero(ours[key]), np.flatnonzero(others[key])
-            if len(mine) and len(theirs):
-                here = position[low:high].astype(np.int64)
-                self.classes.append((here[mine], here[theirs], others[key[theirs]]))
-                keys.append(key[mine])
-        self.keys = np.concatenate(keys) if keys else np.zeros(0, np.int64)
-        self.count = np.maximum(np.bincount(self.keys, minlength=len(program.keys)), 1)
-        self._last: Times | None = None
+        self.structure, self.sides = structure, _sides(structure, ours.tobytes(), (others != 0).tobytes())
+        self.weights = others[self.sides.their_keys]
+        self.last: Times | None = None
+        """The step played last."""
 
     def seconds(self, durations: Durations) -> Doubles:
         """[keys] seconds, the mean over a key's actions; 0 for keys that are not ours."""
-        clock, order = Clock.of(self.structure, durations), self.structure.order
-        last = 0.0 if self._last is None else float(self._last.end.max(initial=0.0))
-        now = play(clock, None if self._last is None else base_from(order, [self._last]))
-        ahead = float(now.end.max(initial=0.0)) - last
-        self._last = now
-        found = [np.zeros(0)]
-        for mine, theirs, weights in self.classes:
-            starts, ends = now.start[mine], now.end[mine]
-            at, busy = _near(now.start[theirs], now.end[theirs], weights, ahead, starts.min(), ends.max())
-            found.append(np.interp(ends, at, busy) - np.interp(starts, at, busy))
-        total = np.bincount(self.keys, np.concatenate(found), minlength=len(self.count))
-        return total / self.count
+        clock, sides, last = Clock.of(self.structure, durations), self.sides, self.last
+        now = play(clock, None if last is None else base_from(self.structure.order, [last]))
+        ahead = float(now.end.max(initial=0.0)) - (0.0 if last is None else float(last.end.max(initial=0.0)))
+        self.last = now
+        total = np.zeros(len(sides.count))
+        if len(sides.first):
+            starts, ends, begins, stops = (
+                now.start[sides.ours], now.end[sides.ours], now.start[sides.theirs], now.end[sides.theirs],
+            )  # fmt: skip
+            low, high = np.minimum.reduceat(starts, sides.first), np.maximum.reduceat(ends, sides.first)
+            # one class after another, so far apart that nothing of one reaches into the next
+            apart = 2.0 ** np.ceil(np.log2(max(float(high.max()), float(stops.max())) + 2 * abs(ahead) + 1.0))
+            moved = apart * np.arange(len(low))
+            begins, stops = begins + moved[sides.their_class], stops + moved[sides.their_class]
+            every = [(begins, stops, self.weights)]
+            low, high = (low + moved)[sides.their_class], (high + moved)[sides.their_class]
+            for shift in (-ahead, ahead):  # transfers of the steps before and after reach into this one
+                inside = (stops + shift > low) & (begins + shift < high)
+                every.append((begins[inside] + shift, stops[inside] + shift, self.weights[inside]))
+            at, busy = covered(*(np.concatenate(part) for part in zip(*every, strict=True)))
+            starts, ends = starts + moved[sides.our_class], ends + moved[sides.our_class]
+            np.add.at(total, sides.keys, np.interp(ends, at, busy) - np.interp(starts, at, busy))
+        return total / sides.count
 
 
-def _near(
-    begins: Doubles, ends: Doubles, weights: Doubles, ahead: float, low: float, high: float
-) -> tuple[Doubles, Doubles]:
-    """`covered` of intervals that recur every `ahead` seconds, between `low` and `high`: transfers of the steps before
-    and after reach into this one."""
-    every = [(begins, ends, weights)]
-    for shift in (-ahead, ahead):
-        inside = (ends + shift > low) & (begins + shift < high)
-        every.append((begins[inside] + shift, ends[inside] + shift, weights[inside]))
-    return covered(*(np.concatenate(part) for part in zip(*every, strict=True)))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sides:
+    """Positions of ours and of the others in rank classes that have both, class after class."""
+
+    ours: Longs
+    our_class: Longs
+    first: Longs
+    """[classes] the first of ours of each class."""
+    theirs: Longs
+    their_class: Longs
+    their_keys: Longs
+    keys: Longs
+    """Of ours."""
+    count: Longs
+    """[keys] how many of ours have it, at least 1."""
+
+
+@lru_cache(maxsize=16)
+def _sides(structure: Structure, ours: bytes, others: bytes) -> _Sides:
+    """ours, others: [keys] of bool."""
+    program, position = structure.program, structure.order.position
+    mine = np.flatnonzero(np.frombuffer(ours, bool)[program.key])
+    theirs = np.flatnonzero(np.frombuffer(others, bool)[program.key])
+    size = len(program.class_ptr) - 1
+    of_class = np.repeat(np.arange(size), np.diff(program.class_ptr))
+    both = (np.bincount(of_class[mine], minlength=size) > 0) & (np.bincount(of_class[theirs], minlength=size) > 0)
+    mine, theirs = mine[both[of_class[mine]]], theirs[both[of_class[theirs]]]
+    theirs = theirs[np.argsort(lanes(program)[theirs], kind="stable")]  # those of a stream come one after another
+    number = np.cumsum(both) - 1
+    keys, our_class = program.key[mine], number[of_class[mine]]
+    return _Sides(
+        ours=position[mine].astype(np.int64),
+        our_class=our_class,
+        first=np.searchsorted(our_class, np.arange(int(both.sum()))),
+        theirs=position[theirs].astype(np.int64),
+        their_class=number[of_class[theirs]],
+        their_keys=program.key[theirs].astype(np.int64),
+        keys=keys.astype(np.int64),
+        count=np.maximum(np.bincount(keys, minlength=len(program.keys)), 1),
+    )
 
 
 def covered(begins: Doubles, ends: Doubles, weights: Doubles) -> tuple[Doubles, Doubles]:
     """(times, seconds until then weighted by what the intervals that cover them weigh together, 1 at most), to be
     interpolated between."""
-    at, change = np.concatenate([begins, ends]), np.concatenate([weights, -weights])
+    at, change = np.stack([begins, ends], axis=1).ravel(), np.stack([weights, -weights], axis=1).ravel()
     order = np.argsort(at, kind="stable")
     at = at[order]
     level = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)

@@ -35,8 +35,6 @@ class Period:
 
     seconds: float
     """Seconds per step: cycle_seconds / cycle_steps."""
-    makespan_s: float
-    """Seconds of one step from rest."""
     cycle_seconds: float
     """Length of the critical cycle, exact."""
     cycle_steps: int
@@ -49,15 +47,25 @@ class Period:
     """Rows on the critical cycle that wait for an earlier step; empty when proved by repetition."""
 
 
-def period(structure: Structure, durations: Durations) -> Period:
-    """Steady-state time per step of one scenario. Exact for durations on the grid."""
+def makespan(structure: Structure, durations: Durations) -> float:
+    """Seconds of one step from rest."""
+    return float(play(Clock.of(structure, durations)).end.max(initial=0.0))
+
+
+def period(structure: Structure, durations: Durations, after: Times | None = None) -> Period:
+    """Steady-state time per step of one scenario. Exact for durations on the grid.
+
+    after: a step played before, with any durations, to go on from, which may save a play; otherwise from rest.
+    """
     clock = Clock.of(structure, durations)
     order = structure.order
     if not order.size:
-        return Period(seconds=0.0, makespan_s=0.0, cycle_seconds=0.0, cycle_steps=1, proof="repeats", plays=0, cycle=())
+        return _repeats(0.0, 0)
     reach = int(order.before[2].max())
+    if after is not None:
+        found = _going_on(clock, after) if reach == 1 else None
+        return found or period(structure, durations)
     steps, plays = [play(clock)], 1
-    makespan_s = float(steps[0].end.max(initial=0.0))
     window = max(_QUICK + reach, int(_WINDOW_BYTES // (24 * order.size)))
     target = _QUICK
     while plays <= _MOST:
@@ -66,22 +74,13 @@ def period(structure: Structure, durations: Durations) -> Period:
             plays += 1
             advance = _common_advance(order, steps, reach)
             if advance is not None:
-                return Period(
-                    seconds=advance,
-                    makespan_s=makespan_s,
-                    cycle_seconds=advance,
-                    cycle_steps=1,
-                    proof="repeats",
-                    plays=plays,
-                    cycle=(),
-                )
+                return _repeats(advance, plays)
         ratio, cycle = _cycle(structure, steps)
         proved, extra = _prove(clock, steps[-1], ratio, reach) if ratio is not None else (False, 0)
         plays += extra
         if proved and ratio is not None:
             return Period(
                 seconds=float(ratio[0] / ratio[1]),
-                makespan_s=makespan_s,
                 cycle_seconds=ratio[0],
                 cycle_steps=ratio[1],
                 proof="fixed point",
@@ -90,6 +89,30 @@ def period(structure: Structure, durations: Durations) -> Period:
             )
         target = plays + 2 * target
     raise ProgramError(f"no period was proved within {_MOST} steps of {order.size} actions; this is a mistake of ours")
+
+
+def _repeats(seconds: float, plays: int) -> Period:
+    return Period(seconds=seconds, cycle_seconds=seconds, cycle_steps=1, proof="repeats", plays=plays, cycle=())
+
+
+def _going_on(clock: Clock, after: Times) -> Period | None:
+    """The period where the steps that follow `after` soon advance alike, each waiting for the one before it only.
+
+    A step's entries start when the last of what they wait for is over. Where the earliest starts that held any of them
+    up are all later by the same for the next step, and no other one is late enough to hold anything up then, the next
+    step is this one so much later, and so is every one after it.
+    """
+    order = clock.order
+    target, base = order.before[1], base_from(order, [after])
+    for plays in range(1, _QUICK + 1):
+        now = play(clock, base)
+        following = base_from(order, [now])
+        then, start, late = base[target], now.start[target], following[target]
+        advance = float((late - then)[then == start].max(initial=-np.inf))
+        if (late[then == start] == then[then == start] + advance).all() and (late <= start + advance).all():
+            return _repeats(advance, plays)
+        base = following
+    return None
 
 
 def _common_advance(order: Order, steps: Sequence[Times], reach: int) -> float | None:

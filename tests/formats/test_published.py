@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gnomon.errors import InputError
 from gnomon.formats.published import COLUMNS, Refused, Row, Run, read_runs, read_table, to_run
 from gnomon.formats.published.notes import read_notes
-from gnomon.formats.published.plan import redis_head, redistributed
+from gnomon.formats.published.plan import libai_stages, redis_head, redistributed
 from gnomon.models.deepseek import DeepseekConfig
 from gnomon.models.gpt import GptConfig
 from gnomon.models.llama import LlamaConfig
@@ -364,6 +364,15 @@ def test_what_neusight_s_scripts_did() -> None:
     alone = staged | {"num_devices": "1", "pp": "1", "source": f"{label}.json"}
     assert (run(staged).plan.schedule.micro_batch_size, run(staged).plan.optimizer.kind) == (16, "adamw")
     assert (run(alone).plan.schedule.micro_batch_size, run(alone).plan.optimizer.kind) == (4, "sgd")
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "each"),
+    [(24, 4, (6, 7, 7, 4)), (48, 8, (6, 6, 7, 7, 7, 7, 7, 1)), (24, 2, ()), (26, 4, ())],
+)
+def test_libai_s_middle_stages_have_more_layers(layers: int, stages: int, each: tuple[int, ...]) -> None:
+    """By hand from its loop: 27 layers counted for 24 in four stages, the last three of them of seven."""
+    assert libai_stages(layers, stages) == each
 
 
 def test_layers_redistributed_around_a_heavy_head() -> None:

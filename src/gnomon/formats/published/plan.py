@@ -260,6 +260,18 @@ def redis_head(vocab_size: int, hidden: int, seq_len: int) -> float:
     return 6 * vocab_size / (96 * hidden + 16 * seq_len)
 
 
+def libai_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each stage as LiBai cuts them: where they divide evenly among four stages and more, it counts up to one
+    more for each but the first, and the last gets what is left. Source: Oneflow-Inc/libai libai/utils/distributed.py
+    distributed.py _init_placement_group (the commit of its benchmark; middle stages contain more layers), read
+    2026-11-22. Empty where stages are even."""
+    if stages < 4 or layers < 8 or layers % stages:
+        return ()
+    each, more = divmod(layers + min(stages - 1, layers // stages), stages)
+    counts = [each + (stage >= stages - more) for stage in range(stages - 1)]
+    return (*counts, layers - sum(counts)) if sum(counts) < layers else ()
+
+
 def with_stages(made: Plan, row: Row, config: Config, facts: NoteFacts) -> tuple[Plan, Notes]:
     """The plan with the stages that the program cuts, where it does not divide layers evenly."""
     stages, layers = made.num_stages, getattr(config, "num_layers", 0)
@@ -271,6 +283,9 @@ def with_stages(made: Plan, row: Row, config: Config, facts: NoteFacts) -> tuple
         return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
     if getattr(config, "mtp_modules", 0) and (counts := mtp_stages(row, stages)):
         note = f"stages of {' '.join(map(str, counts))} layers: the recipe leaves room for the second prediction"
+        return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
+    if re.search(r"libai", row.framework.lower()) and (counts := libai_stages(layers, stages)):
+        note = f"stages of {' '.join(map(str, counts))} layers: LiBai gives those in the middle more"
         return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
     if stages > 1 and layers % stages and (layers + 2) % stages == 0 and re.search(MEGATRON, row.framework.lower()):
         each = (layers + 2) // stages

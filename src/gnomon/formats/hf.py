@@ -23,6 +23,7 @@ from gnomon.formats.hf_parts import (
     check_layer_types,
     heads_of,
     optional_window,
+    sizes_of,
 )
 from gnomon.formats.keys import Keys, read_json
 from gnomon.graph import Graph
@@ -56,22 +57,13 @@ class HfModel:
 
 
 def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("pretraining_tp", 1, 2, 4, 8)  # splits matrices to reproduce rounding; same work
     k.ignore("max_position_embeddings")
     return llama.LlamaConfig(
         name=name,
-        num_layers=k.integer("num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn_size=k.integer("intermediate_size"),
-        vocab_size=k.integer("vocab_size"),
-        tied=k.flag("tie_word_embeddings", False),
+        **sizes_of(k),
         qkv_bias=bias,
         out_bias=bias,
         ffn_bias=k.flag("mlp_bias", False),
@@ -80,21 +72,12 @@ def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfi
 
 
 def _mistral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     window = optional_window(k, 4096)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
     return llama.LlamaConfig(
         name=name,
-        num_layers=k.integer("num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn_size=k.integer("intermediate_size"),
-        vocab_size=k.integer("vocab_size"),
-        tied=k.flag("tie_word_embeddings", False),
+        **sizes_of(k),
         window=window,
         activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
     )

@@ -16,8 +16,8 @@ from gnomon.formats.hf_parts import (
     Reader,
     Wanted,
     check_layer_types,
-    heads_of,
     optional_window,
+    sizes_of,
 )
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
@@ -30,8 +30,6 @@ ROUTER_KEYS = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef",
 
 
 def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
         k.must_be(key, 0.0, 0)
     k.must_be("attention_bias", False)
@@ -39,22 +37,14 @@ def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig
     notes.append("its joined projections (q, k, v; gate and up) are counted as products of their own")
     return llama.LlamaConfig(
         name=name,
-        num_layers=k.integer("num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn_size=k.integer("intermediate_size"),
-        vocab_size=k.integer("vocab_size"),
-        tied=k.flag("tie_word_embeddings", False),
+        **sizes_of(k),
         window=optional_window(k, 0),
         activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
     )
 
 
 def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
-    hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
+    layers = k.integer("num_hidden_layers")
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
@@ -63,14 +53,7 @@ def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaCon
     k.ignore("no_rope_layers", "no_rope_layer_interval")  # rotating q and k or not: the least of a layer
     return llama.LlamaConfig(
         name=name,
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn_size=k.integer("intermediate_size"),
-        vocab_size=k.integer("vocab_size"),
-        tied=k.flag("tie_word_embeddings", True),
+        **sizes_of(k, tied=True),
         qkv_bias=bias,
         out_bias=bias,
         ffn_bias=k.flag("mlp_bias", False),
@@ -79,8 +62,6 @@ def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaCon
 
 
 def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     bias = k.flag("attention_bias", False)
     if k.number("attention_dropout", 0.0):
         notes.append("attention_dropout is left out")
@@ -90,14 +71,7 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaCon
         notes.append("its multipliers of embedding, residuals, scores and logits are counted as free")
     return llama.LlamaConfig(
         name=name,
-        num_layers=k.integer("num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn_size=k.integer("intermediate_size"),
-        vocab_size=k.integer("vocab_size"),
-        tied=k.flag("tie_word_embeddings", False),
+        **sizes_of(k),
         qkv_bias=bias,
         out_bias=bias,
         ffn_bias=k.flag("mlp_bias", False),
@@ -106,8 +80,6 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaCon
 
 
 def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
@@ -115,14 +87,7 @@ def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", False),
+            **sizes_of(k),
             order="post",
             qk_norm=True,
             qkv_bias=bias,
@@ -133,8 +98,6 @@ def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _stablelm(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     for key in ("attention_dropout", "hidden_dropout"):
         k.must_be(key, 0.0, 0)
     k.must_be("qk_layernorm", False)
@@ -142,14 +105,7 @@ def _stablelm(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", False),
+            **sizes_of(k),
             order="parallel" if k.flag("use_parallel_residual", False) else "pre",
             norm="layer",
             norm_bias=True,
@@ -160,8 +116,6 @@ def _stablelm(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _starcoder2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     bias = k.flag("use_bias", True)
     k.must_be("embedding_dropout", 0.0, 0)
     k.must_be("mlp_type", "default")
@@ -170,14 +124,7 @@ def _starcoder2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", True),
+            **sizes_of(k, tied=True),
             norm="layer",
             norm_bias=True,
             gated=False,
@@ -193,22 +140,13 @@ def _starcoder2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _phi(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     k.must_be("qk_layernorm", False)
     k.must_be("embd_pdrop", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor")
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", False),
+            **sizes_of(k),
             order="parallel",
             norm="layer",
             norm_bias=True,
@@ -343,7 +281,7 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _gemma(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden = k.integer("hidden_size")
+    sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_activation", GELU_TANH, "gelu_pytorch_tanh")
@@ -351,22 +289,15 @@ def _gemma(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=k.integer("num_attention_heads"),
-            num_kv_heads=k.integer("num_key_value_heads"),
-            head_dim=k.integer("head_dim", 256),
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", True),
+            **sizes,
             activation="gelu_tanh",
-            embed_scale=hidden**0.5,
+            embed_scale=sizes["hidden_size"] ** 0.5,
         )
     )
 
 
 def _gemma3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
+    sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("attn_logit_softcapping", 0.0, 0)
@@ -374,23 +305,17 @@ def _gemma3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("use_bidirectional_attention", False)
     k.choice("hidden_activation", GELU_TANH, "gelu_pytorch_tanh")
     every, window = k.integer("sliding_window_pattern", 6), k.integer("sliding_window", 4096)
-    check_layer_types(k, [("sliding" if (i + 1) % every else "full") + "_attention" for i in range(layers)])
+    types = [("sliding" if (i + 1) % every else "full") + "_attention" for i in range(sizes["num_layers"])]
+    check_layer_types(k, types)
     k.ignore("max_position_embeddings", "rope_local_base_freq", "_sliding_window_pattern")
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=layers,
-            hidden_size=hidden,
-            num_heads=k.integer("num_attention_heads"),
-            num_kv_heads=k.integer("num_key_value_heads"),
-            head_dim=k.integer("head_dim", 256),
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size", 262_208),
-            tied=k.flag("tie_word_embeddings", True),
+            **sizes,
             order="both",
             qk_norm=True,
             activation="gelu_tanh",
-            embed_scale=hidden**0.5,
+            embed_scale=sizes["hidden_size"] ** 0.5,
             windows=(*(window,) * (every - 1), 0),
             query_scale=k.number("query_pre_attn_scalar", 256) ** -0.5,
         )
@@ -469,8 +394,6 @@ def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _qwen2_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
     k.must_be("decoder_sparse_step", 1)
@@ -482,14 +405,7 @@ def _qwen2_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", False),
+            **sizes_of(k),
             qkv_bias=True,
             mixture=Mixture(
                 num_experts=k.integer("num_experts"),
@@ -502,8 +418,6 @@ def _qwen2_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _glm4_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden = k.integer("hidden_size")
-    heads, kv_heads, head_dim = heads_of(k, hidden)
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "partial_rotary_factor", *ROUTER_KEYS)
@@ -513,14 +427,7 @@ def _glm4_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", False),
+            **sizes_of(k),
             qkv_bias=k.flag("attention_bias", False),
             qk_norm=k.flag("use_qk_norm", False),
             mixture=Mixture(

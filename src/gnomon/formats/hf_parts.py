@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
@@ -51,6 +51,39 @@ def heads_of(k: Keys, hidden: int) -> tuple[int, int, int]:
     if not k.has("head_dim") and hidden % heads:
         k.fail("num_attention_heads", f"hidden_size={hidden} is not a multiple of {heads} heads; give head_dim")
     return heads, kv_heads, k.integer("head_dim", hidden // heads)
+
+
+class Sizes(TypedDict):
+    """What every decoder's config has, by the names of our configs."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    tied: bool
+
+
+def sizes_of(k: Keys, *, tied: bool = False, head_dim: int = 0) -> Sizes:
+    """The sizes by their usual keys. tied, head_dim: where the file does not say; 0 is hidden_size / heads."""
+    hidden = k.integer("hidden_size")
+    if head_dim:
+        heads, kv_heads = k.integer("num_attention_heads"), k.integer("num_key_value_heads")
+        head_dim = k.integer("head_dim", head_dim)
+    else:
+        heads, kv_heads, head_dim = heads_of(k, hidden)
+    return Sizes(
+        num_layers=k.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=k.integer("intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
+        tied=k.flag("tie_word_embeddings", tied),
+    )
 
 
 def check_layer_types(k: Keys, expected: list[str]) -> None:

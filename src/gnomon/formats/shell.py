@@ -28,7 +28,6 @@ PLAIN = re.compile(r"[^\\'\"$`]+")
 """What stands for itself outside quotes."""
 
 OPERATORS = ("&&", "||", ";;", ";", "|", "&", "(", ")", "\n")
-CLOSERS = {"then", "elif", "else", "fi", "do", "done", "esac", "}", "{", "in"}
 Value = str | list[str]
 
 

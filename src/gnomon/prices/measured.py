@@ -31,9 +31,6 @@ RULES: Mapping[str, bool] = {
 }  # fmt: skip
 """Kinds of op with tables of their own: over `rows` and `width` of the tensor that they work on, or its `elements`."""
 
-COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "send_recv"})
-"""What is measured between processes."""
-
 STREAM_WIDTHS = 3
 """Tensors that the table of `add` moves: two read, one written. Stands for any other op by its bytes."""
 

@@ -292,6 +292,7 @@ def test_what_recipes_of_tpus_move_to_the_host() -> None:
     again, away = to_run(oss).plan.saved.rules
     assert again.action == "recompute" and away.action == "offload"
     assert away.tensors == ("input", "*.experts.w2")
+    assert (to_run(oss).plan.mesh.dp_replicate, to_run(oss).plan.mesh.dp_shard) == (2, 32)
     stated = to_run(replace(oss, recompute="none"))
     assert stated.plan.saved.rules == ()
 

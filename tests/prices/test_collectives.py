@@ -252,3 +252,12 @@ def test_rows_outside_of_physics_are_refused() -> None:
     for name, value in (("share", 1.01), ("share", 0.0), ("ramp", -0.1), ("start_s", -1e-6), ("step_s", 2.0)):
         with pytest.raises(InputError, match="wire ring all_gather"):
             row(**{name: value})
+
+
+def test_a_chip_of_two_devices_passes_half_of_a_gather_on() -> None:
+    """TPU 7x: 1.5 times what the chip's links alone would take."""
+    whole = link("256xtpu-7x", 256, 256)
+    alone = replace(whole, inside_name="ici")
+    assert collective_seconds("all_gather", 2 * GIB, whole) == pytest.approx(
+        1.5 * collective_seconds("all_gather", 2 * GIB, alone), rel=0.05
+    )

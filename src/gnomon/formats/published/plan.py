@@ -191,12 +191,25 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
         shard = min(int(found[1]), dp)
     elif re.match("hsdp|hybrid", (row.zero_or_fsdp or "").lower()):
         shard = min(row.devices_per_node or 8, dp)
+    elif (divided := _divided_by_recipe(row)) and dp % divided == 0:
+        shard = divided
     elif (found := re.search(r"\b(\d+) slices? of", row.notes)) and dp % int(found[1]) == 0:
         shard = dp // int(found[1])  # MaxText divides within a slice and replicates over slices
     if dp % shard:
         raise InputError(f"{dp} data-parallel ranks are not a multiple of the {shard} that shard")
     etp = expert_slices(row, tp)
     return Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp), notes
+
+
+DIVIDED_BY_RECIPES = ((r"training/ironwood.*gpt-oss", 32), (r"training/ironwood.*gemma4-26b", 128))
+"""(pattern of source and model, chips that shard; the rest are copies) of recipes that set `ici_fsdp_parallelism` to
+fewer than all: 64 and 256 devices, two of a chip. AI-Hypercomputer/tpu-recipes c8cfe2f training/ironwood/*/*4x8x8,
+read 2026-11-22."""
+
+
+def _divided_by_recipe(row: Row) -> int:
+    key = f"{row.source or ''} {row.model}".lower()
+    return next((chips for pattern, chips in DIVIDED_BY_RECIPES if re.search(pattern, key)), 0)
 
 
 def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:

@@ -366,6 +366,16 @@ def test_what_neusight_s_scripts_did() -> None:
     assert (run(alone).plan.schedule.micro_batch_size, run(alone).plan.optimizer.kind) == (4, "sgd")
 
 
+def test_oneflow_reduces_on_the_stream_that_computes() -> None:
+    """Its GPT with tensor parallelism, and LiBai with stages too."""
+    alone = GPT3 | {"tp": "1", "pp": "1", "vpp": "1", "dp": "64", "sequence_parallel": "no", "framework": "OneFlow-GPT"}
+    staged = alone | {"pp": "8", "dp": "8"}
+    split = alone | {"tp": "8", "dp": "8"}
+    overlapped = [run(row).plan.overlap.grad_reduce for row in (alone, staged, split)]
+    assert overlapped == [True, True, False]
+    assert not run(staged | {"framework": "LiBai/OneFlow"}).plan.overlap.grad_reduce
+
+
 @pytest.mark.parametrize(
     ("layers", "stages", "each"),
     [(24, 4, (6, 7, 7, 4)), (48, 8, (6, 6, 7, 7, 7, 7, 7, 1)), (24, 2, ()), (26, 4, ())],

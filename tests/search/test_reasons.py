@@ -48,6 +48,19 @@ def test_neighbours_are_predictions() -> None:
     assert full.step_s > predicted().step_s and full.tightest.peak_bytes < predicted().tightest.peak_bytes
 
 
+def test_progress_counts_every_plan_that_is_looked_at() -> None:
+    seen: list[tuple[int, int]] = []
+    small = predict(
+        "llama-tiny",
+        "1xh100-sxm",
+        Plan(schedule=Schedule(micro_batch_size=1)),
+        Workload(global_batch_size=2, seq_len=64),
+    )
+    found = explain(small, runners_up=[PLAN], told=lambda done, of: seen.append((done, of)))
+    assert seen == [(i + 1, len(seen)) for i in range(len(seen))] and len(seen) == len(found.neighbours) + 1
+    assert found.runners_up == ()  # sixteen ranks do not run on one device
+
+
 def test_faster_links_never_lose_and_slower_ones_never_gain() -> None:
     steps = {each.what: each.step_s for each in reasons().sensitivities}
     own = predicted().step_s

@@ -9,7 +9,7 @@ import argparse
 
 from gnomon.cli.own import with_own
 from gnomon.cli.request import read_model
-from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.terminal import Covered, print_json, print_lines
 from gnomon.hardware import parse_cluster
 from gnomon.plans import load_plan_file
 from gnomon.plans.stacks import stack as named_stack
@@ -27,7 +27,9 @@ def run(options: argparse.Namespace) -> int:
     machines, assumed = parse_cluster(file.on), list[str]()
     stack = with_own(named_stack(file.stack) if file.stack else PLAIN_STACK, machines, options, assumed)
     prediction = predict(graph, machines, file.plan, file.workload, stack)
-    found = explain(prediction, runners_up=file.runners_up, too_large=file.too_large)
+    progress = Covered("neighbours predicted:")
+    found = explain(prediction, runners_up=file.runners_up, too_large=file.too_large, told=progress)
+    progress.end()
     if options.json:
         print_json({**reasons_mapping(found), "assumptions": assumed})
     else:

@@ -70,13 +70,14 @@ class Progress:
 class Covered:
     """Progress of a search, which says how many points there are when it begins: what its `told` calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "covered") -> None:
+        self._what = what
         self._progress: Progress | None = None
 
     def __call__(self, done: int, size: int) -> None:
         """So many of so many points are covered."""
         if self._progress is None:
-            self._progress = Progress("covered", size)
+            self._progress = Progress(self._what, size)
         self._progress.show(done)
 
     def end(self) -> None:

@@ -6,16 +6,17 @@ many points were covered. Leaves out the full prediction (`report.prediction`), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from gnomon import schema
 from gnomon.hardware import Cluster, Rent
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction
 from gnomon.prices.links import axis_link
-from gnomon.report.prediction import WORDS, describe
+from gnomon.report.prediction import WORDS, describe, run_lengths
 from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, wrapped
 from gnomon.report.uneven import uneven_mapping, uneven_text
 from gnomon.search import Found, Result, loss
@@ -118,6 +119,35 @@ def short_plan(plan: Plan) -> str:
     return "; ".join([" ".join(words), *([schedule.name] if mesh.pp > 1 else []), *again])
 
 
+def short_plans(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Of each the short form; where two that differ would read alike, with what tells them apart behind it."""
+    names = [short_plan(plan) for plan in plans]
+    return tuple(
+        name + _apart(plan, [p for p, n in zip(plans, names, strict=True) if n == name and p != plan])
+        for plan, name in zip(plans, names, strict=True)
+    )
+
+
+def _apart(plan: Plan, alike: Sequence[Plan]) -> str:
+    """`; layers 9 8 8 7`, or the fields that it sets otherwise than others of the same name."""
+    if not alike:
+        return ""
+    counts = plan.schedule.layers_per_stage
+    if counts and any(each.schedule.layers_per_stage != counts for each in alike):
+        return f"; layers {run_lengths(counts)}"
+    own, others = _flat(schema.to_mapping(plan)), [_flat(schema.to_mapping(each)) for each in alike]
+    names = sorted({name for other in others for name in {*own, *other} if own.get(name) != other.get(name)})
+    return "".join(f"; {name.rpartition('.')[2]} {own[name]}" for name in names if name in own)
+
+
+def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Values by their whole names, `overlap.async_tp`."""
+    found: dict[str, Any] = {}
+    for name, each in value.items():
+        found |= _flat(each, f"{before}{name}.") if isinstance(each, Mapping) else {f"{before}{name}": each}
+    return found
+
+
 def _short_stages(plan: Plan) -> str:
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     words = [f"{len(meshes)} stage{'s' * (len(meshes) > 1)}"]
@@ -196,12 +226,12 @@ def _runners(found: Result) -> tuple[str, ...]:
         Column(name=unit),
     )
     rows = []
-    for each in found.best:
+    for name, each in zip(short_plans([each.plan for each in found.best]), found.best, strict=True):
         lost = loss(best, each)
         where = _WORDS.get(lost.part, lost.part.lower()) if lost.seconds > 0 else ""
         share = percent(lost.seconds / best.step_s) if each is not best else ""
         peak = f"{each.prediction.tightest.peak_bytes / size:.1f}"
-        rows.append((short(each), show_seconds(each.step_s), share, where, peak))
+        rows.append((name, show_seconds(each.step_s), share, where, peak))
     return table(columns, rows)
 
 
@@ -210,7 +240,11 @@ def _too_large(found: Result) -> tuple[str, ...]:
     faster = [each for each in found.near if each.step_s < found.best[0].step_s]
     if not faster:
         return ()
-    rows = [(short(f), show_seconds(f.step_s), gib(f.prediction.tightest.peak_bytes)) for f in faster[:3]]
+    names = short_plans([each.plan for each in faster[:3]])
+    rows = [
+        (name, show_seconds(f.step_s), gib(f.prediction.tightest.peak_bytes))
+        for name, f in zip(names, faster[:3], strict=True)
+    ]
     return table(columns, rows)
 
 

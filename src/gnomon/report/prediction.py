@@ -57,7 +57,7 @@ def describe(plan: Plan, workload: Workload) -> str:
     micro = size // data_ranks if size % data_ranks == 0 else size / data_ranks
     stages = f", {plan.schedule.virtual_stages} virtual stages" if plan.schedule.virtual_stages > 1 else ""
     if counts := plan.schedule.layers_per_stage:
-        stages += f", layers {_run_lengths(counts)}"
+        stages += f", layers {run_lengths(counts)}"
     precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
@@ -69,7 +69,7 @@ def describe(plan: Plan, workload: Workload) -> str:
     )
 
 
-def _run_lengths(counts: Sequence[int]) -> str:
+def run_lengths(counts: Sequence[int]) -> str:
     """Layers of each stage: `9 8 8 7`; of many stages those that follow each other at once, `2 3 37x2 1`."""
     if len(counts) <= 8:
         return " ".join(map(str, counts))

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gnomon.prediction import Advice, Prediction, host_memory, traffic
-from gnomon.report.planning import short_plan
+from gnomon.report.planning import short_plans
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.search.reasons import SHARE, Neighbour, Other, Reasons, within_share
 from gnomon.units import show_seconds
+
+_COMPUTING = ("F", "B", "I", "W")
 
 LARGE = 0.15
 """Share of the step from which a part is named as what bounds it."""
@@ -75,18 +77,22 @@ def _runners(found: Reasons) -> tuple[str, ...]:
         Column(name="GiB"),
     )
     rows = []
-    for other in found.runners_up:
+    for plan, other in zip(_names(found.runners_up), found.runners_up, strict=True):
         part = WORDS.get(other.loss.part, other.loss.part.lower()).partition(" (")[0]
         where = f"{part} {show_seconds(max(other.loss.part_s, 0.0))}" if other.loss.part_s > 0 else ""
-        plan, peak = short_plan(other.prediction.plan), gib(other.prediction.tightest.peak_bytes)
+        peak = gib(other.prediction.tightest.peak_bytes)
         share = percent(other.loss.seconds / found.prediction.step_s)
         rows.append((plan, show_seconds(other.prediction.step_s), share, where, peak))
     return table(columns, rows)
 
 
+def _names(others: Sequence[Other]) -> tuple[str, ...]:
+    return short_plans([other.prediction.plan for other in others])
+
+
 def _large(found: Reasons) -> tuple[str, ...]:
     """Faster plans of the search, and neighbours, that do not fit: on which rank, when, and with what."""
-    large = [(short_plan(other.prediction.plan), other.prediction) for other in found.too_large]
+    large = [(n, o.prediction) for n, o in zip(_names(found.too_large), found.too_large, strict=True)]
     large += [(e.what, e.prediction) for e in sorted(found.neighbours, key=_seconds) if e.prediction is not None]
     lines: list[str] = []
     for what, prediction in large:
@@ -150,8 +156,11 @@ def bounded_by(found: Reasons) -> str:
     step = found.prediction.step_s
     parts = sorted(found.prediction.breakdown.items(), key=lambda part: -part[1])
     named = [f"{WORDS.get(n, n.lower()).partition(' (')[0]} {percent(s / step, 0)} %" for n, s in parts[:4] if s > 0]
-    rest = [(n, s) for n, s in parts if n not in ("F", "B", "I", "W") and s / step >= LARGE]
+    rest = [(n, s) for n, s in parts if n not in _COMPUTING and s / step >= LARGE]
+    computing = sum(s for n, s in parts if n in _COMPUTING) / step
     why = "computing" if not rest else WORDS.get(rest[0][0], rest[0][0].lower()).partition(" (")[0]
+    if rest and computing > rest[0][1] / step:
+        why = f"computing, then {why}"
     return f"bounded by {why}: {', '.join(named)}"
 
 
@@ -222,8 +231,8 @@ def reasons_mapping(found: Reasons) -> dict[str, Any]:
             }
             for each in found.neighbours
         ],
-        "runners_up": [_other(each) for each in found.runners_up],
-        "faster_but_too_large": [_other(each) for each in found.too_large],
+        "runners_up": _listed(found.runners_up),
+        "faster_but_too_large": _listed(found.too_large),
         "without": [
             {
                 "axis": each.what,
@@ -238,12 +247,15 @@ def reasons_mapping(found: Reasons) -> dict[str, Any]:
     }
 
 
-def _other(other: Other) -> dict[str, Any]:
-    return {
-        "plan": short_plan(other.prediction.plan),
-        "step_s": other.prediction.step_s,
-        "loses_s": other.loss.seconds,
-        "most_in": other.loss.part,
-        "peak_bytes": other.prediction.tightest.peak_bytes,
-        "why_not": "" if other.prediction.fits else where(other.prediction),
-    }
+def _listed(others: Sequence[Other]) -> list[dict[str, Any]]:
+    return [
+        {
+            "plan": name,
+            "step_s": other.prediction.step_s,
+            "loses_s": other.loss.seconds,
+            "most_in": other.loss.part,
+            "peak_bytes": other.prediction.tightest.peak_bytes,
+            "why_not": "" if other.prediction.fits else where(other.prediction),
+        }
+        for name, other in zip(_names(others), others, strict=True)
+    ]

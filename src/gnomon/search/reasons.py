@@ -9,8 +9,9 @@ plans further away: that is `solve`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.graph import Graph
@@ -105,10 +106,17 @@ class Reasons:
         return tuple(sorted(found.items()))
 
 
-def explain(prediction: Prediction, *, runners_up: Iterable[Plan] = (), too_large: Iterable[Plan] = ()) -> Reasons:
+def explain(
+    prediction: Prediction,
+    *,
+    runners_up: Sequence[Plan] = (),
+    too_large: Sequence[Plan] = (),
+    told: Callable[[int, int], None] | None = None,
+) -> Reasons:
     """The reasons of a predicted plan; some thirty predictions.
 
-    runners_up, too_large: plans of the search that made it, as its plan file lists them.
+    runners_up, too_large: plans of the search that made it, as its plan file lists them. told: is called with (plans
+    predicted, all of them) after each.
     """
     pricing, plan = prediction.pricing, prediction.plan
     graph = pricing.graph
@@ -118,16 +126,24 @@ def explain(prediction: Prediction, *, runners_up: Iterable[Plan] = (), too_larg
     else:
         routed = any(op.kind == "router" for block in graph.blocks for op in block.ops)
         moves, less = (*changes(plan, experts=routed), *undone(plan, graph)), tuple(without(plan))
-    neighbours = tuple(_predicted(prediction, what, changed) for what, changed in moves)
-    bought = tuple(_predicted(prediction, what, changed) for what, changed in less)
-    larger = _others(prediction, too_large)
+    total, done = len(moves) + len(less) + len(runners_up) + len(too_large), count(1)
+
+    def look(what: str, changed: Plan) -> Neighbour:
+        found = _predicted(prediction, what, changed)
+        if told is not None:
+            told(next(done), total)
+        return found
+
+    neighbours = tuple(look(what, changed) for what, changed in moves)
+    bought = tuple(look(what, changed) for what, changed in less)
+    larger = _others(prediction, [look("", each) for each in too_large])
     sensitivities = (*_links(prediction), *_memory(prediction, neighbours, larger))
     return Reasons(
         prediction=prediction,
         neighbours=neighbours,
         sensitivities=sensitivities,
         bought=bought,
-        runners_up=_others(prediction, runners_up),
+        runners_up=_others(prediction, [look("", each) for each in runners_up]),
         too_large=larger,
     )
 
@@ -137,9 +153,9 @@ def within_share(prediction: Prediction, more_bytes: int = 0) -> bool:
     return all(rank.peak_bytes <= SHARE * (rank.limit_bytes + more_bytes) for rank in prediction.memory)
 
 
-def _others(prediction: Prediction, plans: Iterable[Plan]) -> tuple[Other, ...]:
-    found = (_predicted(prediction, "", plan).prediction for plan in plans)
-    made = (Other(prediction=each, loss=lost(prediction, each)) for each in found if each is not None)
+def _others(prediction: Prediction, found: Iterable[Neighbour]) -> tuple[Other, ...]:
+    able = (each.prediction for each in found)
+    made = (Other(prediction=each, loss=lost(prediction, each)) for each in able if each is not None)
     return tuple(sorted(made, key=lambda other: other.prediction.step_s))
 
 

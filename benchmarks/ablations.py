@@ -10,22 +10,31 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from fit_stacks import JOBS, Fits, usable
 from stack_fit import Case, cases, spread_evenly
 
-from gnomon.formats.published import read_runs
+from gnomon.formats.published import Run, read_runs
 from gnomon.prediction import contention, step
 from gnomon.prediction.layer_types import Phase
 from gnomon.prediction.step import Pricing
-from gnomon.prices.fitted import fitted
+from gnomon.prices.fitted import fitted, folds
 from gnomon.program import Key
 
 FAMILIES = ("vtrain-micro24", "bloom-prequel", "nanotron-ultrascale", "mosaic-llmfoundry")
 FACTS = ("checks", "polls", "slices")
 """What nanotron's benchmark did, each left out with the numbers as they are."""
+KERNELS: dict[str, dict[str, object]] = {
+    "(nothing)": {},
+    "Triton's attention": {"attention_kernel": "flash2"},
+    "cuBLAS 12.1": {"cublas": None},
+    "metrics of the loss": {"loss_metrics": None},
+    "all three": {"attention_kernel": "flash2", "cublas": None, "loss_metrics": None},
+}
+"""What MosaicML's benchmarks ran on, with what a stack has in its place."""
 TERMS = ("host", "attention", "collectives in layers", "recompute", "head", "data-parallel", "contention")
 
 
@@ -94,12 +103,35 @@ def errors(found: dict[str, list[Case]]) -> dict[str, str]:
     return out
 
 
+def without(run: Run, changes: dict[str, object]) -> Run:
+    """The run under a stack without some of its facts."""
+    kept = tuple(fact for fact in run.stack.facts if changes.get(fact.field, "") is not None)
+    return replace(run, stack=replace(run.stack, facts=kept, **changes))  # type: ignore[arg-type]
+
+
+def kernels(runs: Iterable[Run]) -> None:
+    """MosaicML's runs under the numbers of all stacks, to which none of them was fitted."""
+    mine = [run for run in runs if run.family == "mosaic-llmfoundry"]
+    numbers = folds().without_source("mosaic-llmfoundry")
+    assert numbers is not None
+    print(f"\n| without | {len(mine)} of MosaicML, source left out | bias |\n|---|---|---|")
+    for name, changes in KERNELS.items():
+        signed = np.expm1([case.log_error(numbers) for case in cases(without(run, changes) for run in mine)])
+        off = np.abs(signed)
+        shares = f"{np.median(off):.1%} / {off.mean():.1%} / {np.percentile(off, 90):.1%}"
+        print(f"| {name} | {shares} | {np.median(signed):+.1%} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--each", type=int, default=16, help="runs of a family")
+    parser.add_argument("--kernels", action="store_true", help="only what MosaicML's benchmarks ran on")
     options = parser.parse_args()
     runs = read_runs(options.table)[0]
+    if options.kernels:
+        kernels(runs)
+        return
     good = [run for run in runs if usable(run)]
     found = {f: cases(spread_evenly([r for r in good if r.family == f], options.each)) for f in FAMILIES}
     print("| without | " + " | ".join(FAMILIES) + " |\n|---|" + "---|" * len(FAMILIES))
@@ -122,6 +154,7 @@ def main() -> None:
             shares.append(f"{np.median(off):.1%} / {off.mean():.1%} / {np.percentile(off, 90):.1%}")
         put_back()
         print(f"| {term or '(nothing)'} | " + " | ".join(shares) + " |", flush=True)
+    kernels(runs)
 
 
 def forget(given: Iterable[Case]) -> None:

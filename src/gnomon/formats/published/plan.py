@@ -532,8 +532,9 @@ def _cluster(device: str, shape: tuple[int, int], node: str | None, port: str | 
 def _overlap(row: Row) -> Overlap:
     """What the program overlaps unless told otherwise: the pipeline engines reduce and gather at the end of a step, and
     Megatron-LM does without --overlap-grad-reduce and --overlap-param-gather, which its papers' runs precede. OneFlow
-    with tensor parallelism, LiBai also with stages, has NCCL on the stream that computes (Oneflow-Inc/OneFlow-Benchmark LanguageModeling/GPT/
-    oneflow_gpt/training.py nccl_use_compute_stream; Oneflow-Inc/libai 9fc504c libai/models/utils/graph_base.py)."""
+    with tensor parallelism, LiBai also with stages, has NCCL on the stream that computes
+    (Oneflow-Inc/OneFlow-Benchmark LanguageModeling/GPT/oneflow_gpt/training.py nccl_use_compute_stream;
+    Oneflow-Inc/libai 9fc504c libai/models/utils/graph_base.py; read 2026-11-22)."""
     program = row.framework.lower()
     if re.search(r"nanotron", program):  # DDP's buckets of 25 MiB in bf16, reduced in fp32; gathers after the update
         return Overlap(bucket_bytes=50 * 2**20, param_gather=False, pipeline_sends=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Workload
+from gnomon.plans import Mesh, Optimizer, Plan, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Advice, Prediction, predict
 from gnomon.report.prediction import describe, prediction_text
 
@@ -67,6 +67,22 @@ def test_describe() -> None:
     p = plan(mesh=Mesh(pp=2, dp_shard=4), optimizer=Optimizer(zero=1), saved=Saved(preset="full"))
     text = describe(p, Workload(global_batch_size=16, seq_len=2048))
     assert text == "pp=2 x dp_shard=4; ZeRO 1; one_f_one_b, 4 microbatches of 1 x 2048 tokens; bf16; recompute full"
+
+
+@pytest.mark.parametrize(
+    ("preset", "action", "tensors", "said"),
+    [
+        ("full", "keep", ("self_attn.core*", "self_attn.q_proj"), "recompute full but core, q_proj"),
+        ("full", "keep", ("a.p", "a.q", "a.r", "a.s"), "recompute full but p, q, r, …"),
+        ("none", "recompute", ("mlp.act",), "recompute none and act"),
+        ("none", "keep", ("mlp.act",), "recompute none"),
+    ],
+)
+def test_tensors_saved_otherwise_are_named(preset: str, action: str, tensors: tuple[str, ...], said: str) -> None:
+    rule = SavedRule(calls="*", tensors=tensors, action=action)  # type: ignore[arg-type]
+    saved = Saved(preset=preset, rules=(rule,))  # type: ignore[arg-type]
+    p = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), saved=saved)
+    assert describe(p, Workload(global_batch_size=16, seq_len=2048)).endswith(f"; {said}")
 
 
 def test_advice_stands_under_a_verdict_of_not_fitting() -> None:

@@ -18,6 +18,9 @@ from gnomon.units import show_seconds
 ROWS = 8
 """Rank classes shown; the tightest are."""
 
+TENSORS = 3
+"""Tensors of a rule that are named in a heading."""
+
 WORDS = {
     "F": "forward",
     "C": "forward, keeping only its input",
@@ -32,6 +35,10 @@ WORDS = {
     "OPT": "optimizer",
     "NORM": "gradient norm",
     "RESHARD": "freeing of parameters",
+    "SEND_F": "sending to the next stage",
+    "SEND_B": "sending to the stage before",
+    "RECV_F": "receiving from the stage before",
+    "RECV_B": "receiving from the next stage",
 }
 """Part of the step, or kind of action -> what people call it."""
 
@@ -78,10 +85,17 @@ def run_lengths(counts: Sequence[int]) -> str:
 
 
 def _recompute(plan: Plan) -> str:
-    """The preset, and those of layers and stages that have another."""
-    others = [rule for rule in plan.saved.rules if rule.preset is not None]
-    words = [f"{rule.preset} in {_where(rule)}" for rule in others]
-    return ", ".join([plan.saved.preset, *words])
+    """The preset, those of layers and stages that have another, and the tensors that are kept or computed again
+    otherwise: `full but core, q_proj, v_proj, …`."""
+    rules = plan.saved.rules
+    words = [f"{rule.preset} in {_where(rule)}" for rule in rules if rule.preset is not None]
+    first = plan.saved.preset
+    for action, joined in (("keep", "but"), ("recompute", "and")):
+        names = [name for rule in rules if rule.preset is None and rule.action == action for name in rule.tensors]
+        if names and (action == "recompute" or first != "none"):
+            short = dict.fromkeys(name.rstrip("*.").rpartition(".")[2] for name in names)
+            first += f" {joined} {', '.join([*short][:TENSORS])}{', …' if len(short) > TENSORS else ''}"
+    return ", ".join([first, *words])
 
 
 def _where(rule: SavedRule) -> str:

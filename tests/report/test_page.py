@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -124,6 +125,9 @@ def test_the_answer_is_the_predictions() -> None:
     assert figures["tokens/s/device"] == job.tokens_per_s_per_device
     assert (figures["MFU"], figures["HFU"]) == (job.mfu, job.hfu)
     assert figures["peak memory"] == job.tightest.peak_bytes
+    bands = {figure["name"]: figure["band_text"] for figure in data["answer"] if figure["band_text"]}
+    assert set(bands) == {"step", "peak memory"} and all(text.endswith(", 80 %") for text in bands.values())
+    assert bands["step"] in html.unescape(page_html(data))
     assert data["fits"] is True and data["verdict"] == job.verdict
     assert {part["key"]: part["seconds"] for part in data["breakdown"]["steady"]} == dict(job.breakdown)
     assert set(job.assumptions) <= set(data["assumptions"])

@@ -89,7 +89,7 @@ def _recompute(plan: Plan) -> str:
     otherwise: `full but core, q_proj, v_proj, …`."""
     rules = plan.saved.rules
     words = [f"{rule.preset} in {_where(rule)}" for rule in rules if rule.preset is not None]
-    first = plan.saved.preset
+    first: str = plan.saved.preset
     for action, joined in (("keep", "but"), ("recompute", "and")):
         names = [name for rule in rules if rule.preset is None and rule.action == action for name in rule.tensors]
         if names and (action == "recompute" or first != "none"):
@@ -121,7 +121,7 @@ def _speed(prediction: Prediction) -> tuple[str, ...]:
         f"{each / size:.1f}" for each in (prediction.tightest.peak_bytes, band.low_bytes, band.high_bytes)
     )
     pairs = (
-        ("step", show_seconds(prediction.step_s), f"  ({_between(band.low_s, band.high_s)}, {share})"),
+        ("step", show_seconds(prediction.step_s), f"  ({between(band.low_s, band.high_s)}, {share})"),
         ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4), ""),
         ("MFU", f"{percent(prediction.mfu)} %", ""),
         ("HFU", f"{percent(prediction.hfu)} %", ""),
@@ -130,7 +130,7 @@ def _speed(prediction: Prediction) -> tuple[str, ...]:
     return tuple(f"{name:<16}{value:>12}{more}" for name, value, more in pairs)
 
 
-def _between(low: float, high: float) -> str:
+def between(low: float, high: float) -> str:
     """Two durations, the unit once where it is one."""
     first, second = show_seconds(low), show_seconds(high)
     alike = first.split()[-1] == second.split()[-1]

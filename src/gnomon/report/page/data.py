@@ -15,7 +15,7 @@ from gnomon.prediction import Prediction
 from gnomon.prediction.breakdown import AXES
 from gnomon.report.difference import change_name, compare
 from gnomon.report.page.spans import cut, span_columns
-from gnomon.report.prediction import WORDS, describe
+from gnomon.report.prediction import WORDS, between, describe
 from gnomon.report.tables import number, percent
 from gnomon.timeline import NONE, ROLES, Difference, Share, Timeline, breakdown, peaks
 from gnomon.units import show_bytes, show_seconds
@@ -108,12 +108,16 @@ def _more(before: float, after: float) -> str:
 
 
 def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> list[Mapping]:
-    """Figures: what, value with unit for people, the number itself, and the measured one where there is one."""
+    """Figures: what, value with unit for people, the number itself, the band and what was measured where there is
+    one."""
     measured = timelines[-1] if timelines[-1].clock == "measured" else None
     step = prediction.step_s if prediction else _step_s(timelines[0])
     out = [_figure("step", step, show_seconds(step), _step_s(measured) if measured else None, show_seconds)]
     if prediction is None:
         return out
+    band = prediction.band
+    share = f", {percent(band.coverage, 0)} %"
+    out[0] = {**out[0], "band_text": between(band.low_s, band.high_s) + share}
     speed = step / _step_s(measured) if measured and _step_s(measured) else None
     devices = len(set(prediction.plan.device_of))
     rates: tuple[tuple[str, float, Callable[[float], str]], ...] = (
@@ -126,7 +130,8 @@ def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> lis
         out.append(_figure(name, value, show(value), None if speed is None else value * speed, show))
     rank = prediction.tightest
     said = f"{show_bytes(rank.peak_bytes)} of {show_bytes(rank.limit_bytes)}"
-    out.append(_figure("peak memory", rank.peak_bytes, said, None, str))
+    held = f"{show_bytes(band.low_bytes)} to {show_bytes(band.high_bytes)}{share}"
+    out.append({**_figure("peak memory", rank.peak_bytes, said, None, str), "band_text": held})
     out.append(_figure("devices", devices, f"{devices:,}", None, str))
     return out
 
@@ -136,6 +141,7 @@ def _figure(name: str, value: float, text: str, measured: float | None, show: Ca
         "name": name,
         "value": value,
         "text": text,
+        "band_text": "",
         "measured": measured,
         "measured_text": "" if measured is None else show(measured),
     }

@@ -90,8 +90,10 @@ def _heading(data: Mapping[str, Any]) -> str:
 
 def _card(figure: Mapping[str, Any]) -> str:
     beside = ""
+    if figure["band_text"]:
+        beside = f'<dd class="measured">{escape(figure["band_text"])}</dd>'
     if figure["measured_text"]:
-        beside = f'<dd class="measured">measured {escape(figure["measured_text"])}</dd>'
+        beside += f'<dd class="measured">measured {escape(figure["measured_text"])}</dd>'
     name = escape(figure["name"])
     return f'<div><dt>{name}</dt><dd data-figure="{name}">{escape(figure["text"])}</dd>{beside}</div>'
 

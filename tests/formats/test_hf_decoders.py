@@ -153,6 +153,7 @@ def test_a_published_config_has_the_published_parameters(kind: str) -> None:
     _, _, count, left_out = PUBLISHED[kind]
     found = read(kind)
     assert found.graph.num_parameters() == count - left_out
+    assert found.config is None  # else `gnomon run` would train it as a Llama
     assert not left_out or found.notes
 
 

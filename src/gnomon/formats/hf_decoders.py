@@ -2,7 +2,8 @@
 
 As in `gnomon.formats.hf`: absent keys mean what the configuration classes of transformers 4.57 make of them, sizes are
 required, and a key that changes the mathematics and is not understood is an error. What is counted otherwise than the
-public code computes it (joined projections, ALiBi, norms over all heads, multipliers) is said in a note.
+public code computes it (joined projections, ALiBi, norms over all heads, multipliers) is said in a note. They are
+Graphs without a config, since neither the runtime nor the job files of other programs say what tells them from Llamas.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gnomon.formats.hf_parts import (
 )
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
-from gnomon.models import deepseek, llama, mixtral
+from gnomon.models import deepseek, mixtral
 from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
 
 ALIBI = "ALiBi is counted as attention without positions: its slopes are no kernel of their own"
@@ -29,21 +30,23 @@ GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
 ROUTER_KEYS = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "routed_scaling_factor")
 
 
-def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
         k.must_be(key, 0.0, 0)
     k.must_be("attention_bias", False)
     k.ignore("max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor")
     notes.append("its joined projections (q, k, v; gate and up) are counted as products of their own")
-    return llama.LlamaConfig(
-        name=name,
-        **sizes_of(k),
-        window=optional_window(k, 0),
-        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k),
+            windows=(optional_window(k, 0),),
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
     )
 
 
-def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -51,17 +54,19 @@ def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaCon
     check_layer_types(k, ["full_attention"] * layers)
     k.ignore("max_position_embeddings", "sliding_window", "pretraining_tp")
     k.ignore("no_rope_layers", "no_rope_layer_interval")  # rotating q and k or not: the least of a layer
-    return llama.LlamaConfig(
-        name=name,
-        **sizes_of(k, tied=True),
-        qkv_bias=bias,
-        out_bias=bias,
-        ffn_bias=k.flag("mlp_bias", False),
-        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k, tied=True),
+            qkv_bias=bias,
+            out_bias=bias,
+            ffn_bias=k.flag("mlp_bias", False),
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
     )
 
 
-def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     bias = k.flag("attention_bias", False)
     if k.number("attention_dropout", 0.0):
         notes.append("attention_dropout is left out")
@@ -69,13 +74,15 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaCon
     multipliers = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     if any(k.number(key, 1.0) != 1.0 for key in multipliers):
         notes.append("its multipliers of embedding, residuals, scores and logits are counted as free")
-    return llama.LlamaConfig(
-        name=name,
-        **sizes_of(k),
-        qkv_bias=bias,
-        out_bias=bias,
-        ffn_bias=k.flag("mlp_bias", False),
-        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k),
+            qkv_bias=bias,
+            out_bias=bias,
+            ffn_bias=k.flag("mlp_bias", False),
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
     )
 
 

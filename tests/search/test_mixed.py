@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from search.mixed_spaces import mixed_case, predicted
 from search.spaces import model
@@ -13,13 +14,15 @@ from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.models.presets import model as preset
-from gnomon.plans import Goal, Plan, Workload, check
+from gnomon.plans import Goal, Optimizer, Plan, Workload, check
 from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.mixed import MixedSearch, fits, memory_limits, plan_mixed
-from gnomon.search.mixed_bounds import LayerTables, least_step_s
-from gnomon.search.mixed_space import MixedPoint, make_mixed_space, shares_of
+from gnomon.search.bounds import Actions
+from gnomon.search.mixed import memory_limits, plan_mixed
+from gnomon.search.mixed_bounds import LayerTables, least_of_ranks, least_step_s, played_s, tails_s
+from gnomon.search.mixed_search import MixedSearch, fits
+from gnomon.search.mixed_space import MixedPoint, Shape, divisions, layers_of_stages, make_mixed_space, shares_of
 from gnomon.search.space import parse_limit
 
 SEEDS = range(52)
@@ -83,11 +86,13 @@ def test_every_plan_of_a_space_uses_each_device_once_and_computes_the_batch() ->
     forms = set()
     for point in random.Random(0).sample(points, 200):
         plan = space.plan(point)
-        forms.add((point.form, len(point.layers) > 1))
-        assert sorted(d for ranks in plan.stage_ranks for d in ranks) == list(range(6))
+        forms.add((point.form, point.pp > 1, point.virtual > 1))
+        held = [d for ranks in plan.stage_ranks for d in ranks]
+        assert sorted(held) == sorted(list(range(6)) * point.virtual)  # one stage, or several, on each rank
         assert sum(point.layers) == 4 and not plan.placement
         check(replace(plan, optimizer=replace(plan.optimizer, zero=0)), graph, cluster, WORKLOAD)
-    assert forms == {("replicas", False), ("replicas", True), ("stages", True)}
+    several = {(form, True, virtual) for form in ("replicas", "stages") for virtual in (False, True)}
+    assert forms == {("replicas", False, False), *several}
 
 
 def test_kinds_left_out_are_no_ranks() -> None:
@@ -139,15 +144,33 @@ def test_a_step_is_as_long_as_that_of_the_slowest_replica() -> None:
 
 def test_bounds_of_a_pipeline_by_hand() -> None:
     """Two stages, forward 1 and 2, backward 2 and 4, three microbatches: the second computes 18 after a forward of the
-    first, which then has a backward left."""
-    assert least_step_s([1, 2], [2, 4], [1, 2], 3, split=False, clip=True) == 1 + 18 + 2
-    assert least_step_s([1, 2], [2, 4], [1, 2], 3, split=False, clip=False) == 18
-    assert least_step_s([1, 2], [2, 4], [1, 2], 3, split=True, clip=True) == 1 + 18
+    first, which then has a backward left. Reductions of 5 after the last action of the second, of which its backward
+    hides 4: one is left."""
+    one, two = Shape("stages", (0, 1), (1, 1), 2, 1, (1, 1), 1, False), np.ones((2, 1))
+    act = Actions(forward=two * [[1], [2]], whole=two * [[2], [4]], input=two * [[1], [2]], weight=two * [[1], [2]])
+    ranks = least_of_ranks(act, one)
+    assert least_step_s(ranks, 3, split=False, clip=True) == 1 + 18 + 2
+    assert least_step_s(ranks, 3, split=False, clip=False) == 18
+    assert least_step_s(ranks, 3, split=True, clip=True) == 1 + 18
+    tails = tails_s(two * [[0], [5]], act, one, split=False)
+    assert tails.tolist() == [[0], [1]]
+    assert least_step_s(ranks, 3, split=False, clip=True, tails=3 + tails) == 1 + 18 + 4
+    whole, ends = played_s(act, one, "one_f_one_b", 3)
+    assert whole == pytest.approx(1 + 18 + 2, rel=1e-9) and ends[1] == pytest.approx(1 + 18, rel=1e-9)
+
+
+def test_layers_of_a_rank_go_to_its_stages_equally() -> None:
+    ranks = [np.array([3, 2]), np.array([2, 5])]
+    assert layers_of_stages(ranks, 2, False).tolist() == [[2, 1, 1, 1], [1, 3, 1, 2]]
+    assert layers_of_stages(ranks, 2, True).tolist() == [[2, 1, 1, 1], [1, 3, 2, 1]]
+    assert divisions(5, 2, 2) == 2 and divisions(3, 2, 2) == 0 and divisions(5, 3, 1) == 6
 
 
 def test_what_plans_over_kinds_do_not_have_is_refused() -> None:
     graph = model("llama", 4)
-    with pytest.raises(PlanError, match="ep is asked for"):
+    with pytest.raises(PlanError, match="micro_batch_size is asked for"):
+        plan_mixed(graph, MIXED, WORKLOAD, fixed={"micro_batch_size": 2})
+    with pytest.raises(PlanError, match="ep = 2 is asked for, and l has no experts"):
         plan_mixed(graph, MIXED, WORKLOAD, fixed={"ep": 2})
     with pytest.raises(PlanError, match="no choice of tp is left"):
         make_mixed_space(graph, parse_cluster(MIXED), WORKLOAD, limits=[parse_limit("tp>=1")])
@@ -166,25 +189,74 @@ def test_tied_weights_stay_on_equal_meshes_where_the_runtime_wants_it() -> None:
     assert all(plan.optimizer.zero == 0 for plan in found if len(plan.stages) > 1)
 
 
-@pytest.mark.parametrize("seq_len", [512, 2048])
-def test_context_parallelism_side_by_side_where_it_is_fixed(seq_len: int) -> None:
-    """Two ranks of one node share a sequence; the search finds what predicting every plan finds."""
-    graph, cluster = model("llama", 4), parse_cluster("1x4xh100-sxm+1x2xa100-sxm-80gb")
-    work, base = Workload(global_batch_size=6, seq_len=seq_len), Plan()
-    space = make_mixed_space(graph, cluster, work, base=base, fixed={"cp": 2, "zero": 1, "sequence_parallel": False})
-    steps = []
-    for point in space.points():
-        plan = space.plan(point)
-        assert {stage.mesh.cp for stage in plan.stages} == {2} and point.form == "replicas"
+NEW_AXES = {
+    "context side by side and in stages": ("llama", 4, 4096, {"zero": 1, "schedule": "one_f_one_b", "pp": 2, "tp": 1}),
+    "context, one exchange": (
+        "llama",
+        4,
+        512,
+        {"zero": 0, "cp": 2, "context": "ulysses", "schedule": "gpipe", "pp": 2},
+    ),
+    "experts": ("mixtral", 4, 512, {"zero": 1, "schedule": "one_f_one_b", "sequence_parallel": True, "tp": 1}),
+    "experts and tp": ("mixtral", 4, 512, {"zero": 2, "tp": 2, "sequence_parallel": True, "recompute": "none"}),
+    "two stages on a rank": ("llama", 6, 512, {"zero": 1, "virtual_stages": 2, "pp": 2, "tp": 1}),
+    "two stages on a rank of three kinds": ("gpt", 8, 512, {"zero": 0, "virtual_stages": 2, "pp": 3, "tp": 1}),
+    "experts, two stages on a rank": ("mixtral", 4, 512, {"zero": 1, "virtual_stages": 2, "ep": 2, "pp": 2, "tp": 1}),
+}
+"""Model, its layers, sequence length, and what is fixed: the axes that `mixed_case` leaves out or draws seldom."""
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("name", NEW_AXES)
+def test_the_search_is_exact_with_context_experts_and_several_stages(name: str, clip: bool) -> None:
+    kind, layers, seq_len, fixed = NEW_AXES[name]
+    graph, machines = model(kind, layers), "1x4xh100-sxm+1x4xa100-sxm-80gb"
+    cluster = parse_cluster(machines + ("+1x2xl40s" if "three" in name else ""))
+    work, base = Workload(global_batch_size=16, seq_len=seq_len), Plan(optimizer=Optimizer(clip=clip))
+    whole = make_mixed_space(graph, cluster, work, base=base, fixed=fixed)
+    narrow = {"microbatches": (4,), "recompute": ("none",), "cp": whole.cp[:2], "ep": whole.ep[:3]}
+    space = replace(whole, **narrow, schedule=whole.schedule[:: 1 if len(whole.schedule) < 4 else 3])
+    limits, steps, used = memory_limits(space.kinds, Goal()), [], set()
+    points = list(space.points())
+    assert 8 <= len(points) == space.size < 200
+    for point in points:
         try:
-            found = predict(graph, cluster, plan, work)
+            found = predict(graph, cluster, space.plan(point), work)
         except PlanError:
             continue
-        if fits(found, space.kinds, memory_limits(space.kinds, Goal())):
-            steps.append(found.step_s)
-    limits = memory_limits(space.kinds, Goal())
-    search = MixedSearch(LayerTables(graph, cluster, work, PLAIN_STACK, base, space.kinds), work, PLAIN_STACK, space,
-                         limits, tries=10**9)  # fmt: skip
+        used.add((point.form, point.cp > 1, max(point.ep) > 1, point.virtual > 1))
+        steps += [found.step_s] if fits(found, space.kinds, limits) else []
+    tables = LayerTables(graph, cluster, work, PLAIN_STACK, base, space.kinds)
+    search = MixedSearch(tables, work, PLAIN_STACK, space, limits, tries=10**9)
     search.run()
-    assert steps and search.best[0].step_s == min(steps)
+    assert steps and [found.step_s for found in search.best] == [min(steps)]
     assert search.counts.covered == search.counts.space == space.size and not search.counts.left
+    wanted = "context" in name, "experts" in name, "two stages" in name
+    assert any(each[1:] == wanted for each in used), used
+
+
+def test_experts_are_divided_within_a_kind() -> None:
+    """Groups of experts never hold devices of two kinds, and kinds with fewer ranks divide less."""
+    cluster = parse_cluster("1x8xh100-sxm+1x2xa100-sxm-80gb")
+    space = make_mixed_space(
+        model("mixtral", 4), cluster, WORKLOAD, fixed={"tp": 1, "zero": 1, "sequence_parallel": True}
+    )
+    kind_of = {device: k for k, kind in enumerate(space.kinds) for device in kind.devices}
+    found = set()
+    for point in random.Random(0).sample(list(space.points()), 300):
+        plan = space.plan(point)
+        for stage, ranks in enumerate(plan.stage_ranks):
+            for group in plan.stage_mesh(stage).experts.groups("ep").tolist():
+                assert len({kind_of[plan.device_of[ranks[i]]] for i in group}) == 1
+        found.add((point.form, point.ep))
+    assert {("replicas", (2, 2)), ("stages", (4, 2))} <= found
+
+
+def test_stacks_keep_their_zero_stages_and_axes_over_kinds() -> None:
+    mixed, graph = parse_cluster(MIXED), model("llama", 4)
+    space = make_mixed_space(graph, mixed, WORKLOAD, stack=stack("gnomon"))
+    assert space.cp == space.ep == (1,) and max(space.virtual_stages) == 4
+    megatron = stack("megatron-lm")
+    within = make_mixed_space(graph, mixed, WORKLOAD, stack=megatron)
+    allowed = set(megatron.zero_in_pipeline or (0, 1, 2, 3))
+    assert {point.zero for point in within.points() if point.pp > 1} <= allowed

@@ -11,7 +11,8 @@ from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import Plan, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.goals import Question, among, best_case, fewest_devices, longest, of_nodes, pareto, up_to
-from gnomon.search.mixed import MixedFound, plan_mixed
+from gnomon.search.mixed import plan_mixed
+from gnomon.search.mixed_search import MixedFound
 from gnomon.search.vary import Varied, sweep
 
 MIXED = parse_cluster("1x2xh100-sxm+1x2xa100-sxm-80gb")

@@ -34,7 +34,7 @@ from gnomon.search import Found, Result, parse_limit, plan, varied
 from gnomon.search.choices import fixed_base
 from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
-from gnomon.search.mixed import TRIES
+from gnomon.search.mixed_search import TRIES
 from gnomon.search.refine import Refined
 from gnomon.search.results import SAME_MESH
 from gnomon.search.uneven import Uneven, uneven

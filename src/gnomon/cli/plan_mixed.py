@@ -18,7 +18,8 @@ from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.mixed import mixed_mapping, mixed_text
 from gnomon.search.dapple import OWN
-from gnomon.search.mixed import TRIES, MixedResult, plan_mixed
+from gnomon.search.mixed import MixedResult, plan_mixed
+from gnomon.search.mixed_search import TRIES
 
 
 def plan_unlike(

@@ -16,7 +16,7 @@ from gnomon.report.planning import short_plan
 from gnomon.report.tables import Column, dollars, gib, number, table, wrapped
 from gnomon.search import Found
 from gnomon.search.goals import Case
-from gnomon.search.mixed import MixedFound
+from gnomon.search.mixed_search import MixedFound
 from gnomon.units import show_seconds
 
 WIDTH, HEIGHT, EDGE = 640, 320, 70

@@ -146,7 +146,7 @@ class Prices:
         table, workers = self.table(len(piece.devices)), len(piece.devices)
         a, b = self.places[piece.first], self.places[piece.last]
         elements, zero = table.elements[b] - table.elements[a], self.base.optimizer.zero
-        held = static_bytes(elements, 0.0, self.base, zero, workers, 1, self.stack)
+        held = static_bytes(elements, 0.0, self.base, zero, (workers, workers), self.stack)
         held += in_flight * (table.kept[b] - table.kept[a])
         return bool(held <= self.limit_bytes)
 

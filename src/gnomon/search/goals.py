@@ -19,7 +19,8 @@ from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster, Rent, rent
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Goal, Plan, Stack, Workload
-from gnomon.search.mixed import TRIES, MixedFound, memory_limits, plan_mixed
+from gnomon.search.mixed import memory_limits, plan_mixed
+from gnomon.search.mixed_search import TRIES, MixedFound
 from gnomon.search.requests import check_request
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve

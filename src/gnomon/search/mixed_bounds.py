@@ -1,15 +1,16 @@
 """What a plan over unlike devices takes at least, in time and memory, from prices of single layers.
 
-`LayerTables.of` prices every layer once for a kind of device, its tensor-parallel ranks and sequences; `least_step_s`
-and `stage_bytes` add them up for stages. Each bound has its proof in its docstring; none decides. Leaves out messages,
-reductions, updates and launches, which only make a step longer.
+`LayerTables.of` prices every layer once for a kind of device and the axes of its workers, at all numbers of sequences
+and ways of recomputing together; `least_step_s` and `held_bytes` add them up for pipeline ranks. Each bound has its
+proof in its docstring; none decides. Leaves out messages, reductions, updates and launches, which only make a step
+longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,22 +18,35 @@ from numpy.typing import NDArray
 from gnomon.graph import BF16, Graph, Setting, graph_work
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind
-from gnomon.plans import Mesh, Plan, Saved, Stack, Stage, Workload
-from gnomon.prediction.layer_types import LayerPrice
+from gnomon.plans import Mesh, Plan, Saved, Stack, Workload
+from gnomon.plans.parts import ScheduleName
+from gnomon.plans.stages import dependencies
+from gnomon.prediction import Prediction
 from gnomon.prediction.predict import settle
-from gnomon.prediction.stage import StagePrice, stage_prices, width
-from gnomon.prediction.step import Pricing
+from gnomon.prediction.stage import stage_links, width
 from gnomon.prices.allocator import workspace_bytes
-from gnomon.search.space import Recompute
+from gnomon.prices.collectives import CollectiveKind, collective_seconds
+from gnomon.prices.curves import curves_for
+from gnomon.prices.fitted import fitted
+from gnomon.prices.links import AxisLink, axis_link
+from gnomon.prices.optimizer import optimizer_seconds
+from gnomon.search.bounds import GRID_S, MIXED, TOKEN_AXES, Actions, halves
+from gnomon.search.flight import under_way
+from gnomon.search.mixed_space import LARGEST_SHARE, MixedBlock, MixedPoint, Shape, stages_of_ranks
+from gnomon.search.skeleton import play, skeleton
+from gnomon.search.space import divisors
+from gnomon.search.tables import PRESETS, Kinds, KindTable, kind_tables
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.parameters import STATE_TENSORS
 
 Doubles = NDArray[np.float64]
+Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
-    """Sums over the graph's layers before each one, shape (layers + 1), on one kind of device."""
+    """Sums over the graph's layers before each one, on one kind of device: shape (layers + 1), or (layers + 1, sizes)
+    of many sizes of a worker's microbatch."""
 
     forward: Doubles
     """Seconds."""
@@ -40,157 +54,301 @@ class LayerTable:
     """Seconds of a backward that is one action."""
     drain: Doubles
     """Seconds of its input gradients alone."""
+    weight: Doubles
+    """Seconds of its weight gradients alone."""
     kept: Doubles
-    """Bytes held from forward to backward."""
+    """Bytes held from forward to backward, at least."""
     dense: Doubles
-    """Parameter elements on a rank, each where it is first held."""
+    """[layers + 1] parameter elements on a rank, each where it is first held."""
     routed: Doubles
-    """The same of routed experts."""
-    least_layer_s: float
-    """Seconds of the fastest of the layers that a pipeline divides, forward and backward."""
+    """[layers + 1] the same of routed experts."""
+    least: Doubles
+    """[5, …] of the layers that a pipeline divides the least forward, back, drain, forward and back together, and
+    dense elements."""
+
+    def at(self, column: int) -> LayerTable:
+        """The table of one size."""
+        some = {
+            name: getattr(self, name)[:, column] for name in ("forward", "back", "drain", "weight", "kept", "least")
+        }
+        return replace(self, **some)
 
 
 class LayerTables:
-    """Tables by kind of device, tensor-parallel ranks, sequences of a worker and layout; each is made once."""
+    """Tables by kind of device, axes of a worker and layout, of all sizes of a worker's microbatch at once."""
 
     def __init__(
         self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, base: Plan, kinds: Sequence[Kind]
     ) -> None:
-        self.graph, self.cluster, self.base, self.kinds = graph, cluster, base, kinds
+        self.graph, self.cluster, self.workload, self.base, self.kinds = graph, cluster, workload, base, kinds
         self.kernels, _, self.stack = settle(stack)
         self.sizes = {"seq": workload.sequence_lengths()[0], **dict(workload.sizes)}
         layers = graph.layers()
         self.counted = [i for i, layer in enumerate(layers) if layer.call.first is not None] or list(range(len(layers)))
         self.num_layers = len(layers)
         self.workspace = [workspace_bytes(kind.node.device, self.stack) for kind in kinds]
-        self._tables: dict[tuple[int, int, int, bool, Recompute, int], LayerTable] = {}
+        self.micro = _worker_sizes(workload.batch_size, [len(kind.devices) for kind in kinds])
+        self.column = {size: i for i, size in enumerate(self.micro)}
+        plain = base if base.saved.rules else replace(base, saved=Saved())
+        self.layer_kinds = Kinds(graph, plain, self.kernels)
+        self.order = np.array([self.layer_kinds.kind_of[layer.label] for layer in layers], np.int64)
+        self._base, self._numbers, self._prices = plain, fitted(), {}  # type: ignore[var-annotated]
+        self._links: dict[object, AxisLink] = {}
+        self._all: dict[object, dict[str, LayerTable]] = {}
+        self._tables: dict[object, LayerTable] = {}
+        self.predicted: dict[MixedPoint, Prediction | str] = {}
+        """What searches of this work have predicted: of a point that cannot run, why."""
         sizes = {"batch": workload.batch_size, **self.sizes}
         work = graph_work(graph, self.kernels, Setting(sizes=sizes, dtypes=BF16, causal_flops="half"))
         self.least_flops = float(work.total.matmul_flops)
         """Of all products of a step, none computed twice."""
+        place = {layer.label: i for i, layer in enumerate(layers)}
+        chained = {place[reader] for reader, maker, _ in dependencies(graph) if place[reader] - place[maker] == 1}
+        self.chain = len(chained) == len(layers) - 1
+        """Every layer reads from the one before it, so that every stage does."""
+        experts = [d.size for b in graph.blocks for d in b.dims if d.name.rpartition(".")[2] == "experts" and d.size]
+        self._experts = max(experts, default=0)
 
-    def of(
-        self, kind: int, tp: int, batch: int, sequence_parallel: bool, recompute: Recompute, cp: int = 1
-    ) -> LayerTable:
-        """batch: sequences of a microbatch on one worker."""
-        key = kind, tp, batch, sequence_parallel and tp > 1, recompute, cp
+    def of(self, block: MixedBlock, entry: int, batch: int, recompute: str | None = None) -> LayerTable:
+        """Of one entry of a block's kinds. batch: sequences of a microbatch on one worker. recompute: in place of the
+        block's."""
+        key = block.shape, entry, batch, block.sequence_parallel, block.context, recompute or block.recompute
         if key not in self._tables:
-            self._tables[key] = self._made(*key)
+            self._tables[key] = self.every(block, entry, recompute).at(self.column[batch])
         return self._tables[key]
 
-    def _made(
-        self, kind: int, tp: int, batch: int, sequence_parallel: bool, recompute: Recompute, cp: int
-    ) -> LayerTable:
+    def every(self, block: MixedBlock, entry: int, recompute: str | None = None) -> LayerTable:
+        """The same of all sizes (`micro`) at once."""
+        shape = block.shape
+        kind, tp, cp, ep = shape.kinds[entry], shape.tp[entry], shape.cp, shape.ep[entry]
+        sequence = block.sequence_parallel and tp > 1
+        key = kind, tp, cp, ep, sequence, block.context if cp > 1 else ""
+        if key not in self._all:
+            self._all[key] = self._made(kind, tp, cp, ep, block)
+        found = self._all[key]
+        return found[recompute or block.recompute] if len(found) > 1 else next(iter(found.values()))
+
+    def _made(self, kind: int, tp: int, cp: int, ep: int, block: MixedBlock) -> dict[str, LayerTable]:
+        mesh = Mesh(dp_shard=ep // gcd(ep, tp * cp), tp=tp, cp=cp, ep=ep)
+        layout = replace(self.base.layout, sequence_parallel=block.sequence_parallel and tp > 1, context=block.context)
         plan = replace(
-            self.base,
-            mesh=Mesh(),
-            stages=(Stage(calls=("*",), mesh=Mesh(tp=tp, cp=cp)),),
-            placement=self.kinds[kind].devices[: tp * cp],
-            saved=self.base.saved if self.base.saved.rules else Saved(preset=recompute),
-            layout=replace(self.base.layout, sequence_parallel=sequence_parallel),
-            schedule=replace(self.base.schedule, micro_batch_size=None, num_microbatches=1),
+            self._base, mesh=mesh, layout=layout, placement=self.kinds[kind].devices[: mesh.world_size], stages=()
         )
-        (stage,) = stage_prices(
+        links = stage_links(plan, self.cluster, mesh, range(mesh.world_size), experts=bool(self._experts))
+        found = kind_tables(
+            self.layer_kinds,
             plan,
-            self.graph,
             self.cluster,
-            0,
-            sizes={**self.sizes, "batch": batch},
-            kernels=self.kernels,
-            attention_kernel=self.stack.attention_kernel,
-            cublas=self.stack.cublas,
-            dropout_add_fused=self.stack.dropout_add == "fused",
+            self.stack,
+            self.kernels,
+            self.sizes,
+            self.micro,
+            self.workload.router.busiest(self._experts, ep) if self._experts else 1.0,
+            self.kinds[kind].node.device,
+            {axis: links[axis] for axis in TOKEN_AXES if axis in links},
+            self._numbers,
+            (plan.saved.preset,) if plan.saved.rules or plan.saved.every > 1 else PRESETS,
+            self._prices,
         )
-        pricing = Pricing(plan, self.graph, self.cluster, self.stack, (stage,), ((0, -1),), 1)
-        once: dict[tuple[str, int], float] = {}
+        return {name: self._sums(table) for name, table in found.items()}
 
-        def each(action: str, price: LayerPrice) -> float:
-            if (action, id(price)) not in once:
-                once[action, id(price)] = pricing.layer_s(action, 0, price)
-            return once[action, id(price)]
-
-        seconds = {action: [each(action, price) for price in stage.order] for action in ("F", "B", "I")}
-        both = [f + b for f, b in zip(seconds["F"], seconds["B"], strict=True)]
-        dense, routed = _elements(stage)
+    def _sums(self, table: KindTable) -> LayerTable:
+        """Prefix sums in the graph's order."""
+        host = table.host_s
+        forward = np.maximum(table.forward_s, host[0])
+        back = np.maximum(table.input_s + table.weight_s, host[1] + host[2])
+        drain = np.maximum(table.input_s, host[1])
+        dense, routed = self._elements(table)
+        counted = self.order[self.counted]
+        least = [each[counted].min(axis=0) for each in (forward, back, drain, forward + back)]
+        own = np.array(dense)[self.counted].min()
         return LayerTable(
-            forward=_sums(seconds["F"]),
-            back=_sums(seconds["B"]),
-            drain=_sums(seconds["I"]),
-            kept=_sums(stage.kept_bytes),
-            dense=_sums(dense),
-            routed=_sums(routed),
-            least_layer_s=min(both[i] for i in self.counted),
+            forward=_cumulated(forward[self.order]),
+            back=_cumulated(back[self.order]),
+            drain=_cumulated(drain[self.order]),
+            weight=_cumulated(np.maximum(table.weight_s, host[2])[self.order]),
+            kept=_cumulated(table.kept_bytes[self.order]),
+            dense=_cumulated(np.array(dense)),
+            routed=_cumulated(np.array(routed)),
+            least=np.array([*least, np.full(len(self.micro), own)]),
         )
 
-    def edges(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """First layer of the graph in each stage, and their number at the end; layers: counted ones of each stage."""
-        starts = [self.counted[first] for first in accumulate(layers[:-1])]
-        return (0, *starts, self.num_layers)
+    def _elements(self, table: KindTable) -> tuple[list[float], list[float]]:
+        """(dense, routed experts') elements that each layer is the first to hold."""
+        seen: set[str] = set()
+        dense, routed = [], []
+        for layer, kind in zip(self.graph.layers(), self.order.tolist(), strict=True):
+            if not self.layer_kinds.shared:
+                own = table.elements[kind]
+            else:
+                sharded, own = table.prices[kind].sharded, np.zeros(2)
+                experts = routed_tensors(sharded.block)
+                for tensor in sharded.block.parameters:
+                    name = layer.call.parameter_name(tensor.name, layer.index)
+                    if name not in seen:
+                        seen.add(name)
+                        own[int(tensor.name in experts)] += float(sharded.local_elements[tensor.name])
+            dense.append(float(own[0]))
+            routed.append(float(own[1]))
+        return dense, routed
+
+    def update_s(self, kind: int, elements: Doubles | float, ways: int) -> Doubles:
+        """Seconds in which a device of a kind updates so many parameter elements, divided over `ways` ranks, at
+        least."""
+        optimizer, device = self.base.optimizer, self.kinds[kind].node.device
+        owned = np.floor(np.asarray(elements, float) / ways)
+        if optimizer.offload is not None or optimizer.kind != "adamw":
+            return np.zeros_like(owned)
+        curves = curves_for(device)
+        price = optimizer_seconds(owned, optimizer, self.base.precision, device, curves, self.stack)
+        return np.maximum(np.asarray(price.device_s, float) - GRID_S, 0.0)
+
+    def reduced_s(self, kind: CollectiveKind, elements: Doubles, devices: tuple[int, ...], mesh: Mesh) -> Doubles:
+        """Seconds in which the gradients of so many elements are added up over all data and context ranks of a mesh on
+        these devices, in one piece: more pieces take no less."""
+        if mesh.dp_shard * mesh.cp == 1:
+            return np.zeros_like(elements)
+        key = devices, mesh
+        if key not in self._links:
+            self._links[key] = axis_link(self.cluster, np.array(devices)[mesh.dense.groups("dp_shard", "cp")])
+        link = self._links[key]
+        size = elements * width(self.base.precision.reduce)
+        each = np.asarray(collective_seconds(kind, size, link), float)
+        slower = self._numbers.link_factor(link.across_name or link.inside_name)
+        return np.where(size > 0, np.maximum(each * slower - GRID_S, 0.0), 0.0)
+
+    def edges(self, layers: Longs) -> list[Longs]:
+        """[points] first layer of the graph in each stage, and their number at the end. layers: [points, stages]
+        counted ones."""
+        starts = np.array(self.counted)[np.cumsum(layers[:, :-1], axis=1)]
+        first, last = np.zeros(len(layers), np.int64), np.full(len(layers), self.num_layers)
+        return [first, *starts.T, last]
 
 
-def _sums(values: Sequence[float]) -> Doubles:
-    return np.concatenate([[0.0], np.cumsum(np.array(values, float))])
+def _worker_sizes(total: int, devices: Sequence[int]) -> tuple[int, ...]:
+    """Sequences of a microbatch that a worker may have: shares, and equal parts of a microbatch."""
+    shares = {*range(1, min(total, LARGEST_SHARE) + 1)}
+    parts = {-(-size // n) for size in divisors(total) for each in devices for n in divisors(each) if n <= size}
+    return tuple(sorted(shares | parts))
 
 
-def _elements(stage: StagePrice) -> tuple[list[int], list[int]]:
-    """(dense, routed experts') elements that each layer is the first to hold."""
-    seen: set[str] = set()
-    dense, routed = [], []
-    for layer, price in zip(stage.in_order, stage.order, strict=True):
-        experts, found = routed_tensors(price.sharded.block), [0, 0]
-        for tensor in price.sharded.block.parameters:
-            name = layer.call.parameter_name(tensor.name, layer.index)
-            if name not in seen:
-                seen.add(name)
-                found[tensor.name in experts] += int(price.sharded.local_elements[tensor.name])
-        dense.append(found[0])
-        routed.append(found[1])
-    return dense, routed
+def _cumulated(values: Doubles) -> Doubles:
+    return np.concatenate([np.zeros((1, *values.shape[1:])), np.cumsum(values, axis=0)])
+
+
+def least_of_ranks(act: Actions, shape: Shape) -> list[RankSeconds]:
+    """Of actions of every stage ([stages, points]), what `least_step_s` adds up."""
+    ranks = []
+    for stages in map(list, stages_of_ranks(shape)):
+        first = stages[0]
+        ranks.append(
+            RankSeconds(
+                forward=act.forward[stages].sum(axis=0),
+                back=act.whole[stages].sum(axis=0),
+                drain=act.input[stages].sum(axis=0),
+                first_forward=act.forward[first],
+                first_back=act.whole[first],
+                first_drain=act.input[first],
+            )
+        )
+    return ranks
+
+
+def played_s(act: Actions, shape: Shape, schedule: ScheduleName, microbatches: int) -> tuple[Doubles, Doubles]:
+    """Seconds from the first action of a step to the last ([points]) and to that of each rank ([ranks, points]), where
+    a stage waits for no message: what the schedule's order alone makes of actions that are no longer than those of the
+    Program. With clipping all ranks meet once a step, after its last actions and before its update, so a step takes no
+    less. PlanError for a schedule that has no rows for these numbers."""
+    if schedule in MIXED:
+        act = halves(act)
+    zero = np.zeros_like(act.forward)
+    made = skeleton(schedule, shape.pp, shape.virtual, microbatches)
+    ends, finals, _ = play(made, act, zero, zero, zero[1:], zero)
+    rounding = 2 * GRID_S * len(made.levels)
+    return np.maximum(ends.max(axis=0), finals.max(axis=0)) - rounding, finals - rounding
+
+
+def tails_s(reduced: Doubles, act: Actions, shape: Shape, *, split: bool) -> Doubles:
+    """[ranks, points] seconds from the last action of each rank to the end of its reductions, at least. reduced:
+    [stages, points] seconds in which a stage's gradients are added up, nothing beside it.
+
+    Proof: some stage has the last action of the rank, and gradients of all its layers are complete no sooner than in
+    that action: what it does not take beside the reduction is left.
+    """
+    left = np.maximum(reduced - (act.weight if split else act.whole), 0.0)
+    return np.stack([left[list(stages)].min(axis=0) for stages in stages_of_ranks(shape)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeconds:
+    """Of one microbatch on one pipeline rank, or arrays of them."""
+
+    forward: Doubles | float
+    """All its stages."""
+    back: Doubles | float
+    first_forward: Doubles | float
+    """Its first stage."""
+    first_back: Doubles | float
+    first_drain: Doubles | float
+    drain: Doubles | float
 
 
 def least_step_s(
-    forward: Sequence[float],
-    back: Sequence[float],
-    drain: Sequence[float],
-    microbatches: int,
-    *,
-    split: bool,
-    clip: bool,
-) -> float:
-    """Seconds of a step of a pipeline at least. All are of stages, in order.
+    ranks: Sequence[RankSeconds], microbatches: int, *, split: bool, clip: bool, tails: Doubles | None = None
+) -> Doubles:
+    """Seconds of a step of a pipeline at least, ranks in order of their first stages. tails: of each rank, what comes
+    after its last action, where all meet.
 
-    split: weight gradients are actions of their own; `drain` is the rest of a backward. Proof: a stage computes every
-    microbatch forward and backward, one after the other. That is all where ranks need not meet. With clipping all meet
-    once a step, in the norm's sum; then the first forward of a stage comes after one of every earlier stage, and after
-    its last backward that microbatch still goes back through all of them before the next meeting. Where weight
-    gradients wait, they may be the last of a stage: the way back then begins after its last input gradient.
+    split: weight gradients are actions of their own; `drain` is the rest of a backward. Proof: a rank computes every
+    microbatch forward and backward through its stages, one after the other. That is all where ranks need not meet. With
+    clipping all meet once a step, in the norm's sum; then the first forward of a rank, of its first stage, comes after
+    one of every earlier stage, which are first stages too, and after its last backward, again of its first stage, that
+    microbatch still goes back through all of them before the next meeting. Where weight gradients wait, they may be the
+    last of a rank: the way back then begins after its last input gradient.
     """
-    most = ahead = behind = 0.0
-    for f, b, d in zip(forward, back, drain, strict=True):
+    most = ahead = behind = np.zeros(())
+    for i, rank in enumerate(ranks):
+        tail = 0.0 if tails is None or not clip else tails[i]
+        own = microbatches * (rank.forward + rank.back)
         if split:
-            most = max(most, ahead + microbatches * (f + b), ahead + microbatches * (f + d) + behind)
+            drained = ahead + microbatches * (rank.forward + rank.drain) + behind
+            most = np.maximum(most, np.maximum(ahead + own + tail, drained))
         else:
-            most = max(most, ahead + microbatches * (f + b) + behind)
+            most = np.maximum(most, ahead + own + np.maximum(behind, tail))
         if clip:
-            ahead += f
-            behind += d if split else b
+            ahead = ahead + rank.first_forward
+            behind = behind + (rank.first_drain if split else rank.first_back)
     return most
 
 
 def in_flight(schedule: str, stage: int, pp: int, microbatches: int) -> int:
-    """Microbatches that a stage holds at once, at least."""
+    """Microbatches that a stage holds at once, at least, where each rank has one stage."""
     return microbatches if schedule == "gpipe" else min(pp - stage, microbatches)
 
 
-def static_bytes(dense: float, routed: float, plan: Plan, zero: int, workers: int, tp: int, stack: Stack) -> float:
-    """Bytes of parameters, gradients and states that are there all the time, at least: routed experts are divided over
-    tensor-parallel ranks too. Gradients that come and go with the step are left out."""
+def held_bytes(kept: Sequence[Doubles], schedule: str, rank: int, pp: int, microbatches: int) -> Doubles:
+    """Bytes held from forward to backward on a pipeline rank, at least. kept: of one microbatch in each of its stages.
+    When the first input gradient reaches a rank, that microbatch has been through all of its stages; on the first rank
+    more are under way (`flight.under_way`), each in some stage."""
+    if len(kept) == 1:
+        return in_flight(schedule, rank, pp, microbatches) * kept[0]
+    every: Doubles = np.sum(kept, axis=0)
+    if not rank:
+        every = np.maximum(every, under_way(schedule, pp, len(kept), microbatches) * np.min(kept, axis=0))
+    return every
+
+
+def static_bytes(
+    dense: Doubles | float, routed: Doubles | float, plan: Plan, zero: int, ways: tuple[int, int], stack: Stack
+) -> Doubles | float:
+    """Bytes of parameters, gradients and states that are there all the time, at least. ways: ranks over which ZeRO
+    divides dense parameters, and routed experts'. Gradients that come and go with the step are left out."""
     precision = plan.precision
     states = 0 if plan.optimizer.offload else STATE_TENSORS[plan.optimizer.kind] * width(precision.states)
     master = 0 if precision.master == "none" or plan.optimizer.offload else width(precision.master)
     grads = 0 if stack.bucketed is False else width(precision.grad)
-    total = 0.0
-    for elements, ways in ((dense, workers), (routed, workers * tp)):
+    total: Doubles | float = 0.0
+    for elements, parts in zip((dense, routed), ways, strict=True):
         for size, first in ((width(precision.param), 3), (grads, 2), (master + states, 1)):
-            total += elements * size / (ways if zero >= first else 1)
+            total = total + elements * size / (parts if zero >= first else 1)
     return total

@@ -1,0 +1,203 @@
+"""Points of a block that have one variant: bounds on their steps and on the memory of their ranks, as arrays.
+
+`Bounds.bounds` and `Bounds.fit` answer for all points of `Rows` at once. What they add up is in `mixed_bounds`, with
+proofs. Leaves out which points are looked at (`mixed_search`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.plans import Mesh
+from gnomon.plans.parts import ScheduleName
+from gnomon.prediction.step import SPLIT_BACKWARD
+from gnomon.prices.collectives import CollectiveKind
+from gnomon.search.bounds import Actions
+from gnomon.search.flight import flight
+from gnomon.search.mixed_bounds import (
+    Doubles,
+    LayerTable,
+    LayerTables,
+    Longs,
+    held_bytes,
+    least_of_ranks,
+    least_step_s,
+    played_s,
+    static_bytes,
+    tails_s,
+)
+from gnomon.search.mixed_space import MixedBlock, MixedSpace, Shape, stages_of_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Points of a block that have one variant, in order of their bounds."""
+
+    block: MixedBlock
+    variant: tuple[int, ScheduleName]
+    layers: Longs
+    """[points, stages]"""
+    shares: Longs
+    """[points, kinds] of workers side by side; [points, 0] of pipelines over kinds."""
+    bounds: Doubles
+    """[points]"""
+    played: bool
+    """Their schedule was played: the bound is as good as it gets."""
+
+    def part(self, which: Any, bounds: Doubles | None = None, *, played: bool = False) -> Rows:
+        """Some of the points. bounds: better ones."""
+        found = (self.bounds if bounds is None else bounds)[which]
+        return replace(
+            self, layers=self.layers[which], shares=self.shares[which], bounds=found, played=self.played or played
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one kind of replica does in the points of a block."""
+
+    act: Actions
+    """[stages, points]"""
+    kind: int
+    """Of the first rank's device."""
+    ways: Sequence[tuple[int, int]]
+    """[ranks] over which ZeRO divides dense and routed parameters."""
+    dense: Doubles
+    """[stages, points] elements that a rank holds before ZeRO."""
+    routed: Doubles
+
+
+class Bounds:
+    """Bounds of the points of one search."""
+
+    def __init__(self, tables: LayerTables, space: MixedSpace, limits: tuple[int, ...]) -> None:
+        """limits: bytes that a device of each kind may hold."""
+        self.tables, self.space, self.limits = tables, space, limits
+        optimizer = space.base.optimizer
+        self.clip = optimizer.clip and optimizer.offload is None
+        """All ranks meet once a step, in the norm."""
+
+    def _actions(self, block: MixedBlock, tables: Sequence[tuple[LayerTable, Longs]], layers: Longs) -> Actions:
+        """Seconds of the actions of every stage, [stages, points]. tables: of each pipeline rank, and the column (of
+        sizes) of each point. layers: [points, stages]."""
+        edges, of_stage = self.tables.edges(layers), stages_of_ranks(block.shape)
+        rank_of = {stage: rank for rank, stages in enumerate(of_stage) for stage in stages}
+
+        def each(name: str) -> Doubles:
+            found = np.empty(layers.T.shape)
+            for stage in range(layers.shape[1]):
+                table, columns = tables[rank_of[stage]]
+                column: Doubles = getattr(table, name)
+                found[stage] = column[edges[stage + 1], columns] - column[edges[stage], columns]
+            return found
+
+        return Actions(forward=each("forward"), whole=each("back"), input=each("drain"), weight=each("weight"))
+
+    def _works(self, made: Rows) -> list[_Work]:
+        """Each kind of replica at work on the points."""
+        block, shape, workers = made.block, made.block.shape, self.space.workers(made.block.shape)
+        micro, size = self.tables.micro, self.space.global_batch // made.block.microbatches
+        every = [self.tables.every(block, entry) for entry in range(len(workers))]
+        if shape.form == "stages":
+            parts = [int(np.searchsorted(micro, -(-size // n))) for n in workers]
+            columns = [np.full(len(made.bounds), part) for part in parts]
+            given = [(list(zip(every, columns, strict=True)), list(shape.kinds))]
+            ways = [self.ways(shape, workers, rank) for rank in range(shape.pp)]
+        else:
+            taken = np.searchsorted(micro, -(-made.shares // np.array(workers)))
+            given = [([(t, taken[:, k])] * shape.pp, [shape.kinds[k]] * shape.pp) for k, t in enumerate(every)]
+            ways = [self.ways(shape, (sum(workers),), 0)] * shape.pp
+        edges, found = self.tables.edges(made.layers), []
+        rank_of = {stage: rank for rank, stages in enumerate(stages_of_ranks(shape)) for stage in stages}
+        for tables, kinds in given:
+            of_stages = [tables[rank_of[stage]][0] for stage in range(made.layers.shape[1])]
+            held = [
+                np.stack([getattr(t, name)[edges[s + 1]] - getattr(t, name)[edges[s]] for s, t in enumerate(of_stages)])
+                for name in ("dense", "routed")
+            ]
+            found.append(_Work(self._actions(block, tables, made.layers), kinds[0], ways, held[0], held[1]))
+        return found
+
+    def _reduced(self, work: _Work, shape: Shape, zero: int) -> Doubles:
+        """[stages, points] seconds of adding a stage's dense gradients up, at least."""
+        devices = self.space.rank_devices(shape.form, shape.kinds, shape.pp)
+        workers, found = self.space.workers(shape), np.zeros_like(work.dense)
+        for rank, stages in enumerate(map(list, stages_of_ranks(shape))):
+            count, tp = (sum(workers), shape.tp[0]) if shape.form == "replicas" else (workers[rank], shape.tp[rank])
+            mesh = Mesh(dp_shard=count, tp=tp, cp=shape.cp)
+            kind: CollectiveKind = "reduce_scatter" if zero else "all_reduce"
+            found[stages] = self.tables.reduced_s(kind, work.dense[stages], devices[rank], mesh)
+        return found
+
+    def bounds(self, made: Rows, variants: Sequence[tuple[int, ScheduleName]], *, played: bool) -> list[Doubles]:
+        """[points] bounds on a step of each variant: of its kinds of replica the longest, with what the update of the
+        first rank takes before it and reductions after it, and reductions by themselves. played: by the order of the
+        schedule."""
+        shape, count = made.block.shape, made.block.microbatches
+        found = [np.zeros(len(made.bounds)) for _ in variants]
+        meets = self.clip or shape.pp == 1
+        for work in self._works(made):
+            known: dict[object, Doubles] = {}
+            reduced = {z: self._reduced(work, shape, z) for z in {min(zero, 1) for zero, _ in variants}}
+            for i, (zero, schedule) in enumerate(variants):
+                split, divided = schedule in SPLIT_BACKWARD, min(zero, 1)
+                key = schedule if played else split, divided
+                if key not in known:
+                    ranks = least_of_ranks(work.act, shape)
+                    tails = tails_s(reduced[divided], work.act, shape, split=split)
+                    known[key] = least_step_s(ranks, count, split=split, clip=self.clip, tails=tails)
+                    if played:
+                        whole, ends = played_s(work.act, shape, schedule, count)
+                        known[key] = np.maximum(known[key], np.maximum(whole, (ends + tails).max(axis=0)))
+                    if meets:
+                        known[key] = known[key] + self._updated(work, shape, divided)
+                every = zero == 3 or (zero == 2 and self.space.base.overlap.grad_reduce)
+                of_ranks = [reduced[divided][list(stages)].sum(axis=0) for stages in stages_of_ranks(shape)]
+                sums = np.max(of_ranks, axis=0) * (count if every else 1)
+                found[i] = np.maximum(found[i], np.maximum(known[key], sums))
+        return found
+
+    def _updated(self, work: _Work, shape: Shape, zero: int) -> Doubles:
+        """[points] seconds of the first rank's update, at least."""
+        stages, ways = list(stages_of_ranks(shape)[0]), work.ways[0] if zero else (1, 1)
+        parts = zip((work.dense, work.routed), ways, strict=True)
+        return sum((self.tables.update_s(work.kind, each[stages].sum(axis=0), n) for each, n in parts), np.zeros(()))
+
+    def fit(self, item: Rows, *, played: bool = False) -> NDArray[np.bool_]:
+        """[points] whether every rank may fit on its device. played: by what the rows of the schedule hold."""
+        block, shape, (zero, schedule) = item.block, item.block.shape, item.variant
+        workers, micro = self.space.workers(shape), self.tables.micro
+        size, edges = self.space.global_batch // block.microbatches, self.tables.edges(item.layers)
+        found = np.ones(len(item.bounds), bool)
+        for rank, stages in enumerate(stages_of_ranks(shape)):
+            parts = [(edges[s], edges[s + 1]) for s in stages]
+            if shape.form == "stages":
+                column = int(np.searchsorted(micro, -(-size // workers[rank])))
+                columns = np.full(len(found), column)
+                ranks = [(rank, columns, self.ways(shape, workers, rank))]
+            else:
+                columns = np.searchsorted(micro, -(-item.shares // np.array(workers)))
+                ranks = [(k, columns[:, k], self.ways(shape, (sum(workers),), 0)) for k in range(len(workers))]
+            for entry, own, ways in ranks:
+                table = self.tables.every(block, entry)
+                dense = sum(table.dense[b] - table.dense[a] for a, b in parts)
+                routed = sum(table.routed[b] - table.routed[a] for a, b in parts)
+                held = static_bytes(dense, routed, self.space.base, zero, ways, self.tables.stack)
+                kept = [table.kept[b, own] - table.kept[a, own] for a, b in parts]
+                if played:
+                    under_way = flight(schedule, shape.pp, shape.virtual, block.microbatches).held[rank].open
+                    held = held + (under_way.astype(float) @ np.stack(kept)).max(axis=0)
+                else:
+                    held = held + held_bytes(kept, schedule, rank, shape.pp, block.microbatches)
+                found &= held + self.tables.workspace[shape.kinds[entry]] <= self.limits[shape.kinds[entry]]
+        return found
+
+    def ways(self, shape: Shape, workers: Sequence[int], rank: int) -> tuple[int, int]:
+        """Ranks over which ZeRO divides dense and routed parameters."""
+        ranks = workers[rank] * shape.cp
+        return ranks, ranks * shape.tp[rank] // shape.ep[rank]

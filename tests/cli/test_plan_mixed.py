@@ -74,7 +74,7 @@ def test_json_says_what_is_gained_and_points_add_up(asked: list[str], capsys: py
     [
         (["--vary", "nodes=1,2"], "a number of them does not say which; write the choices, as in --vary on="),
         (["--try", "2"], "--try is for equal devices"),
-        (["--ep", "2"], "ep is asked for, but cluster"),
+        (["--ep", "2"], "ep = 2 is asked for, and llama-tiny has no experts"),
         (["--cp", "2"], "tp x cp must divide the devices of a node, 1 of cpu-process and 1 of slow"),
         (["--memory", "1MiB"], "no plan of llama-tiny fits on fast and slow"),
         (["--forbid", "tp>=1"], "tp = 1 is asked for, but forbidden are tp>=1"),

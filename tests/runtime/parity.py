@@ -70,6 +70,26 @@ def dapple(*stages: tuple[int, str]) -> Plan:
     return Plan(stages=made, schedule=schedule("one_f_one_b", passes=(TWICE,)))
 
 
+def rounds(name: str, layers: tuple[int, ...], *ranks: tuple[Mesh, str]) -> Plan:
+    """Several stages on each pipeline rank, whose meshes differ: (mesh, ranks) of each stage."""
+    ends = [sum(layers[: i + 1]) for i in range(len(layers))]
+    made = tuple(
+        Stage(
+            calls=(
+                *(("embed",) if end == count else ()),
+                f"layers[{end - count}:{end}]",
+                *(("head",) if end == ends[-1] else ()),
+            ),
+            mesh=mesh,
+            devices=devices,
+        )
+        for end, count, (mesh, devices) in zip(ends, layers, ranks, strict=True)
+    )
+    return Plan(stages=made, schedule=schedule(name))
+
+
+TWO, ALONE = (Mesh(dp_replicate=2), "0,1"), (Mesh(), "2")
+"""Pipeline ranks of two replicas, and of one."""
 TWICE = Pass(name="dapple_warmup", params=(("policy", "2p"),))
 SP = Layout(sequence_parallel=True)
 FULL = Saved(preset="full")
@@ -167,6 +187,15 @@ PLANS: dict[str, Plan] = {
     ),
     "dapple 2 : 1, scattered": dapple((3, "0,2"), (2, "1")),
     "dapple 1 : 2 : 1, scattered": dapple((1, "3"), (3, "0,2"), (1, "1")),
+    "interleaved, 2 replicas and 1": rounds("interleaved_one_f_one_b", (1, 1, 2, 1), TWO, ALONE, TWO, ALONE),
+    "interleaved zero bubble, tp 2 and 1": rounds(
+        "interleaved_zero_bubble", (1, 2, 1, 1), *((Mesh(tp=2), "0,1"), ALONE) * 2
+    ),
+    "zero bubble v, 2 replicas and 1": rounds("zero_bubble_v", (2, 1, 1, 1), TWO, ALONE, ALONE, TWO),
+    "v half, 1 replica and 2": rounds(
+        "v_half", (1, 2, 1, 1), (Mesh(), "0"), (Mesh(dp_replicate=2), "1,2"), (Mesh(dp_replicate=2), "1,2"),
+        (Mesh(), "0"),
+    ),
 }  # fmt: skip
 REWRITTEN = {"1f1b": ("1f1b, recompute as actions", apply_checkpoint)}
 """Plans that also run with their Program rewritten: a name for it, and the pass."""

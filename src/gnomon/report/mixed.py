@@ -11,6 +11,7 @@ from typing import Any
 
 from gnomon.hardware.kinds import Kind
 from gnomon.plans import batch
+from gnomon.plans.plan import pipeline_rank
 from gnomon.report.planning import short_plan
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
@@ -105,20 +106,26 @@ def _work(point: MixedPoint, kinds: Sequence[Kind]) -> str:
     names = [kinds[k].name.partition("-")[0] for k in point.kinds]
     if point.form == "replicas":
         return "side by side, " + " : ".join(f"{n} {s}" for n, s in zip(names, point.shares, strict=True))
-    return "stages " + " ".join(f"{n}:{layers}" for n, layers in zip(names, point.layers, strict=True))
+    of_ranks = [""] * point.pp
+    for stage, layers in enumerate(point.layers):
+        rank = pipeline_rank(stage, point.pp, point.placement)
+        of_ranks[rank] += f"+{layers}" if of_ranks[rank] else str(layers)
+    return "stages " + " ".join(f"{n}:{layers}" for n, layers in zip(names, of_ranks, strict=True))
 
 
 def _how(point: MixedPoint) -> str:
     tps = "/".join(map(str, dict.fromkeys(point.tp)))
     words = [
         f"tp{tps}",
-        *([f"cp{point.cp}"] if point.cp > 1 else []),
-        f"pp{len(point.layers)}",
+        *([f"cp{point.cp} {point.context}"] if point.cp > 1 else []),
+        *([f"ep{'/'.join(map(str, dict.fromkeys(point.ep)))}"] if max(point.ep, default=1) > 1 else []),
+        f"pp{point.pp}",
+        *([f"vpp{point.virtual}"] if point.virtual > 1 else []),
         f"z{point.zero}",
         f"m{point.microbatches}",
     ]
     words += ["sp"] if point.sequence_parallel else []
-    words += [point.schedule] if len(point.layers) > 1 else []
+    words += [point.schedule] if point.pp > 1 else []
     return " ".join(words + ([point.recompute] if point.recompute != "none" else []))
 
 

@@ -40,6 +40,11 @@ class Held:
     backward: NDArray[np.bool_]
     """[rows chosen] whether it computes a backward that needs room of its own."""
 
+    def open_of(self, rank: int) -> Longs:
+        """[rows chosen of a pipeline rank, its stages] as `open`."""
+        stop = self.starts[rank + 1] if rank + 1 < len(self.starts) else None
+        return self.open[self.starts[rank] : stop]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flight:

@@ -190,7 +190,7 @@ class Bounds:
                 held = static_bytes(dense, routed, self.space.base, zero, ways, self.tables.stack)
                 kept = [table.kept[b, own] - table.kept[a, own] for a, b in parts]
                 if played:
-                    under_way = flight(schedule, shape.pp, shape.virtual, block.microbatches).held[rank].open
+                    under_way = flight(schedule, shape.pp, shape.virtual, block.microbatches).held.open_of(rank)
                     held = held + (under_way.astype(float) @ np.stack(kept)).max(axis=0)
                 else:
                     held = held + held_bytes(kept, schedule, rank, shape.pp, block.microbatches)

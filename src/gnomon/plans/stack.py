@@ -97,7 +97,8 @@ class Stack:
     """Loss in one kernel; op by op in fp32; the same written over one fp32 copy of the logits; or with the head, part
     by part, so that logits are never whole."""
     loss_metrics: int | None = None
-    """Times that the loss of a microbatch is computed again, op by op in fp32 and without gradients, for metrics."""
+    """Times that the loss of a microbatch is computed again, op by op in fp32 and without gradients, for metrics. Time
+    counts it; memory does not, though two copies of the logits in fp32 live meanwhile."""
     dropout_add: Fusion | None = None
     """Bias, dropout and residual addition in one kernel."""
     rotary: Fusion | None = None

@@ -134,8 +134,8 @@ def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
     if 0 in numbers:
         raise CatalogueError(f"{part!r} in cluster {spec[:64]!r} has a count of 0")
     name = match["name"]
-    if name in catalogue.device_names(aliases=True):
-        return _of_device(catalogue.device(name), numbers)
+    if (device := catalogue.find_device(name)) is not None:
+        return _of_device(device, numbers)
     if name in catalogue.node_names(aliases=True):
         count, devices = (*numbers, None, None)[:2] if numbers else (1, None)
         node = catalogue.node(name, devices)

@@ -22,7 +22,7 @@ from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.search import Point, solve
 from gnomon.search.blocks import SLACK
-from gnomon.search.bounds import Family
+from gnomon.search.bounds import MIXED, Family
 from gnomon.search.solve import Search
 from gnomon.search.space import make_space
 from gnomon.search.tighten import Loose
@@ -92,7 +92,9 @@ def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
                     least = max(least, search.opening.better(group)[0])
                 for bound, item in search.opening.members(group):
                     if isinstance(item, Loose) and item.point == point:
-                        better = [search.tighten.bound(item), search.tighten.single(item) if item.gathers else 0.0]
+                        stalls = item.reductions == "stages" and point.schedule not in MIXED
+                        better = [search.tighten.stalled(item)] if stalls else []
+                        better += [search.tighten.bound(item), search.tighten.single(item) if item.gathers else 0.0]
                         fits = search.opening.fits(item)
                         return [*found, least, bound, *(each * (1 - SLACK) for each in better)], fits
                     if item == point:
@@ -118,6 +120,21 @@ def test_bounds_hold_on_slow_networks(factor: float) -> None:
     slow = replace(given, graph=graph, cluster=machines, workload=work, space=space, stack=stack("torchtitan"))
     every = list(predicted(slow))
     assert len(every) > 1
+    check_bounds(slow, every)
+
+
+@pytest.mark.parametrize("factor", (0.02, 0.05, 0.12))
+def test_bounds_hold_where_gradients_hold_backwards_up(factor: float) -> None:
+    """ZeRO 2 in pipelines over slow networks: a stage's next backward waits for the reduction of the last."""
+    given = case(3)
+    graph = llama(replace(llama3_1_8b(), num_layers=8, vocab_size=2048))
+    machines = scaled(parse_cluster("4x8xa100-sxm-80gb"), network=factor)
+    work = Workload(global_batch_size=64, seq_len=4096)
+    space = make_space(graph, machines, work, base=Plan())
+    space = replace(space, tp=(1,), cp=(1,), pp=(1, 2), zero=(2,), micro_batch_size=(1,), recompute=("none",))
+    slow = replace(given, graph=graph, cluster=machines, workload=work, space=space, stack=stack("torchtitan"))
+    every = [(point, found) for point, found in predicted(slow) if point.overlap]
+    assert len(every) > 5
     check_bounds(slow, every)
 
 

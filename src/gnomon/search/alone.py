@@ -8,16 +8,79 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gnomon.plans.parts import ScheduleName
+from gnomon.search.bounds import ACTIONS, GRID_S, Actions
 from gnomon.search.flight import schedule_rows
+
+Doubles = NDArray[np.float64]
+Longs = NDArray[np.int64]
 
 Pass = tuple[str, int]
 """(kind, stage) of a row."""
 
 FORWARD, BACKWARD, ADDING = ("F", "C"), ("B", "I"), ("B", "W")
 """Kinds of rows that read parameters: layers in order, and in the opposite order; those that add to gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaps:
+    """What lies between rows that follow each other among those of a rank that add to gradients, of one stage each."""
+
+    key: Longs
+    """[rows] kind x stage, kinds in the order of `ACTIONS`."""
+    ends: Longs
+    """[ranks + 1] where the rows of each rank begin."""
+    after: Longs
+    """[gaps] the first row after one of the two."""
+    before: Longs
+    """[gaps] the other of the two."""
+    stage: Longs
+    """[gaps] of both."""
+    rank: Longs
+    """[gaps]"""
+
+
+_KINDS = ("F", "B", "I", "W")
+
+
+@lru_cache(maxsize=256)
+def gaps(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Gaps:
+    """Of a schedule without composites."""
+    rows = schedule_rows(schedule, pp, virtual, microbatches)
+    kinds = np.array(
+        [_KINDS.index("F" if each.name == "C" else each.name) if each.name in "FCBIW" else 0 for each in rows.kinds]
+    )
+    stage, ends = rows.stage.astype(np.int64), rows.class_ptr.astype(np.int64)
+    adds, rank = np.flatnonzero(rows.is_kind(*ADDING)), rows.rank_class.astype(np.int64)
+    same = (stage[adds[1:]] == stage[adds[:-1]]) & (rank[adds[1:]] == rank[adds[:-1]])
+    one, other = adds[:-1][same], adds[1:][same]
+    return Gaps(
+        key=kinds[rows.kind] * rows.num_stages + stage,
+        ends=ends,
+        after=one + 1,
+        before=other,
+        stage=stage[one],
+        rank=rank[one],
+    )
+
+
+def stalled(found: Gaps, act: Actions, each: Doubles) -> Doubles:
+    """[ranks] seconds that the rows of a rank take one after another, at least, where each stage's gradients are
+    reduced after every row that adds to them and before the next (ZeRO 2). act: [stages, 1]. each: [stages] seconds of
+    a reduction.
+
+    Between two such rows of one stage, with no other such row between them, the rank computes what lies between them,
+    or waits for the reduction if that takes longer; these times do not overlap.
+    """
+    done = np.append(0.0, np.cumsum(np.concatenate([getattr(act, name)[:, 0] for name in ACTIONS])[found.key]))
+    waits = np.maximum(each[found.stage] - (done[found.before] - done[found.after]) - GRID_S, 0.0)
+    return np.diff(done[found.ends]) + np.bincount(found.rank, waits, len(found.ends) - 1)
 
 
 @lru_cache(maxsize=64)

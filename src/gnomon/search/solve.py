@@ -20,11 +20,11 @@ from gnomon.plans import Goal, Stack, Workload
 from gnomon.prediction import Timed
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.blocks import SLACK, Blocks, Row
-from gnomon.search.bounds import Family, Job
+from gnomon.search.bounds import MIXED, Family, Job
 from gnomon.search.opening import Group, Opening
 from gnomon.search.results import Counts, Found, Result, memory_limit
 from gnomon.search.space import Point, Space
-from gnomon.search.tighten import Loose, Played, Tight, Tighten
+from gnomon.search.tighten import Loose, Played, Stalled, Tight, Tighten
 
 
 def solve(
@@ -50,7 +50,7 @@ def solve(
     return search.result()
 
 
-_Item = Family | Row | Group | Loose | Played | Tight | Point
+_Item = Family | Row | Group | Loose | Stalled | Played | Tight | Point
 
 
 class Search:
@@ -102,10 +102,10 @@ class Search:
             elif isinstance(item, Group):
                 for found, member in self.opening.members(item):
                     self._push(max(bound, found), member)
-            elif isinstance(item, Loose):
-                if not self._too_large(item):
-                    least = max(bound, self.tighten.bound(item, self.worst()) * (1 - SLACK))
-                    self._push(least, Played(loose=item) if item.gathers else Tight(loose=item))
+            elif isinstance(item, Loose) and item.reductions == "stages" and item.point.schedule not in MIXED:
+                self._push(max(bound, self.tighten.stalled(item) * (1 - SLACK)), Stalled(loose=item))
+            elif isinstance(item, Loose | Stalled):
+                self._play(item if isinstance(item, Loose) else item.loose, bound)
             elif isinstance(item, Played):
                 self._push(max(bound, self.tighten.single(item.loose) * (1 - SLACK)), Tight(loose=item.loose))
             elif isinstance(item, Tight):
@@ -115,6 +115,12 @@ class Search:
                 self._price(item)
             if self.told is not None:
                 self.told(self.counts.covered)
+
+    def _play(self, loose: Loose, bound: float) -> None:
+        """A point whose schedule is played bare, unless it is too large."""
+        if not self._too_large(loose):
+            least = max(bound, self.tighten.bound(loose, self.worst()) * (1 - SLACK))
+            self._push(least, Played(loose=loose) if loose.gathers else Tight(loose=loose))
 
     def _push(self, bound: float, item: _Item) -> None:
         heapq.heappush(self.heap, (bound, next(self._serial), item))

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.plans.parts import ScheduleName
-from gnomon.search.alone import alone, passes
-from gnomon.search.bounds import ACTIONS, Actions, Ends, Job, Pipeline, is_split, layer_seconds, ways
+from gnomon.search.alone import alone, gaps, passes, stalled
+from gnomon.search.bounds import ACTIONS, Actions, Ends, Job, Pipeline, is_split, layer_seconds, way, ways
 from gnomon.search.leaves import Sharding
 from gnomon.search.skeleton import Reductions, play, skeleton
 from gnomon.search.space import Point
@@ -64,6 +64,13 @@ class Loose:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Stalled:
+    """A point under ZeRO 2 whose ranks were looked at one by one."""
+
+    loose: Loose
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Played:
     """A point whose schedule was played bare, and that can still be looked at rank by rank."""
 
@@ -88,6 +95,20 @@ class Tighten:
     def register(self, loose: Loose, bound: float) -> None:
         """Remembers a point that may be played with the next of its schedule, and the bound that it has."""
         self._waiting.setdefault(self._group(loose), {})[loose] = bound
+
+    def stalled(self, loose: Loose) -> float:
+        """Seconds that a step takes at least, under ZeRO 2: computing of the busiest rank, with what it waits for
+        reductions, from the first forward on."""
+        if loose in self._found:  # was played along
+            return self._found[loose]
+        point, pipeline, act = loose.point, loose.pipeline, loose.act
+        found = gaps(point.schedule, point.pp, point.virtual_stages, loose.count)
+        before = way(pipeline, act.forward, loose.sends)[pipeline.lowest, 0]
+        head = loose.ends.head[pipeline.root[pipeline.lowest]]
+        seconds = float((head + before + stalled(found, act, loose.ends.each)).max() + loose.ends.norm)
+        waiting = self._waiting[self._group(loose)]
+        waiting[loose] = max(waiting[loose], seconds)
+        return seconds
 
     def bound(self, loose: Loose, worst: float = float("inf")) -> float:
         """Seconds that a step takes at least, when all ranks meet once a step. worst: points with a bound above it are

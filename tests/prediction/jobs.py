@@ -66,7 +66,7 @@ def plan(preset: str = "none", *, micro: int = 1, sequence_parallel: bool = Fals
 
 
 def scaled(spec: str, *, flops: float = 1.0, memory: float = 1.0, link: float = 1.0, network: float = 1.0) -> Cluster:
-    """The cluster with faster devices and links."""
+    """The cluster with faster devices, with power to match, and links."""
     cluster = parse_cluster(spec)
     groups = []
     for group in cluster.groups:
@@ -76,6 +76,7 @@ def scaled(spec: str, *, flops: float = 1.0, memory: float = 1.0, link: float = 
             device,
             dense_peak=replace(device.dense_peak, **peak),
             memory_bytes_per_s=device.memory_bytes_per_s * memory,
+            power_w=None if device.power_w is None else device.power_w * flops,
         )
         nic = replace(node.nic, bytes_per_s=node.nic.bytes_per_s * network) if node.nic else None
         intra = replace(node.intra, bytes_per_s=node.intra.bytes_per_s * link)

@@ -138,6 +138,19 @@ def test_names_in_any_letters(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.startswith("mödel 😀 on 1x2xh100-sxm\n")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("words", ["--help", "predict --help", f"predict mödel.json {H100} --seq-len 64 --json"])
+def test_terminals_of_other_encodings(words: str, encoding: str, folder: Path) -> None:
+    (folder / "mödel 😀.json").rename(folder / "mödel.json")
+    program = f"import sys; from gnomon.cli import main; sys.exit(main({words.split()!r}))"
+    environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=60)
+    (folder / "mödel.json").rename(folder / "mödel 😀.json")
+    assert (done.returncode, done.stderr) == (0, b"")
+    if "--json" in words:
+        assert json.loads(done.stdout)["model"] == "mödel"
+
+
 def started(words: str, **options: object) -> subprocess.Popen[str]:
     """A command in a process group of its own."""
     program = f"import sys; from gnomon.cli import main; sys.exit(main({words.split()!r}))"

@@ -10,6 +10,7 @@ knowledge of models and machines.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -30,6 +31,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of a command line; `argv` without the program's name, default the process's own."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _write_what_can_be_written()
     if not arguments:
         parser().print_help(sys.stderr)
         return BAD_REQUEST
@@ -70,6 +72,13 @@ def _mistake(error: Exception, arguments: Sequence[str]) -> int:
         f"GNOMON_DEBUG=1 shows where it happened.",
         OUR_MISTAKE,
     )
+
+
+def _write_what_can_be_written() -> None:
+    """Letters that the terminal's encoding has not become `?`, in place of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _as_wide_as_the_terminal() -> AbstractContextManager[None]:

@@ -27,8 +27,10 @@ def print_lines(lines: Iterable[str], out: TextIO | None = None) -> None:
 
 
 def print_json(value: Any, out: TextIO | None = None) -> None:
-    """Print JSON, keys in the order given, without NaN."""
-    print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False), file=sys.stdout if out is None else out)
+    """Print JSON, keys in the order given, without NaN; letters escaped where the output is not in UTF-8."""
+    out = sys.stdout if out is None else out
+    escaped = not (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
+    print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=escaped), file=out)
 
 
 def coloured(out: TextIO) -> bool:

@@ -84,7 +84,7 @@ JOBS = (
     Job(
         "vtrain",
         (COMPOSED,),
-        (("host_kernel_s", ""), ("host_collective_s", ""), ("compute", ""), ("attention", "")),
+        (("host_kernel_s", ""), ("host_collective_s", ""), ("compute", ""), ("attention", ""), ("exposed", "")),
         sample=60,
         starts=(("attention", 1.0),),
     ),

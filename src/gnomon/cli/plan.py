@@ -212,7 +212,9 @@ def _searched(options: argparse.Namespace, asked: Asked) -> Answer:
 
 def _with_stages(options: argparse.Namespace, found: Result) -> tuple[Result, Uneven | None]:
     """The result with uneven stages among its plans, and what they gain; as it is if they are not wanted."""
-    stages = None if options.equal_stages else uneven(found, cut=options.layers_per_stage)
+    told = Covered("plans cut into uneven stages:")
+    stages = None if options.equal_stages else uneven(found, cut=options.layers_per_stage, told=told)
+    told.end()
     return (found, None) if stages is None else (stages.merged(found), stages)
 
 

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gnomon.cli.terminal import Covered
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.plans import Stack
 from gnomon.search import Limit, Point
@@ -113,7 +114,10 @@ class Chosen:
         """What the choices gain on the plans of a search; None where they are left out."""
         if self.effort is None:
             return None
-        return refine(found, choices=self.open, forbid=self.limits, fixed=self.late, effort=self.effort)
+        told = Covered("choices tried:")
+        refined = refine(found, choices=self.open, forbid=self.limits, fixed=self.late, effort=self.effort, told=told)
+        told.end()
+        return refined
 
     def best(self, found: Result) -> Found:
         """The best plan of a search, refined as far as is asked."""

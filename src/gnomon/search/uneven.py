@@ -8,7 +8,7 @@ of one plan, the cut is the best where `Cuts.proven`). Leaves out stages with ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +31,10 @@ ROWS = 60_000
 """Rows of Programs that may be played for one plan: a second or so."""
 
 PLANS = 4
-"""Plans that are cut, in each of two rounds."""
+"""Plans that are cut in each round, at most."""
+
+ROUNDS = 3
+"""The search's best plans; then, while that finds a better one, plans one change away from it."""
 
 _WORTH = 1e-6
 """Share of the step by which a plan must be better, so that rounding decides nothing."""
@@ -73,11 +76,11 @@ class Uneven:
         return found if self.best is None else replace(found, best=(self.best, *found.best)[: max(len(found.best), 1)])
 
 
-def uneven(found: Result, *, cut: Cut | None = None) -> Uneven:
+def uneven(found: Result, *, cut: Cut | None = None, told: Callable[[int, int], None] | None = None) -> Uneven:
     """The best plan with uneven stages, or recomputation that differs by stage; see the module.
 
     cut: layers of each stage, which then every plan has, be it faster or not. PlanError when none of the search's plans
-    can have it.
+    can have it. told: is called with (plans begun, plans at most) before each that is cut.
     """
     exact = found.best[0].step_s if found.best else None
     if not _applies(found):
@@ -89,11 +92,11 @@ def uneven(found: Result, *, cut: Cut | None = None) -> Uneven:
             f"layers_per_stage {cut} adds up to {sum(cut)} layers, but the graph has {found.space.num_layers}; give "
             f"each stage at least one, and all of them together"
         )
-    run = _Pass(found, cut)
+    run = _Pass(found, cut, told)
     run.round([(each.point, each.prediction) for each in (*found.best, *found.near)])
     if cut is not None and run.best is None:
         raise PlanError(f"no plan of the search fits with layers_per_stage {cut}; leave it open, or allow more memory")
-    for _ in range(2 if cut is None else 0):
+    for _ in range(ROUNDS - 1 if cut is None else 0):
         leader = run.best[1] if run.best is not None else found.best[0] if found.best else None
         if leader is None or not run.round(list(run.neighbours(leader))):
             break
@@ -112,8 +115,8 @@ def _applies(found: Result) -> bool:
 class _Pass:
     """The pass under way."""
 
-    def __init__(self, found: Result, cut: Cut | None) -> None:
-        self.found, self.space, self.cut = found, found.space, cut
+    def __init__(self, found: Result, cut: Cut | None, told: Callable[[int, int], None] | None) -> None:
+        self.found, self.space, self.cut, self.told = found, found.space, cut, told
         free = {"none", "full"} <= set(found.space.recompute)
         self.unit: Unit = unit_of(found.stack) if free else "none"
         self.best: tuple[float, Found] | None = None
@@ -168,6 +171,8 @@ class _Pass:
 
     def _cut(self, point: Point, trials: Trials) -> bool:
         """Gives one plan its best cut; whether it is the best plan so far."""
+        if self.told is not None:
+            self.told(len(self.tried) + 1, PLANS * ROUNDS)
         least = Least(trials, self.found.limit_bytes, self.unit)
         budget = max(8, min(120, ROWS // trials.prediction.structure.program.num_rows))
         trial: Trial | None

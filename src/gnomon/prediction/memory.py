@@ -119,7 +119,8 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     changes = held_moves(structure, pricing, sizes)
     extra = temporaries(program, pricing)
     during = changes.during(program.num_rows) + extra
-    ahead = _gathered_early(program, changes, sizes)
+    on_tpu = any(stage.device.kind == "tpu" for stage in pricing.stages)
+    needed = during - _gathered_early(program, changes, sizes) if on_tpu else during
     found = []
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
@@ -128,7 +129,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         held = _held(program, changes, low, row)
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
-        early = int(during[row] - (during - ahead)[low:high].max())
+        early = int(during[row] - needed[low:high].max())
         found.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment))
     return tuple(found), sizes
 

@@ -21,10 +21,12 @@ def held_by_streams(pricing: Pricing, block: int) -> int:
     """Bytes on one rank that collectives inside the layers behind one of the Program's stages still hold when the host
     has issued a forward; 0 for a stack whose collectives hold nothing."""
     per_tensor = pricing.stack.held_launches
+    if per_tensor is None:
+        return 0
     stage, index = pricing.blocks[block]
     layers = pricing.stages[stage].order if index < 0 else (pricing.stages[stage].order[index],)
     sizes = [size for layer in layers for size in _reduced(layer)]
-    if per_tensor is None or not sizes:
+    if not sizes:
         return 0
     return round(min(QUEUE_LAUNCHES / per_tensor, _lead(pricing, block) * len(sizes)) * max(sizes))
 

@@ -304,6 +304,7 @@ def test_what_only_notes_say() -> None:
     ci = read_notes(row_with(notes="mem = max mem-max-allocated-bytes (rank 0)"))
     assert (ci.memory_metric, ci.memory_rank) == ("allocated", 0)
     assert read_notes(row_with(notes="mem = nvidia-smi max of first/last node GB")).memory_metric == "device"
+    assert read_notes(row_with(notes="sizes of huggingface/nanotron scripts/scaling_benchmarks.py")).memory_rank == 0
     assert read_notes(row_with(notes="fwd+bwd ONLY (no optimizer step)")).without_optimizer
     assert read_notes(row_with(notes="nothing of that")).compiled is None
 

@@ -76,6 +76,9 @@ def read_notes(row: Row) -> NoteFacts:
     )
 
 
+NANOTRON_BENCHMARK = r"scripts/scaling_benchmarks\.py"
+"""In the notes of runs of nanotron's benchmark, which are not of its main branch."""
+
 _PROGRAMS: tuple[tuple[str, MemoryMetric], ...] = (
     (r"torchtitan", "reserved"),  # its log's memory is torch's max reserved (torchtitan components/metrics.py)
     (r"megatron-lm (?:fork|zero-bubble)", "allocated"),  # by magnitude: published peaks have no fixed part
@@ -93,9 +96,12 @@ def _memory_metric(notes: str, program: str) -> MemoryMetric:
 
 def _memory_rank(row: Row, stated: re.Match[str] | None) -> int | None:
     """The rank that a note names; of Megatron-LM's tests the last one, whose process writes the log
-    (megatron/training/global_vars.py line 241, d98e8a6), whatever the note says."""
+    (megatron/training/global_vars.py line 241, d98e8a6), whatever the note says; of nanotron's benchmark the first,
+    which writes its table (huggingface/nanotron 67c5ebb6 src/nanotron/helpers.py log_throughput)."""
     if is_test(row):
         return -1
+    if re.search(NANOTRON_BENCHMARK, row.notes):
+        return 0
     return int(stated[1]) if stated else None
 
 

@@ -18,7 +18,7 @@ from gnomon.formats.published import settings
 from gnomon.formats.published.bridge import Recipe, mtp_stages, recipe
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.model import Config
-from gnomon.formats.published.notes import NoteFacts
+from gnomon.formats.published.notes import NANOTRON_BENCHMARK, NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.formats.published.settings import XLA
 from gnomon.hardware import Cluster, NodeGroup, catalogue, parse_cluster
@@ -425,8 +425,6 @@ def _sums_in_fp8(row: Row, release: str) -> bool:
     return "405b" in named or ("70b" in named and not re.match(r"v24|v25\.0[123]", release))
 
 
-NANOTRON_BENCHMARK = r"scripts/scaling_benchmarks\.py"
-"""In the notes of runs of nanotron's benchmark, which are not of its main branch."""
 NANOTRON_CHECKS = (
     "huggingface/nanotron 77f54c10 (2025-03-10) run_multinode.sh: TORCH_DISTRIBUTED_DEBUG=DETAIL; scripts/"
     "scaling_benchmarks.py starts each run with that script, and runs those with stages again"

@@ -13,6 +13,8 @@ import pytest
 
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, dit, gemma, gpt, llama, mixtral, t5, unet, vit
+from gnomon.models.presets import model
+from gnomon.models.sizes import GRAPH_SIZES, LLAMA_SIZES
 
 COUNTS: tuple[tuple[Graph, int], ...] = (
     (llama.llama(llama.llama3_1_8b()), 8_030_261_248),
@@ -46,6 +48,35 @@ COUNTS: tuple[tuple[Graph, int], ...] = (
     (dit.dit(dit.dit_xl_2()), 675_129_632 - 256 * 1152),
     (unet.unet(unet.ddpm_cifar10()), 35_746_307),
 )
+
+
+SIZES = {
+    "llama-2-13b": 13_015_864_320,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.3-70b": 70_553_706_496,
+    "mistral-nemo-12b": 12_247_782_400,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "gpt-oss-20b": 20_914_757_184 - 24 * (32 * 3 * 2880 + 32 + 64),  # biases of experts and router, sinks
+    "gpt-oss-120b": 116_829_156_672 - 36 * (128 * 3 * 2880 + 128 + 64),
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
+}
+
+
+@pytest.mark.parametrize("name", [*LLAMA_SIZES, *GRAPH_SIZES])
+def test_further_sizes_are_exact(name: str) -> None:
+    graph = model(name)
+    assert (graph.name, graph.num_parameters()) == (name, SIZES[name])
 
 
 @pytest.mark.parametrize(("graph", "count"), COUNTS, ids=lambda value: getattr(value, "name", ""))

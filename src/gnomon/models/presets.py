@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from gnomon.errors import CatalogueError, nearest
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, dit, gemma, gpt, llama, mixtral, t5, unet, vit
+from gnomon.models.sizes import GRAPH_SIZES, LLAMA_SIZES
 
 Config = llama.LlamaConfig | mixtral.MixtralConfig | deepseek.DeepseekConfig | gpt.GptConfig | gpt.GptNeoxConfig
 """What a decoder is built from."""
@@ -27,6 +28,7 @@ LLAMAS: Mapping[str, Callable[[], llama.LlamaConfig]] = {
     "mistral-7b": llama.mistral_7b,
     "qwen2.5-7b": llama.qwen2_5_7b,
     "qwen3-8b": llama.qwen3_8b,
+    **LLAMA_SIZES,
 }
 """Name -> a function returning the config, of models that the runtime can run too."""
 
@@ -82,6 +84,7 @@ PRESETS: Mapping[str, Callable[[], Graph]] = {
     "dit-xl-2": lambda: dit.dit(dit.dit_xl_2()),
     "ddpm-cifar10": lambda: unet.unet(unet.ddpm_cifar10()),
     "unet-tiny": lambda: unet.unet(unet.unet_tiny()),
+    **GRAPH_SIZES,
 }
 """Name -> a function returning the Graph."""
 

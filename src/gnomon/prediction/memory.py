@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans import shared_parameters
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.run_ahead import held_by_streams
 from gnomon.prediction.stage import StagePrice, width
@@ -422,7 +421,7 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
 def _holds_tied(pricing: Pricing, here: Sequence[StagePrice]) -> bool:
     """Whether one of these stages shares a parameter with another."""
     numbers = {number for number, stage in enumerate(pricing.stages) if any(stage is each for each in here)}
-    return any(numbers & set(holders) for holders in shared_parameters(pricing.plan, pricing.graph).values())
+    return any(numbers & set(holders) for holders in pricing.shared.values())
 
 
 def logits_bytes(pricing: Pricing, block: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -123,6 +124,11 @@ class Pricing:
             for block, (stage, index) in enumerate(blocks)
         ]
         """For each of the Program's stages, the first that costs the same: priced once."""
+
+    @cached_property
+    def shared(self) -> Mapping[str, tuple[int, ...]]:
+        """Stages of each parameter that several hold."""
+        return shared_parameters(self.plan, self.graph)
 
     def _use(self, numbers: Fitted) -> None:
         stack, stages = self.stack, self.stages
@@ -404,7 +410,7 @@ class Pricing:
         """All-reduce of the gradient of a parameter that other stages hold too."""
         width = DTYPE_BITS[self.plan.precision.reduce] // 8
         total = 0.0
-        for name, holders in shared_parameters(self.plan, self.graph).items():
+        for name, holders in self.shared.items():
             if stage in holders:
                 elements = self._local_elements(stage, name)
                 ends = np.array([[self.plan.device_of[self.stages[s].ranks[0]] for s in holders]])

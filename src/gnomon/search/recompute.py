@@ -50,6 +50,12 @@ class Least:
             self._found[key] = None if presets is None else self.trials.of(counts, presets)
         return self._found[key]
 
+    def least_s(self, counts: Sequence[int]) -> float:
+        """Seconds of the split with no more recomputation than the plan's own preset asks for: with more it is not
+        faster."""
+        preset = self.trials.plan.saved.preset if self.unit == "none" else "none"
+        return self.trials.step_s(counts, self.trials.plain(counts, preset))
+
     def _own(self, counts: Sequence[int]) -> Presets | None:
         if self.trials.plan.saved.rules or self.trials.plan.saved.every > 1:
             return None
@@ -63,7 +69,10 @@ class Least:
             return self._alike(counts, steps)
         sizes = [sum(len(steps[s]) for s in stages) for stages in self.trials.stages_of_class]
         low, high = [0] * len(sizes), list(sizes)
-        at_low, at_high = self._peaks(counts, steps, low), self._peaks(counts, steps, high)
+        at_low = self._peaks(counts, steps, low)
+        if max(at_low) <= self.limit:
+            return self._presets(counts, steps, low)
+        at_high = self._peaks(counts, steps, high)
         if any(min(ends) > self.limit for ends in zip(at_low, at_high, strict=True)):
             return None
         high = [0 if least <= self.limit else size for least, size in zip(at_low, sizes, strict=True)]

@@ -227,8 +227,12 @@ class Search:
             return False
         self.seen.add(cut)
         before = self.trials.predicted
-        trial = self.least.fit(cut)
+        slow = self.best is not None and self.least.least_s(cut) >= self.worst  # whether it fits does not matter
+        trial = None if slow else self.least.fit(cut)
         self.spent += 1 + 3 * (self.trials.predicted - before)
+        if slow:
+            self.cuts.predicted += 1
+            return False
         if trial is None:
             self.cuts.too_large += 1
             return False

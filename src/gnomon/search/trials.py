@@ -94,6 +94,9 @@ class Trials:
         self._seconds: dict[tuple[object, Key], float] = {}
         self._alone: dict[tuple[Content, str], float] = {}
         self._peaks: dict[tuple[Content, ...], int] = {}
+        self._steps: dict[tuple[Content, ...], float] = {}
+        self._made: dict[Plan, Trial] = {}
+        self._known_alike: dict[tuple[int, ...], bool] = {}
         self._stages: dict[tuple[int, int, int, tuple[Preset, ...]], StagePrice] = {}
         self._same = [_where(stage) for stage in pricing.stages]
         self._shape = self._shape_of(self.plan)
@@ -129,12 +132,23 @@ class Trials:
         plan = self.plan_of(counts, presets)
         spans = tuple(self.bounds(counts))
         if not self._alike(plan) or not self._known(spans, presets):
-            found = self._predict(plan)
-            return Trial(plan=plan, step_s=found.step_s, peaks=tuple(rank.peak_bytes for rank in found.memory))
+            if plan not in self._made:
+                found = self._predict(plan)
+                peaks = tuple(rank.peak_bytes for rank in found.memory)
+                self._made[plan] = Trial(plan=plan, step_s=found.step_s, peaks=peaks)
+            return self._made[plan]
         contents = self._contents(spans, presets)
         pricing = self._pricing(plan, spans, presets)
         step_s = self._step(contents, pricing)
         return Trial(plan=plan, step_s=step_s, peaks=self._memory(contents, pricing))
+
+    def step_s(self, counts: Sequence[int], presets: Presets) -> float:
+        """Seconds of the plan's step alone."""
+        plan = self.plan_of(counts, presets)
+        spans = tuple(self.bounds(counts))
+        if not self._alike(plan) or not self._known(spans, presets):
+            return self.of(counts, presets).step_s
+        return self._step(self._contents(spans, presets), self._pricing(plan, spans, presets))
 
     def peaks(self, counts: Sequence[int], presets: Presets) -> tuple[int, ...]:
         """Peak bytes of each rank class alone."""
@@ -179,9 +193,13 @@ class Trials:
 
     def _alike(self, plan: Plan) -> bool:
         """Whether the plan has the same Program."""
-        if effective_zero(plan) == 3:  # whose stages are layers
-            return stage_layers(plan, self.graph) == self._parts
-        return self._shape_of(plan) == self._shape
+        cut = plan.schedule.layers_per_stage
+        if cut not in self._known_alike:
+            if effective_zero(plan) == 3:  # whose stages are layers
+                self._known_alike[cut] = stage_layers(plan, self.graph) == self._parts
+            else:
+                self._known_alike[cut] = self._shape_of(plan) == self._shape
+        return self._known_alike[cut]
 
     def _pricing(self, plan: Plan, spans: Sequence[tuple[int, int]], presets: Presets) -> Callable[[], Pricing]:
         """Makes the plan's prices, once, when they are asked for."""
@@ -263,6 +281,11 @@ class Trials:
 
     def _step(self, contents: tuple[Content, ...], pricing: Callable[[], Pricing]) -> float:
         """The steady state's step."""
+        if contents not in self._steps:
+            self._steps[contents] = self._played(contents, pricing)
+        return self._steps[contents]
+
+    def _played(self, contents: tuple[Content, ...], pricing: Callable[[], Pricing]) -> float:
         structure, blocks = self.prediction.structure, self.prediction.pricing.blocks
         if effective_zero(self.plan) == 3:  # whose collectives slow the kernels beside them
             return period(structure, *contended(structure, pricing())).seconds

@@ -34,8 +34,6 @@ from gnomon.simulate import period
 H100 = catalogue.device("h100-sxm-80gb")
 TEST = Stack(name="test", version="0")
 FACT = Fact(field="attention", source="a test", date="2026-11-21")
-POWERED_DEVICES = {"gb300-nvl72": 1.0, "gb200-nvl72": 0.857, "b300-sxm-288gb": 0.873, "b200-sxm-180gb": 0.794,
-                   "h100-sxm-80gb": 1.0, "h100-pcie-80gb": 0.827, "a100-pcie-40gb": 1.0}  # fmt: skip
 SOURCE = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
 
 
@@ -128,18 +126,6 @@ def test_op_by_op_attention_is_not_slowed_by_what_fused_kernels_reach() -> None:
     found = Fitted(universal=StackRecord(numbers=every, provenance=SOURCE))
     assert rates(TEST, H100, found).attention == 0.6
     assert rates(replace(TEST, attention="unfused", facts=(FACT,)), H100, found).attention == 1.0
-
-
-def test_devices_with_fewer_watts_a_flop_sustain_less_of_their_generation() -> None:
-    found = numbers(compute=0.9)
-    reached = {name: rates(TEST, catalogue.device(name), found).compute for name in POWERED_DEVICES}
-    assert reached == {name: pytest.approx(0.9 * share, rel=0.01) for name, share in POWERED_DEVICES.items()}
-    b200 = catalogue.device("b200-sxm-180gb")
-    assert "0.79 of its generation at full power" in sustained(TEST, b200).note
-    weaker = replace(b200, power_w=500.0)
-    assert rates(TEST, weaker, found).compute == pytest.approx(rates(TEST, b200, found).compute / 2)
-    own = OwnRuns(numbers=(OwnNumber(name="compute", value=0.7),), runs=3, data="-", date="-", error="-", range="-")
-    assert rates(replace(TEST, own=own), b200, found).compute == 0.7  # seen on the machine itself
 
 
 def test_own_numbers_go_before_those_on_record() -> None:

@@ -50,6 +50,7 @@ from gnomon.prices.kernels import (
     op_seconds,
 )
 from gnomon.prices.links import AxisLink
+from gnomon.prices.power import powered
 from gnomon.sharding import Collective, causal_shares, shard_block
 from gnomon.sharding.homes import routed_tensors
 
@@ -92,6 +93,7 @@ class _Pricing:
         )
         self.back = backward(context.block, context.kernels, self.dtypes, no_grad_inputs=context.no_grad)
         self.block = self.back.forward
+        self.device = powered(context.device)
         self.curves: Curves = curves_with(context.device, context.attention_kernel, context.cublas)
         self.links = dict(context.links)
         self.causal_share = self._causal_share(sizes)
@@ -244,13 +246,13 @@ class _Pricing:
         total = FREE
         for op in self.block.ops:
             if self._low(op.path):
-                total += cast_weight_seconds(op, self.block, self._setting(op.path), self.context.device, self.curves)
+                total += cast_weight_seconds(op, self.block, self._setting(op.path), self.device, self.curves)
         return total
 
     def _op(self, path: str) -> OpPrice:
         op = self.ops[path]
         if path in self.into_add:
-            return fused_dropout_seconds(op, self.block, self._setting(path), self.context.device, self.curves)
+            return fused_dropout_seconds(op, self.block, self._setting(path), self.device, self.curves)
         if path in self.epilogues:
             return FREE
         share = self.causal_share if op.kind == "attention" else None
@@ -258,7 +260,7 @@ class _Pricing:
             op,
             self.block,
             self._setting(path),
-            self.context.device,
+            self.device,
             self.curves,
             fp8=self._run_in(path),
             cast=self._cast_of(op, backward=False) if op.contracts else WHOLE,
@@ -276,7 +278,7 @@ class _Pricing:
             return FREE
         if op.attr("factor", False):
             turned = nbytes(self.block.tensor(op.outputs[0]), self.sharded.sizes(op.path), self.dtypes)
-            return extra_passes(op, turned, experts, context.device, self.curves, backward=backward)
+            return extra_passes(op, turned, experts, self.device, self.curves, backward=backward)
         low = self._low(op.path)
         if op.kind == "grouped_linear":
             mates = [o.path for o in self.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]]
@@ -288,10 +290,10 @@ class _Pricing:
         moved = nbytes(rows, self.sharded.sizes(op.path), self.dtypes) * context.load
         found = FREE
         if (op.attr("biased", False) or op.attr("clamped", False)) and not (low and context.fused_experts):
-            found = extra_passes(op, moved, experts, context.device, self.curves, backward=backward)
+            found = extra_passes(op, moved, experts, self.device, self.curves, backward=backward)
         if op.kind == "glu" or context.mesh.ep == 1 or context.fused_dispatch:
             return found
-        return found + row_passes(op.kind, moved, experts, low, context.device, self.curves, backward=backward)
+        return found + row_passes(op.kind, moved, experts, low, self.device, self.curves, backward=backward)
 
     @cached_property
     def local_experts(self) -> int:
@@ -316,7 +318,7 @@ class _Pricing:
                 grad,
                 self.block,
                 setting,
-                self.context.device,
+                self.device,
                 self.curves,
                 fp8=self._run_in(grad.path),
                 cast=self._cast_of(self.ops[grad.path], backward=True) if grad.path in self.ops else WHOLE,
@@ -374,7 +376,7 @@ class _Pricing:
         """Seconds that dispatch and combine add to another microbatch's computing of about `compute_s`, beside which
         they travel: what it does not hide, and the part of the device that their kernels hold meanwhile."""
         hidden = np.minimum(sent_s, compute_s)
-        return _real(sent_s - hidden + hidden * DISPATCH_SMS / self.context.device.num_sms)
+        return _real(sent_s - hidden + hidden * DISPATCH_SMS / self.device.num_sms)
 
     def _exposed(self, collectives: Sequence[Collective], busy_s: float) -> list[tuple[str, float]]:
         """(axis, seconds that kernels wait) of the collectives of one op, which computes for `busy_s`.

@@ -55,13 +55,6 @@ SHARED_NUMBERS = 20
 ANY = "*"
 """Name of the record that holds for every stack."""
 
-POWERED = {"hopper": 0.56e-12, "blackwell": 0.56e-12, "blackwell-ultra": 0.56e-12}
-"""Generations on TSMC's 4N and 4NP -> watts for each FLOP/s of the dense bf16 peak with which a device sustains what
-its generation does. With less it runs at a lower clock, in proportion. GB300 has so many: 1400 W for 2.5 PFLOP/s (B300
-0.49, GB200 0.48, B200 0.44; H100 as SXM has 0.71, as a card 0.46). In Megatron-Bridge's and NeMo's dense runs GB300
-sustains 1.20 times what GB200 does, and has 1.17 times its watts (33 and 39 runs, 2026-11-22). Processes: NVIDIA's
-architecture papers of Hopper (2022) and Blackwell (2024)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
@@ -74,7 +67,7 @@ class Rates:
     host_unit_s: Seconds = 0.0
     """Host time of a forward or backward of a stage, beyond its kernels: gathers, hooks, the loop around it."""
     compute: float = 1.0
-    """Sustained speed of kernels over their speed in short bursts (in `rates`: at the device's power)."""
+    """Sustained speed of kernels over their speed in short bursts."""
     attention: float = 1.0
     """Speed of the stack's attention kernels over those of the curves."""
     exposed: float = 1.0
@@ -247,22 +240,9 @@ def fitted() -> Fitted:
 def rates(stack: Stack, device: Device, numbers: Fitted | None = None) -> Rates:
     """A stack's rates on a device; those of all stacks where nothing was fitted (`rates_note` says so). Where a device
     has no launches to pay for, of those of all stacks only what is of its own generation, beside the user's own
-    numbers. `compute` is at the device's power (`power_share`), but for a user's own. numbers: in place of those on
-    record."""
+    numbers. numbers: in place of those on record."""
     known = numbers or fitted()
-    found = (known if device.kind == "gpu" else known.of_generations()).rates(stack, device.arch)
-    own = stack.own.numbers if stack.own else ()
-    if any(number.name == "compute" and device.arch.startswith(number.arch) for number in own):
-        return found
-    return replace(found, compute=found.compute * power_share(device))
-
-
-def power_share(device: Device) -> float:
-    """Sustained speed of a device over that of one of its generation with power enough, from over 0 to 1."""
-    enough, peak = POWERED.get(device.arch), device.dense_peak.bf16
-    if enough is None or peak is None or device.power_w is None or device.measured is not None:
-        return 1.0
-    return min(1.0, device.power_w / (enough * peak))
+    return (known if device.kind == "gpu" else known.of_generations()).rates(stack, device.arch)
 
 
 MODEL_FOLDS = 4

@@ -13,7 +13,8 @@ from typing import Literal
 
 from gnomon.hardware.types import Device
 from gnomon.plans import Stack
-from gnomon.prices.fitted import Fitted, known, power_share, rates, rates_note
+from gnomon.prices.fitted import Fitted, known, rates, rates_note
+from gnomon.prices.power import power_share
 from gnomon.units import Seconds
 
 
@@ -123,6 +124,6 @@ def sustained(stack: Stack, device: Device) -> Sustained:
     factor = rates(stack, device).compute
     if factor == 1.0 and device.arch == "hopper":
         note += "; long runs of large products on H100 were seen at 0.85 to 0.93 of burst speed"
-    if stack.own is None and (share := power_share(device)) < 1:
-        note += f"; {device.name} sustains {share:.2f} of its generation at full power, by its watts a FLOP/s"
+    if (share := power_share(device)) < 1:
+        note += f"; {device.name} sustains {share:.2f} of its peaks, by its watts a FLOP/s"
     return Sustained(factor=factor, note=note)

@@ -291,7 +291,11 @@ def test_catalogue(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_catalogue_counts_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = ask(capsys, "catalogue", "models")
     line = next(line for line in out.splitlines() if line.startswith("llama-3.1-8b "))
-    assert line.split()[1] == "8,030,261,248"
+    assert line.split()[1:] == ["8,030,261,248", "8,030,261,248", "32"]
+    line = next(line for line in out.splitlines() if line.startswith("qwen3-30b-a3b "))
+    assert line.split()[1:] == ["30,532,122,624", "3,353,032,704", "48"]  # the 3.3B of its name
+    names = [line.split()[0] for line in out.splitlines() if line.startswith("qwen3-")]
+    assert names.index("qwen3-8b") < names.index("qwen3-14b")
     _, out, _ = ask(capsys, "catalogue")
     assert "models" in out and "stacks" in out
 

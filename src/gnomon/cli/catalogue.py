@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import prod
 from typing import Any
 
 from gnomon import schema
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.formats.hf import READERS
+from gnomon.graph import Graph
 from gnomon.hardware import Device, Node, catalogue
 from gnomon.models.presets import PRESETS
 from gnomon.models.presets import model as preset
@@ -51,9 +55,14 @@ def _names(kind: str) -> Sequence[str]:
         case "clusters":
             return catalogue.node_names()
         case "models":
-            return tuple(PRESETS)
+            return tuple(sorted(PRESETS, key=_by_size))
         case _:
             return stacks()
+
+
+def _by_size(name: str) -> tuple[str | float, ...]:
+    """`qwen3-8b` before `qwen3-14b`: numbers in a name count as such. Words and numbers alternate."""
+    return tuple(float(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+(?:\.[0-9]+)?)", name)))
 
 
 def _mapping(kind: str, name: str) -> Mapping[str, Any]:
@@ -71,7 +80,23 @@ def _mapping(kind: str, name: str) -> Mapping[str, Any]:
 
 def _model(name: str) -> Mapping[str, Any]:
     graph = preset(name)
-    return {"name": name, "parameters": graph.num_parameters(), "blocks": [block.name for block in graph.blocks]}
+    return {
+        "name": name,
+        "parameters": graph.num_parameters(),
+        "active_parameters": _active(graph),
+        "layers": sum(call.repeat for call in graph.calls if call.first is not None),
+        "blocks": [block.name for block in graph.blocks],
+    }
+
+
+def _active(graph: Graph) -> int:
+    """Parameters that a token meets: of routed experts only those that it visits."""
+    dims = {dim.name: dim.size or 0 for block in graph.blocks for dim in block.dims}
+    idle = 0
+    for name, tensor in graph.parameters().items():
+        if ".experts." in name:
+            idle += prod(dim.size or 1 for dim in tensor.dims) * (dims["experts"] - dims["topk"]) // dims["experts"]
+    return graph.num_parameters() - idle
 
 
 def _one(kind: str, name: str, *, as_json: bool) -> None:
@@ -124,8 +149,15 @@ def _node(node: Node) -> Sequence[str]:
 
 
 def _models() -> Sequence[str]:
-    columns = (_left("model"), Column(name="parameters"))
-    return table(columns, [(name, f"{_model(name)['parameters']:,}") for name in PRESETS])
+    columns = (_left("model"), *(Column(name=n) for n in ("parameters", "for a token", "layers")))
+    keys = ("parameters", "active_parameters", "layers")
+    found = [_model(name) for name in _names("models")]
+    rows = [(each["name"], *(f"{each[key]:,}" if each[key] else "-" for key in keys)) for each in found]
+    known = table(columns, rows)
+    read = wrapped(
+        f"Or a Hugging Face config.json, or its folder, of model_type {', '.join(sorted(READERS))}.", indent=""
+    )
+    return (*known, "", *read)
 
 
 def _stacks() -> Sequence[str]:

@@ -16,7 +16,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.run_ahead import QUEUE_LAUNCHES, held_by_streams
+from gnomon.prediction.run_ahead import QUEUE_LAUNCHES, held_by_streams, split_by_microbatches
 
 SEQ, HIDDEN = 4096, 4096
 NANOTRON = stack("nanotron")
@@ -73,3 +73,14 @@ def test_a_full_device_takes_it_back() -> None:
     room = found(FREED).tightest.peak_bytes + 2**30
     tight = found(NANOTRON, memory=room).tightest
     assert tight.peak_bytes <= room < tight.usual_bytes and tight.verdict == "may not fit"
+
+
+def test_a_pipeline_in_step_holds_five_and_splits_a_little() -> None:
+    waits, free = found(CHECKED, micro=1, pp=2), found(FREED, micro=1, pp=2)
+    held = [held_by_streams(waits.pricing, stage) for stage in (0, 1)]
+    assert held == [5 * SEQ * HIDDEN * 2] * 2
+    split = round(0.08 * waits.memory[0].by_class["activations"])
+    assert split_by_microbatches(waits.pricing, waits.memory[0].by_class["activations"]) == split
+    more = waits.memory[0].reserved_bytes - free.memory[0].reserved_bytes
+    assert more == pytest.approx(held[0] + split, rel=1e-3)
+    assert split_by_microbatches(free.pricing, 2**30) == split_by_microbatches(found(NANOTRON).pricing, 2**30) == 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.prediction.layer_types import LayerPrice
-from gnomon.prediction.run_ahead import held_by_streams
+from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prices.allocator import placed, workspace_bytes
@@ -325,6 +325,7 @@ def _rank(
     own = {id(stage) for stage in here}
     blocks = [block for block, (number, _) in enumerate(pricing.blocks) if id(pricing.stages[number]) in own]
     waiting = max(held_by_streams(pricing, block) for block in blocks)
+    waiting += split_by_microbatches(pricing, by_class["activations"])
     found = placed(
         device,
         pricing.stack,

@@ -4,13 +4,15 @@ c10d marks tensors of a collective for NCCL's stream (`record_stream`, PyTorch b
 cannot give their memory out again before the device has run that collective. A host that waits for nothing issues
 launches until the queue is full; by then many layers' tensors are held that a host in step with its device would reuse
 one after the other. Reserved bytes grow by it, allocated bytes do not, and a device that is full takes it back (the
-allocator waits for the device before it fails). Leaves out messages between stages and collectives of parameters.
+allocator waits for the device before it fails). In a pipeline a few are held even where the host is in step, and tensors
+of several microbatches leave gaps between them. Leaves out messages between stages and collectives of parameters.
 """
 
 from __future__ import annotations
 
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.step import Pricing
+from gnomon.prices.allocator import HELD_IN_STEP, SPLIT_SHARE
 
 QUEUE_LAUNCHES = 1024
 """Launches that a stream takes before the next one blocks the host. Source: about 1000 measured
@@ -28,7 +30,14 @@ def held_by_streams(pricing: Pricing, block: int) -> int:
     sizes = [size for layer in layers for size in _reduced(layer)]
     if not sizes:
         return 0
-    return round(min(QUEUE_LAUNCHES / per_tensor, _lead(pricing, block) * len(sizes)) * max(sizes))
+    least = HELD_IN_STEP.value if pricing.plan.num_pipeline_ranks > 1 else 0
+    return round(max(min(QUEUE_LAUNCHES / per_tensor, _lead(pricing, block) * len(sizes)), least) * max(sizes))
+
+
+def split_by_microbatches(pricing: Pricing, activations: int) -> int:
+    """Bytes between the activations of microbatches under way that the allocator cannot use, for the same stacks."""
+    pipeline = pricing.plan.num_pipeline_ranks > 1 and pricing.stack.held_launches is not None
+    return round(SPLIT_SHARE.value * activations) if pipeline else 0
 
 
 def _reduced(layer: LayerPrice) -> list[int]:

@@ -126,6 +126,25 @@ EXCHANGE_PEER_BYTES = Figure(
     confidence="partly",
 )
 """NCCL's point-to-point buffers for each peer in the node that all-to-all reaches."""
+_STAGES = (
+    "121 of nanotron's published runs with stages on 64 nodes, whose hosts wait for checks: reserved beyond 1.06 times "
+    "allocated"
+)
+HELD_IN_STEP = Figure(
+    value=5,
+    source=f"{_STAGES}, as much for every batch and tp of 2 and more. Two are its buffers for gathered inputs and "
+    "gradients (huggingface/nanotron 67c5ebb6 parallel/tensor_parallel/functional.py MemoryBuffer)",
+    date="2026-11",
+    confidence="partly",
+)
+"""Whole activations that collectives inside layers hold in a pipeline whose host is in step with its device."""
+SPLIT_SHARE = Figure(
+    value=0.08,
+    source=f"{_STAGES}, over the activations at the peak, with tp of 1 and 2: 10% and 8%",
+    date="2026-11",
+    confidence="partly",
+)
+"""Of activations of several microbatches, what lies between them and cannot be used."""
 WORKSPACE_BYTES = Figure(
     value=8_519_680,
     source="cuBLAS default of PyTorch, 2 x 4096 KiB + 8 x 16 KiB; seen in a snapshot (discuss.pytorch.org 178671)",

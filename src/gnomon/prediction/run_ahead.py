@@ -4,7 +4,7 @@ c10d marks tensors of a collective for NCCL's stream (`record_stream`, PyTorch b
 cannot give their memory out again before the device has run that collective. A host that waits for nothing issues
 launches until the queue is full; by then many layers' tensors are held that a host in step with its device would reuse
 one after the other. Reserved bytes grow by it, allocated bytes do not, and a device that is full takes it back (the
-allocator waits for the device before it fails). In a pipeline a few are held even where the host is in step, and tensors
+allocator waits for the device before it fails). In a pipeline a few are held even where the host is in step, and those
 of several microbatches leave gaps between them. Leaves out messages between stages and collectives of parameters.
 """
 

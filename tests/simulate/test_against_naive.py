@@ -11,6 +11,9 @@ from simulate.naive import Node, play, waits
 from simulate.random_programs import random_program
 
 from gnomon.program import Deadlock, Program, Structure, dependencies, order, problems
+from gnomon.program.order import _Entries as Entries
+from gnomon.program.order import _one_by_one as one_by_one
+from gnomon.program.order import _together as together
 from gnomon.simulate import Durations, Script, makespans, period, periods, play_steps
 from gnomon.simulate import play as play_step
 from gnomon.simulate.play import Clock
@@ -104,6 +107,15 @@ def test_the_period_is_the_maximum_cycle_ratio(part: int) -> None:
         if ratio > 0:
             assert has_gain(edges, ratio - Fraction(1, 10**6)), f"seed {seed}: no cycle is as long as {ratio}"
     assert proofs == {"repeats", "fixed point"}
+
+
+def test_streams_one_by_one_and_together_give_one_order() -> None:
+    """Deadlocks included."""
+    for seed in range(300):
+        program = random_program(np.random.default_rng(seed))
+        entries = Entries(program, dependencies(program))
+        for one, other in zip(one_by_one(entries), together(entries), strict=True):
+            assert np.array_equal(one, other), seed
 
 
 def test_many_vectors_agree_with_one_at_a_time() -> None:

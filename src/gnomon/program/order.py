@@ -123,6 +123,17 @@ class _Entries:
             out.append(column)
         return out[0], out[1]
 
+    def more(self) -> dict[int, list[int]]:
+        """Third and further predecessors of the entries that have any."""
+        rank, found = np.arange(len(self.target)) - self.wait_ptr[self.target], dict[int, list[int]]()
+        for target, source in zip(self.target[rank >= 2].tolist(), self.source[rank >= 2].tolist(), strict=True):
+            found.setdefault(target, []).append(source)
+        return found
+
+    def lane_of(self) -> Longs:
+        """[entries] index of the stream of each."""
+        return np.repeat(np.arange(len(self.lane_start)), self.lane_end - self.lane_start)
+
     def further(self) -> tuple[Longs, Longs, Longs]:
         """Third and further predecessors, counted: (how many each entry has, the entries that wait for a source sorted
         by source, where those of each source begin)."""
@@ -160,8 +171,69 @@ def _groups(program: Program, deps: Dependencies) -> Longs | None:
     return out
 
 
+FEW = 200
+"""Streams up to which they are followed one by one (measured: 0.3 us an entry; together 25 us a level)."""
+
+
 def _advance(graph: _Entries) -> tuple[Longs, Longs]:
     """Entries in the order in which they can run, and where each level starts."""
+    return _one_by_one(graph) if len(graph.lane_start) <= FEW else _together(graph)
+
+
+def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
+    """Each stream as far as it goes, in turns, until none goes any further. An entry's level is one more than that of
+    the last it waits for, so the result is the same whatever the turns."""
+    first, second = (column.tolist() for column in graph.columns())
+    more, group, lane_of = graph.more(), graph.group.tolist(), graph.lane_of().tolist()
+    sizes = np.bincount(graph.group[graph.group >= 0]).tolist() if graph.has_groups else []
+    met: list[list[int]] = [[] for _ in sizes]
+    latest, standing = [0] * len(sizes), set[int]()
+    level = [-1] * graph.count + [0]  # 0 of "nothing"; entries count from 1
+    starts, heads, ends = graph.lane_start.tolist(), graph.lane_start.tolist(), graph.lane_end.tolist()
+    moved = True
+    while moved:
+        moved = False
+        for lane, stop in enumerate(ends):
+            begin = entry = heads[lane]
+            after = level[entry - 1] if entry > starts[lane] else 0
+            while entry < stop:
+                a, b = level[first[entry]], level[second[entry]]
+                if a < 0 or b < 0:
+                    break
+                if entry in more:
+                    others = [level[source] for source in more[entry]]
+                    if min(others) < 0:
+                        break
+                    a = max(a, *others)
+                if b > a:
+                    a = b
+                if after > a:
+                    a = after
+                g = group[entry]
+                if g >= 0:
+                    if entry not in standing:
+                        standing.add(entry)
+                        met[g].append(entry)
+                        latest[g] = max(latest[g], a)
+                    if len(met[g]) < sizes[g]:
+                        break
+                    a = latest[g]
+                    for other in met[g]:  # each at the head of its stream
+                        level[other] = a + 1
+                        heads[lane_of[other]] = other + 1
+                after = a + 1
+                level[entry] = after
+                entry += 1
+            if entry > begin:
+                heads[lane], moved = entry, True
+    found = np.array(level[:-1], np.int64)
+    sequence = np.argsort(found, kind="stable")
+    sequence = sequence[np.searchsorted(found[sequence], 1) :]  # without what never runs
+    return sequence, np.searchsorted(found[sequence], np.arange(1, int(found.max(initial=0)) + 2))
+
+
+def _together(graph: _Entries) -> tuple[Longs, Longs]:
+    """All streams at once, one entry each a round."""
     first, second = graph.columns()
     missing, waiters, begin = graph.further()
     many = bool(missing.any())

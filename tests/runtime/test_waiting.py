@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 from time import perf_counter
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from gnomon.runtime import waiting  # noqa: E402
+from gnomon.runtime.calibrate import repeated  # noqa: E402
 
 pytestmark = pytest.mark.torch
 BUSY = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"
@@ -38,6 +40,26 @@ def test_two_who_share_a_core_wait_for_each_other() -> None:
         other.wait()
         os.sched_setaffinity(0, cores)
     assert 0.15 < share < 1.0
+
+
+@pytest.mark.skipif(not waiting.ACCOUNT.exists(), reason="needs Linux's account of the scheduler")
+def test_a_repeat_is_as_long_as_its_own_work() -> None:
+    """The same count to a million, beside another process on one core, with and without its share."""
+
+    def run(given: object) -> None:
+        for _ in range(1_000_000):
+            pass
+
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    other = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        whole, own = (mean(repeated((lambda: None, run), 0.6, 4, own=own)) for own in (False, True))
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, cores)
+    assert own < 0.8 * whole
 
 
 def test_nothing_is_made_up_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 `calibrate(processes)` starts that many processes of one thread, has all of them run each operation at the same moments
 (they share caches, memory and clock, as the ranks of a job do), then one of them alone, then messages and collectives
-between them, in several rounds so that a disturbance falls on few repeats of each. Returns a `Measured`. Leaves out
+between them, in several rounds so that a disturbance falls on few repeats of each; what other processes took from a
+repeat is not counted where the system says it. Returns a `Measured`. Leaves out
 what becomes of it: cluster files and prices are pure (`hardware.local`, `prices.measured`).
 """
 
@@ -29,6 +30,7 @@ from gnomon.hardware import Axis, Measured, Table
 from gnomon.runtime.calibrate_cases import Timed, after, cases
 from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.launch import launch
+from gnomon.runtime.waiting import waited_s, waited_since
 
 ROUNDS = 3
 """Times that every point is visited."""
@@ -172,27 +174,34 @@ def _time_is_up(mine: bool) -> bool:
 def _visit(times: Times, number: int, ready: Timed, share: float, budget: Budget) -> None:
     """One visit of a point: all processes at once, then the first alone; a process without others is alone."""
     if dist.get_world_size() == 1:
-        times.busy[number] += repeated(ready, share, budget.repeats)
+        times.busy[number] += repeated(ready, share, budget.repeats, own=True)
         return
     dist.barrier()
-    times.busy[number] += repeated(ready, share, budget.repeats)
+    times.busy[number] += repeated(ready, share, budget.repeats, own=True)
     if budget.alone:
         dist.barrier()
         if dist.get_rank() == 0:
-            times.alone[number] += repeated(ready, share, budget.repeats)
+            times.alone[number] += repeated(ready, share, budget.repeats, own=True)
 
 
-def repeated(ready: Timed, share: float, least: int) -> list[float]:
-    """Seconds of each repeat of what is timed, for about `share` seconds in all."""
+def repeated(ready: Timed, share: float, least: int, *, own: bool = False) -> list[float]:
+    """Seconds of each repeat of what is timed, for about `share` seconds in all.
+
+    own: without what this thread waited for a core that other processes had, where the system says it: the machine's
+    own speed, whatever else it does meanwhile.
+    """
     prepare, run = ready
     run(prepare())
     found: list[float] = []
     end = perf_counter() + share
     while len(found) < least or (perf_counter() < end and len(found) < MOST_REPEATS):
         given = prepare()
+        before = waited_s() if own else None
         begin = perf_counter()
         run(given)
-        found.append(perf_counter() - begin)
+        taken = perf_counter() - begin
+        waited = waited_since(before)
+        found.append(taken - waited if waited < taken else taken)  # NaN, or a wait between the two clocks: as it is
     return found
 
 

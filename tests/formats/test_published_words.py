@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gnomon.errors import InputError
 from gnomon.formats.published import Row, to_run
 from gnomon.formats.published.settle import settled
 from gnomon.plans import Optimizer, stage_layers
@@ -295,6 +296,35 @@ def test_what_recipes_of_tpus_move_to_the_host() -> None:
     assert (to_run(oss).plan.mesh.dp_replicate, to_run(oss).plan.mesh.dp_shard) == (2, 32)
     stated = to_run(replace(oss, recompute="none"))
     assert stated.plan.saved.rules == ()
+
+
+def test_a_recipe_gives_the_length_of_its_tokens_a_step() -> None:
+    """DeepSeek-V3 on 512 v5p: six sequences of 8192 a chip; GPT-3's recipe runs in int8, which no row says."""
+    row = replace(
+        DEEPSEEK,
+        source="AI-Hypercomputer/tpu-recipes/training/v5p/DeepSeek3-671B-MaxText/README.md",
+        device="tpu-v5p",
+        framework="MaxText",
+        precision="bf16",
+        notes="tokens/step=25165824",
+        num_devices=512,
+        seq_len=None,
+        global_batch=None,
+        micro_batch=None,
+        **dict.fromkeys(("tp", "pp", "vpp", "ep", "cp")),
+    )
+    run = to_run(row)
+    assert (run.workload.global_batch_size, run.workload.seq_len) == (3072, 8192)
+    assert run.plan.schedule.micro_batch_size == 6
+    with pytest.raises(InputError, match="seq_len not given"):
+        to_run(replace(row, source="AI-Hypercomputer/tpu-recipes/training/v5p/GPT3-175B-MaxText/README.md"))
+
+
+@pytest.mark.parametrize(("name", "layers", "hidden"), [("GPT3-5B", 24, 4096), ("GPT3-20B", 44, 6144)])
+def test_sizes_of_nemos_gpt(name: str, layers: int, hidden: int) -> None:
+    sizes = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))
+    model = to_run(replace(LLAMA, model=name, framework="NeMo", **sizes)).model
+    assert (model.num_layers, model.hidden_size) == (layers, hidden)  # type: ignore[union-attr]
 
 
 def test_up_projections_made_again_are_not_kept() -> None:

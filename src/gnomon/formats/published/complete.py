@@ -19,6 +19,15 @@ NEUSIGHT_STAGES = r"NeuSight/.*-pp\d+_(\d+)\.json"
 """Files of runs with stages, which end in the number of microbatches (sitar-lab/NeuSight scripts/asplos/
 collect_label_distributed.py; run_label_distributed.py asks for one, read 2026-11-22)."""
 
+LENGTHS = (
+    (r"training/v5p/deepseek3-671b", 8192),
+    (r"training/v5p/llama3\.1-405b", 8192),
+    (r"training/trillium/mixtral-8x22b", 4096),
+)
+"""(pattern of sources that give tokens a step alone, `max_target_length` of their recipes): AI-Hypercomputer/maxtext
+e591f30 benchmarks/maxtext_v5p_model_configs.py, maxtext_trillium_model_configs.py; the tokens are whole numbers of such
+sequences a chip. Not GPT-3's, whose recipe multiplies in int8. Read 2026-11-22."""
+
 MICROBATCHES = 8
 """Of a step whose batch is not given."""
 
@@ -55,6 +64,10 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
             row = replace(row, micro_batch=each)
             notes.append(f"microbatches of {each}: the source's file names {counted[1]} of them")
     found = re.search(r"tokens/step=(\d+)", row.notes)
+    length = next((n for pattern, n in LENGTHS if re.search(pattern, (row.source or "").lower())), 0)
+    if found and length and row.seq_len is None and row.global_batch is None and int(found[1]) % length == 0:
+        row = replace(row, seq_len=length, global_batch=int(found[1]) // length)
+        notes.append(f"{row.global_batch} sequences of {length}: the recipe's length, {found[1]} tokens a step")
     if found and row.seq_len is None and row.global_batch and int(found[1]) % row.global_batch == 0:
         row = replace(row, seq_len=int(found[1]) // row.global_batch)
         notes.append(f"sequences of {row.seq_len}: {found[1]} tokens a step")

@@ -170,9 +170,13 @@ REMAT_OF_EXPERTS = {"mlpwo": "*.experts.w2"}
 MOVED_BY_RECIPES = (
     (r"training/ironwood.*gpt-oss", ["decoder_layer_input", "mlpwo"]),
     (r"training/ironwood.*(deepseek|qwen3-235b)", ["decoder_layer_input"]),
+    (r"training/v5p.*deepseek", ["decoder_layer_input", "out_proj"]),
+    (r"training/v5p.*llama3\.1-405b", ["mlpwo"]),
+    (r"training/trillium.*8x22b", ["decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"]),
 )
 """(pattern of source and model, tensors on the host under `remat_policy=custom`): AI-Hypercomputer/tpu-recipes
-training/ironwood/*/*/xpk/run_recipe.sh, read 2026-11-22."""
+training/ironwood/*/*/xpk/run_recipe.sh; others: AI-Hypercomputer/maxtext e591f30 benchmarks/maxtext_*_model_configs.py.
+Read 2026-11-22."""
 
 
 def _moved_by_recipe(row: Row) -> list[str]:

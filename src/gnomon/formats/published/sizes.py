@@ -15,6 +15,7 @@ from gnomon.formats.published.row import Row
 KNOWN = (
     (r"llama[- _]?2[- _]?7b", (32, 4096, 32, 32, "11008", 32_000, None, None)),
     (r"llama[- _]?2[- _]?13b", (40, 5120, 40, 40, "13824", 32_000, None, None)),
+    (r"llama[- _]?2[- _]?34b", (48, 8192, 64, 8, "22016", 32_000, None, None)),
     (r"llama[- _]?2[- _]?70b", (80, 8192, 64, 8, "28672", 32_000, None, None)),
     (r"llama[- _]?3(?:\.\d)?[- _]?8b", (32, 4096, 32, 8, "14336", 128_256, None, None)),
     (r"llama[- _]?3(?:\.\d)?[- _]?70b", (80, 8192, 64, 8, "28672", 128_256, None, None)),
@@ -43,11 +44,14 @@ KNOWN = (
     (r"gpt2[- _]?xl", (48, 1600, 25, 25, "6400", 50_257, None, None)),
     (r"gpt2[- _]?large", (36, 1280, 20, 20, "5120", 50_257, None, None)),
     (r"gpt2[- _]?medium", (24, 1024, 16, 16, "4096", 50_257, None, None)),
+    (r"gpt[- _]?3?[- _]?5b\b", (24, 4096, 32, 32, "16384", 51_200, None, None)),
+    (r"gpt[- _]?3[- _]?20b\b", (44, 6144, 48, 48, "24576", 51_200, None, None)),
     (r"gpt[- _]?3[- _]?175b", (96, 12288, 96, 96, "49152", 51_200, None, None)),
     (r"bert[- _]?large", (24, 1024, 16, 16, "4096", 30_522, None, None)),
 )
 """(pattern of names, layers, hidden, heads, kv heads, feed-forward, vocabulary, experts, experts a token) of the
-models' own config.json on Hugging Face; GPT-3: Brown et al. 2020."""
+models' own config.json on Hugging Face; GPT-3: Brown et al. 2020, 5B and 20B as NeMo trains them
+(NVIDIA/NeMo-Framework-Launcher launcher_scripts/conf/training/gpt3); Llama 2 34B: fms-fsdp's config_utils.py."""
 
 FIELDS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")
 

@@ -116,6 +116,7 @@ class Blocks:
         self._rooms: dict[int, float] = {}
         self._counts: dict[int, Doubles] = {}
         self._acts: dict[tuple[int, int], Actions] = {}
+        """Of the family whose rows are made."""
         self._firsts: dict[tuple[int, int, int], tuple[float, Doubles]] = {}
         self._layers = np.array([len(kind.layers) for kind in job.kinds.kinds], float)
 
@@ -203,6 +204,7 @@ class Blocks:
         if self.too_large(family):
             self.counts.too_large += legal.blocks * kept
             return
+        self._acts.clear()
         bounds: dict[tuple[int, bool, str], Doubles] = {}
         rooms: dict[tuple[int, bool], NDArray[np.bool_]] = {}
         for schedule, virtual, columns in legal.rows:

@@ -43,6 +43,10 @@ from gnomon.search.tighten import Loose, Tighten
 from gnomon.search.verdict import groups, least_peak
 
 
+KEPT = 1024
+"""Actions of pipelines that are remembered: blocks of one family come close together."""
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """Points that differ in sharding, ZeRO and overlap only."""
@@ -239,6 +243,8 @@ class Opening:
         adding, copying = self._adding(sharding, block.count), sharding.copying
         key = id(table), id(block.pipeline), sharding.zero == 3, adding.tobytes(), copying.tobytes()
         if key not in self._acts:  # of all microbatch sizes
+            if len(self._acts) >= KEPT:
+                self._acts.clear()
             self._acts[key] = actions(table, counts, adding, copying, by_layer=sharding.zero == 3)
         every = self._acts[key]
         return Actions(*(getattr(every, name)[:, column : column + 1] for name in ACTIONS))

@@ -273,6 +273,15 @@ def test_progress_waits_two_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().err == "predicted 300 of 1,000\n"
 
 
+def test_what_to_do_with_a_plan_file_is_said() -> None:
+    assert terminal.written("my plan.toml", "run") == (
+        "written to my plan.toml",
+        "next: gnomon explain 'my plan.toml', gnomon run 'my plan.toml'",
+    )
+    assert terminal.written("p.toml", "export")[1] == "next: gnomon explain p.toml, gnomon export p.toml --to PROGRAM"
+    assert terminal.written("p.toml")[1] == "next: gnomon explain p.toml"
+
+
 @pytest.mark.parametrize("kind", ["devices", "clusters", "models", "stacks"])
 def test_catalogue(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ask(capsys, "catalogue", kind)

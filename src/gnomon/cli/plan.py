@@ -18,7 +18,7 @@ from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.request import given_batch, given_precision, given_router, has_sequences, read_model, usual_seq_len
-from gnomon.cli.terminal import Covered, print_json, print_lines
+from gnomon.cli.terminal import Covered, print_json, print_lines, written
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
@@ -253,7 +253,8 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
             if again is not None:
                 print_lines(("", *ranked_text(again, tries.attempts)))
         elif options.output:
-            print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
+            here = options.on.partition(":")[0] == "local"
+            print_lines(("", *written(options.output, "run" if here else "export")))
     return 0 if tries is None else tries.status()
 
 

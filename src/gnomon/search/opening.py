@@ -42,7 +42,6 @@ from gnomon.search.space import Point, Recompute
 from gnomon.search.tighten import Loose, Tighten
 from gnomon.search.verdict import groups, least_peak
 
-
 KEPT = 1024
 """Actions of pipelines that are remembered: blocks of one family come close together."""
 

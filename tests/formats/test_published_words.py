@@ -320,6 +320,11 @@ def test_a_recipe_gives_the_length_of_its_tokens_a_step() -> None:
         to_run(replace(row, source="AI-Hypercomputer/tpu-recipes/training/v5p/GPT3-175B-MaxText/README.md"))
 
 
+def test_finetuning_recipes_set_microbatches_of_one() -> None:
+    row = replace(LLAMA, source="NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02", micro_batch=None)
+    assert to_run(row).plan.schedule.micro_batch_size == 1
+
+
 @pytest.mark.parametrize(("name", "layers", "hidden"), [("GPT3-5B", 24, 4096), ("GPT3-20B", 44, 6144)])
 def test_sizes_of_nemos_gpt(name: str, layers: int, hidden: int) -> None:
     sizes = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))

@@ -28,6 +28,10 @@ LENGTHS = (
 e591f30 benchmarks/maxtext_v5p_model_configs.py, maxtext_trillium_model_configs.py; the tokens are whole numbers of such
 sequences a chip. Not GPT-3's, whose recipe multiplies in int8. Read 2026-11-22."""
 
+FINETUNED = r"dgxc-benchmarking/llama3/finetuning"
+"""Sources whose recipe puts one sequence into a microbatch whatever the model (NVIDIA/dgxc-benchmarking v25.02.02
+llama3/finetuning/llama3_finetune_utils.py, read 2026-11-22)."""
+
 MICROBATCHES = 8
 """Of a step whose batch is not given."""
 
@@ -57,6 +61,9 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
         elif row.micro_batch is not None and (each := (row.global_batch or 0) // ranks) < row.micro_batch and each:
             row = replace(row, micro_batch=each)
             notes.append(f"{each} sequences of a device: the global batch over the devices")
+    if row.micro_batch is None and re.search(FINETUNED, row.source or ""):
+        row = replace(row, micro_batch=1)
+        notes.append("microbatches of 1: what the recipe sets")
     counted = re.search(NEUSIGHT_STAGES, row.source or "")
     if counted and row.global_batch and row.dp and row.global_batch % (row.dp * int(counted[1])) == 0:
         each = row.global_batch // (row.dp * int(counted[1]))

@@ -18,6 +18,13 @@ def test_numbers_stand_to_the_right() -> None:
     )
 
 
+def test_a_per_cent_sign_stays_with_its_number() -> None:
+    for width in range(20, 60):
+        lines = wrapped("MFU 44.0 % and 12 % more, or 100 % of all that 7 % of it is", indent="", width=width)
+        assert not [line for line in lines if line.lstrip().startswith("%")] and max(map(len, lines)) <= width
+    assert " ".join(wrapped("44.0 % of it", indent="")) == "44.0 % of it"
+
+
 def test_words_are_shortened_and_numbers_never() -> None:
     columns = (Column(name="name", align="left"), Column(name="n"))
     lines = table(columns, [("a" * 100, "1,234,567")], width=40)

@@ -67,16 +67,16 @@ def _line(columns: Sequence[Column], cells: Sequence[str], sizes: Sequence[int],
 
 
 def wrapped(text: str, *, indent: str = "  ", bullet: str = "", width: int | None = None) -> tuple[str, ...]:
-    """A paragraph as lines: the first begins with indent and bullet, the others stand under its text."""
-    return tuple(
-        textwrap.wrap(
-            text,
-            width=width or _width.get(),
-            initial_indent=indent + bullet,
-            subsequent_indent=indent + " " * len(bullet),
-            break_on_hyphens=False,
-        )
+    """A paragraph as lines: the first begins with indent and bullet, the others stand under its text. A per cent sign
+    stays with its number."""
+    lines = textwrap.wrap(
+        text.replace(" %", "\0%"),
+        width=width or _width.get(),
+        initial_indent=indent + bullet,
+        subsequent_indent=indent + " " * len(bullet),
+        break_on_hyphens=False,
     )
+    return tuple(line.replace("\0", " ") for line in lines)
 
 
 def number(value: float, digits: int = 3) -> str:

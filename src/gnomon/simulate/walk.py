@@ -53,7 +53,7 @@ class Walk:
         for seconds, one, other in zip(np.append(busy, 0.0)[self.busy].tolist(), self.first, self.second, strict=True):
             a, b = ended[one], ended[other]
             add((a if a > b else b) + seconds)
-        found: Doubles = np.array(ended)[self.item]
+        found: Doubles = np.fromiter(ended, float, len(ended))[self.item]
         return found
 
 

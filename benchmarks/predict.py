@@ -68,7 +68,10 @@ print(json.dumps({"first": first, "next": sorted(laps)[len(laps) // 2], "worst n
 
 
 def once(byte_code: str) -> dict[str, tuple[float, float]]:
-    """Seconds of one core and of the clock of each claim in a fresh process. byte_code: folder that it is kept in, whatever the shell says of it."""
+    """Seconds of one core and of the clock of each claim in a fresh process.
+
+    byte_code: folder that it is kept in, whatever the shell says of it.
+    """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = byte_code
     command = [sys.executable, "-c", _FIRST + _LARGE]

@@ -33,9 +33,15 @@ def tensor_sums(
     found: dict[tuple[int, str], None] = {}
     for stage, (mesh, layers) in enumerate(parts):
         blocks = dict.fromkeys(layer.call.block for layer in layers) if mesh.tp > 1 else ()
-        names = [_needed(graph.block(name), layout, mesh) for name in blocks]
+        names = [_needed(graph.block(name), layout, _alike(mesh)) for name in blocks]
         found.update(((stage, name), None) for name in (TERMS, COPIES) if any(name in each for each in names))
     return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _alike(mesh: Mesh) -> Mesh:
+    """The mesh with as few data-parallel ranks as experts leave: they change nothing here."""
+    return replace(mesh, dp_replicate=1, dp_shard=mesh.ep * mesh.etp)
 
 
 @lru_cache(maxsize=1024)

@@ -16,6 +16,7 @@ from gnomon.cli.request import read_config, read_model, tokens_of, tokens_per_ba
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.hardware.kinds import is_mixed
 from gnomon.models.presets import PRESETS
 from gnomon.plans import Workload
 from gnomon.report.sweep import sweep_mapping, sweep_page, sweep_text
@@ -92,16 +93,21 @@ def answer(
         cases, said, met = _front(asked, cluster, workload)
     elif options.longest:
         cases = longest(asked, cluster, workload, multiple=options.longest)
-        said, met = f"longest: {cases[-1].label}, in multiples of {options.longest}", True
+        said, met = f"longest: {cases[-1].label}, in multiples of {options.longest}{_found_so(cluster)}", True
     elif options.largest:
         cases = _largest(options, asked, cluster, workload)
-        said, met = f"largest that fits: {cases[-1].label}", True
+        said, met = f"largest that fits: {cases[-1].label}{_found_so(cluster)}", True
     elif options.max_step or options.deadline or options.max_devices:
         cases, said, met = _machines(options, asked, cluster, workload)
     else:
         cases, said, met = _swept(options, asked, cluster, workload)
     _show(options, cases, said, assumed)
     return 0 if met else 1
+
+
+def _found_so(cluster: Cluster) -> str:
+    """What the plans of the other cases are."""
+    return "; of the other cases some plan that fits, not the fastest" if is_mixed(cluster) else ""
 
 
 def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:

@@ -18,6 +18,7 @@ from gnomon.plans.parts import ScheduleName
 from gnomon.schedules.lower import compute_rows
 from gnomon.schedules.rows import Rows
 
+Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
 
@@ -40,10 +41,13 @@ class Held:
     backward: NDArray[np.bool_]
     """[rows chosen] whether it computes a backward that needs room of its own."""
 
-    def open_of(self, rank: int) -> Longs:
-        """[rows chosen of a pipeline rank, its stages] as `open`."""
-        stop = self.starts[rank + 1] if rank + 1 < len(self.starts) else None
-        return self.open[self.starts[rank] : stop]
+    def least(self, rank: int, kept: Doubles, inside: Doubles) -> Doubles:
+        """[points] bytes on a pipeline rank at the fullest of its rows, at least. kept, inside: [stages of the rank,
+        points] of one unit of each stage, and what its backward needs beside that."""
+        chosen = slice(self.starts[rank], self.starts[rank + 1] if rank + 1 < len(self.starts) else None)
+        at = (self.inside[chosen, None] == self.stages[chosen]) & self.backward[chosen, None]
+        found: Doubles = (self.open[chosen] @ kept + at @ inside).max(axis=0)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

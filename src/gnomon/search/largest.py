@@ -97,11 +97,13 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     """
     step = unit(config, rule)
     tried: dict[int, Case] = {}
+    graphs: dict[int, Graph] = {}
 
     def fits(count: int) -> bool:
         made = grown(config, rule, count * step)
         name = f"layers={made.config.num_layers} heads={made.config.num_heads}"
         tried[count] = _case(asked, cluster, workload, made.graph, name)
+        graphs[count] = made.graph
         return tried[count].found is not None
 
     least = getattr(config, "num_dense_layers", 0) + 1 if rule != "hidden" else 1
@@ -115,7 +117,8 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return (*(case for count, case in sorted(tried.items()) if count != low), tried[low])
+    best = replace(asked, graph=graphs[low]).fastest(tried[low])
+    return (*(case for count, case in sorted(tried.items()) if count != low), best)
 
 
 def _bracket(fits: Callable[[int], bool], start: int, least: int) -> tuple[int, int]:
@@ -140,6 +143,7 @@ def largest_of(asked: Question, cluster: Cluster, workload: Workload, graphs: It
     for graph in sorted(graphs, key=lambda graph: graph.num_parameters(), reverse=True):
         cases.append(_case(asked, cluster, workload, graph, graph.name))
         if cases[-1].found is not None:
+            cases[-1] = replace(asked, graph=graph).fastest(cases[-1])
             return tuple(cases)
     named = ", ".join(f"{case.label}: {case.why}" for case in cases)
     raise PlanError(f"none of the models fits on {cluster.name} ({named}); name smaller ones, or use more devices")
@@ -147,4 +151,4 @@ def largest_of(asked: Question, cluster: Cluster, workload: Workload, graphs: It
 
 def _case(asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:
     said = f"{label} ({graph.num_parameters() / 1e9:.3g}B)"
-    return replace(asked, graph=graph).best(cluster, workload, label=said)
+    return replace(asked, graph=graph).fitting(cluster, workload, label=said)

@@ -6,8 +6,9 @@ and each kind of device alone, by the search for equal devices. Leaves out what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
@@ -15,14 +16,16 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import Kind
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Stack, Workload
-from gnomon.prediction import predict
+from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.mixed_bounds import LayerTables
-from gnomon.search.mixed_search import TRIES, MixedCounts, MixedFound, MixedSearch
+from gnomon.search.mixed_fit import FIT_TRIES, FirstFit
+from gnomon.search.mixed_search import TRIES, MixedCounts, MixedFound, MixedSearch, fits
 from gnomon.search.mixed_space import MixedSpace, make_mixed_space
 from gnomon.search.planning import default_precision
-from gnomon.search.planning import plan as plan_alike
-from gnomon.search.space import Limit, parse_limit
+from gnomon.search.requests import SPARING, check_request
+from gnomon.search.solve import solve
+from gnomon.search.space import Limit, make_space, parse_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +90,11 @@ def plan_mixed(
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
     base, goal = base or Plan(precision=default_precision(machines)), goal or Goal()
-    space = make_mixed_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack)
+    space, even_space, tables = _prepared(
+        graph, machines, workload, stack, base, tuple(sorted((fixed or {}).items())), tuple(limits)
+    )
     if len(space.kinds) < 2:
         raise PlanError(f"cluster {machines.name!r} has devices of one kind; gnomon.plan searches it")
-    tables = LayerTables(graph, machines, workload, stack, base, space.kinds)
     allowed = memory_limits(space.kinds, goal)
     if most_bytes is not None:
         allowed = tuple(min(each, most_bytes) for each in allowed)
@@ -98,20 +102,14 @@ def plan_mixed(
     for index, kind in enumerate(space.kinds):
         found, tried = None, 0
         try:
-            there, own = part_of(machines, kind), Goal(memory_bytes=allowed[index])
-            result = plan_alike(graph, there, workload, stack, own, base=base, fixed=fixed, forbid=limits, top=1)
-            whole = () if len(kind.devices) == machines.num_devices else kind.devices
-            made = replace(result.best[0].plan, placement=whole)
-            prediction = predict(graph, machines, made, workload, stack)
-            found, tried = (
-                MixedFound(point=None, plan=made, prediction=prediction, kinds=(index,)),
-                result.counts.priced,
-            )
+            own = _alone(graph, machines, workload, stack, base, fixed or {}, limits, kind, allowed[index])
+            found = MixedFound(point=None, plan=own.prediction.plan, prediction=own.prediction, kinds=(index,))
+            tried = own.tried
         except PlanError:
             pass  # too small for the model, or without a plan that is asked for
         alone.append((kind, found))
         predicted += tried
-    even = MixedSearch(tables, workload, stack, replace(space, equal=True), allowed, tries=tries)
+    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries)
     even.run()
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
@@ -133,6 +131,106 @@ def plan_mixed(
         alone=tuple(alone),
         predicted=predicted + even.counts.priced + search.counts.priced,
     )
+
+
+@lru_cache(maxsize=4)
+def _prepared(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    stack: Stack,
+    base: Plan,
+    fixed: tuple[tuple[str, object], ...],
+    limits: tuple[Limit, ...],
+) -> tuple[MixedSpace, MixedSpace, LayerTables]:
+    """The space, the same with equal shares and layers, and prices: what searches under several memory limits share."""
+    space = make_mixed_space(graph, cluster, workload, base=base, fixed=dict(fixed), limits=limits, stack=stack)
+    return space, _even(space), LayerTables(graph, cluster, workload, stack, base, space.kinds)
+
+
+@lru_cache(maxsize=4)
+def _even(space: MixedSpace) -> MixedSpace:
+    return replace(space, equal=True)
+
+
+def fitting(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    stack: Stack,
+    goal: Goal,
+    *,
+    base: Plan,
+    fixed: Mapping[str, object],
+    forbid: Iterable[Limit],
+    like: Sequence[MixedFound] = (),
+    tries: int = FIT_TRIES,
+) -> MixedFound:
+    """A plan over the kinds of a cluster, or on one of them, that fits: not the fastest.
+
+    like: plans that fit at other work, tried first. tries: predictions after which the search over kinds gives up.
+    PlanError when none fits, which says whether all were looked at.
+    """
+    limits = tuple(forbid)
+    space, _, tables = _prepared(graph, cluster, workload, stack, base, tuple(sorted(fixed.items())), limits)
+    allowed = memory_limits(space.kinds, goal)
+    for each in like:
+        try:
+            again = predict(graph, cluster, each.plan, workload, stack)
+        except PlanError:
+            continue
+        if fits(again, space.kinds, allowed):
+            return replace(each, prediction=again)
+
+    def alone(**sparing: object) -> MixedFound | None:
+        for index, kind in enumerate(space.kinds):
+            try:
+                held = {**sparing, **fixed}
+                found = _alone(graph, cluster, workload, stack, base, held, limits, kind, allowed[index]).prediction
+            except PlanError:
+                continue
+            return MixedFound(point=None, plan=found.plan, prediction=found, kinds=(index,))
+        return None
+
+    if quick := alone(**SPARING):
+        return quick
+    search = FirstFit(tables, workload, stack, space, allowed, tries=tries)
+    search.run()
+    if made := (search.best[0] if search.best else alone()):
+        return made
+    left = f"; {search.counts.left:,} plans over several kinds were not looked at" if search.counts.left else ""
+    raise PlanError(f"nothing fits in memory{left}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Alone:
+    """The best plan on one kind."""
+
+    prediction: Prediction
+    tried: int
+
+
+def _alone(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    stack: Stack,
+    base: Plan,
+    fixed: Mapping[str, object],
+    limits: Sequence[Limit],
+    kind: Kind,
+    limit_bytes: int,
+) -> _Alone:
+    """PlanError where nothing fits or runs on the kind."""
+    there, own = part_of(cluster, kind), Goal(memory_bytes=limit_bytes)
+    check_request(graph, there, workload, base, fixed, there.num_devices)
+    space = make_space(graph, there, workload, base=base, fixed=fixed, limits=limits, stack=stack)
+    result = solve(graph, there, workload, space, stack, own, top=1)
+    if not result.best:
+        raise PlanError(f"nothing fits on {there.name}")
+    whole = () if len(kind.devices) == cluster.num_devices else kind.devices
+    made = replace(result.best[0].plan, placement=whole)
+    return _Alone(prediction=predict(graph, cluster, made, workload, stack), tried=result.counts.priced)
 
 
 def part_of(cluster: Cluster, kind: Kind) -> Cluster:

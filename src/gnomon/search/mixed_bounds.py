@@ -58,19 +58,20 @@ class LayerTable:
     """Seconds of its weight gradients alone."""
     kept: Doubles
     """Bytes held from forward to backward, at least."""
+    inside: Doubles
+    """[layers] bytes that a layer's backward needs beside them."""
     dense: Doubles
     """[layers + 1] parameter elements on a rank, each where it is first held."""
     routed: Doubles
     """[layers + 1] the same of routed experts."""
     least: Doubles
-    """[5, …] of the layers that a pipeline divides the least forward, back, drain, forward and back together, and
-    dense elements."""
+    """[6, …] of the layers that a pipeline divides the least forward, back, drain, forward and back together, dense
+    elements, and bytes kept."""
 
     def at(self, column: int) -> LayerTable:
         """The table of one size."""
-        some = {
-            name: getattr(self, name)[:, column] for name in ("forward", "back", "drain", "weight", "kept", "least")
-        }
+        names = ("forward", "back", "drain", "weight", "kept", "inside", "least")
+        some = {name: getattr(self, name)[:, column] for name in names}
         return replace(self, **some)
 
 
@@ -161,16 +162,17 @@ class LayerTables:
         dense, routed = self._elements(table)
         counted = self.order[self.counted]
         least = [each[counted].min(axis=0) for each in (forward, back, drain, forward + back)]
-        own = np.array(dense)[self.counted].min()
+        own = np.full(len(self.micro), np.array(dense)[self.counted].min())
         return LayerTable(
             forward=_cumulated(forward[self.order]),
             back=_cumulated(back[self.order]),
             drain=_cumulated(drain[self.order]),
             weight=_cumulated(np.maximum(table.weight_s, host[2])[self.order]),
             kept=_cumulated(table.kept_bytes[self.order]),
+            inside=table.inside_bytes[self.order],
             dense=_cumulated(np.array(dense)),
             routed=_cumulated(np.array(routed)),
-            least=np.array([*least, np.full(len(self.micro), own)]),
+            least=np.array([*least, own, table.kept_bytes[counted].min(axis=0)]),
         )
 
     def _elements(self, table: KindTable) -> tuple[list[float], list[float]]:
@@ -326,13 +328,19 @@ def in_flight(schedule: str, stage: int, pp: int, microbatches: int) -> int:
     return microbatches if schedule == "gpipe" else min(pp - stage, microbatches)
 
 
-def held_bytes(kept: Sequence[Doubles], schedule: str, rank: int, pp: int, microbatches: int) -> Doubles:
-    """Bytes held from forward to backward on a pipeline rank, at least. kept: of one microbatch in each of its stages.
-    When the first input gradient reaches a rank, that microbatch has been through all of its stages; on the first rank
-    more are under way (`flight.under_way`), each in some stage."""
+def held_bytes(
+    kept: Sequence[Doubles], inside: Doubles | float, schedule: str, rank: int, pp: int, microbatches: int
+) -> Doubles:
+    """Bytes of activations on a pipeline rank at its peak, at least. kept: of one microbatch in each of its stages.
+    inside: what the backward of its last layer needs beside that.
+
+    When the first input gradient reaches a rank, that microbatch has been through all of its stages, and its last layer
+    is the first to need room; where it has one stage, more microbatches are under way then (`in_flight`). On the first
+    rank more are under way at some moment (`flight.under_way`), each in some stage.
+    """
     if len(kept) == 1:
-        return in_flight(schedule, rank, pp, microbatches) * kept[0]
-    every: Doubles = np.sum(kept, axis=0)
+        return in_flight(schedule, rank, pp, microbatches) * kept[0] + inside
+    every: Doubles = np.sum(kept, axis=0) + inside
     if not rank:
         every = np.maximum(every, under_way(schedule, pp, len(kept), microbatches) * np.min(kept, axis=0))
     return every

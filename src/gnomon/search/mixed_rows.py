@@ -1,6 +1,6 @@
 """Points of a block that have one variant: bounds on their steps and on the memory of their ranks, as arrays.
 
-`Bounds.bounds` and `Bounds.fit` answer for all points of `Rows` at once. What they add up is in `mixed_bounds`, with
+`Bounds.bounds` and `Bounds.ratio` answer for all points of `Rows` at once. What they add up is in `mixed_bounds`, with
 proofs. Leaves out which points are looked at (`mixed_search`).
 """
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gnomon.plans import Mesh
 from gnomon.plans.parts import ScheduleName
@@ -78,6 +77,7 @@ class Bounds:
     def __init__(self, tables: LayerTables, space: MixedSpace, limits: tuple[int, ...]) -> None:
         """limits: bytes that a device of each kind may hold."""
         self.tables, self.space, self.limits = tables, space, limits
+        self._ratios: dict[object, float] = {}
         optimizer = space.base.optimizer
         self.clip = optimizer.clip and optimizer.offload is None
         """All ranks meet once a step, in the norm."""
@@ -168,12 +168,13 @@ class Bounds:
         parts = zip((work.dense, work.routed), ways, strict=True)
         return sum((self.tables.update_s(work.kind, each[stages].sum(axis=0), n) for each, n in parts), np.zeros(()))
 
-    def fit(self, item: Rows, *, played: bool = False) -> NDArray[np.bool_]:
-        """[points] whether every rank may fit on its device. played: by what the rows of the schedule hold."""
+    def ratio(self, item: Rows, *, played: bool = False) -> Doubles:
+        """[points] bytes that the fullest rank holds, at least, over what its device may: above 1 it does not fit.
+        played: by what the rows of the schedule hold."""
         block, shape, (zero, schedule) = item.block, item.block.shape, item.variant
         workers, micro = self.space.workers(shape), self.tables.micro
         size, edges = self.space.global_batch // block.microbatches, self.tables.edges(item.layers)
-        found = np.ones(len(item.bounds), bool)
+        found = np.zeros(len(item.bounds))
         for rank, stages in enumerate(stages_of_ranks(shape)):
             parts = [(edges[s], edges[s + 1]) for s in stages]
             if shape.form == "stages":
@@ -189,13 +190,51 @@ class Bounds:
                 routed = sum(table.routed[b] - table.routed[a] for a, b in parts)
                 held = static_bytes(dense, routed, self.space.base, zero, ways, self.tables.stack)
                 kept = [table.kept[b, own] - table.kept[a, own] for a, b in parts]
+                inside = table.inside[parts[-1][1] - 1, own]
+                least = held_bytes(kept, inside, schedule, rank, shape.pp, block.microbatches)
                 if played:
-                    under_way = flight(schedule, shape.pp, shape.virtual, block.microbatches).held.open_of(rank)
-                    held = held + (under_way.astype(float) @ np.stack(kept)).max(axis=0)
-                else:
-                    held = held + held_bytes(kept, schedule, rank, shape.pp, block.microbatches)
-                found &= held + self.tables.workspace[shape.kinds[entry]] <= self.limits[shape.kinds[entry]]
+                    made = flight(schedule, shape.pp, shape.virtual, block.microbatches).held
+                    insides = np.stack([table.inside[b - 1, own] for _, b in parts])
+                    least = np.maximum(least, made.least(rank, np.stack(kept), insides))
+                held = held + least
+                kind = shape.kinds[entry]
+                found = np.maximum(found, (held + self.tables.workspace[kind]) / self.limits[kind])
         return found
+
+    def least_ratio(self, block: MixedBlock) -> float:
+        """Bytes that the fullest rank of any point of a block holds, at least, over what its device may.
+
+        Proof: a rank of n layers holds n times what the smallest layer takes, of parameters and of one microbatch, and
+        what its device's workspace takes. Were all ranks filled to the same share x of their limits, they would hold
+        all layers: no point has a smaller largest share. Side by side every worker takes a sequence at least.
+        """
+        shape = block.shape
+        zero = max(z for z, _ in self.space.variants(shape, block.microbatches))
+        ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
+        key = shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, block[1:], zero
+        if key not in self._ratios:
+            self._ratios[key] = self._least_ratio(block, zero)
+        return self._ratios[key]
+
+    def _least_ratio(self, block: MixedBlock, zero: int) -> float:
+        shape, space, base = block.shape, self.space, self.space.base
+        workers = space.workers(shape)
+        size = space.global_batch // block.microbatches
+        layers, room, most = float(space.num_layers), 0.0, 0.0
+        for entry, kind in enumerate(shape.kinds):
+            beside = shape.form == "replicas"
+            column = 0 if beside else self.tables.column[-(-size // workers[entry])]
+            dense, kept = self.tables.every(block, entry).least[4:6, column].tolist()
+            ways = self.ways(shape, (sum(workers),) if beside else workers, 0 if beside else entry)
+            each = float(static_bytes(dense, 0.0, base, zero, ways, self.tables.stack)) + kept
+            limit, workspace = self.limits[kind], self.tables.workspace[kind]
+            if beside or entry == (0 if shape.turned else shape.pp - 1):  # the rank of the last layer
+                most = max(most, (workspace + float(self.tables.every(block, entry).inside[-1, column])) / limit)
+            if beside:
+                most = max(most, (workspace + each * layers / shape.pp) / limit)
+            elif each:
+                layers, room = layers + workspace / each, room + limit / each
+        return max(most, layers / room) if room else most
 
     def ways(self, shape: Shape, workers: Sequence[int], rank: int) -> tuple[int, int]:
         """Ranks over which ZeRO divides dense and routed parameters."""

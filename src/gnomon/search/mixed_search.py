@@ -97,7 +97,7 @@ class MixedCounts:
         return self.priced + self.too_slow + self.too_large + self.illegal + self.left
 
 
-class _Pipe:
+class Pipe:
     """A block of pipelines over kinds, as its nodes see it: tables and numbers of its ranks."""
 
     def __init__(self, search: MixedSearch, block: MixedBlock) -> None:
@@ -124,10 +124,10 @@ class _Pipe:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class Node:
     """A pipeline whose first ranks have their layers."""
 
-    pipe: _Pipe
+    pipe: Pipe
     split: bool
     layers: tuple[int, ...]
     """Of ranks."""
@@ -143,11 +143,13 @@ class _Node:
         return [each for each in self.pipe.variants if (each[1] in SPLIT_BACKWARD) == self.split]
 
 
-_Item = MixedBlock | _Node | Rows
+Item = MixedBlock | Node | Rows
 
 
 class MixedSearch:
     """One search under way."""
+
+    most_nodes = MOST_NODES
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class MixedSearch:
         self.best = sorted(known, key=lambda each: each.step_s)[:top]
         self.counts = MixedCounts(space=space.size)
         self.bound_s = float("inf")
-        self.heap: list[tuple[float, int, _Item]] = []
+        self.heap: list[tuple[float, int, Item]] = []
         self._serial = counter()
         self._nodes = 0
         self.rows = Bounds(tables, space, limits)
@@ -187,6 +189,8 @@ class MixedSearch:
             why = next((w for tp, ep in axes if (w := self._why_not(tp, ep, block))), "")
             if why:
                 self._reject(why, self._points(block))
+            elif self.rows.least_ratio(block) > 1:
+                self.counts.too_large += self._points(block)
             else:
                 self._push(self._rough(block), block)
         while self.heap:
@@ -194,13 +198,13 @@ class MixedSearch:
             if bound >= self.worst():
                 self.counts.too_slow += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
                 self.heap.clear()
-            elif self.counts.priced >= self.tries or self._nodes >= MOST_NODES:
+            elif self.counts.priced >= self.tries or self._nodes >= self.most_nodes:
                 self.bound_s = bound
                 self.counts.left += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
                 self.heap.clear()
             elif isinstance(item, MixedBlock):
                 self._open(item)
-            elif isinstance(item, _Node):
+            elif isinstance(item, Node):
                 self._extend(item)
             elif item.played:
                 self._next(item)
@@ -214,21 +218,21 @@ class MixedSearch:
         """What a plan must be faster than: only the best one is looked for, the next are those met on the way."""
         return self.best[0].step_s if self.best else float("inf")
 
-    def _push(self, bound: float, item: _Item) -> None:
+    def _push(self, bound: float, item: Item) -> None:
         """Later, unless it is too slow already. Bounds of children are not below their parents'."""
         if bound * (1 - SLACK) >= self.worst():
             self.counts.too_slow += self._points(item)
         else:
             heapq.heappush(self.heap, (bound * (1 - SLACK), next(self._serial), item))
 
-    def _points(self, item: _Item) -> int:
+    def _points(self, item: Item) -> int:
         if isinstance(item, MixedBlock):
             return self.space.count(item)
         if isinstance(item, Rows):
             return len(item.bounds)
         return self._completions(item) * len(item.variants)
 
-    def _completions(self, node: _Node) -> int:
+    def _completions(self, node: Node) -> int:
         rest, ranks = self.space.num_layers - node.used, node.pipe.shape.pp - len(node.layers)
         if self.space.equal or not ranks:
             return 1
@@ -301,9 +305,9 @@ class MixedSearch:
         if block.shape.form == "replicas":
             self._open_replicas(block)
         else:
-            pipe = _Pipe(self, block)
+            pipe = Pipe(self, block)
             for split in (False, True):
-                node = _Node(pipe, split, (), 0, 0.0, 0.0)
+                node = Node(pipe, split, (), 0, 0.0, 0.0)
                 if node.variants:
                     self._push(float(self._level(node, 0, 0.0, 0)), node)
 
@@ -334,7 +338,7 @@ class MixedSearch:
         if len(item.bounds) > PLAYED:
             self._push_rows(item.part(slice(PLAYED, None)))
         if item.block.shape.pp > 1:
-            fits = np.flatnonzero(self.rows.fit(part, played=True))
+            fits = np.flatnonzero(self.rows.ratio(part, played=True) <= 1)
             self.counts.too_large += len(part.bounds) - len(fits)
             part = part.part(fits)
         bounds = part.bounds
@@ -366,7 +370,7 @@ class MixedSearch:
             self.counts.too_slow += len(bounds) - len(able)
             if len(able):
                 mine = replace(made, variant=variant).part(able, bounds)
-                fits = np.flatnonzero(self.rows.fit(mine))
+                fits = np.flatnonzero(self.rows.ratio(mine) <= 1)
                 self.counts.too_large += len(able) - len(fits)
                 if len(fits):
                     self._push_rows(mine.part(fits[np.argsort(mine.bounds[fits], kind="stable")]))
@@ -381,13 +385,17 @@ class MixedSearch:
 
     # --- pipelines over kinds
 
-    def _level(self, node: _Node, used: Any, ahead: Any, ranks: int) -> Any:
+    def _level(self, node: Node, used: Any, ahead: Any, ranks: int) -> Any:
         """A bound on every pipeline that begins so: the ranks left take the other layers and the head through. used,
         ahead: of its first `ranks`, also arrays."""
         pipe = node.pipe
         return (self.space.num_layers - used + pipe.head_layers) / pipe.rates[node.split][ranks] + ahead
 
-    def _extend(self, node: _Node) -> None:
+    def _most(self, node: Node, seconds: Any) -> Any:
+        """The largest bound of a node's ranks and the next."""
+        return np.maximum(node.most, seconds)
+
+    def _extend(self, node: Node) -> None:
         """One rank more, with every number of layers; at the last but one, whole pipelines."""
         self._nodes += 1
         pipe, rank = node.pipe, len(node.layers)
@@ -405,21 +413,22 @@ class MixedSearch:
         forward, back, first = self._of_rank(node, choices)
         step = first[0] + (0.0 if node.split else first[1]) if self.clip else 0.0 * choices
         ahead, used = node.ahead + step, node.used + choices
-        most = np.maximum(node.most, node.ahead + pipe.count * (forward + back))
-        bounds = np.maximum(most, self._level(node, used, ahead, rank + 1))
+        most = self._most(node, node.ahead + pipe.count * (forward + back))
+        bounds = np.maximum(most, self._level(node, used, ahead, rank + 1)) + 0.0 * choices
         able = self._may_begin(node, choices)
         for i, layers in enumerate(choices.tolist()):
-            child = _Node(pipe, node.split, (*node.layers, layers), int(used[i]), float(ahead[i]), float(most[i]))
+            own = float(most[i]) if np.ndim(most) else 0.0
+            child = Node(pipe, node.split, (*node.layers, layers), int(used[i]), float(ahead[i]), own)
             if able[i]:
                 self._push(float(bounds[i]), child)
             else:
                 self.counts.too_large += self._points(child)
 
-    def _whole(self, node: _Node, layers: Longs) -> None:
+    def _whole(self, node: Node, layers: Longs) -> None:
         """Points of whole pipelines. layers: [points, stages]."""
         self._complete(node.pipe.block, node.variants, layers, np.zeros((len(layers), 0), np.int64))
 
-    def _of_rank(self, node: _Node, choices: Longs) -> tuple[Any, Any, tuple[Any, Any]]:
+    def _of_rank(self, node: Node, choices: Longs) -> tuple[Any, Any, tuple[Any, Any]]:
         """Seconds of a microbatch forward and backward, at least, on the rank after those of a node with so many
         layers, and those of its first stage."""
         pipe, rank = node.pipe, len(node.layers)
@@ -437,7 +446,7 @@ class MixedSearch:
         forward, back = (choices * least[i] + (embed[i] + head[i]) for i in (0, 1))
         return forward, back, (begins * least[0] + embed[0], begins * least[1] + embed[1])
 
-    def _may_begin(self, node: _Node, choices: Longs) -> NDArray[np.bool_]:
+    def _may_begin(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
         """Whether the rank after those of a node may fit with so many layers."""
         pipe, rank = node.pipe, len(node.layers)
         kind, table, tables = pipe.shape.kinds[rank], pipe.tables[rank], self.tables
@@ -461,7 +470,7 @@ class MixedSearch:
             self.rows.ways(pipe.shape, pipe.workers, rank),
             tables.stack,
         )
-        held = held + held_bytes([table.kept[ends] - table.kept[first]], schedule, rank, pipe.shape.pp, pipe.count)
+        held = held + held_bytes([table.kept[ends] - table.kept[first]], 0.0, schedule, rank, pipe.shape.pp, pipe.count)
         return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
 
     # --- points

@@ -504,7 +504,7 @@ def make_mixed_space(
         virtual = int(str(fixed["virtual_stages"]))
         choices["schedule"] = tuple(s for s in SCHEDULES if _takes(s, virtual))
     choices = narrowed(choices, fixed, [*limits, *(stack_limits(stack, graph, nodes) if stack is not None else ())])
-    return MixedSpace(
+    made = MixedSpace(
         graph=graph,
         base=base,
         kinds=kinds,
@@ -516,6 +516,13 @@ def make_mixed_space(
         tied_alike=stack is not None and stack.name == "gnomon" and has_tied(graph),
         **choices,  # type: ignore[arg-type]
     )
+    return _same(made)
+
+
+@lru_cache(maxsize=4)
+def _same(space: MixedSpace) -> MixedSpace:
+    """The space, made before if it was: its blocks are listed once for sequences of many lengths."""
+    return space
 
 
 def expert_ranks(graph: Graph, most: int) -> tuple[int, ...]:

@@ -10,7 +10,10 @@ import pytest
 
 from gnomon.cli import main
 from gnomon.formats.torchtitan import read_torchtitan
+from gnomon.hardware import parse_cluster
+from gnomon.models.presets import model
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
+from gnomon.search.mixed_space import MixedPoint, make_mixed_space
 
 FILE = PlanFile(
     model="llama-3.1-8b",
@@ -82,3 +85,23 @@ def test_what_cannot_be_exported_says_why(plan: str, tmp_path: Path, capsys: Out
     save_plan_file(replace(FILE, plan=replace(FILE.plan, mesh=Mesh(dp_shard=4))), other)
     assert main(["export", str(other), "--to", "megatron"]) == 2  # of eight devices four are used
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_plans_over_kinds_say_what_no_job_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers by kind go to Megatron-LM, with the order of the machines; shares and meshes by kind do not."""
+    on, work = "1x2xh100-sxm+1x2xa100-sxm-80gb", Workload(global_batch_size=8, seq_len=2048)
+    graph = model("llama-3.2-1b")
+    space = make_mixed_space(graph, parse_cluster(on), work, fixed={"zero": 0, "cp": 1, "recompute": "none"})
+    stages = MixedPoint("stages", (0, 1), (1, 1), (6, 3, 4, 3), (), 4, False, "none", 0, "interleaved_one_f_one_b",
+                        virtual=2)  # fmt: skip
+    unlike = MixedPoint("stages", (0, 1), (1, 2), (11, 5), (), 4, False, "none", 0, "one_f_one_b")
+    shares = MixedPoint("replicas", (0, 1), (1, 1), (16,), (6, 2), 1, False, "none", 0, "one_f_one_b")
+    for point, said in (
+        (stages, "the machines in the order of 1x2xh100-sxm+1x2xa100-sxm-80gb"),
+        (unlike, "some have dp_shard=2, others tp=2"),
+        (shares, "data-parallel ranks take 3 and 1 sequences of a microbatch"),
+    ):
+        path = tmp_path / "plan.toml"
+        save_plan_file(PlanFile(model="llama-3.2-1b", on=on, workload=work, plan=space.plan(point)), path)
+        assert main(["export", str(path), "--to", "megatron"]) == (0 if point is stages else 2)
+        assert said in " ".join(capsys.readouterr().err.split())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gnomon import schema
-from gnomon.errors import GnomonError, InputError
+from gnomon.errors import FormatError, GnomonError, InputError
 from gnomon.plans import Mesh, Plan, PlanFile, Predicted, Workload, is_plan_file, load_plan_file, save_plan_file
 
 FILE = PlanFile(
@@ -103,3 +103,11 @@ def test_a_bare_plan_is_no_plan_file(tmp_path: Path) -> None:
     assert not is_plan_file(tmp_path / "plan.toml")
     (tmp_path / "none.toml").write_text("a = 1")
     assert not is_plan_file(tmp_path / "none.toml")
+
+
+def test_a_file_that_is_no_toml_is_no_plan_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text('{"a": 1}')
+    for read in (load_plan_file, is_plan_file):
+        with pytest.raises(FormatError, match=r"job.json is no plan file: .*plan files are TOML, as `gnomon plan"):
+            read(path)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 from search.spaces import model
 
 from gnomon.errors import PlanError
+from gnomon.graph import Graph
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.kinds import is_mixed
-from gnomon.plans import Plan, Workload
+from gnomon.plans import Goal, Plan, Workload
+from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.goals import Question, among, best_case, fewest_devices, longest, of_nodes, pareto, up_to
 from gnomon.search.mixed import plan_mixed
+from gnomon.search.mixed_bounds import LayerTables
+from gnomon.search.mixed_fit import FirstFit
 from gnomon.search.mixed_search import MixedFound
+from gnomon.search.mixed_space import make_mixed_space
+from gnomon.search.space import make_space
 from gnomon.search.vary import Varied, sweep
 
 MIXED = parse_cluster("1x2xh100-sxm+1x2xa100-sxm-80gb")
@@ -65,3 +74,47 @@ def test_fronts_and_sweeps() -> None:
     slow, fast = (case.found.step_s for case in swept if case.found is not None)
     assert fast <= slow
     assert longest(ASKED, MIXED, WORK, multiple=256, most=512)[-1].label == "seq_len=512"
+
+
+def every_peak(work: Workload) -> Iterator[tuple[str, int]]:
+    """(device, peak bytes) of the fullest rank of every plan that `ASKED` may be answered with."""
+    assert isinstance(ASKED.graph, Graph)
+    spaces = [(MIXED, make_mixed_space(ASKED.graph, MIXED, work, base=Plan(), fixed=FIXED))]
+    spaces += [(part, make_space(ASKED.graph, part, work, base=Plan(), fixed=FIXED)) for part in up_to(MIXED)[:2]]
+    for cluster, space in spaces:
+        for point in space.points():
+            try:
+                found = predict(ASKED.graph, cluster, space.plan(point), work)
+            except PlanError:
+                continue
+            yield cluster.name, max(rank.peak_bytes for rank in found.memory)
+
+
+@pytest.mark.parametrize("limit", [3 * 2**30, 5 * 2**30])
+def test_the_longest_that_fits_and_no_plan_that_fits_beyond_it(limit: int) -> None:
+    """Predicted apart: the plan of the answer is within the limit, and of the next length no plan is, alone or over
+    kinds."""
+    cases = longest(replace(ASKED, goal=Goal(memory_bytes=limit)), MIXED, WORK, multiple=512)
+    best = cases[-1]
+    assert best.found is not None and len(cases) > 3
+    again = predict(ASKED.graph, MIXED, best.found.plan, best.workload)
+    assert max(rank.peak_bytes for rank in again.memory) <= limit
+    beyond = replace(WORK, seq_len=best.workload.sequence_lengths()[0] + 512)
+    peaks = [peak for _, peak in every_peak(beyond)]
+    assert peaks and min(peaks) > limit
+
+
+def test_the_first_that_fits_is_found_wherever_one_is() -> None:
+    """Over kinds, of random limits, just when predicting every point finds one."""
+    work = Workload(global_batch_size=8, seq_len=512)
+    space = make_mixed_space(model("llama", 4), MIXED, work, fixed={"pp": 2, "virtual_stages": 2, "zero": 1})
+    space = replace(space, recompute=("none", "full"), microbatches=(2, 4), schedule=space.schedule[:3])
+    tables = LayerTables(model("llama", 4), MIXED, work, PLAIN_STACK, Plan(), space.kinds)
+    peaks = []
+    for point in space.points():
+        found = predict(model("llama", 4), MIXED, space.plan(point), work)
+        peaks.append(max(rank.peak_bytes for rank in found.memory))
+    for limit in (min(peaks) - 1, min(peaks), sorted(peaks)[len(peaks) // 2]):
+        search = FirstFit(tables, work, PLAIN_STACK, space, (limit, limit), tries=10**6)
+        search.run()
+        assert bool(search.best) == (limit >= min(peaks)) and not search.counts.left

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -18,6 +19,7 @@ from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
 from gnomon.formats.export import PROGRAMS, Asked, Draft, Export, asked_for, exported
 from gnomon.hardware import parse_cluster
+from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import PlanFile, check
 from gnomon.report.tables import wrapped
 from gnomon.schema import save_text
@@ -56,7 +58,11 @@ def export_file(file: PlanFile, program: str) -> Export:
     asked = asked_for(Path(file.model).name, config, graph, file.plan, file.workload, each)
     # By name: the reader of one program need not load the others'.
     draft: Callable[[Asked], Draft] = resolve_name(f"gnomon.formats.{program}_out:draft")
-    return exported(asked, draft(asked))
+    found = exported(asked, draft(asked))
+    if not is_mixed(machines):
+        return found
+    order = f"the machines in the order of {file.on}: ranks follow it, and the plan gives each kind its own work"
+    return replace(found, elsewhere=(order, *found.elsewhere))
 
 
 def _check_target(path: str | None, *, force: bool) -> None:

@@ -69,10 +69,23 @@ def _uniform(plan: Plan, graph: Graph) -> Plan:
         same = False
     if not same:
         raise PlanError(
-            "the plan's stages differ in more than their layers (meshes, ranks, shares or inputs), which no job file "
-            "of these programs says; give a plan with one mesh, or run it with gnomon"
+            f"the plan's stages differ in more than their layers: {_unlike(plan)}, which no job file of these programs "
+            f"says; give a plan with one mesh and equal shares (gnomon plan for one kind of device), or run it with "
+            f"gnomon run"
         )
     return short
+
+
+def _unlike(plan: Plan) -> str:
+    """What its stages differ in, with the first two that do."""
+    meshes = list(dict.fromkeys(stage.mesh for stage in plan.stages))
+    if len(meshes) > 1:
+        return f"some have {meshes[0].describe()}, others {meshes[1].describe()}"
+    if uneven := [stage.shares for stage in plan.stages if stage.shares]:
+        return f"data-parallel ranks take {' and '.join(map(str, dict.fromkeys(uneven[0])))} sequences of a microbatch"
+    if listed := [stage.inputs for stage in plan.stages if stage.inputs is not None]:
+        return f"one lists its inputs, {listed[0]}"
+    return "their ranks are not those of equal stages in order"
 
 
 def _counts(plan: Plan, graph: Graph) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gnomon import schema
-from gnomon.errors import InputError
+from gnomon.errors import FormatError, InputError
 from gnomon.plans.plan import Plan
 from gnomon.plans.workload import Workload
 from gnomon.units import Bytes, Seconds
@@ -98,7 +98,10 @@ def load_plan_file(path: str | Path) -> PlanFile:
 
     InputError, UnitError or PlanError (with the path to the value) for a file that cannot be.
     """
-    found = schema.load_file(PlanFile, path)
+    try:
+        found = schema.load_file(PlanFile, path)
+    except FormatError as error:
+        raise _no_plan(path, error) from error
     folder = Path(path).parent
     return replace(
         found, model=_from(folder, found.model), on=_from(folder, found.on), stack=_stack(_from, folder, found.stack)
@@ -119,8 +122,19 @@ def save_plan_file(value: PlanFile, path: str | Path) -> None:
 
 
 def is_plan_file(path: str | Path) -> bool:
-    """Whether the file's header says `gnomon.planfile`; InputError if it cannot be read."""
-    return schema.header_of(path).startswith("gnomon.planfile/")
+    """Whether the file's header says `gnomon.planfile`; InputError if it cannot be read, or is no TOML."""
+    try:
+        return schema.header_of(path).startswith("gnomon.planfile/")
+    except FormatError as error:
+        raise _no_plan(path, error) from error
+
+
+def _no_plan(path: str | Path, error: FormatError) -> FormatError:
+    """What a file is that was given as a plan, and is no TOML."""
+    return FormatError(
+        f"{path} is no plan file: {error}; plan files are TOML, as `gnomon plan MODEL --on CLUSTER --global-batch N -o "
+        f"plan.toml` writes them"
+    )
 
 
 def _stack(move: Callable[[Path, str], str], folder: Path, name: str) -> str:

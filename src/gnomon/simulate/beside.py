@@ -57,7 +57,8 @@ class Beside:
                 every.append((begins[inside] + shift, stops[inside] + shift, self.weights[inside]))
             at, busy = covered(*(np.concatenate(part) for part in zip(*every, strict=True)))
             starts, ends = starts + moved[sides.our_class], ends + moved[sides.our_class]
-            np.add.at(total, sides.keys, np.interp(ends, at, busy) - np.interp(starts, at, busy))
+            beside = np.interp(ends, at, busy) - np.interp(starts, at, busy)
+            total += np.bincount(sides.keys, beside, len(total))
         return total / sides.count
 
 

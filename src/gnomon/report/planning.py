@@ -236,7 +236,9 @@ def _runners(found: Result) -> tuple[str, ...]:
 
 
 def _too_large(found: Result) -> tuple[str, ...]:
-    columns = (Column(name="faster, but does not fit", align="left"), Column(name="step"), Column(name="GiB"))
+    """Plans over what a search may fill, which may be less than the device holds."""
+    over = f"faster, but over {show_bytes(found.limit_bytes)}"
+    columns = (Column(name=over, align="left"), Column(name="step"), Column(name="GiB"))
     faster = [each for each in found.near if each.step_s < found.best[0].step_s]
     if not faster:
         return ()

@@ -139,10 +139,15 @@ def between(low: float, high: float) -> str:
 
 def _breakdown(prediction: Prediction) -> tuple[str, ...]:
     columns = (Column(name="step of the busiest rank", align="left"), Column(name="s"), Column(name="%"))
-    parts = [(WORDS.get(kind, kind.lower()), seconds) for kind, seconds in prediction.breakdown.items() if seconds]
+    parts = [(_named(kind), seconds) for kind, seconds in prediction.breakdown.items() if seconds]
     parts.sort(key=lambda part: -part[1])
     rows = [(name, number(seconds), percent(seconds / prediction.step_s)) for name, seconds in parts]
     return table(columns, rows)
+
+
+def _named(kind: str) -> str:
+    """Of a collective only what the rank waits for is in the breakdown, and nothing of what is hidden."""
+    return f"exposed {kind}" if kind.endswith(" communication") else WORDS.get(kind, kind.lower())
 
 
 def _memory(prediction: Prediction) -> tuple[str, ...]:

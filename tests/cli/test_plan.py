@@ -142,6 +142,22 @@ def test_cheapest_fewest_and_at_most(capsys: pytest.CaptureFixture[str]) -> None
     assert "cheapest machines for 1.00 s: 2, in whole nodes" in capsys.readouterr().out
 
 
+def test_the_largest_model_by_choices_beyond_the_search(capsys: pytest.CaptureFixture[str]) -> None:
+    few = [*FEW, "--tp", "1", "--pp", "1", "--zero", "0", "--recompute", "full", "--no-clip", "--memory", "1700MiB"]
+    assert main([*few, "--largest", "layers", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    last, others = found["cases"][-1], [case for case in found["cases"][:-1] if "step_s" in case]
+    assert last["fits_by"]["choices"] == {"optimizer_offload": True} and last["choices"]["optimizer_offload"] is True
+    assert last["fits_by"]["peak_bytes_without"] > 1700 * 2**20 >= last["peak_bytes"]
+    assert last["fits_by"]["longer_step"] == pytest.approx(last["step_s"] / last["fits_by"]["step_s_without"] - 1)
+    assert "it fits by optimizer_offload yes, +" in found["said"]
+    plain = [case["label"] for case in others if "fits_by" not in case]
+    assert f"without such choices {plain[-1]} does" in found["said"]
+    assert main([*few, "--largest", "layers", "--json", "--no-refine"]) == 0
+    exact = json.loads(capsys.readouterr().out)["cases"][-1]
+    assert exact["label"] == plain[-1] and exact["choices"] == {} and "fits_by" not in exact
+
+
 def test_the_largest_model(capsys: pytest.CaptureFixture[str]) -> None:
     few = [*BARE[:3], "1x2xa100-sxm-80gb", *BARE[4:], "--global-batch", "2", "--recompute", "full"]
     assert main([*few, "--largest", "llama-3.1-405b,llama-3.2-1b,llama-tiny"]) == 0

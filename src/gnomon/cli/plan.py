@@ -37,6 +37,7 @@ from gnomon.search.goals import Question
 from gnomon.search.mixed_search import TRIES
 from gnomon.search.refine import Refined
 from gnomon.search.results import SAME_MESH
+from gnomon.search.squeeze import Spare
 from gnomon.search.uneven import Uneven, uneven
 from gnomon.units import parse_bytes, show_bytes
 
@@ -146,6 +147,7 @@ def _other(options: argparse.Namespace, asked: Asked) -> int:
     sizes = [f"--{name}" for name in ("pareto", "longest", "largest") if getattr(options, name)]
     if asked.chosen.asked and sizes:
         raise InputError(f"--refine is for the fastest plan, and {sizes[0]} asks another; fix choices with --fix")
+    exact = bool(sizes) and (options.pareto or asked.chosen.effort is None)
     question = Question(
         graph=asked.graph,
         stack=asked.stack,
@@ -154,7 +156,8 @@ def _other(options: argparse.Namespace, asked: Asked) -> int:
         limits=tuple(parse_limit(each) for each in asked.chosen.forbid),
         goal=asked.goal,
         prices=parse_prices(tuple(options.price)),
-        improve=None if sizes else lambda found: asked.chosen.best(_with_stages(options, found)[0]),
+        improve=None if exact else lambda found: asked.chosen.best(_with_stages(options, found)[0]),
+        spare=asked.chosen.spare() if sizes else Spare(),
         tries=options.tries or TRIES,
     )
     return answer(options, question, asked.machines, asked.workload, asked.assumed)

@@ -28,6 +28,7 @@ from gnomon.search.choices import (
 from gnomon.search.refine import QUICK, THOROUGH, Effort, Refined, refine
 from gnomon.search.results import Found, Result
 from gnomon.search.space import SCHEDULES
+from gnomon.search.squeeze import Spare
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
 """Fields that are yes or no."""
@@ -118,6 +119,10 @@ class Chosen:
         refined = refine(found, choices=self.open, forbid=self.limits, fixed=self.late, effort=self.effort, told=told)
         told.end()
         return refined
+
+    def spare(self) -> Spare:
+        """What may make further work fit; nothing where the refinement is left out."""
+        return Spare() if self.effort is None else Spare(choices=self.open, forbid=self.limits)
 
     def best(self, found: Result) -> Found:
         """The best plan of a search, refined as far as is asked."""

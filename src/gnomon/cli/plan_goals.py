@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
 from gnomon.cli.request import read_config, read_model, tokens_of, tokens_per_batch
-from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.terminal import Trying, print_json, print_lines
 from gnomon.errors import InputError, nearest
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import is_mixed
 from gnomon.models.presets import PRESETS
 from gnomon.plans import Workload
-from gnomon.report.sweep import sweep_mapping, sweep_page, sweep_text
+from gnomon.report.sweep import fitted_words, sweep_mapping, sweep_page, sweep_text
 from gnomon.report.tables import dollars, wrapped
 from gnomon.schema import save_text
+from gnomon.search.choices import made
 from gnomon.search.goals import (
     Case,
     Question,
@@ -89,31 +91,42 @@ def answer(
     options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]
 ) -> int:
     """Search, print, draw."""
+    told = Trying()
+    asked = replace(asked, spare=replace(asked.spare, told=told))
     if options.pareto:
         cases, said, met = _front(asked, cluster, workload)
     elif options.longest:
         cases = longest(asked, cluster, workload, multiple=options.longest)
-        said, met = f"longest: {cases[-1].label}, in multiples of {options.longest}{_found_so(cluster)}", True
+        said, met = f"longest: {cases[-1].label}, in multiples of {options.longest}{_found_so(cases)}", True
     elif options.largest:
         cases = _largest(options, asked, cluster, workload)
-        said, met = f"largest that fits: {cases[-1].label}{_found_so(cluster)}", True
+        said, met = f"largest that fits: {cases[-1].label}{_found_so(cases)}", True
     elif options.max_step or options.deadline or options.max_devices:
         cases, said, met = _machines(options, asked, cluster, workload)
     else:
         cases, said, met = _swept(options, asked, cluster, workload)
+    told.end()
     _show(options, cases, said, assumed)
     return 0 if met else 1
 
 
-def _found_so(cluster: Cluster) -> str:
-    """What the plans of the other cases are."""
-    return "; of the other cases some plan that fits, not the fastest" if is_mixed(cluster) else ""
+def _found_so(cases: Sequence[Case]) -> str:
+    """What the plans of the other cases are, and by what the last fits that has no plan in the exact search."""
+    last = cases[-1]
+    words = "; of the other cases some plan that fits, not the fastest" if is_mixed(last.cluster) else ""
+    if last.fitted is None:
+        return words
+    plain = [case.label for case in cases if case.found is not None and case.fitted is None]
+    before = f"; without such choices {plain[-1]} does" if plain else ""
+    return f"{words}; it fits by {fitted_words(last.fitted)}{before}"
 
 
 def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     resolution = int(min(group.node.device.memory_bytes for group in cluster.groups) * RESOLUTION)
     cases = pareto(asked, cluster, workload, resolution_bytes=resolution)
     said = f"Each plan is the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more."
+    if any(case.found is not None and made(case.found.plan) for case in cases):
+        said += " Plans with offload or other choices beyond the exact search are those that it makes of these plans."
     return cases, said, bool(cases)
 
 

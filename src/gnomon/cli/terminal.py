@@ -63,12 +63,15 @@ class Progress:
         self.shown = False
 
     def show(self, done: int) -> None:
-        """Say how many are done; at most five times a second on a terminal, every ten seconds elsewhere."""
+        """Say how many are done; see `say`."""
+        self.say(f"{self.what} {done:,} of {self.total:,}")
+
+    def say(self, text: str) -> None:
+        """Say what is done; at most five times a second on a terminal, every ten seconds elsewhere."""
         now = time.monotonic()
         if now - self.began < PATIENCE_S or now - self.said < (0.2 if self.terminal else 10.0):
             return
         self.said, self.shown = now, True
-        text = f"{self.what} {done:,} of {self.total:,}"
         print(f"\r{text}" if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -94,3 +97,18 @@ class Covered:
         """Wipe the line."""
         if self._progress is not None:
             self._progress.end()
+
+
+class Trying:
+    """Progress over cases of which it is not known how many there are."""
+
+    def __init__(self) -> None:
+        self._progress = Progress("", 0)
+
+    def __call__(self, label: str) -> None:
+        """Choices beyond the exact search are tried on this case."""
+        self._progress.say(f"{f'choices tried: {label}'[:60]:60}")
+
+    def end(self) -> None:
+        """Wipe the line."""
+        self._progress.end()

@@ -114,7 +114,7 @@ def short_plan(plan: Plan) -> str:
     axes += [layout.context] if mesh.cp > 1 and layout.context != "ring" else []
     words = [*axes, *([f"z{zero}"] if zero else []), *virtual, micro, *(word for word, is_so in said if is_so)]
     words += ["uneven"] if schedule.layers_per_stage else []
-    saved: str = "by stage" if plan.saved.rules else plan.saved.preset
+    saved: str = "by stage" if any(rule.action != "offload" for rule in plan.saved.rules) else plan.saved.preset
     again = [saved] if saved != "none" else []
     return "; ".join([" ".join(words), *([schedule.name] if mesh.pp > 1 else []), *again])
 

@@ -15,8 +15,10 @@ from gnomon.report.mixed import short_mixed
 from gnomon.report.planning import short_plan
 from gnomon.report.tables import Column, dollars, gib, number, table, wrapped
 from gnomon.search import Found
+from gnomon.search.choices import made, show_value
 from gnomon.search.goals import Case
 from gnomon.search.mixed_search import MixedFound
+from gnomon.search.squeeze import Fitted
 from gnomon.units import show_seconds
 
 WIDTH, HEIGHT, EDGE = 640, 320, 70
@@ -74,7 +76,16 @@ def _words(case: Case) -> str:
     assert case.found is not None
     if isinstance(case.found, MixedFound):
         return short_mixed(case.found, kinds_of(case.cluster))
-    return short_plan(case.found.plan)
+    plan = case.found.plan
+    return "; ".join((short_plan(plan), *(f"{c.name} {show_value(c, value, plan)}" for c, value in made(plan))))
+
+
+def fitted_words(fitted: Fitted) -> str:
+    """By which choices a plan fits and what they cost, as in `activation_offload 8 (+3.1 % step)`."""
+    plan = fitted.found.plan
+    names = " and ".join(f"{c.name} {show_value(c, value, plan)}" for c, value in fitted.made)
+    need = gib(fitted.without.tightest.peak_bytes)
+    return f"{names}, {100 * fitted.cost:+.1f} % of the step of the same plan without, which takes {need} GiB"
 
 
 def sweep_mapping(cases: Sequence[Case]) -> dict[str, Any]:
@@ -95,6 +106,17 @@ def _mapping(case: Case) -> dict[str, Any]:
         "dollars_per_million_tokens": None if case.dollars_per_token is None else case.dollars_per_token * 1e6,
         "peak_bytes": found.prediction.tightest.peak_bytes,
         "point": None if found.point is None else found.point._asdict(),
+        **({} if isinstance(found, MixedFound) else {"choices": {c.name: value for c, value in made(found.plan)}}),
+        **({} if case.fitted is None else {"fits_by": _fits_by(case.fitted)}),
+    }
+
+
+def _fits_by(fitted: Fitted) -> dict[str, Any]:
+    return {
+        "choices": {choice.name: value for choice, value in fitted.made},
+        "longer_step": fitted.cost,
+        "peak_bytes_without": fitted.without.tightest.peak_bytes,
+        "step_s_without": fitted.without.step_s,
     }
 
 

@@ -25,6 +25,7 @@ from gnomon.search.requests import check_request
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, make_space
+from gnomon.search.squeeze import Fitted, Spare, Squeeze
 from gnomon.units import show_bytes, show_seconds
 
 MOST_CHOICES = 64
@@ -45,6 +46,8 @@ class Case:
     """Why there is none."""
     rent: Rent | None = None
     """What the machines cost; None where no price is known."""
+    fitted: Fitted | None = None
+    """By which choices beyond the exact search `found` fits, where no plan of that does."""
 
     @property
     def tokens(self) -> float | None:
@@ -87,6 +90,8 @@ class Question:
     """A plan made of a search's, no slower: `search.refine`. None: the search's best as it is."""
     tries: int = TRIES
     """Predictions of a search over several kinds of devices, at most; its answer may then not be the best."""
+    spare: Spare = field(default_factory=Spare)
+    """Choices that make further work fit, and plans of a front with less memory, on devices of one kind."""
 
     def best(self, cluster: Cluster, workload: Workload, *, label: str = "", memory_bytes: int | None = None) -> Case:
         """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's."""
@@ -137,7 +142,7 @@ class Question:
         """A plan that fits; without one, the reason. On machines of several kinds not the fastest, which takes longer
         to find: `like` are cases whose plans are tried first."""
         if not is_mixed(cluster):
-            return self.best(cluster, workload, label=label)
+            return replace(self, improve=None).best(cluster, workload, label=label)
         case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
         known = tuple(each.found for each in like if isinstance(each.found, MixedFound))
         try:
@@ -158,12 +163,49 @@ class Question:
 
     def fastest(self, case: Case) -> Case:
         """The same case with the fastest plan, where `fitting` has found another."""
-        if not is_mixed(case.cluster):
+        if case.fitted is not None or (self.improve is None and not is_mixed(case.cluster)):
             return case
         best = self.best(case.cluster, case.workload, label=case.label)
+        if self.spares and isinstance(best.found, Found):  # activations on the host in place of recompute
+            others = (best.found, *self.squeeze(case.cluster, case.workload).smaller(best.found))
+            best = replace(best, found=min(others, key=lambda each: each.step_s))
         if best.found is None or (case.found is not None and case.found.step_s <= best.found.step_s):
             return case
         return best
+
+    @property
+    def spares(self) -> bool:
+        """Whether choices are open that may make further work fit."""
+        return bool(self.spare.choices)
+
+    def squeeze(self, cluster: Cluster, workload: Workload) -> Squeeze:
+        """What makes plans fit by choices beyond the exact search."""
+        return Squeeze(
+            graph=self.graph,
+            cluster=cluster,
+            workload=workload,
+            stack=self.stack,
+            base=self.base,
+            fixed=self.fixed,
+            limits=self.limits,
+            goal=self.goal,
+            spare=self.spare,
+        )
+
+    def squeezed(self, case: Case, like: Iterable[Case]) -> Case:
+        """A case without a plan, with one that fits by choices beyond the exact search, if one is found. like: cases of
+        smaller work, whose plans are tried first."""
+        if is_mixed(case.cluster) or not self.spares or case.found is not None:
+            return case
+        if self.spare.told is not None:
+            self.spare.told(case.label)
+        try:
+            check_request(self.graph, case.cluster, case.workload, self.base, self.fixed, case.cluster.num_devices)
+        except PlanError:
+            return case
+        points = [each.found.point for each in like if isinstance(each.found, Found)]
+        fitted = self.squeeze(case.cluster, case.workload).fitted(points)
+        return case if fitted is None else replace(case, found=fitted.found, why="", fitted=fitted)
 
 
 def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_bytes: int = 1) -> tuple[Case, ...]:
@@ -172,7 +214,8 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
     Each search allows `resolution_bytes` less than the plan before it takes. With 1 the front is the whole one: a plan
     of it that is slower than one found takes less memory, so the next search allows it, and returns it or one between.
     With more, plans may be left out that save less than so many bytes on the one before; none is shown that is beaten
-    by a plan shown.
+    by a plan shown. With choices that spare memory (`Question.spare`), what `Squeeze.smaller` makes of these plans is
+    added where none beats it; what these choices could do for other plans is not known.
     """
     cases: list[Case] = []
     limit = max(memory_limits(kinds_of(cluster), asked.goal))
@@ -180,12 +223,40 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
         case = asked.best(cluster, workload, memory_bytes=limit)
         if case.found is None:
             break
-        peak = max(rank.peak_bytes for rank in case.found.prediction.memory)
+        peak = _peak_bytes(case.found)
         while cases and cases[-1].found is not None and cases[-1].found.step_s >= case.found.step_s:
             cases.pop()  # as fast, with more memory
         cases.append(replace(case, label=show_bytes(limit)))
         limit = peak - resolution_bytes
-    return tuple(cases)
+    if is_mixed(cluster) or not asked.spares:
+        return tuple(cases)
+    return _front_of([*cases, *_smaller(asked, cases)], resolution_bytes)
+
+
+def _smaller(asked: Question, cases: Sequence[Case]) -> Iterator[Case]:
+    """Plans with less memory than those of the cases, by choices beyond the exact search."""
+    for case in cases:
+        if asked.spare.told is not None:
+            asked.spare.told(case.label)
+        if isinstance(case.found, Found):
+            for found in asked.squeeze(case.cluster, case.workload).smaller(case.found):
+                yield replace(case, label=show_bytes(_peak_bytes(found)), found=found)
+
+
+def _front_of(cases: Iterable[Case], resolution_bytes: int) -> tuple[Case, ...]:
+    """Those that no other beats, the fastest first, each with so much less memory than the one before."""
+    able = [(case.found.step_s, _peak_bytes(case.found), case) for case in cases if case.found is not None]
+    front: list[Case] = []
+    last = float("inf")
+    for _, peak, case in sorted(able, key=lambda each: each[:2]):
+        if peak <= last - resolution_bytes:
+            front.append(case)
+            last = peak
+    return tuple(front)
+
+
+def _peak_bytes(found: Found | MixedFound) -> int:
+    return max(rank.peak_bytes for rank in found.prediction.memory)
 
 
 def fewest_devices(
@@ -261,27 +332,67 @@ def longest(
     """Lengths tried, the last case the longest with a plan that fits: a multiple of `multiple` tokens.
 
     Doubled until nothing fits, then halved in. Taken for granted: where a length fits, so does a shorter multiple,
-    which holds when `multiple` divides into what every axis needs. PlanError when not even one `multiple` fits.
+    which holds when `multiple` divides into what every axis needs. Beyond that length, the same is done with plans that
+    fit by choices beyond the exact search (`Question.squeezed`). PlanError when not even one `multiple` fits.
     """
     tried: dict[int, Case] = {}
 
     def fits(count: int) -> bool:
         length = count * multiple
         work = replace(workload, seq_len=length)
-        like = [case for _, case in sorted(tried.items(), reverse=True) if case.found is not None]
-        tried[count] = asked.fitting(cluster, work, label=f"seq_len={length}", like=like[:4])
+        tried[count] = asked.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried))
         return tried[count].found is not None
 
-    if not fits(1):
-        raise PlanError(f"no plan fits with {multiple} tokens: {tried[1].why}; use more devices or a smaller multiple")
-    low = 1
-    while low * 2 * multiple <= most and fits(low * 2):
+    def squeezes(count: int) -> bool:
+        if count * multiple > most:
+            return False
+        length = count * multiple
+        case = Case(
+            label=f"seq_len={length}",
+            cluster=cluster,
+            workload=replace(workload, seq_len=length),
+            found=None,
+            why="nothing fits in memory",
+            rent=rent(cluster, asked.prices),
+        )
+        tried[count] = asked.squeezed(tried.get(count, case), like_of(tried))
+        return tried[count].found is not None
+
+    low = int(fits(1))
+    while low and low * 2 * multiple <= most and fits(low * 2):
         low *= 2
     high = low * 2
     while high - low > 1 and high in tried:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return (*(case for count, case in sorted(tried.items()) if count != low), asked.fastest(tried[low]))
+    if asked.spares and not is_mixed(cluster):
+        low = further(squeezes, low)
+    if not low:
+        raise PlanError(f"no plan fits with {multiple} tokens: {tried[1].why}; use more devices or a smaller multiple")
+    return (*others(tried, low), asked.fastest(tried[low]))
+
+
+def like_of(tried: Mapping[int, Case]) -> list[Case]:
+    """The largest cases that fit, whose plans may fit others."""
+    return [case for _, case in sorted(tried.items(), reverse=True) if case.found is not None][:4]
+
+
+def others(tried: Mapping[int, Case], low: int) -> Iterator[Case]:
+    """The other cases than the answer, in order. Those below it without a plan are left out: only the exact search was
+    asked for one."""
+    return (case for count, case in sorted(tried.items()) if count > low or (count < low and case.found is not None))
+
+
+def further(fits: Callable[[int], bool], low: int) -> int:
+    """The greatest count from `low` on that fits, by steps that are doubled, then halved; `low` if the next does not.
+    Taken for granted: where a count fits, so does every one between `low` and it."""
+    gap = 1
+    while fits(low + gap):
+        low, gap = low + gap, gap * 2
+    while gap > 1:
+        gap //= 2
+        low = low + gap if fits(low + gap) else low
+    return low
 
 
 def of_nodes(cluster: Cluster, nodes: int) -> Cluster:

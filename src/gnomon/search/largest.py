@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
-from gnomon.hardware import Cluster
+from gnomon.hardware import Cluster, rent
+from gnomon.hardware.kinds import is_mixed
 from gnomon.models.presets import Config, build
 from gnomon.plans import Workload
-from gnomon.search.goals import Case, Question
+from gnomon.search.goals import Case, Question, further, like_of, others
 
 Rule = Literal["layers", "hidden", "both"]
 """`layers`: more layers of the same width. `hidden`: more heads of the same width, with their share of key-value heads,
@@ -93,7 +94,9 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     """Sizes tried, the last case the largest with a plan that fits.
 
     From the model's own size it is doubled until nothing fits, or halved until something does, then halved in to the
-    unit of the rule. Taken for granted: where a size fits, so does a smaller one. PlanError if the smallest does not.
+    unit of the rule. Taken for granted: where a size fits, so does a smaller one. Beyond that size, the same is done
+    with plans that fit by choices beyond the exact search (`Question.squeezed`). PlanError if not even
+    the smallest fits.
     """
     step = unit(config, rule)
     tried: dict[int, Case] = {}
@@ -106,19 +109,31 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
         graphs[count] = made.graph
         return tried[count].found is not None
 
+    def squeezes(count: int) -> bool:
+        if count > MOST:
+            return False
+        made = grown(config, rule, count * step)
+        name = f"layers={made.config.num_layers} heads={made.config.num_heads}"
+        case = tried.get(count) or _without(asked, cluster, workload, made.graph, name)
+        tried[count] = replace(asked, graph=made.graph).squeezed(case, like_of(tried))
+        graphs[count] = made.graph
+        return tried[count].found is not None
+
     least = getattr(config, "num_dense_layers", 0) + 1 if rule != "hidden" else 1
     own = config.num_heads if rule == "hidden" else config.num_layers
     low, high = _bracket(fits, max(least, own // step), least)
-    if not low:
+    while low and high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    if asked.spares and not is_mixed(cluster):
+        low = further(squeezes, low or least - 1)
+    if low < least:
         raise PlanError(
             f"not even {tried[least].label} fits on {cluster.name}: {tried[least].why}; use more devices, or a smaller "
             f"model to start from"
         )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
     best = replace(asked, graph=graphs[low]).fastest(tried[low])
-    return (*(case for count, case in sorted(tried.items()) if count != low), best)
+    return (*others(tried, low), best)
 
 
 def _bracket(fits: Callable[[int], bool], start: int, least: int) -> tuple[int, int]:
@@ -141,7 +156,7 @@ def largest_of(asked: Question, cluster: Cluster, workload: Workload, graphs: It
     """Models tried, the largest first; the last is the largest that fits. PlanError if none does."""
     cases = []
     for graph in sorted(graphs, key=lambda graph: graph.num_parameters(), reverse=True):
-        cases.append(_case(asked, cluster, workload, graph, graph.name))
+        cases.append(replace(asked, graph=graph).squeezed(_case(asked, cluster, workload, graph, graph.name), ()))
         if cases[-1].found is not None:
             cases[-1] = replace(asked, graph=graph).fastest(cases[-1])
             return tuple(cases)
@@ -150,5 +165,14 @@ def largest_of(asked: Question, cluster: Cluster, workload: Workload, graphs: It
 
 
 def _case(asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:
-    said = f"{label} ({graph.num_parameters() / 1e9:.3g}B)"
-    return replace(asked, graph=graph).fitting(cluster, workload, label=said)
+    return replace(asked, graph=graph).fitting(cluster, workload, label=_said(graph, label))
+
+
+def _without(asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:
+    """A size of which the exact search is known to have no plan."""
+    why, cost = "nothing fits in memory", rent(cluster, asked.prices)
+    return Case(label=_said(graph, label), cluster=cluster, workload=workload, found=None, why=why, rent=cost)
+
+
+def _said(graph: Graph, label: str) -> str:
+    return f"{label} ({graph.num_parameters() / 1e9:.3g}B)"

@@ -162,8 +162,12 @@ class Question:
         return replace(case, found=found)
 
     def fastest(self, case: Case) -> Case:
-        """The same case with the fastest plan, where `fitting` has found another."""
-        if case.fitted is not None or (self.improve is None and not is_mixed(case.cluster)):
+        """The same case with the fastest plan, where `fitting` or `squeezed` has found another."""
+        if case.fitted is not None:
+            better = self.squeeze(case.cluster, case.workload).fitted([case.fitted.found.point])
+            slower = better is None or better.found.step_s >= case.fitted.found.step_s
+            return case if better is None or slower else replace(case, found=better.found, fitted=better)
+        if self.improve is None and not is_mixed(case.cluster):
             return case
         best = self.best(case.cluster, case.workload, label=case.label)
         if self.spares and isinstance(best.found, Found):  # activations on the host in place of recompute
@@ -203,8 +207,10 @@ class Question:
             check_request(self.graph, case.cluster, case.workload, self.base, self.fixed, case.cluster.num_devices)
         except PlanError:
             return case
-        points = [each.found.point for each in like if isinstance(each.found, Found)]
-        fitted = self.squeeze(case.cluster, case.workload).fitted(points)
+        known = [*like]
+        squeeze = self.squeeze(case.cluster, case.workload)
+        fitted = next((f for each in known if each.fitted and (f := squeeze.alike(each.fitted))), None)
+        fitted = fitted or squeeze.fitted(each.found.point for each in known if isinstance(each.found, Found))
         return case if fitted is None else replace(case, found=fitted.found, why="", fitted=fitted)
 
 

@@ -124,9 +124,11 @@ def _found_so(cases: Sequence[Case]) -> str:
 def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     resolution = int(min(group.node.device.memory_bytes for group in cluster.groups) * RESOLUTION)
     cases = pareto(asked, cluster, workload, resolution_bytes=resolution)
-    said = f"Each plan is the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more."
-    if any(case.found is not None and made(case.found.plan) for case in cases):
-        said += " Plans with offload or other choices beyond the exact search are those that it makes of these plans."
+    falls = f"the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more"
+    said = f"Each plan is {falls}."
+    usual = made(asked.base)
+    if not is_mixed(cluster) and any(case.found is not None and made(case.found.plan) != usual for case in cases):
+        said = f"Each plan of the exact search is {falls}; plans with offload and the like are made of those."
     return cases, said, bool(cases)
 
 

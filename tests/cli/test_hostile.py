@@ -152,8 +152,9 @@ def test_terminals_of_other_encodings(words: str, encoding: str, folder: Path) -
 
 
 def started(words: str, **options: object) -> subprocess.Popen[str]:
-    """A command in a process group of its own."""
-    program = f"import sys; from gnomon.cli import main; sys.exit(main({words.split()!r}))"
+    """A command in a process group of its own, which writes a line to stderr when it starts."""
+    program = "import sys; from gnomon.cli import main; print('starts', file=sys.stderr, flush=True); "
+    program += f"sys.exit(main({words.split()!r}))"
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-c", program], text=True, env=environment, start_new_session=True, **options
@@ -165,17 +166,18 @@ def test_an_output_that_is_full_is_no_mistake_of_ours() -> None:
     with open("/dev/full", "w") as full:
         process = started("catalogue devices", stdout=full, stderr=subprocess.PIPE)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (2, "gnomon: cannot write the output: No space left on device\n")
+    assert (process.returncode, err) == (2, "starts\ngnomon: cannot write the output: No space left on device\n")
 
 
 def test_an_interrupted_search_says_so_and_writes_nothing(tmp_path: Path) -> None:
     target = tmp_path / "plan.toml"
     words = f"plan gpt3-175b --on 64x8xa100-sxm-80gb --global-batch 512 --seq-len 2048 -o {target}"
     process = started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(2.0)
+    assert process.stderr is not None and process.stderr.readline() == "starts\n"
+    time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err.splitlines()[-1]) == (130, "", "gnomon: interrupted")
+    assert (process.returncode, out, err) == (130, "", "gnomon: interrupted\n")
     assert not list(tmp_path.iterdir())
 
 

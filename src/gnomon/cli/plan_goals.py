@@ -25,6 +25,7 @@ from gnomon.report.tables import dollars, wrapped
 from gnomon.schema import save_text
 from gnomon.search.choices import made
 from gnomon.search.goals import (
+    FASTEST_NODES,
     Case,
     Question,
     among,
@@ -113,7 +114,12 @@ def answer(
 def _found_so(cases: Sequence[Case]) -> str:
     """What the plans of the other cases are, and by what the last fits that has no plan in the exact search."""
     last = cases[-1]
-    words = "; of the other cases some plan that fits, not the fastest" if is_mixed(last.cluster) else ""
+    words = (
+        f"; its plan is the best of those on one kind and of {FASTEST_NODES:,} partial pipelines over kinds at most, "
+        "those of the other cases some that fit"
+        if is_mixed(last.cluster)
+        else ""
+    )
     if last.fitted is None:
         return words
     plain = [case.label for case in cases if case.found is not None and case.fitted is None]

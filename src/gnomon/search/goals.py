@@ -28,6 +28,11 @@ from gnomon.search.space import Limit, make_space
 from gnomon.search.squeeze import Fitted, Spare, Squeeze
 from gnomon.units import show_bytes, show_seconds
 
+FASTEST_NODES = 2000
+"""Partial pipelines over kinds that are looked at for the fastest plan of the longest sequence or largest model. There
+nearly every plan is too large, which bounds on memory show of each pipeline but not of the first ranks of one: the
+search would take minutes."""
+
 MOST_CHOICES = 64
 """Choices of whole nodes of several kinds that are searched for one question."""
 
@@ -93,12 +98,22 @@ class Question:
     spare: Spare = field(default_factory=Spare)
     """Choices that make further work fit, and plans of a front with less memory, on devices of one kind."""
 
-    def best(self, cluster: Cluster, workload: Workload, *, label: str = "", memory_bytes: int | None = None) -> Case:
-        """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's."""
+    def best(
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        *,
+        label: str = "",
+        memory_bytes: int | None = None,
+        known: Sequence[MixedFound] = (),
+        most_nodes: int | None = None,
+    ) -> Case:
+        """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's. known, most_nodes:
+        of a search over several kinds, as `plan_mixed` takes them."""
         goal = self.goal if memory_bytes is None else replace(self.goal, memory_bytes=memory_bytes)
         case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
         if is_mixed(cluster):
-            return self._over_kinds(case, memory_bytes)
+            return self._over_kinds(case, memory_bytes, known, most_nodes)
         try:
             check_request(self.graph, cluster, workload, self.base, self.fixed, cluster.num_devices)
             space = make_space(
@@ -118,7 +133,9 @@ class Question:
         large = found.counts.too_large or found.counts.priced
         return replace(case, why="nothing fits in memory" if large else "nothing can run")
 
-    def _over_kinds(self, case: Case, memory_bytes: int | None) -> Case:
+    def _over_kinds(
+        self, case: Case, memory_bytes: int | None, known: Sequence[MixedFound], most_nodes: int | None
+    ) -> Case:
         """The case with the best plan over its machines' kinds, or on one of them."""
         try:
             found = plan_mixed(
@@ -133,14 +150,18 @@ class Question:
                 top=1,
                 tries=self.tries,
                 most_bytes=memory_bytes,
+                known=known,
+                most_nodes=most_nodes,
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
         return replace(case, found=found.best[0])
 
-    def fitting(self, cluster: Cluster, workload: Workload, *, label: str, like: Sequence[Case] = ()) -> Case:
+    def fitting(
+        self, cluster: Cluster, workload: Workload, *, label: str, like: Sequence[Case] = (), only: bool = False
+    ) -> Case:
         """A plan that fits; without one, the reason. On machines of several kinds not the fastest, which takes longer
-        to find: `like` are cases whose plans are tried first."""
+        to find: `like` are cases whose plans are tried first, and with `only` no others."""
         if not is_mixed(cluster):
             return replace(self, improve=None).best(cluster, workload, label=label)
         case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
@@ -156,20 +177,23 @@ class Question:
                 fixed=self.fixed,
                 forbid=self.limits,
                 like=known,
+                only=only,
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
         return replace(case, found=found)
 
     def fastest(self, case: Case) -> Case:
-        """The same case with the fastest plan, where `fitting` or `squeezed` has found another."""
+        """The same case with the fastest plan, where `fitting` or `squeezed` has found another; over
+        several kinds the best of `FASTEST_NODES` partial pipelines."""
         if case.fitted is not None:
             better = self.squeeze(case.cluster, case.workload).fitted([case.fitted.found.point])
             slower = better is None or better.found.step_s >= case.fitted.found.step_s
             return case if better is None or slower else replace(case, found=better.found, fitted=better)
         if self.improve is None and not is_mixed(case.cluster):
             return case
-        best = self.best(case.cluster, case.workload, label=case.label)
+        known = (case.found,) if isinstance(case.found, MixedFound) else ()
+        best = self.best(case.cluster, case.workload, label=case.label, known=known, most_nodes=FASTEST_NODES)
         if self.spares and isinstance(best.found, Found):  # activations on the host in place of recompute
             others = (best.found, *self.squeeze(case.cluster, case.workload).smaller(best.found))
             best = replace(best, found=min(others, key=lambda each: each.step_s))
@@ -343,11 +367,14 @@ def longest(
     """
     tried: dict[int, Case] = {}
 
-    def fits(count: int) -> bool:
+    def fits(count: int, *, known: bool = False) -> bool:
+        """Whether a plan does, or with `known` one that fits a shorter length."""
         length = count * multiple
         work = replace(workload, seq_len=length)
-        tried[count] = asked.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried))
-        return tried[count].found is not None
+        case = asked.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried), only=known)
+        if case.found is not None or not known:
+            tried[count] = case
+        return case.found is not None
 
     def squeezes(count: int) -> bool:
         if count * multiple > most:
@@ -368,6 +395,13 @@ def longest(
     while low and low * 2 * multiple <= most and fits(low * 2):
         low *= 2
     high = low * 2
+    if is_mixed(cluster) and high in tried and high - low > 1:  # where to show that none fits takes longest
+        above = high
+        while above - low > 1:
+            middle = (low + above) // 2
+            low, above = (middle, above) if fits(middle, known=True) else (low, middle)
+        if low + 1 < high:
+            low, high = (low + 1, high) if fits(low + 1) else (low, low + 1)
     while high - low > 1 and high in tried:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

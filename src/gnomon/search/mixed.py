@@ -77,6 +77,8 @@ def plan_mixed(
     top: int = 5,
     tries: int = TRIES,
     most_bytes: int | None = None,
+    known: Sequence[MixedFound] = (),
+    most_nodes: int | None = None,
     told: Callable[[int, int], None] | None = None,
 ) -> MixedResult:
     """The fastest plan that fits, over all kinds of a mixed cluster or some of them, and the next `top` - 1.
@@ -84,6 +86,8 @@ def plan_mixed(
     Arguments as for `plan`; `fixed` and `forbid` may name the fields in `mixed_space.OPEN_FIELDS`, of which `pp` is the
     number of stages. tries: predictions after which the search over kinds stops; so many more go to plans with equal
     shares, which the result is compared with. most_bytes: what any device may hold, below what the goal allows it.
+    known: plans of this work that fit; slower ones are not looked for. most_nodes: partial pipelines over kinds that
+    each search looks at, at most.
     PlanError for a cluster of one kind, and when nothing fits.
     """
     graph = preset(model) if isinstance(model, str) else model
@@ -109,12 +113,16 @@ def plan_mixed(
             pass  # too small for the model, or without a plan that is asked for
         alone.append((kind, found))
         predicted += tried
-    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries)
+    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes)
     even.run()
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
-    known = [found for found in (*(f for _, f in alone), *even.best) if found is not None]
-    search = MixedSearch(tables, workload, stack, space, allowed, top=top, tries=tries, known=known, told=progress)
+    every = [found for found in (*(f for _, f in alone), *even.best, *known) if found is not None]
+    first = list({found.plan: found for found in every}.values())
+    search = MixedSearch(
+        tables, workload, stack, space, allowed,
+        top=top, tries=tries, known=first, told=progress, most_nodes=most_nodes,
+    )  # fmt: skip
     search.run()
     if not search.best:
         raise PlanError(_nothing_fits(graph, machines, space, search))
@@ -165,10 +173,12 @@ def fitting(
     forbid: Iterable[Limit],
     like: Sequence[MixedFound] = (),
     tries: int = FIT_TRIES,
+    only: bool = False,
 ) -> MixedFound:
     """A plan over the kinds of a cluster, or on one of them, that fits: not the fastest.
 
-    like: plans that fit at other work, tried first. tries: predictions after which the search over kinds gives up.
+    like: plans that fit at other work, tried first, and with `only` no others. tries: predictions after which the
+    search over kinds gives up.
     PlanError when none fits, which says whether all were looked at.
     """
     limits = tuple(forbid)
@@ -181,6 +191,9 @@ def fitting(
             continue
         if fits(again, space.kinds, allowed):
             return replace(each, prediction=again)
+
+    if only:
+        raise PlanError("none of the known plans fits")
 
     def alone(**sparing: object) -> MixedFound | None:
         for index, kind in enumerate(space.kinds):

@@ -24,6 +24,7 @@ from gnomon.search.mixed_bounds import (
     LayerTables,
     Longs,
     held_bytes,
+    in_flight,
     least_of_ranks,
     least_step_s,
     played_s,
@@ -206,17 +207,57 @@ class Bounds:
 
         Proof: a rank of n layers holds n times what the smallest layer takes, of parameters and of one microbatch, and
         what its device's workspace takes. Were all ranks filled to the same share x of their limits, they would hold
-        all layers: no point has a smaller largest share. Side by side every worker takes a sequence at least.
+        all layers: no point has a smaller largest share. Side by side every worker takes a sequence at least. Where
+        ranks have one stage, and what is held once fits, so many microbatches as are under way in each are counted.
         """
         shape = block.shape
         zero = max(z for z, _ in self.space.variants(shape, block.microbatches))
         ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
         key = shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, block[1:], zero
         if key not in self._ratios:
-            self._ratios[key] = self._least_ratio(block, zero)
-        return self._ratios[key]
+            self._ratios[key] = self._least_ratio(block, zero, (1,) * shape.pp)
+        if shape.virtual > 1 or shape.pp == 1 or self._ratios[key] > 1:
+            return self._ratios[key]
+        ordered = shape, block[1:], zero  # what is under way differs by rank
+        if ordered not in self._ratios:
+            self._ratios[ordered] = self._least_ratio(block, zero, self.flights(block))
+        return self._ratios[ordered]
 
-    def _least_ratio(self, block: MixedBlock, zero: int) -> float:
+    def flights(self, block: MixedBlock) -> tuple[int, ...]:
+        """Microbatches that each pipeline rank of any point of a block holds all its layers' activations of, at
+        least."""
+        shape, count = block.shape, block.microbatches
+        if shape.virtual > 1 or shape.pp == 1:
+            return (1,) * shape.pp
+        only = all(schedule == "gpipe" for _, schedule in self.space.variants(shape, count))
+        return tuple(in_flight("gpipe" if only else "", rank, shape.pp, count) for rank in range(shape.pp))
+
+    def most_layers(self, block: MixedBlock, zero: int) -> list[float]:
+        """Layers that each rank of a pipeline over kinds has room for, at most, with ZeRO up to a stage. Proof as for
+        `least_ratio`; beside its layers a rank holds what the backward of one needs, of the model's last layer where
+        that is its own, and on the ends what is before and after the layers that are counted."""
+        shape, counted = block.shape, self.tables.counted
+        workers, found = self.space.workers(shape), []
+        size, holder = self.space.global_batch // block.microbatches, 0 if shape.turned else shape.pp - 1
+        for rank, (kind, flights) in enumerate(zip(shape.kinds, self.flights(block), strict=True)):
+            column = self.tables.column[-(-size // workers[rank])]
+            table = self.tables.every(block, rank)
+            dense, kept = table.least[4:6, column].tolist()
+            ways = self.ways(shape, workers, rank)
+            ends = [(0, counted[0])] if not rank else []
+            ends += [(counted[-1] + 1, self.tables.num_layers)] if rank == holder else []
+            beside = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
+            each, fixed = (
+                float(static_bytes(n, 0.0, self.space.base, zero, ways, self.tables.stack)) for n in (dense, beside)
+            )
+            each += kept * flights
+            fixed += flights * sum(float(table.kept[b, column] - table.kept[a, column]) for a, b in ends)
+            inside = table.inside[-1 if rank == holder else slice(None), column]
+            room = self.limits[kind] - self.tables.workspace[kind] - fixed - float(np.min(inside))
+            found.append(max(0.0, room) / each if each else float(self.space.num_layers))
+        return found
+
+    def _least_ratio(self, block: MixedBlock, zero: int, flights: Sequence[int]) -> float:
         shape, space, base = block.shape, self.space, self.space.base
         workers = space.workers(shape)
         size = space.global_batch // block.microbatches
@@ -226,7 +267,8 @@ class Bounds:
             column = 0 if beside else self.tables.column[-(-size // workers[entry])]
             dense, kept = self.tables.every(block, entry).least[4:6, column].tolist()
             ways = self.ways(shape, (sum(workers),) if beside else workers, 0 if beside else entry)
-            each = float(static_bytes(dense, 0.0, base, zero, ways, self.tables.stack)) + kept
+            under_way = flights[0 if beside else entry]
+            each = float(static_bytes(dense, 0.0, base, zero, ways, self.tables.stack)) + kept * under_way
             limit, workspace = self.limits[kind], self.tables.workspace[kind]
             if beside or entry == (0 if shape.turned else shape.pp - 1):  # the rank of the last layer
                 most = max(most, (workspace + float(self.tables.every(block, entry).inside[-1, column])) / limit)

@@ -25,6 +25,7 @@ from gnomon.plans.check import problems
 from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.step import SPLIT_BACKWARD
+from gnomon.search.flight import under_way
 from gnomon.search.mixed_bounds import (
     Doubles,
     LayerTables,
@@ -121,6 +122,10 @@ class Pipe:
             for split in (False, True)
         }
         """Layers by the second that the ranks from each on take through."""
+        zero = max((each for each, _ in self.variants), default=0)
+        rooms = [int(min(most * (1 + SLACK), 1e9)) for most in search.rows.most_layers(block, zero)]
+        self.room = [sum(rooms[rank:]) for rank in range(len(rooms) + 1)]
+        """Layers that the ranks from each on have room for, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +168,13 @@ class MixedSearch:
         tries: int = TRIES,
         known: Iterable[MixedFound] = (),
         told: Callable[[int], None] | None = None,
+        most_nodes: int | None = None,
     ) -> None:
-        """limits: bytes that a device of each kind may hold. known: plans that were predicted already."""
+        """limits: bytes that a device of each kind may hold. known: plans that were predicted already. most_nodes:
+        partial pipelines that are looked at, at most."""
         self.tables, self.workload, self.stack, self.space, self.limits = tables, workload, stack, space, limits
         self.top, self.tries, self.told = top, tries, told
+        self.most_nodes = most_nodes or self.most_nodes
         self.known = {found.point: found for found in known if found.point is not None}
         self.best = sorted(known, key=lambda each: each.step_s)[:top]
         self.counts = MixedCounts(space=space.size)
@@ -447,6 +455,12 @@ class MixedSearch:
         return forward, back, (begins * least[0] + embed[0], begins * least[1] + embed[1])
 
     def _may_begin(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
+        """Whether the rank after those of a node may fit with so many layers, and those after it with the rest."""
+        rest = self.space.num_layers - node.used - choices
+        able = rest <= node.pipe.room[len(node.layers) + 1]
+        return self._rank_fits(node, choices) & able if able.any() else able
+
+    def _rank_fits(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
         """Whether the rank after those of a node may fit with so many layers."""
         pipe, rank = node.pipe, len(node.layers)
         kind, table, tables = pipe.shape.kinds[rank], pipe.tables[rank], self.tables
@@ -457,6 +471,11 @@ class MixedSearch:
             held = static_bytes(
                 dense, 0.0, self.space.base, zero, self.rows.ways(pipe.shape, pipe.workers, rank), tables.stack
             )
+            kept = choices * float(table.least[5])  # a microbatch in each stage
+            if not rank:
+                ways = min(under_way(s, pipe.shape.pp, pipe.virtual, pipe.count) for _, s in variants)
+                kept = np.maximum(kept, choices // pipe.virtual * ways * float(table.least[5]))
+            held = np.asarray(held + kept)
             return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
         schedule = "" if any(v[1] != "gpipe" for v in variants) else "gpipe"
         first = 0 if not rank else tables.counted[node.used]

@@ -152,8 +152,10 @@ def test_terminals_of_other_encodings(words: str, encoding: str, folder: Path) -
 
 
 def started(words: str, **options: object) -> subprocess.Popen[str]:
-    """A command in a process group of its own, which writes a line to stderr when it starts."""
-    program = "import sys; from gnomon.cli import main; print('starts', file=sys.stderr, flush=True); "
+    """A command in a process group of its own, which writes a line to stderr when it starts. Whoever runs the tests in
+    the background has ^C ignored, and children inherit that."""
+    program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program += "from gnomon.cli import main; print('starts', file=sys.stderr, flush=True); "
     program += f"sys.exit(main({words.split()!r}))"
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]

@@ -10,7 +10,7 @@ Leaves out: weights, tokenizers, model types not in READERS.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
 from gnomon.formats.hf_decoders import DECODERS
@@ -21,6 +21,7 @@ from gnomon.formats.hf_parts import (
     Reader,
     Wanted,
     check_layer_types,
+    deepseek_of,
     heads_of,
     optional_window,
     sizes_of,
@@ -262,8 +263,7 @@ def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.Mixt
 
 
 def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.DeepseekConfig:
-    heads = k.integer("num_attention_heads")
-    k.must_be("num_key_value_heads", heads)
+    k.must_be("num_key_value_heads", k.integer("num_attention_heads"))
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("moe_layer_freq", 1)
@@ -280,23 +280,8 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
     predicted = k.raw("num_nextn_predict_layers")
     if predicted and not wanted.mtp:
         notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
-    return deepseek.DeepseekConfig(
-        name=name,
-        num_layers=k.integer("num_hidden_layers"),
-        num_dense_layers=k.integer("first_k_dense_replace", least=0),
-        hidden_size=k.integer("hidden_size"),
-        num_heads=heads,
-        q_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else 0,
-        kv_rank=k.integer("kv_lora_rank"),
-        nope_dim=k.integer("qk_nope_head_dim"),
-        rope_dim=k.integer("qk_rope_head_dim"),
-        v_head_dim=k.integer("v_head_dim"),
-        ffn_size=k.integer("intermediate_size"),
-        num_experts=k.integer("n_routed_experts"),
-        experts_per_token=k.integer("num_experts_per_tok"),
-        num_shared_experts=k.integer("n_shared_experts", least=0),
-        expert_ffn_size=k.integer("moe_intermediate_size"),
-        vocab_size=k.integer("vocab_size"),
+    return replace(
+        deepseek_of(k, name, num_dense_layers=k.integer("first_k_dense_replace", least=0)),
         num_groups=k.integer("n_group") if k.has("n_group") else 1,
         groups_per_token=k.integer("topk_group") if k.has("topk_group") else 1,
         mtp_modules=1 if wanted.mtp else 0,

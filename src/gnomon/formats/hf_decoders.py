@@ -9,6 +9,7 @@ Graphs without a config, since neither the runtime nor the job files of other pr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gnomon.formats.hf_parts import (
     ACTIVATIONS,
@@ -17,6 +18,7 @@ from gnomon.formats.hf_parts import (
     Reader,
     Wanted,
     check_layer_types,
+    deepseek_of,
     optional_window,
     sizes_of,
 )
@@ -363,8 +365,7 @@ def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    heads = k.integer("num_attention_heads")
-    k.must_be("num_key_value_heads", heads)
+    k.must_be("num_key_value_heads", k.integer("num_attention_heads"))
     for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
         k.must_be(key, False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -375,23 +376,8 @@ def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim")
     k.ignore("n_group", "topk_group", *ROUTER_KEYS)
-    config = deepseek.DeepseekConfig(
-        name=name,
-        num_layers=k.integer("num_hidden_layers"),
-        num_dense_layers=k.integer("first_k_dense_replace", 0, least=0),
-        hidden_size=k.integer("hidden_size"),
-        num_heads=heads,
-        q_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else 0,
-        kv_rank=k.integer("kv_lora_rank"),
-        nope_dim=k.integer("qk_nope_head_dim"),
-        rope_dim=k.integer("qk_rope_head_dim"),
-        v_head_dim=k.integer("v_head_dim"),
-        ffn_size=k.integer("intermediate_size"),
-        num_experts=k.integer("n_routed_experts"),
-        experts_per_token=k.integer("num_experts_per_tok"),
-        num_shared_experts=k.integer("n_shared_experts", least=0),
-        expert_ffn_size=k.integer("moe_intermediate_size"),
-        vocab_size=k.integer("vocab_size"),
+    config = replace(
+        deepseek_of(k, name, num_dense_layers=k.integer("first_k_dense_replace", 0, least=0)),
         num_groups=k.integer("n_group") if grouped else 1,
         groups_per_token=k.integer("topk_group") if grouped else 1,
         router="softmax",

@@ -12,6 +12,7 @@ from typing import Literal, TypedDict
 
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
+from gnomon.models.deepseek import DeepseekConfig
 from gnomon.models.presets import Config
 
 ACTIVATIONS = {
@@ -83,6 +84,28 @@ def sizes_of(k: Keys, *, tied: bool = False, head_dim: int = 0) -> Sizes:
         ffn_size=k.integer("intermediate_size"),
         vocab_size=k.integer("vocab_size"),
         tied=k.flag("tie_word_embeddings", tied),
+    )
+
+
+def deepseek_of(k: Keys, name: str, *, num_dense_layers: int) -> DeepseekConfig:
+    """What the files of DeepSeek-V2 and V3 say by the same keys; groups of experts and the router are the caller's."""
+    return DeepseekConfig(
+        name=name,
+        num_layers=k.integer("num_hidden_layers"),
+        num_dense_layers=num_dense_layers,
+        hidden_size=k.integer("hidden_size"),
+        num_heads=k.integer("num_attention_heads"),
+        q_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else 0,
+        kv_rank=k.integer("kv_lora_rank"),
+        nope_dim=k.integer("qk_nope_head_dim"),
+        rope_dim=k.integer("qk_rope_head_dim"),
+        v_head_dim=k.integer("v_head_dim"),
+        ffn_size=k.integer("intermediate_size"),
+        num_experts=k.integer("n_routed_experts"),
+        experts_per_token=k.integer("num_experts_per_tok"),
+        num_shared_experts=k.integer("n_shared_experts", least=0),
+        expert_ffn_size=k.integer("moe_intermediate_size"),
+        vocab_size=k.integer("vocab_size"),
     )
 
 

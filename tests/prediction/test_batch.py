@@ -11,7 +11,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule
 from gnomon.plans.parts import Fp8
-from gnomon.prediction import LayerPrice, LocalContext, layer_price, layer_prices
+from gnomon.prediction import KernelFacts, LayerPrice, LocalContext, layer_price, layer_prices
 from gnomon.prediction.stage import stage_prices
 
 PLANS = {
@@ -38,7 +38,7 @@ def contexts(plan: Plan, name: str) -> list[LocalContext]:
     graph, cluster = model(name), parse_cluster("1x8xh100-sxm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gnomon.prediction.stage.layer_price", catch)
-        stage_prices(plan, graph, cluster, 0, sizes={"batch": 1, "seq": 4096}, kernels=FUSED)
+        stage_prices(plan, graph, cluster, 0, sizes={"batch": 1, "seq": 4096}, kernels=FUSED, facts=KernelFacts())
     middle = found[1]
     return [replace(middle, sizes=(("batch", b), ("seq", s))) for b, s in SIZES]
 

@@ -86,7 +86,7 @@ class _Pricing:
     """One layer being priced."""
 
     def __init__(self, context: LocalContext, sizes: Mapping[str, Any]) -> None:
-        self.context = context
+        self.context, self.facts = context, context.facts
         self.dtypes = Dtypes(compute=context.precision.compute, param=context.precision.compute)
         self.sharded = shard_block(
             context.block, context.layout, context.mesh, sizes, self.dtypes, no_grad=context.no_grad
@@ -94,7 +94,7 @@ class _Pricing:
         self.back = backward(context.block, context.kernels, self.dtypes, no_grad_inputs=context.no_grad)
         self.block = self.back.forward
         self.device = powered(context.device)
-        self.curves: Curves = curves_with(context.device, context.attention_kernel, context.cublas)
+        self.curves: Curves = curves_with(context.device, self.facts.attention_kernel, self.facts.cublas)
         self.links = dict(context.links)
         self.causal_share = self._causal_share(sizes)
         self.ops = {op.path: op for op in self.block.ops}
@@ -103,9 +103,9 @@ class _Pricing:
         self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
         self.routed = routed_tensors(self.block) if context.load != 1 else frozenset()
         self.wide = self._wide()
-        self.into_add = self._into_add() if context.dropout_add_fused else frozenset()
+        self.into_add = self._into_add() if self.facts.dropout_add_fused else frozenset()
         self.casts = self._casts()
-        self.epilogues = self._epilogues() if context.fused_experts else frozenset()
+        self.epilogues = self._epilogues() if self.facts.fused_experts else frozenset()
         inner = [self.ops[path] for path in self.epilogues]
         self.between = {name for op in inner for name in (*op.inputs, *op.outputs)}
         self.gathered = self._gathered()
@@ -210,24 +210,24 @@ class _Pricing:
         """Tensor that narrow products read, or whose gradient they do, and that tensor-parallel ranks gather in eight
         bits -> ranks. Source: NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py grad_output_preprocess
         (cast, gather, transpose), layernorm_linear.py (the gathered input is what the norm wrote, in 8 bits)."""
-        if not self.context.transformer_engine:
+        if not self.facts.transformer_engine:
             return {}
         return {c.tensor: c.ranks for c in (*self.sharded.forward, *self.sharded.backward) if self._narrow_gather(c)}
 
     def _narrow_gather(self, collective: Collective) -> bool:
         gathers = collective.kind == "all_gather" and collective.axis == "tp" and not collective.inside
-        return gathers and self.context.transformer_engine and bool(self._low(collective.path))
+        return gathers and self.facts.transformer_engine and bool(self._low(collective.path))
 
     def _narrow_sum(self, collective: Collective) -> bool:
         sums = collective.kind == "reduce_scatter" and collective.axis == "tp" and not collective.inside
-        return sums and self.context.narrow_sums and collective.phase == "forward" and bool(self._low(collective.path))
+        return sums and self.facts.narrow_sums and collective.phase == "forward" and bool(self._low(collective.path))
 
     def _cast_of(self, op: Op, *, backward: bool) -> Cast:
         name = op.outputs[0] if backward else op.inputs[0]
         again = not backward and self.casts.get(name, op.path) != op.path
         made = self.makers.get(name)
         again = again or name in self.between
-        normed = not backward and self.context.transformer_engine and made is not None and made.kind == "norm"
+        normed = not backward and self.facts.transformer_engine and made is not None and made.kind == "norm"
         return Cast(again=again, normed=normed, share=1 / self.gathered.get(name, 1))
 
     def _low(self, path: str) -> Low:
@@ -266,7 +266,7 @@ class _Pricing:
             cast=self._cast_of(op, backward=False) if op.contracts else WHOLE,
             load=self.context.load,
             causal_share=share,
-            fused=self.context.fused_experts,
+            fused=self.facts.fused_experts,
         )
         return price + self._around_experts(op, backward=False)
 
@@ -274,7 +274,7 @@ class _Pricing:
         """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch, and
         beside a rotary embedding that its fused kernel cannot do."""
         context, experts = self.context, self.local_experts
-        if not context.transformer_engine or not experts:
+        if not self.facts.transformer_engine or not experts:
             return FREE
         if op.attr("factor", False):
             turned = nbytes(self.block.tensor(op.outputs[0]), self.sharded.sizes(op.path), self.dtypes)
@@ -282,16 +282,16 @@ class _Pricing:
         low = self._low(op.path)
         if op.kind == "grouped_linear":
             mates = [o.path for o in self.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]]
-            looped = mates[0] == op.path and not (low and context.fused_experts)  # gate and up are one product
+            looped = mates[0] == op.path and not (low and self.facts.fused_experts)  # gate and up are one product
             return FREE if not looped else OpPrice(device_s=0.0, kernels=loop_launches(experts, low))
         if op.kind not in ("dispatch", "combine", "glu"):
             return FREE
         rows = self.block.tensor(op.outputs[0] if op.kind == "dispatch" else op.inputs[0])
         moved = nbytes(rows, self.sharded.sizes(op.path), self.dtypes) * context.load
         found = FREE
-        if (op.attr("biased", False) or op.attr("clamped", False)) and not (low and context.fused_experts):
+        if (op.attr("biased", False) or op.attr("clamped", False)) and not (low and self.facts.fused_experts):
             found = extra_passes(op, moved, experts, self.device, self.curves, backward=backward)
-        if op.kind == "glu" or context.mesh.ep == 1 or context.fused_dispatch:
+        if op.kind == "glu" or context.mesh.ep == 1 or self.facts.fused_dispatch:
             return found
         return found + row_passes(op.kind, moved, experts, low, self.device, self.curves, backward=backward)
 
@@ -324,7 +324,7 @@ class _Pricing:
                 cast=self._cast_of(self.ops[grad.path], backward=True) if grad.path in self.ops else WHOLE,
                 load=self.context.load,
                 causal_share=share,
-                fused=self.context.fused_experts,
+                fused=self.facts.fused_experts,
             )
             if grad.path in self.ops and grad.phase != "accumulate":
                 price = price + self._around_experts(self.ops[grad.path], backward=True)
@@ -404,7 +404,7 @@ class _Pricing:
         """Seconds of products that a collective of the backward travels beside: of input gradients, for inputs that are
         gathered again for the weight gradients; of these, for sums over ranks of input gradients."""
         kind, again = collective.kind, collective.weight_grad
-        if not self.context.backward_overlap or collective.phase != "backward" or collective.inside:
+        if not self.facts.backward_overlap or collective.phase != "backward" or collective.inside:
             return 0.0
         if not again and kind not in ("reduce_scatter", "all_reduce"):
             return 0.0
@@ -420,7 +420,7 @@ class _Pricing:
         if self._narrow_gather(collective) or self._narrow_sum(collective):
             size = size * 8 / DTYPE_BITS[self.context.precision.compute]
         link = self.links[collective.axis]
-        if self.context.fused_dispatch and collective.inside and collective.axis == "ep":
+        if self.facts.fused_dispatch and collective.inside and collective.axis == "ep":
             seconds = dispatch_seconds(size, link, **self._copies(link))
         else:
             seconds = collective_seconds(collective.kind, size, link)

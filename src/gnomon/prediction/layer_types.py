@@ -10,12 +10,49 @@ from dataclasses import dataclass, field
 
 from gnomon.graph import Block, Kernels
 from gnomon.hardware import Device
-from gnomon.plans import Layout, Mesh, Precision
+from gnomon.plans import Layout, Mesh, Precision, Stack
 from gnomon.plans.saving import LayerSaving
 from gnomon.prices.curves import AttentionKernel, CublasRelease
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink
 from gnomon.sharding import ShardedBlock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFacts:
+    """Facts of a stack on which the price of a layer depends, beside `Kernels`: which libraries, what they fuse and
+    what they overlap."""
+
+    attention_kernel: AttentionKernel | None = None
+    """Fused attention that the stack prefers; None: not known."""
+    cublas: CublasRelease | None = None
+    """The library that multiplies, where it is older than that of the curves."""
+    transformer_engine: bool = False
+    """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
+    narrow_sums: bool = False
+    """Partial sums of the forward travel in eight bits where products are narrow (`Stack.tp_reduce_dtype`)."""
+    dropout_add_fused: bool = False
+    """Dropout runs in the kernel of the residual addition that follows it."""
+    backward_overlap: bool = False
+    """A backward's collectives travel beside the products that do not need them."""
+    fused_dispatch: bool = False
+    """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
+    fused_experts: bool = False
+    """Narrow products of experts, their activation and its casts are one kernel each way (`Stack.moe_experts`)."""
+
+    @staticmethod
+    def of(stack: Stack) -> KernelFacts:
+        """What a stack says; what it does not say is taken as not done."""
+        return KernelFacts(
+            attention_kernel=stack.attention_kernel,
+            cublas=stack.cublas,
+            transformer_engine=stack.transformer_engine is True,
+            narrow_sums=stack.tp_reduce_dtype == "fp8",
+            dropout_add_fused=stack.dropout_add == "fused",
+            backward_overlap=stack.backward_overlap is True,
+            fused_dispatch=stack.moe_dispatch == "fused",
+            fused_experts=stack.moe_experts == "fused",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +78,10 @@ class LocalContext:
     precision: Precision
     """Its `fp8` is None for a layer that keeps the compute dtype."""
     kernels: Kernels
+    facts: KernelFacts
     device: Device
-    transformer_engine: bool = False
-    """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
-    narrow_sums: bool = False
-    """Partial sums of the forward travel in eight bits where products are narrow (`Stack.tp_reduce_dtype`)."""
-    dropout_add_fused: bool = False
-    """Dropout runs in the kernel of the residual addition that follows it."""
-    backward_overlap: bool = False
-    """A backward's collectives travel beside the products that do not need them (`Stack.backward_overlap`)."""
-    fused_dispatch: bool = False
-    """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
-    fused_experts: bool = False
-    """Narrow products of experts, their activation and its casts are one kernel each way (`Stack.moe_experts`)."""
     expert_overlap: bool = False
     """Dispatch and combine travel beside computing of another microbatch (`Overlap.experts`)."""
-    attention_kernel: AttentionKernel | None = None
-    """Fused attention that the stack prefers; None: not known."""
-    cublas: CublasRelease | None = None
-    """The library that multiplies, where it is older than that of the curves (`Stack.cublas`)."""
     split_paths: tuple[tuple[str, int], ...] = ()
     """(pattern over op paths, parts): collectives cut into parts that overlap with the op (asynchronous tensor
     parallelism)."""

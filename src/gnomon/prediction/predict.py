@@ -22,6 +22,7 @@ from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
 from gnomon.prediction.evidence import evidence
 from gnomon.prediction.held import filled
+from gnomon.prediction.layer_types import KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
@@ -302,6 +303,7 @@ def _workers(
     """Of each stage, the prices of its kinds of worker."""
     experts = [dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"]
     most, found, seen = max((each or 0 for each in experts), default=0), [], dict[Mesh, tuple[dict[str, int], float]]()
+    facts = KernelFacts.of(stack)
     for stage in range(plan.num_stages):
         mesh = plan.stage_mesh(stage)
         if mesh not in seen:
@@ -315,15 +317,8 @@ def _workers(
             stage,
             sizes=sizes,
             kernels=kernels,
+            facts=facts,
             load=load,
-            attention_kernel=stack.attention_kernel,
-            cublas=stack.cublas,
-            dropout_add_fused=stack.dropout_add == "fused",
-            backward_overlap=stack.backward_overlap is True,
-            transformer_engine=bool(stack.transformer_engine),
-            narrow_sums=stack.tp_reduce_dtype == "fp8",
-            fused_dispatch=stack.moe_dispatch == "fused",
-            fused_experts=stack.moe_experts == "fused",
         )
         found.append(prices)
     return tuple(found)

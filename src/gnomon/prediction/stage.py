@@ -19,8 +19,7 @@ from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Mesh, Plan, Precision, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
-from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
-from gnomon.prices.curves import AttentionKernel, CublasRelease
+from gnomon.prediction.layer_types import Kept, KernelFacts, LayerPrice, LocalContext, Phase
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.homes import routed_tensors
@@ -213,21 +212,13 @@ def stage_prices(
     *,
     sizes: Mapping[str, int],
     kernels: Kernels,
+    facts: KernelFacts,
     load: float = 1.0,
-    attention_kernel: AttentionKernel | None = None,
-    cublas: CublasRelease | None = None,
-    dropout_add_fused: bool = False,
-    backward_overlap: bool = False,
-    transformer_engine: bool = False,
-    narrow_sums: bool = False,
-    fused_dispatch: bool = False,
-    fused_experts: bool = False,
 ) -> tuple[StagePrice, ...]:
     """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
-    each rank a share. load: busiest over mean rows of experts. attention_kernel, cublas, dropout_add_fused,
-    backward_overlap, transformer_engine, narrow_sums, fused_dispatch, fused_experts: of the stack.
+    each rank a share. facts: of the stack. load: busiest over mean rows of experts.
     """
     made = _planned(plan, graph, cluster, kernels)
     mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
@@ -250,14 +241,7 @@ def stage_prices(
             load,
             device,
             members,
-            attention_kernel,
-            cublas,
-            dropout_add_fused,
-            backward_overlap,
-            transformer_engine,
-            narrow_sums,
-            fused_dispatch,
-            fused_experts,
+            facts,
         )
         for (device, part), members in workers.items()
     ]
@@ -316,14 +300,7 @@ def _stage_price(
     load: float,
     device: Device,
     members: tuple[int, ...],
-    attention_kernel: AttentionKernel | None,
-    cublas: CublasRelease | None,
-    dropout_add_fused: bool,
-    backward_overlap: bool,
-    transformer_engine: bool,
-    narrow_sums: bool,
-    fused_dispatch: bool,
-    fused_experts: bool,
+    facts: KernelFacts,
 ) -> StagePrice:
     plan, graph, saving = made.plan, made.graph, made.saving
     mesh, links = plan.stage_mesh(stage), made.links(stage)
@@ -336,24 +313,10 @@ def _stage_price(
         groups.setdefault(alike, []).append(layer)
     if not groups:
         raise PlanError(f"stage {stage} has no layers; use fewer stages")
-    known = id(links), id(device), tuple(sorted(sizes.items())), load
+    known = id(links), id(device), tuple(sorted(sizes.items())), load, facts
     prices = []
     for (name, no_grad, saved, low), layers in groups.items():
-        key = (
-            known,
-            name,
-            no_grad,
-            saved,
-            low,
-            attention_kernel,
-            cublas,
-            dropout_add_fused,
-            backward_overlap,
-            transformer_engine,
-            narrow_sums,
-            fused_dispatch,
-            fused_experts,
-        )
+        key = known, name, no_grad, saved, low
         if key not in made.prices:
             context = LocalContext(
                 block=graph.block(name),
@@ -367,14 +330,7 @@ def _stage_price(
                 precision=_precision(plan, low),
                 kernels=made.kernels,
                 device=device,
-                attention_kernel=attention_kernel,
-                cublas=cublas,
-                dropout_add_fused=dropout_add_fused,
-                backward_overlap=backward_overlap,
-                transformer_engine=transformer_engine,
-                narrow_sums=narrow_sums,
-                fused_dispatch=fused_dispatch,
-                fused_experts=fused_experts,
+                facts=facts,
                 expert_overlap=plan.overlap.experts,
                 split_paths=splits,
                 load=load,

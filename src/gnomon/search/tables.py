@@ -19,7 +19,7 @@ from gnomon.graph import Block, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Plan, Precision, Stack, savings, select, stage_layers
 from gnomon.prediction.layer import price_layer_saved
-from gnomon.prediction.layer_types import LayerPrice, LocalContext, Phase
+from gnomon.prediction.layer_types import KernelFacts, LayerPrice, LocalContext, Phase
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.fitted import Fitted, Rates, rates
 from gnomon.prices.host import host_cost
@@ -169,6 +169,7 @@ def kind_tables(
     """
     batch: object = np.array(micro, np.int64) if len(micro) > 1 else int(micro[0])
     prices: list[tuple[LayerPrice, ...]] = []
+    facts = KernelFacts.of(stack)
     for i, kind in enumerate(kinds.kinds):
         whole, here, busiest = plan.stage_mesh(0), dict(links), load
         if not routed_tensors(kind.block):  # without experts, nothing lies on their axes
@@ -190,17 +191,10 @@ def kind_tables(
             whole_recompute=ways[0][1],
             precision=_precision(plan.precision, kind.narrow),
             kernels=kernels,
+            facts=facts,
             device=device,
             split_paths=tuple((s.op, s.parts) for s in plan.overlap.splits),
             load=busiest,
-            attention_kernel=stack.attention_kernel,
-            cublas=stack.cublas,
-            dropout_add_fused=stack.dropout_add == "fused",
-            backward_overlap=stack.backward_overlap is True,
-            transformer_engine=bool(stack.transformer_engine),
-            narrow_sums=stack.tp_reduce_dtype == "fp8",
-            fused_dispatch=stack.moe_dispatch == "fused",
-            fused_experts=stack.moe_experts == "fused",
             expert_overlap=plan.overlap.experts,
         )
         known[key] = price_layer_saved(context, {**sizes, "batch": batch}, ways)

@@ -5,7 +5,8 @@
 
 DATA_DIR holds kernels/*.csv (public measurements; each names its source). Every second size is kept out of every fit;
 errors are on those. Where a size was measured several times (NCCL versions, settings), the fit is to the
-median and errors are of every single measurement. About a minute on one core. Assumed rows are left as they are.
+median and errors are of every single measurement. Within a node NCCL's own tuning says where small buffers end
+(`nccl_tuning.py`), and both sides are fitted apart. About a minute on one core. Assumed rows are left as they are.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fitting import search
+from nccl_tuning import switch_bytes
 from numpy.typing import NDArray
 
 from gnomon import schema
 from gnomon.hardware import catalogue, parse_cluster
 from gnomon.prices import collectives
-from gnomon.prices.collectives import AcrossFit, CollectiveFile, CopyFit, InsideFit
+from gnomon.prices.collectives import AcrossFit, CollectiveFile, CopyFit, Cost, InsideFit, SmallFit
 from gnomon.prices.curves import Provenance
 from gnomon.prices.links import AxisLink, axis_link
 
 FILE = Path(__file__).parents[1] / "src/gnomon/prices/collectives.toml"
-DATE = "2026-11-21"
+DATE = "2026-11-22"
 OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 """Names of the tables -> ours."""
 
@@ -43,6 +46,9 @@ class Points:
 
     bytes: Array
     seconds: Array
+
+    def where(self, which: NDArray[np.bool_]) -> Points:
+        return Points(bytes=self.bytes[which], seconds=self.seconds[which])
 
     def halves(self) -> tuple[Points, Points]:
         """(fitted to: medians of sizes 1, 3, 5 …; kept out: every measurement at the sizes between)."""
@@ -84,25 +90,14 @@ def errors(predicted: Array, measured: Array) -> tuple[float, float]:
     return float(np.median(miss)), float(np.quantile(miss, 0.9))
 
 
-def search(loss: Callable[[Array], float], start: Array, low: Array, high: Array) -> Array:
-    """Pattern search: one parameter at a time up or down by a factor that shrinks, within limits."""
-    best, least = start.copy(), loss(start)
-    step = 0.7
-    while step > 0.004:
-        better = False
-        for i in range(len(best)):
-            for factor in (1 + step, 1 / (1 + step)):
-                tried = best.copy()
-                tried[i] = min(max(tried[i] * factor, low[i]), high[i])
-                found = loss(tried)
-                if found < least - 1e-9:
-                    best, least, better = tried, found, True
-        step = step if better else step * 0.6
-    return best
-
-
 def log_error(predicted: Array, measured: Array) -> float:
     return float(np.abs(np.log(predicted / measured)).mean())
+
+
+def log_spread(predicted: Array, measured: Array) -> float:
+    """Mean and root mean square together, so that neither the middle nor the tail is given up for the other."""
+    miss = np.log(predicted / measured)
+    return float(np.abs(miss).mean() + np.sqrt((miss**2).mean()))
 
 
 def cost(start: float, per_byte: float, ramp: float, size: Array) -> Array:
@@ -130,32 +125,60 @@ class Inside:
     """Of `collectives`; the data is of the first."""
     groups: dict[int, tuple[AxisLink, Points]]
     data: str
+    nccl: tuple[int, int] | None = None
+    """Its version, whose tuning says where small buffers end; None: all sizes are fitted as one."""
 
 
 def fit_inside(want: Inside) -> InsideFit:
-    constants, misses = [], []
+    costs, misses = [], []
     for ranks, (link, measured) in sorted(want.groups.items()):
         fitted, held = measured.halves()
         per_byte = float(collectives.bound_seconds(want.kinds[0], 1.0, link))
-        found = search(
-            lambda p, f=fitted, b=per_byte: log_error(cost(p[0], b / p[1], p[2], f.bytes), f.seconds),
-            np.array([fitted.seconds.min(), 0.8, 0.5]),
-            np.array([1e-7, 0.01, 0.01]),
-            np.array([1e-2, 1.0, 50.0]),
-        )
-        constants.append((ranks, *found))
-        misses.append(np.abs(cost(found[0], per_byte / found[1], found[2], held.bytes) / held.seconds - 1))
+        if want.nccl is None:
+            found = _fit_cost(fitted, per_byte, log_error)
+        else:
+            switch = switch_bytes(link.arch, want.kinds[0], ranks, want.nccl)
+            found = replace(
+                _fit_cost(fitted.where(fitted.bytes > switch), per_byte, log_spread),
+                small=_fit_cost(fitted.where(fitted.bytes <= switch), per_byte, log_spread),
+                small_bytes=float(switch),
+            )
+        costs.append((ranks, per_byte, found))
+        misses.append(np.abs(found.seconds(held.bytes) / held.seconds - 1))
     miss = np.concatenate(misses)
     sizes = np.concatenate([m.bytes for _, m in want.groups.values()])
     return InsideFit(
         link=want.link,
         collectives=want.kinds,  # type: ignore[arg-type]
-        ranks=tuple(c[0] for c in constants),
-        start_s=tuple(_round(c[1]) for c in constants),
-        share=tuple(min(1.0, _round(c[2])) for c in constants),
-        ramp=tuple(_round(c[3]) for c in constants),
+        ranks=tuple(ranks for ranks, _, _ in costs),
+        **_constants([(per_byte, cost) for _, per_byte, cost in costs]),  # type: ignore[arg-type]
+        small=None
+        if want.nccl is None
+        else SmallFit(
+            up_to_bytes=tuple(cost.small_bytes for _, _, cost in costs),
+            **_constants([(per_byte, cost.small) for _, per_byte, cost in costs if cost.small]),
+        ),
         provenance=provenance(want.data, float(np.median(miss)), float(np.quantile(miss, 0.9)), sizes),
     )
+
+
+def _fit_cost(points: Points, per_byte: float, loss: Callable[[Array, Array], float]) -> Cost:
+    """per_byte: seconds at the link's peak."""
+    found = search(
+        lambda p: loss(cost(p[0], per_byte / p[1], p[2], points.bytes), points.seconds),
+        np.array([points.seconds.min(), 0.8, 0.5]),
+        np.array([1e-7, 0.01, 0.01]),
+        np.array([1e-2, 1.0, 50.0]),
+    )
+    return Cost(start_s=float(found[0]), s_per_byte=per_byte / float(found[1]), ramp=float(found[2]))
+
+
+def _constants(costs: list[tuple[float, Cost]]) -> dict[str, tuple[float, ...]]:
+    return {
+        "start_s": tuple(_round(cost.start_s) for _, cost in costs),
+        "share": tuple(min(1.0, _round(per_byte / cost.s_per_byte)) for per_byte, cost in costs),
+        "ramp": tuple(_round(cost.ramp) for _, cost in costs),
+    }
 
 
 def provenance(data: str, median: float, p90: float, sizes: Array) -> Provenance:
@@ -184,11 +207,11 @@ AIC = "nccl_intranode_aiconfigurator"
 def inside_rows(data: Path) -> list[Inside]:
     """AIConfigurator's runs in fp16: on int8, all-reduces of H100 do without the switches' sums."""
     found = []
-    for device, spec, link, versions in (
-        ("a100_sxm", "dgx-a100-80gb", "nvlink3", "2.27.3"),
-        ("h100_sxm", "dgx-h100", "nvlink4", "2.23, 2.27.3 and 2.29.2"),
-        ("b200_sxm", "dgx-b200", "nvlink5", "2.27.3 to 2.29.2"),
-        ("l40s", "8xl40s", "pcie4-x16", "2.27.3"),
+    for device, spec, link, versions, nccl in (
+        ("a100_sxm", "dgx-a100-80gb", "nvlink3", "2.27.3", (2, 27)),
+        ("h100_sxm", "dgx-h100", "nvlink4", "2.23, 2.27.3 and 2.29.2", (2, 29)),
+        ("b200_sxm", "dgx-b200", "nvlink5", "2.27.3 to 2.29.2", (2, 29)),
+        ("l40s", "8xl40s", "pcie4-x16", "2.27.3", (2, 27)),
     ):
         for op in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
             sizes = (2, 4) if device == "l40s" else (2, 4, 8)
@@ -201,7 +224,7 @@ def inside_rows(data: Path) -> list[Inside]:
             }
             kinds = ("all_gather", "broadcast") if op == "all_gather" else (OPS.get(op, op),)
             source = f"{AIC}.csv: {device}, nccl-tests, fp16, NCCL {versions}"
-            found.append(Inside(label=device, link=link, kinds=kinds, groups=groups, data=source))
+            found.append(Inside(label=device, link=link, kinds=kinds, groups=groups, data=source, nccl=nccl))
     return found + other_rows(data)
 
 
@@ -468,8 +491,20 @@ def copies(data: Path) -> CopyFit:
 # --- what is printed and written
 
 
-def report(label: str, kinds: tuple[str, ...], row: Any) -> None:
-    print(f"| {label} | {row.link} | {', '.join(kinds)} | {row.provenance.error} | {row.provenance.range} |")
+def report(label: str, kinds: tuple[str, ...], row: Any, repeats: str = "-") -> None:
+    said = row.provenance
+    print(f"| {label} | {row.link} | {', '.join(kinds)} | {said.error} | {said.range} | {repeats} |")
+
+
+def repeats(want: Inside) -> str:
+    """How far single measurements are from the median of their size, which no price can be nearer than; where sizes
+    were measured once, "-"."""
+    off = []
+    for _, measured in want.groups.values():
+        for size in np.unique(measured.bytes):
+            same = measured.seconds[measured.bytes == size]
+            off.extend(np.abs(same / np.median(same) - 1) if len(same) > 1 else [])
+    return f"{np.median(off):.1%} / {np.quantile(off, 0.9):.1%}" if off else "-"
 
 
 def judge(data: Path) -> None:
@@ -541,11 +576,11 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--write", action="store_true", help="put the rows into collectives.toml")
     options = parser.parse_args()
-    print("| system | link | collectives | error | sizes |\n| --- | --- | --- | --- | --- |")
+    print("| system | link | collectives | error | sizes | repeats |\n| --- | --- | --- | --- | --- | --- |")
     inside = []
     for want in inside_rows(options.data):
         inside.append(fit_inside(want))
-        report(f"{want.label} x{'/'.join(map(str, want.groups))}", want.kinds, inside[-1])
+        report(f"{want.label} x{'/'.join(map(str, want.groups))}", want.kinds, inside[-1], repeats(want))
     if options.write:
         save(inside, [], [])
     across = []

@@ -119,6 +119,24 @@ def nelder_mead(loss: Callable[[Array], float], start: Array, steps: int) -> Arr
     return start
 
 
+def search(loss: Callable[[Array], float], start: Array, low: Array, high: Array) -> Array:
+    """Least of a function by pattern search: one parameter at a time, up or down by a factor that shrinks, within
+    limits."""
+    best, least = start.copy(), loss(start)
+    step = 0.7
+    while step > 0.004:
+        better = False
+        for i in range(len(best)):
+            for factor in (1 + step, 1 / (1 + step)):
+                tried = best.copy()
+                tried[i] = min(max(tried[i] * factor, low[i]), high[i])
+                found = loss(tried)
+                if found < least - 1e-9:
+                    best, least, better = tried, found, True
+        step = step if better else step * 0.6
+    return best
+
+
 def fit(ranges: dict[str, Range], model: Model, measured: Array, steps: int = 400) -> dict[str, float]:
     """Constants with the least mean absolute logarithm of predicted over measured."""
 

@@ -20,6 +20,8 @@ from gnomon.prices.collectives import (
     AcrossFit,
     CollectiveFile,
     InsideFit,
+    SmallFit,
+    algorithm_costs,
     bound_seconds,
     collective_fits,
     collective_seconds,
@@ -149,8 +151,33 @@ def test_more_bandwidth_is_never_slower(kind: str, size: float, seen: AxisLink, 
 
 @given(any_kind, st.floats(512, 1e11), any_link)
 def test_no_jumps(kind: str, size: float, seen: AxisLink) -> None:
-    """Also where the fastest algorithm changes: 1% more bytes cost at most 1% more time."""
+    """Also where the fastest algorithm changes: 1% more bytes cost at most 1% more time, but where NCCL turns from its
+    low-latency protocols to Simple."""
+    switch = algorithm_costs(kind, seen)[0].small_bytes
+    if size <= switch < size * 1.01:
+        size = size * 1.01
     assert collective_seconds(kind, size * 1.01, seen) <= collective_seconds(kind, size, seen) * 1.01 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("system", "kind", "switch", "below_us", "above_us"),
+    [
+        # The same tables: sizes on both sides of what NCCL's tuning model gives (src/graph/tuning.cc, v2.27.3).
+        (link("8xa100-sxm-80gb", 4, 4), "reduce_scatter", 1.79 * MIB, (MIB, 21.1), (2 * MIB, 48.7)),
+        (link("8xh100-sxm", 2, 2), "all_reduce", 1.64 * MIB, (MIB, 14.6), (2 * MIB, 27.6)),
+        (link("8xh100-sxm", 4, 4), "all_gather", 3.01 * MIB, (2 * MIB, 19.1), (4 * MIB, 36.9)),
+        (link("8xh100-sxm", 8, 8), "all_to_all", 128 * KIB, (128 * KIB, 9.8), (256 * KIB, 13.0)),
+        (link("8xb200-sxm", 8, 8), "all_reduce", 2.14 * MIB, (2 * MIB, 33.6), (4 * MIB, 54.5)),
+    ],
+)
+def test_times_jump_where_nccl_changes_protocol(
+    system: AxisLink, kind: str, switch: float, below_us: tuple[float, float], above_us: tuple[float, float]
+) -> None:
+    cost = algorithm_costs(kind, system)[0]
+    assert cost.small_bytes == pytest.approx(switch, rel=0.01)
+    assert cost.seconds(cost.small_bytes * 1.001) > 1.1 * cost.seconds(cost.small_bytes)
+    for size, measured in (below_us, above_us):
+        assert collective_seconds(kind, size, system) == pytest.approx(measured * 1e-6, rel=0.15)
 
 
 @given(any_kind, st.lists(sizes, max_size=5), any_link)
@@ -242,6 +269,19 @@ def test_constants_between_and_beyond_the_sizes_of_group() -> None:
     )  # fmt: skip
     assert row.at(4) == pytest.approx((6e-6, 0.7, 1.5))  # half way over log2
     assert row.at(32) == pytest.approx((12e-6, 0.9, 2.0))  # two doublings on: 2 us each
+
+
+def test_small_buffers_between_sizes_of_group() -> None:
+    small = SmallFit(up_to_bytes=(1e6, 3e6), start_s=(2e-6, 4e-6), share=(0.3, 0.5), ramp=(0.0, 1.0))
+    row = InsideFit(
+        link="wire", collectives=("all_reduce",), ranks=(2, 8), start_s=(4e-6, 8e-6), share=(0.5, 0.9),
+        ramp=(1.0, 2.0), provenance=SAID, small=small,
+    )  # fmt: skip
+    assert row.small_at(4) == pytest.approx((2e6, 3e-6, 0.4, 0.5))
+    with pytest.raises(InputError, match="equally long"):
+        replace(row, small=replace(small, share=(0.5,)))
+    with pytest.raises(InputError, match="must be positive"):
+        replace(small, up_to_bytes=(0, 1))
 
 
 def test_rows_outside_of_physics_are_refused() -> None:

@@ -5,8 +5,9 @@ cross the slowest link over the share of its peak that large messages reach, and
 up with size. The fastest algorithm of those known for a link counts, as NCCL's own tuning chooses. `nbytes` is what
 nccl-tests calls size: the whole buffer of one rank. Every price grows with bytes, falls with bandwidth, and is never
 under `bound_seconds`; links in a machine that was measured have their own figures. Constants are rows of
-`collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says from what. Leaves out contention with
-compute, and NCCL's jumps where it changes protocol: a minimum is continuous.
+`collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says from what. Continuous in size but for one named
+switch within a node: where NCCL's tuning turns from its low-latency protocols to Simple, measured times jump up. Leaves
+out contention with compute, and such jumps between nodes.
 Source of forms: Thakur, Rabenseifner, Gropp 2005; NCCL's src/graph/tuning.cc.
 """
 
@@ -52,6 +53,26 @@ def _check(what: str, starts: Iterable[float], shares: Iterable[float], ramps: I
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFit:
+    """The same constants for NCCL's low-latency protocols (LL, LL128), which small buffers take."""
+
+    up_to_bytes: tuple[float, ...]
+    """Largest buffer of each size of group that takes them, by NCCL's own tuning: it need not be where Simple is as
+    fast. Between and beyond sizes of group as in InsideFit."""
+    start_s: tuple[Seconds, ...]
+    """As in InsideFit."""
+    share: tuple[float, ...]
+    """As in InsideFit."""
+    ramp: tuple[float, ...]
+    """As in InsideFit."""
+
+    def __post_init__(self) -> None:
+        _check("small buffers", self.start_s, self.share, self.ramp)
+        if not all(size > 0 for size in self.up_to_bytes):
+            raise InputError(f"small buffers: up_to_bytes must be positive, got {self.up_to_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InsideFit:
     """What groups within one node reach of its link, by size of the group."""
 
@@ -70,25 +91,44 @@ class InsideFit:
     """Weight of sqrt(start·wire)."""
     provenance: Provenance
     """Of this row."""
+    small: SmallFit | None = None
+    """Small buffers; None: one protocol for all."""
     arch: str = ""
     """Only this generation of devices; empty: all."""
 
     def __post_init__(self) -> None:
         what = f"{self.link} {', '.join(self.collectives)}"
         _check(what, self.start_s, self.share, self.ramp)
-        if not len(self.ranks) == len(self.start_s) == len(self.share) == len(self.ramp) > 0:
-            raise InputError(f"{what}: ranks, start_s, share and ramp must be equally long")
+        some = self.small
+        lists = [self.start_s, self.share, self.ramp]
+        lists += [some.up_to_bytes, some.start_s, some.share, some.ramp] if some else []
+        if not self.ranks or any(len(values) != len(self.ranks) for values in lists):
+            raise InputError(f"{what}: ranks, start_s, share and ramp (and small's) must be equally long")
         if list(self.ranks) != sorted(set(self.ranks)) or self.ranks[0] < 2:
             raise InputError(f"{what}: ranks must ascend from 2 or more, got {self.ranks}")
 
     def at(self, ranks: int) -> tuple[float, float, float]:
         """(start, share, ramp) for a group of that size."""
+        return self._start(ranks, self.start_s), self._between(ranks, self.share), self._between(ranks, self.ramp)
+
+    def small_at(self, ranks: int) -> tuple[float, float, float, float] | None:
+        """(largest size, start, share, ramp) of small buffers, for a group of that size."""
+        some = self.small
+        if some is None:
+            return None
+        shape = (self._between(ranks, some.share), self._between(ranks, some.ramp))
+        return self._between(ranks, some.up_to_bytes), self._start(ranks, some.start_s), *shape
+
+    def _between(self, ranks: int, values: tuple[float, ...]) -> float:
+        return float(np.interp(math.log2(ranks), np.log2(self.ranks), values))
+
+    def _start(self, ranks: int, starts: tuple[float, ...]) -> float:
         x, known = math.log2(ranks), np.log2(self.ranks)
-        start = float(np.interp(x, known, self.start_s))
+        start = self._between(ranks, starts)
         if x > known[-1] and len(known) > 1:
-            slope = (self.start_s[-1] - self.start_s[-2]) / (known[-1] - known[-2])
+            slope = (starts[-1] - starts[-2]) / (known[-1] - known[-2])
             start += max(0.0, slope) * (x - float(known[-1]))
-        return start, float(np.interp(x, known, self.share)), float(np.interp(x, known, self.ramp))
+        return start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +213,21 @@ class Cost:
     """Weight of sqrt(start·wire)."""
     floor_s_per_byte: float = 0.0
     """Wire time of each byte on another link that works at the same time."""
+    small: Cost | None = None
+    """Of buffers up to `small_bytes`."""
+    small_bytes: float = 0.0
+    """Where the switch is; larger buffers never take less than those of this size."""
 
     def seconds(self, size: Any) -> Any:
         """Seconds of `size` bytes, a float or an array."""
         wire = size * self.s_per_byte
         found = self.start_s + wire + self.ramp * np.sqrt(self.start_s * wire)
-        return np.maximum(found, self.start_s + size * self.floor_s_per_byte) if self.floor_s_per_byte else found
+        if self.floor_s_per_byte:
+            found = np.maximum(found, self.start_s + size * self.floor_s_per_byte)
+        if self.small is None:
+            return found
+        least = self.small.seconds(self.small_bytes)
+        return np.where(size <= self.small_bytes, self.small.seconds(size), np.maximum(found, least))
 
 
 def collective_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
@@ -242,15 +291,18 @@ def algorithm_costs(kind: str, link: AxisLink) -> tuple[Cost, ...]:
 
 
 def _inside_cost(kind: CollectiveKind, link: AxisLink) -> Cost:
-    rows = _rows(collective_fits().inside, kind, link)
-    start, share, ramp = rows[0].at(2 if kind == "send_recv" else link.ranks)
-    rate = _rate(kind, link)
-    hops = _passes(kind) * math.ceil(math.log2(2 if kind == "send_recv" else link.ranks))
-    return Cost(
-        start_s=max(start, hops * link.inside_latency_s),
-        s_per_byte=_inside_traffic(kind, link) / (rate * share),
-        ramp=ramp,
-    )
+    row = _rows(collective_fits().inside, kind, link)[0]
+    ranks = 2 if kind == "send_recv" else link.ranks
+    least = _passes(kind) * math.ceil(math.log2(ranks)) * link.inside_latency_s
+    per_byte = _inside_traffic(kind, link) / _rate(kind, link)
+    start, share, ramp = row.at(ranks)
+    cost = Cost(start_s=max(start, least), s_per_byte=per_byte / share, ramp=ramp)
+    some = row.small_at(ranks)
+    if some is None:
+        return cost
+    up_to, start, share, ramp = some
+    small = Cost(start_s=max(start, least), s_per_byte=per_byte / share, ramp=ramp)
+    return replace(cost, small=small, small_bytes=up_to)
 
 
 def across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:

@@ -1,10 +1,11 @@
 """One step of a plan: its Program with a duration for every price key and a size for every buffer.
 
-`step(plan, graph, cluster, …)` lowers the plan, prices every stage and returns what the simulator plays. A stage's
-forward lasts as long as its kernels and the collectives they wait for, or as its launches if the host is slower, or as
-its offloaded activations take to travel. Where the Program's stages are whole stages, a collective of parameters or
-gradients that runs beside computing is priced as what that computing leaves of it.
-Leaves out: the clock (room `simulate`) and what a person reads (`predict`).
+`Pricing` gives the seconds of every action, from which the simulator plays a `Step`. A stage's forward lasts as long as
+its kernels and the collectives they wait for, or as its launches if the host is slower, or as its offloaded activations
+take to travel. Where the Program's stages are whole stages, a collective of parameters or gradients that runs beside
+computing is priced as what that computing leaves of it.
+Leaves out: kernels beside those of layers (`around`), the optimizer's (`update`), the clock (room `simulate`), and what
+a person reads (`predict`).
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ import numpy as np
 
 from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS, Graph
-from gnomon.hardware import Cluster, Node
+from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Stack, Workload, shared_parameters, transfers
-from gnomon.prediction.layer import parameter_elements
+from gnomon.prediction.around import around
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.messages import Messages
 from gnomon.prediction.stage import GROUPS, StagePrice
+from gnomon.prediction.update import host_copy_s, norm_s, on_host_s, update_parts
 from gnomon.prices.collectives import collective_seconds
-from gnomon.prices.curves import curves_for
 from gnomon.prices.fitted import Fitted, fitted, rates
 from gnomon.prices.host import LAUNCH_S, check_s, host_cost
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink, axis_link
-from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds, norm_seconds, optimizer_seconds
-from gnomon.prices.stream import stream_seconds
 from gnomon.program import Key, Program
 from gnomon.schedules.tensor_sums import COPIES, TERMS
 from gnomon.sharding import ParameterCollective
@@ -55,9 +54,6 @@ SPLIT_BACKWARD = frozenset(
 
 TIED = "embedding"
 """Price name of the all-reduce of tied parameters (`schedules.gradients`)."""
-
-HOST_ADAM_S = 0.7e-9
-"""Seconds a parameter of a vectorised Adam on all cores of a server: 8.2 s for 11.6 billion (DeepSpeed's figure)."""
 
 IN_UPDATE = frozenset((TERMS, COPIES))
 """Price names of sums over tensor-parallel ranks right before the update, in whose price they are."""
@@ -195,9 +191,9 @@ class Pricing:
         if kind == "OPT":
             return self._update(stage)
         if kind == "NORM":
-            return self._norm(self.blocks[stage][0])
+            return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
         if kind in ("D2H", "H2D", "HOST_OPT"):
-            return self._on_host(kind, stage)
+            return on_host_s(kind, *self._layers(stage), self.cluster)
         raise UnpricedError(f"action {key.label} has no price; add a rule for {kind} to gnomon.prediction.step")
 
     def amounts(self, key: Key) -> tuple[float, float]:
@@ -250,7 +246,7 @@ class Pricing:
         stage = self.blocks[block][0]
         phases = [self.phase(name, block) for name in PHASES[kind]]
         if (kind, block) not in self._extras:
-            self._extras[kind, block] = self._around(kind, block)
+            self._extras[kind, block] = around(kind, *self._layers(block), self.stack, self.count)
         extra = self._extras[kind, block]
         spent = [self._sustained_s(stage, phase) for phase in phases]
         again = sum(s for n, s in zip(PHASES[kind], spent, strict=True) if n == "recompute")
@@ -322,77 +318,13 @@ class Pricing:
                 total += count * (own.host_collective_s + check_s(self.stack, links[axis].ranks))
         return total
 
-    def _around(self, kind: str, block: int) -> OpPrice:
-        """What comes with the layers' own kernels: weight gradients added to their buffer (under ZeRO 2 and 3 copied
-        to where they are reduced), gathered parameters copied into place, weights cast to eight bits."""
-        stage, layers = self._layers(block)
-        total = OpPrice(device_s=0.0, kernels=0)
-        for layer, times in layers:
-            if kind in ("B", "W"):
-                total = total + self._accumulate(stage, layer) * times
-            if self.plan.optimizer.zero == 3 and kind in ("F", "B"):
-                total = total + self._copy_out(stage, layer, again=kind == "B") * times
-            if self.plan.optimizer.zero == 3 and kind == "F":
-                total = total + layer.weight_cast * times
-            if self.stack.loss_metrics and kind == "F":
-                total = total + self._loss_again(stage, layer) * (times * self.stack.loss_metrics)
-        return total
-
-    def _loss_again(self, stage: StagePrice, layer: LayerPrice) -> OpPrice:
-        """The layer's loss op by op: logits cast to fp32, their log-softmax, and what it says of the labels, which is
-        little."""
-        total, device = OpPrice(device_s=0.0, kernels=0), stage.device
-        for op in layer.sharded.block.ops:
-            if op.kind == "cross_entropy":
-                elements = float(layer.sharded.local_elements[op.inputs[0]])
-                narrow = elements * DTYPE_BITS[self.plan.precision.compute] / 8
-                curves = curves_for(device)
-                seconds = stream_seconds(narrow, 4 * elements, device, curves, kernels=1)
-                seconds += stream_seconds(4 * elements, 4 * elements, device, curves, kind="reduce", kernels=1)
-                total = total + OpPrice(device_s=float(seconds), kernels=3)
-        return total
-
-    def _accumulate(self, stage: StagePrice, layer: LayerPrice) -> OpPrice:
-        precision, device = self.plan.precision, stage.device
-        elements, tensors = parameter_elements(layer), len(layer.sharded.block.parameters)
-        if not elements:
-            return OpPrice(device_s=0.0, kernels=0)
-        begins = 1.0 if self.plan.optimizer.zero >= 2 and stage.is_sharded else 1 / self.count
-        if (own := gradient_seconds(elements, precision, device, begins=begins)) is not None:
-            return own
-        result = DTYPE_BITS[precision.compute] // 8
-        if self.plan.optimizer.zero >= 2 and stage.is_sharded:
-            moved = (elements * result, elements * (DTYPE_BITS[precision.reduce] // 8))
-            seconds = stream_seconds(*moved, device, curves_for(device), kernels=1)
-            return OpPrice(device_s=float(seconds), kernels=1)
-        if precision.grad == precision.compute and self.count == 1:
-            return OpPrice(device_s=0.0, kernels=0)  # the product writes where the gradient stays
-        fused = bool(self.stack.grad_accumulation_fused)
-        added = accumulate_seconds(elements, precision, device, curves_for(device), fused=fused, tensors=tensors)
-        share = 1.0 if precision.grad != precision.compute else (self.count - 1) / self.count
-        return OpPrice(device_s=float(added.device_s) * share, kernels=round(added.kernels * share))
-
-    def _copy_out(self, stage: StagePrice, layer: LayerPrice, *, again: bool) -> OpPrice:
-        wanted = "before_backward" if again else "before_forward"
-        size = sum(c.bytes for c in stage.collectives(layer) if c.when == wanted)
-        if not size:
-            return OpPrice(device_s=0.0, kernels=0)
-        return OpPrice(device_s=float(stream_seconds(size, size, stage.device, curves_for(stage.device))), kernels=1)
-
     def _activation_copies(self, kind: str, block: int) -> float:
         """Seconds that offloaded activations travel over the host link, one way."""
         stage, layers = self._layers(block)
         size = sum(layer.offloaded_bytes * times for layer, times in layers)
         if not size or kind not in ("F", "B", "I"):
             return 0.0
-        return self._host_link(stage, size)
-
-    def _host_link(self, stage: StagePrice, size: float) -> float:
-        node = self._node(stage)
-        return node.host.latency_s + size / (node.host.bytes_per_s / node.devices_per_host_link)
-
-    def _node(self, stage: StagePrice) -> Node:
-        return next(node for node in self.cluster.nodes if node.device.name == stage.device.name)
+        return host_copy_s(stage, self.cluster, size)
 
     def _send(self, source: int, target: int) -> float:
         """Wire time of what one stage sends another for a microbatch (its gradient takes as long)."""
@@ -425,28 +357,6 @@ class Pricing:
                     if layer.call.parameter_name(tensor.name, layer.index) == name:
                         return int(price.sharded.local_elements[tensor.name])
         raise UnpricedError(f"stage {stage} does not hold parameter {name!r}")
-
-    def _norm(self, stage: int) -> float:
-        """Reading this rank's gradients, and an all-reduce of one number over all ranks."""
-        price = self.stages[stage]
-        count = price.updated_elements()
-        own = float(norm_seconds(count, self.plan.precision, price.device, curves_for(price.device)))
-        devices = np.unique(self.plan.device_of)
-        if len(devices) < 2:
-            return own
-        summed = float(collective_seconds("all_reduce", 8, axis_link(self.cluster, devices[None, :])))
-        return own + summed + check_s(self.stack, len(devices))
-
-    def _on_host(self, kind: str, block: int) -> float:
-        """Copies over the host link, and the update on the host's cores, which the ranks of a node share."""
-        stage, layers = self._layers(block)
-        elements = sum(n * parameter_elements(layer) for layer, n in layers)
-        share = stage.updated_elements() / max(sum(stage.elements), 1)
-        if kind == "HOST_OPT":
-            sharers = min(self._node(stage).count, len(self.plan.device_of))
-            return elements * share * sharers * HOST_ADAM_S
-        dtype = self.plan.precision.grad if kind == "D2H" else self.plan.precision.param
-        return self._host_link(stage, elements * share * (DTYPE_BITS[dtype] // 8))
 
     def _parameters(self, kind: str, block: int) -> float:
         """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""
@@ -557,40 +467,10 @@ class Pricing:
 
     def _update(self, block: int) -> float:
         if block not in self._updates:
-            self._updates[block] = self._update_parts(block)
+            whole = self.blocks[block][1] < 0
+            self._updates[block] = update_parts(*self._layers(block), self.stack, whole=whole)
         device_s, kernels, before = self._updates[block]
         return max(device_s, kernels * self.launch_s[self.blocks[block][0]]) + before
-
-    def _update_parts(self, block: int) -> tuple[float, int, float]:
-        """(device seconds, launches, seconds before them) of an update."""
-        stage, layers = self._layers(block)
-        whole = self.blocks[block][1] < 0
-        share = 1.0
-        if not whole:
-            mine = sum(len(p.sharded.block.parameters) for p, _ in layers)
-            share = mine / max(stage.num_tensors, 1)
-            elements = sum(parameter_elements(price) * times for price, times in layers)
-            total = sum(stage.elements)
-            updated = stage.updated_elements() * elements // max(total, 1)
-        else:
-            updated = stage.updated_elements()
-        price = optimizer_seconds(
-            max(updated, 1),
-            self.plan.optimizer,
-            self.plan.precision,
-            stage.device,
-            curves_for(stage.device),
-            self.stack,
-            tensors=max(1, round(stage.num_tensors * share)),
-        )
-        before = 0.0
-        if self.plan.optimizer.zero < 3:  # eight-bit weights are kept over the microbatches of a step
-            before = sum(float(layer.weight_cast.device_s) * times for layer, times in layers)
-        for layer, times in layers:
-            for found in stage.collectives(layer):
-                if found.when == "before_step":
-                    before += times * float(collective_seconds(found.kind, found.bytes, stage.links["tp"]))
-        return float(price.device_s), price.kernels, before
 
 
 def _like_stages(stages: tuple[StagePrice, ...]) -> list[int]:

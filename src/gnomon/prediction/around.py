@@ -1,0 +1,81 @@
+"""Kernels around those of a stage's layers: what a forward or backward launches beside the layers' own.
+
+`around(kind, …)` returns their device seconds and launches: weight gradients added to their buffer, gathered parameters
+copied into place, weights cast to eight bits, the loss computed again for metrics. Leaves out the update (`update`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gnomon.graph import DTYPE_BITS
+from gnomon.plans import Stack
+from gnomon.prediction.layer import parameter_elements
+from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.stage import StagePrice
+from gnomon.prices.curves import curves_for
+from gnomon.prices.kernels import OpPrice
+from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds
+from gnomon.prices.stream import stream_seconds
+
+NOTHING = OpPrice(device_s=0.0, kernels=0)
+
+
+def around(
+    kind: str, stage: StagePrice, layers: Iterable[tuple[LayerPrice, int]], stack: Stack, microbatches: int
+) -> OpPrice:
+    """Of an action of this kind (`F`, `B` …) over layers of a stage, each so many times."""
+    zero3, total = stage.plan.optimizer.zero == 3, NOTHING
+    for layer, times in layers:
+        if kind in ("B", "W"):
+            total = total + _accumulate(stage, layer, stack, microbatches) * times
+        if zero3 and kind in ("F", "B"):
+            total = total + _copy_out(stage, layer, "before_backward" if kind == "B" else "before_forward") * times
+        if zero3 and kind == "F":
+            total = total + layer.weight_cast * times
+        if stack.loss_metrics and kind == "F":
+            total = total + _loss_again(stage, layer) * (times * stack.loss_metrics)
+    return total
+
+
+def _loss_again(stage: StagePrice, layer: LayerPrice) -> OpPrice:
+    """The layer's loss op by op: logits cast to fp32, their log-softmax, and what it says of the labels, which is
+    little."""
+    total, device, curves = NOTHING, stage.device, curves_for(stage.device)
+    for op in layer.sharded.block.ops:
+        if op.kind == "cross_entropy":
+            elements = float(layer.sharded.local_elements[op.inputs[0]])
+            narrow = elements * DTYPE_BITS[stage.plan.precision.compute] / 8
+            seconds = stream_seconds(narrow, 4 * elements, device, curves, kernels=1)
+            seconds += stream_seconds(4 * elements, 4 * elements, device, curves, kind="reduce", kernels=1)
+            total = total + OpPrice(device_s=float(seconds), kernels=3)
+    return total
+
+
+def _accumulate(stage: StagePrice, layer: LayerPrice, stack: Stack, microbatches: int) -> OpPrice:
+    """Weight gradients added to their buffer, or under ZeRO 2 and 3 copied to where they are reduced."""
+    precision, device, optimizer = stage.plan.precision, stage.device, stage.plan.optimizer
+    elements, tensors = parameter_elements(layer), len(layer.sharded.block.parameters)
+    if not elements:
+        return NOTHING
+    to_reduce = optimizer.zero >= 2 and stage.is_sharded
+    own = gradient_seconds(elements, precision, device, begins=1.0 if to_reduce else 1 / microbatches)
+    if own is not None:
+        return own
+    if to_reduce:
+        moved = (elements * (DTYPE_BITS[precision.compute] // 8), elements * (DTYPE_BITS[precision.reduce] // 8))
+        return OpPrice(device_s=float(stream_seconds(*moved, device, curves_for(device), kernels=1)), kernels=1)
+    if precision.grad == precision.compute and microbatches == 1:
+        return NOTHING  # the product writes where the gradient stays
+    fused = bool(stack.grad_accumulation_fused)
+    added = accumulate_seconds(elements, precision, device, curves_for(device), fused=fused, tensors=tensors)
+    share = 1.0 if precision.grad != precision.compute else (microbatches - 1) / microbatches
+    return OpPrice(device_s=float(added.device_s) * share, kernels=round(added.kernels * share))
+
+
+def _copy_out(stage: StagePrice, layer: LayerPrice, wanted: str) -> OpPrice:
+    """Gathered parameters copied into place."""
+    size = sum(c.bytes for c in stage.collectives(layer) if c.when == wanted)
+    if not size:
+        return NOTHING
+    return OpPrice(device_s=float(stream_seconds(size, size, stage.device, curves_for(stage.device))), kernels=1)

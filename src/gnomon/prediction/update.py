@@ -1,0 +1,88 @@
+"""The update of a stage's parameters: the optimizer's kernels, the norm of the gradients, and an update on the host.
+
+Seconds on one rank. Leaves out collectives of parameters and gradients around it (`step`), but for sums over
+tensor-parallel ranks right before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gnomon.graph import DTYPE_BITS
+from gnomon.hardware import Cluster, Node
+from gnomon.plans import Stack
+from gnomon.prediction.layer import parameter_elements
+from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.stage import StagePrice
+from gnomon.prices.collectives import collective_seconds
+from gnomon.prices.curves import curves_for
+from gnomon.prices.host import check_s
+from gnomon.prices.links import axis_link
+from gnomon.prices.optimizer import norm_seconds, optimizer_seconds
+
+HOST_ADAM_S = 0.7e-9
+"""Seconds a parameter of a vectorised Adam on all cores of a server: 8.2 s for 11.6 billion (DeepSpeed's figure)."""
+
+
+def update_parts(
+    stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], stack: Stack, *, whole: bool
+) -> tuple[float, int, float]:
+    """(device seconds, launches, seconds before them) of an update of a stage's layers. whole: they are all of them."""
+    optimizer, precision = stage.plan.optimizer, stage.plan.precision
+    updated, share = stage.updated_elements(), 1.0
+    if not whole:
+        share = sum(len(p.sharded.block.parameters) for p, _ in layers) / max(stage.num_tensors, 1)
+        elements = sum(parameter_elements(price) * times for price, times in layers)
+        updated = updated * elements // max(sum(stage.elements), 1)
+    price = optimizer_seconds(
+        max(updated, 1),
+        optimizer,
+        precision,
+        stage.device,
+        curves_for(stage.device),
+        stack,
+        tensors=max(1, round(stage.num_tensors * share)),
+    )
+    before = 0.0
+    if optimizer.zero < 3:  # eight-bit weights are kept over the microbatches of a step
+        before = sum(float(layer.weight_cast.device_s) * times for layer, times in layers)
+    for layer, times in layers:
+        for found in stage.collectives(layer):
+            if found.when == "before_step":
+                before += times * float(collective_seconds(found.kind, found.bytes, stage.links["tp"]))
+    return float(price.device_s), price.kernels, before
+
+
+def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:
+    """Reading a rank's gradients, and an all-reduce of one number over all ranks."""
+    count = stage.updated_elements()
+    own = float(norm_seconds(count, stage.plan.precision, stage.device, curves_for(stage.device)))
+    devices = np.unique(stage.plan.device_of)
+    if len(devices) < 2:
+        return own
+    summed = float(collective_seconds("all_reduce", 8, axis_link(cluster, devices[None, :])))
+    return own + summed + check_s(stack, len(devices))
+
+
+def on_host_s(kind: str, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
+    """`D2H` and `H2D`, copies over the host link, and `HOST_OPT`, the update on the host's cores, which the ranks of a
+    node share."""
+    elements = sum(n * parameter_elements(layer) for layer, n in layers)
+    share = stage.updated_elements() / max(sum(stage.elements), 1)
+    if kind == "HOST_OPT":
+        sharers = min(_node(stage, cluster).count, len(stage.plan.device_of))
+        return elements * share * sharers * HOST_ADAM_S
+    dtype = stage.plan.precision.grad if kind == "D2H" else stage.plan.precision.param
+    return host_copy_s(stage, cluster, elements * share * (DTYPE_BITS[dtype] // 8))
+
+
+def host_copy_s(stage: StagePrice, cluster: Cluster, size: float) -> float:
+    """Seconds of a copy between a stage's device and its host, all devices of the node copying at once."""
+    host = (node := _node(stage, cluster)).host
+    return host.latency_s + size / (host.bytes_per_s / node.devices_per_host_link)
+
+
+def _node(stage: StagePrice, cluster: Cluster) -> Node:
+    return next(node for node in cluster.nodes if node.device.name == stage.device.name)

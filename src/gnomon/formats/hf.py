@@ -20,6 +20,7 @@ from gnomon.formats.hf_parts import (
     Notes,
     Reader,
     Wanted,
+    biases_of,
     check_layer_types,
     deepseek_of,
     heads_of,
@@ -58,16 +59,13 @@ class HfModel:
 
 
 def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
-    bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("pretraining_tp", 1, 2, 4, 8)  # splits matrices to reproduce rounding; same work
     k.ignore("max_position_embeddings")
     return llama.LlamaConfig(
         name=name,
         **sizes_of(k),
-        qkv_bias=bias,
-        out_bias=bias,
-        ffn_bias=k.flag("mlp_bias", False),
+        **biases_of(k),
         activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
     )
 

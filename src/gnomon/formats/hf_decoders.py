@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal, TypedDict
 
 from gnomon.formats.hf_parts import (
     ACTIVATIONS,
     SILU,
     Notes,
     Reader,
+    Sizes,
     Wanted,
+    biases_of,
     check_layer_types,
     deepseek_of,
     optional_window,
@@ -30,6 +33,40 @@ from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
 ALIBI = "ALiBi is counted as attention without positions: its slopes are no kernel of their own"
 GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
 ROUTER_KEYS = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "routed_scaling_factor")
+
+
+class Older(TypedDict):
+    """What decoders of GPT's time have in common, by the names of our configs."""
+
+    norm: Literal["layer"]
+    norm_bias: bool
+    gated: bool
+    qkv_bias: bool
+    out_bias: bool
+    ffn_bias: bool
+
+
+def _older(bias: bool) -> Older:
+    """LayerNorms, a feed-forward without a gate, and biases of all its linears or of none."""
+    return Older(norm="layer", norm_bias=True, gated=False, qkv_bias=bias, out_bias=bias, ffn_bias=bias)
+
+
+def _older_sizes(
+    k: Keys, layers: int, hidden: int, heads: int, ffn: int, *, kv_heads: int = 0, said: str = "num_attention_heads"
+) -> Sizes:
+    """Of files that give no width of a head. kv_heads: 0 for as many as heads. said: the key that gave the heads."""
+    if hidden % heads:
+        k.fail(said, f"hidden_size={hidden} is not a multiple of {heads} heads")
+    return Sizes(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads or heads,
+        head_dim=hidden // heads,
+        ffn_size=ffn,
+        vocab_size=k.integer("vocab_size"),
+        tied=k.flag("tie_word_embeddings", True),
+    )
 
 
 def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
@@ -50,7 +87,6 @@ def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
-    bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
     check_layer_types(k, ["full_attention"] * layers)
@@ -60,16 +96,13 @@ def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         DecoderConfig(
             name=name,
             **sizes_of(k, tied=True),
-            qkv_bias=bias,
-            out_bias=bias,
-            ffn_bias=k.flag("mlp_bias", False),
+            **biases_of(k),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
 
 
 def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    bias = k.flag("attention_bias", False)
     if k.number("attention_dropout", 0.0):
         notes.append("attention_dropout is left out")
     k.ignore("max_position_embeddings")
@@ -80,9 +113,7 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         DecoderConfig(
             name=name,
             **sizes_of(k),
-            qkv_bias=bias,
-            out_bias=bias,
-            ffn_bias=k.flag("mlp_bias", False),
+            **biases_of(k),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
@@ -134,13 +165,8 @@ def _starcoder2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         DecoderConfig(
             name=name,
             **sizes_of(k, tied=True),
-            norm="layer",
-            norm_bias=True,
-            gated=False,
+            **_older(bias),
             activation=k.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
-            qkv_bias=bias,
-            out_bias=bias,
-            ffn_bias=bias,
             windows=(optional_window(k, 0),),
             dropout=k.number("residual_dropout", 0.0),
             attention_dropout=k.number("attention_dropout", 0.0),
@@ -157,13 +183,8 @@ def _phi(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             name=name,
             **sizes_of(k),
             order="parallel",
-            norm="layer",
-            norm_bias=True,
-            gated=False,
+            **_older(True),
             activation=k.choice("hidden_act", ACTIVATIONS, "gelu_new"),
-            qkv_bias=True,
-            out_bias=True,
-            ffn_bias=True,
             head_bias=True,
             dropout=k.number("resid_pdrop", 0.0),
             attention_dropout=k.number("attention_dropout", 0.0),
@@ -172,15 +193,12 @@ def _phi(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _falcon(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden = k.integer("hidden_size")
-    heads = k.integer("num_attention_heads")
+    layers, hidden, heads = (k.integer(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     newer, several = k.flag("new_decoder_architecture", False), k.flag("multi_query", True)
     shared = 1 if several else heads
     kv_heads = k.integer("num_kv_heads", heads) if newer else shared
     if not newer:
         k.ignore("num_kv_heads")
-    if hidden % heads:
-        k.fail("num_attention_heads", f"hidden_size={hidden} is not a multiple of {heads} heads")
     bias, parallel = k.flag("bias", False), newer or k.flag("parallel_attn", True)
     norms = k.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     alibi = k.flag("alibi", False)
@@ -191,22 +209,10 @@ def _falcon(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=hidden // heads,
-            ffn_size=k.integer("ffn_hidden_size", 4 * hidden),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", True),
+            **_older_sizes(k, layers, hidden, heads, k.integer("ffn_hidden_size", 4 * hidden), kv_heads=kv_heads),
             order=beside if parallel else "pre",
-            norm="layer",
-            norm_bias=True,
-            gated=False,
+            **_older(bias),
             activation=k.choice("activation", ACTIVATIONS, "gelu"),
-            qkv_bias=bias,
-            out_bias=bias,
-            ffn_bias=bias,
             rotary=not alibi,
             dropout=k.number("hidden_dropout", 0.0),
             attention_dropout=k.number("attention_dropout", 0.0),
@@ -216,8 +222,6 @@ def _falcon(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 def _opt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     hidden, heads = k.integer("hidden_size"), k.integer("num_attention_heads")
-    if hidden % heads:
-        k.fail("num_attention_heads", f"hidden_size={hidden} is not a multiple of {heads} heads")
     k.must_be("word_embed_proj_dim", hidden)
     for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
         k.must_be(key, True)
@@ -228,21 +232,9 @@ def _opt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=k.integer("num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=hidden // heads,
-            ffn_size=k.integer("ffn_dim"),
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", True),
-            norm="layer",
-            norm_bias=True,
-            gated=False,
+            **_older_sizes(k, k.integer("num_hidden_layers"), hidden, heads, k.integer("ffn_dim")),
+            **_older(bias),
             activation=k.choice("activation_function", ACTIVATIONS, "relu"),
-            qkv_bias=bias,
-            out_bias=bias,
-            ffn_bias=bias,
             rotary=False,
             position_rows=k.integer("max_position_embeddings") + 2,  # its table begins two rows early
             dropout=k.number("dropout", 0.1),
@@ -256,8 +248,6 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         return k.integer(next((key for key in keys if k.has(key)), keys[0]))
 
     hidden, heads = either("hidden_size", "n_embed"), either("n_head", "num_attention_heads")
-    if hidden % heads:
-        k.fail("n_head", f"hidden_size={hidden} is not a multiple of {heads} heads")
     k.must_be("apply_residual_connection_post_layernorm", False)
     k.ignore("n_embed", "num_attention_heads", "num_hidden_layers", "pretraining_tp", "slow_but_exact", "seq_length")
     k.ignore("offset_alibi", "bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
@@ -266,21 +256,9 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            num_layers=either("n_layer", "num_hidden_layers"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=hidden // heads,
-            ffn_size=4 * hidden,
-            vocab_size=k.integer("vocab_size"),
-            tied=k.flag("tie_word_embeddings", True),
-            norm="layer",
-            norm_bias=True,
-            gated=False,
+            **_older_sizes(k, either("n_layer", "num_hidden_layers"), hidden, heads, 4 * hidden, said="n_head"),
+            **_older(True),
             activation="gelu_tanh",
-            qkv_bias=True,
-            out_bias=True,
-            ffn_bias=True,
             rotary=False,
             embed_norm=True,
             dropout=k.number("hidden_dropout", 0.0),

@@ -87,6 +87,20 @@ def sizes_of(k: Keys, *, tied: bool = False, head_dim: int = 0) -> Sizes:
     )
 
 
+class Biases(TypedDict):
+    """Biases of a layer's linears, by the names of our configs."""
+
+    qkv_bias: bool
+    out_bias: bool
+    ffn_bias: bool
+
+
+def biases_of(k: Keys) -> Biases:
+    """As Llama's files say them."""
+    attention = k.flag("attention_bias", False)
+    return Biases(qkv_bias=attention, out_bias=attention, ffn_bias=k.flag("mlp_bias", False))
+
+
 def deepseek_of(k: Keys, name: str, *, num_dense_layers: int) -> DeepseekConfig:
     """What the files of DeepSeek-V2 and V3 say by the same keys; groups of experts and the router are the caller's."""
     return DeepseekConfig(

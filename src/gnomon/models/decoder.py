@@ -9,7 +9,7 @@ Leaves out: position biases of the scores (ALiBi costs no kernel of its own), no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -17,16 +17,15 @@ from gnomon.errors import GraphError
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
 from gnomon.models.parts import (
     BATCH,
-    INPUT_IDS,
-    LABELS,
     SEQ,
-    Attention,
+    DecoderSizes,
     Experts,
-    attention_dims,
     dense_ffn,
     gated_ffn,
     head_block,
     head_call,
+    language_model,
+    layers_call,
     moe_ffn,
     positive,
     self_attention,
@@ -68,43 +67,21 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(DecoderSizes):
     """A decoder-only language model."""
 
-    name: str
-    """Of the model."""
-    num_layers: int
-    """Decoder layers."""
-    hidden_size: int
-    """Width of the residual stream."""
-    num_heads: int
-    """Query heads."""
-    num_kv_heads: int
-    """Key and value heads; divides num_heads."""
-    head_dim: int
-    """Width of a head."""
     ffn_size: int
     """Width of the dense feed-forward."""
-    vocab_size: int
-    """Rows of the embedding, padding included."""
-    tied: bool = False
-    """Whether lm_head is the embedding table."""
     order: Order = "pre"
     """Where the norms stand."""
     norm: Literal["rms", "layer"] = "rms"
     """Kind of norm."""
     norm_bias: bool = False
     """Biases of the norms."""
-    qk_norm: bool = False
-    """RMSNorm on each head of q and k."""
     gated: bool = True
     """act(gate) · up, then down; otherwise up, act and down."""
     activation: str = "silu"
     """Of the feed-forward."""
-    qkv_bias: bool = False
-    """Biases of q, k, v."""
-    out_bias: bool = False
-    """Bias of the attention's output."""
     ffn_bias: bool = False
     """Biases of the feed-forward."""
     head_bias: bool = False
@@ -129,9 +106,8 @@ class DecoderConfig:
     """Routed experts, if it has any."""
 
     def __post_init__(self) -> None:
-        positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
-        positive(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, ffn_size=self.ffn_size)
-        positive(vocab_size=self.vocab_size)
+        DecoderSizes.__post_init__(self)
+        positive(ffn_size=self.ffn_size)
         if not self.windows:
             raise GraphError("windows is empty: give (0,) for layers that see all tokens")
         if self.mixture is not None and not 0 <= self.mixture.num_dense_layers <= self.num_layers:
@@ -187,20 +163,7 @@ def _feed_forward(b: BlockBuilder, x: str, hidden: Dim, c: DecoderConfig, kind: 
 def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
     """One layer from `x` to `y`."""
     hidden = Dim(name="hidden", size=c.hidden_size)
-    heads, kv_heads, head_dim = attention_dims(c.num_heads, c.num_kv_heads, c.head_dim)
-    a = Attention(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        causal=True,
-        qkv_bias=c.qkv_bias,
-        out_bias=c.out_bias,
-        qk_norm=c.qk_norm,
-        rotary=c.rotary,
-        window=kind.window,
-        scale=c.query_scale,
-        dropout=c.attention_dropout,
-    )
+    a = replace(c.attention(window=kind.window), rotary=c.rotary, scale=c.query_scale, dropout=c.attention_dropout)
     b = BlockBuilder(kind.block)
     x = b.input("x", BATCH, SEQ, hidden)
     before, after = c.order != "post", c.order in ("post", "both")
@@ -242,25 +205,8 @@ def decoder(c: DecoderConfig) -> Graph:
     x, first = f"embed.{embed.outputs[0]}", 0
     for kind, repeat in runs:
         name = kind.block if len(set(kinds)) == len(runs) else f"layers_{first}"
-        calls.append(
-            Call(
-                block=kind.block,
-                name=name,
-                inputs=(("x", x),),
-                repeat=repeat,
-                chain=(("y", "x"),),
-                first=first,
-                family="layers",
-                prefix="model.layers",
-            )
-        )
+        calls.append(layers_call(kind.block, x, first=first, repeat=repeat, name=name))
         x, first = f"{name}.y", first + repeat
-    calls.append(head_call(x, lm_head="model.embed_tokens.weight" if c.tied else "lm_head.weight"))
+    calls.append(head_call(x, lm_head=c.head_weight))
     head = head_block(vocab, hidden, fn=c.norm, bias=c.norm_bias, head_bias=c.head_bias)
-    return Graph(
-        name=c.name,
-        inputs=(INPUT_IDS, LABELS),
-        blocks=(embed, *(layer_block(c, kind) for kind in dict.fromkeys(kinds)), head),
-        calls=tuple(calls),
-        outputs=("head.loss",),
-    )
+    return language_model(c.name, (embed, *(layer_block(c, kind) for kind in dict.fromkeys(kinds)), head), calls)

@@ -23,6 +23,7 @@ from gnomon.models.parts import (
     gated_ffn,
     head_block,
     head_call,
+    layers_call,
     moe_ffn,
     positive,
 )
@@ -192,18 +193,7 @@ def deepseek_v3(c: DeepseekConfig) -> Graph:
     ):
         if repeat:
             blocks.append(layer_block(c, name, dense=dense))
-            calls.append(
-                Call(
-                    block=name,
-                    name=name,
-                    inputs=(("x", x),),
-                    repeat=repeat,
-                    chain=(("y", "x"),),
-                    first=first,
-                    family="layers",
-                    prefix="model.layers",
-                )
-            )
+            calls.append(layers_call(name, x, first=first, repeat=repeat))
             x = f"{name}.y"
     blocks.append(head_block(vocab, hidden))
     calls.append(head_call(x))

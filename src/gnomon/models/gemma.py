@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
 from gnomon.models.parts import (
     BATCH,
-    INPUT_IDS,
-    LABELS,
     SEQ,
     Attention,
     attention_dims,
@@ -21,6 +19,7 @@ from gnomon.models.parts import (
     gated_ffn,
     head_block,
     head_call,
+    language_model,
     positive,
     self_attention,
 )
@@ -102,13 +101,8 @@ def gemma2(c: Gemma2Config) -> Graph:
         )
         x = f"{name}.y"
     calls.append(head_call(x, lm_head="model.embed_tokens.weight" if c.tied else "lm_head.weight"))
-    return Graph(
-        name=c.name,
-        inputs=(INPUT_IDS, LABELS),
-        blocks=(*blocks, head_block(vocab, hidden, softcap=c.final_softcap)),
-        calls=tuple(calls),
-        outputs=("head.loss",),
-    )
+    blocks.append(head_block(vocab, hidden, softcap=c.final_softcap))
+    return language_model(c.name, blocks, calls)
 
 
 def gemma2_2b() -> Gemma2Config:

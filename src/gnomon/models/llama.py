@@ -9,54 +9,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
+from gnomon.graph import Block, BlockBuilder, Dim, Graph
 from gnomon.models.parts import (
     BATCH,
-    INPUT_IDS,
-    LABELS,
     SEQ,
-    Attention,
-    attention_dims,
+    DecoderSizes,
     embed_block,
     embed_call,
     gated_ffn,
     head_block,
     head_call,
+    language_model,
+    layers_call,
     positive,
     self_attention,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig:
+class LlamaConfig(DecoderSizes):
     """A Llama-like decoder."""
 
-    name: str
-    """Of the model."""
-    num_layers: int
-    """Decoder layers."""
-    hidden_size: int
-    """Width of the residual stream."""
-    num_heads: int
-    """Query heads."""
-    num_kv_heads: int
-    """Key and value heads; divides num_heads."""
-    head_dim: int
-    """Width of a head; heads × head_dim need not be hidden_size."""
     ffn_size: int
     """Width of the gated feed-forward."""
-    vocab_size: int
-    """Rows of the embedding, padding included."""
-    tied: bool = False
-    """Whether lm_head is the embedding table."""
-    qkv_bias: bool = False
-    """Biases on q, k, v (Qwen2; Llama with attention_bias)."""
-    out_bias: bool = False
-    """Bias on o_proj (Llama with attention_bias)."""
     ffn_bias: bool = False
     """Biases in the feed-forward."""
-    qk_norm: bool = False
-    """RMSNorm on each head of q and k (Qwen3)."""
     window: int = 0
     """Sliding window in tokens, 0 for none (Mistral 7B v0.1: 4096)."""
     full_layers: int = 0
@@ -65,35 +42,17 @@ class LlamaConfig:
     """Of the gate."""
 
     def __post_init__(self) -> None:
-        positive(
-            num_layers=self.num_layers,
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            ffn_size=self.ffn_size,
-            vocab_size=self.vocab_size,
-        )
+        DecoderSizes.__post_init__(self)
+        positive(ffn_size=self.ffn_size)
 
 
 def layer_block(c: LlamaConfig, name: str, window: int) -> Block:
     """One decoder layer from `x` to `y`."""
     hidden, ffn = Dim(name="hidden", size=c.hidden_size), Dim(name="ffn", size=c.ffn_size)
-    heads, kv_heads, head_dim = attention_dims(c.num_heads, c.num_kv_heads, c.head_dim)
-    a = Attention(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        causal=True,
-        qkv_bias=c.qkv_bias,
-        out_bias=c.out_bias,
-        qk_norm=c.qk_norm,
-        window=window,
-    )
     b = BlockBuilder(name)
     x = b.input("x", BATCH, SEQ, hidden)
     normed = b.norm("input_layernorm", x, hidden, fn="rms", bias=False)
-    middle = b.add("attention_residual", x, self_attention(b, normed, hidden, a))
+    middle = b.add("attention_residual", x, self_attention(b, normed, hidden, c.attention(window=window)))
     normed = b.norm("post_attention_layernorm", middle, hidden, fn="rms", bias=False)
     out = gated_ffn(b, normed, hidden, ffn, fn=c.activation, bias=c.ffn_bias)
     return b.build(b.add("mlp_residual", middle, out, name="y"))
@@ -110,24 +69,11 @@ def llama(c: LlamaConfig) -> Graph:
     ):
         if repeat:
             blocks.append(layer_block(c, name, window))
-            calls.append(
-                Call(
-                    block=name,
-                    name=name,
-                    inputs=(("x", x),),
-                    repeat=repeat,
-                    chain=(("y", "x"),),
-                    first=first,
-                    family="layers",
-                    prefix="model.layers",
-                )
-            )
+            calls.append(layers_call(name, x, first=first, repeat=repeat))
             x = f"{name}.y"
     blocks.append(head_block(vocab, hidden))
-    calls.append(head_call(x, lm_head="model.embed_tokens.weight" if c.tied else "lm_head.weight"))
-    return Graph(
-        name=c.name, inputs=(INPUT_IDS, LABELS), blocks=tuple(blocks), calls=tuple(calls), outputs=("head.loss",)
-    )
+    calls.append(head_call(x, lm_head=c.head_weight))
+    return language_model(c.name, blocks, calls)
 
 
 def llama_tiny() -> LlamaConfig:

@@ -7,22 +7,21 @@ the router's probabilities) and capacity factors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.errors import GraphError
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
 from gnomon.models.parts import (
     BATCH,
-    INPUT_IDS,
-    LABELS,
     SEQ,
-    Attention,
+    DecoderSizes,
     Experts,
-    attention_dims,
     embed_block,
     embed_call,
     head_block,
     head_call,
+    language_model,
+    layers_call,
     moe_ffn,
     positive,
     self_attention,
@@ -30,35 +29,15 @@ from gnomon.models.parts import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtralConfig:
+class MixtralConfig(DecoderSizes):
     """A decoder whose every feed-forward is a mixture of experts."""
 
-    name: str
-    """Of the model."""
-    num_layers: int
-    """Decoder layers."""
-    hidden_size: int
-    """Width of the residual stream."""
-    num_heads: int
-    """Query heads."""
-    num_kv_heads: int
-    """Key and value heads."""
-    head_dim: int
-    """Width of a head."""
     num_experts: int
     """Experts of a layer."""
     experts_per_token: int
     """Experts that a token visits."""
     expert_ffn_size: int
     """Width of one expert."""
-    vocab_size: int
-    """Rows of the embedding."""
-    qk_norm: bool = False
-    """RMSNorm on each head of q and k (Qwen3)."""
-    qkv_bias: bool = False
-    """Biases on q, k, v."""
-    out_bias: bool = False
-    """Bias on o_proj."""
     window: int = 0
     """Sliding window in tokens; 0 is none."""
     windowed_every: int = 1
@@ -67,8 +46,6 @@ class MixtralConfig:
     """Experts with biases and a clamped gate (GPT-OSS)."""
     rotary_factor: bool = False
     """YaRN, whose sines and cosines have a factor (GPT-OSS)."""
-    tied: bool = False
-    """Whether lm_head is the embedding table."""
     moe_path: str = "block_sparse_moe"
     """Module path of the mixture: `block_sparse_moe` (Mixtral) or `mlp` (Qwen3)."""
     dropout: float = 0.0
@@ -81,9 +58,9 @@ class MixtralConfig:
     """Names of an expert's gate, up and down linears."""
 
     def __post_init__(self) -> None:
-        positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
-        positive(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, expert_ffn_size=self.expert_ffn_size)
-        positive(num_experts=self.num_experts, experts_per_token=self.experts_per_token, vocab_size=self.vocab_size)
+        DecoderSizes.__post_init__(self)
+        positive(expert_ffn_size=self.expert_ffn_size)
+        positive(num_experts=self.num_experts, experts_per_token=self.experts_per_token)
         if self.experts_per_token > self.num_experts:
             raise GraphError(f"experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}")
 
@@ -91,17 +68,9 @@ class MixtralConfig:
 def layer_block(c: MixtralConfig, name: str = "layers", window: int | None = None) -> Block:
     """One layer from `x` to `y`. window: in place of the model's."""
     hidden = Dim(name="hidden", size=c.hidden_size)
-    heads, kv_heads, head_dim = attention_dims(c.num_heads, c.num_kv_heads, c.head_dim)
-    a = Attention(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        causal=True,
-        qkv_bias=c.qkv_bias,
-        out_bias=c.out_bias,
-        qk_norm=c.qk_norm,
+    a = replace(
+        c.attention(window=c.window if window is None else window),
         rotary_factor=c.rotary_factor,
-        window=c.window if window is None else window,
         dropout=c.attention_dropout,
     )
     e = Experts(
@@ -126,28 +95,17 @@ def layer_block(c: MixtralConfig, name: str = "layers", window: int | None = Non
 def mixtral(c: MixtralConfig) -> Graph:
     """The model as a Graph; inputs `input_ids` and `labels`, output `head.loss`."""
     hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
-    table = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
     if c.window and c.windowed_every > 1:
-        return _alternating(c, hidden, vocab, table)
-    layers = Call(
-        block="layers",
-        name="layers",
-        inputs=(("x", "embed.x"),),
-        repeat=c.num_layers,
-        chain=(("y", "x"),),
-        first=0,
-        prefix="model.layers",
-    )
-    return Graph(
-        name=c.name,
-        inputs=(INPUT_IDS, LABELS),
-        blocks=(embed_block(vocab, hidden), layer_block(c), head_block(vocab, hidden)),
-        calls=(embed_call(), layers, head_call("layers.y", lm_head=table)),
-        outputs=("head.loss",),
+        return _alternating(c, hidden, vocab)
+    layers = layers_call("layers", "embed.x", first=0, repeat=c.num_layers)
+    return language_model(
+        c.name,
+        (embed_block(vocab, hidden), layer_block(c), head_block(vocab, hidden)),
+        (embed_call(), layers, head_call("layers.y", lm_head=c.head_weight)),
     )
 
 
-def _alternating(c: MixtralConfig, hidden: Dim, vocab: Dim, table: str) -> Graph:
+def _alternating(c: MixtralConfig, hidden: Dim, vocab: Dim) -> Graph:
     """The same with one call for each layer, since windows alternate; all are of the family `layers`."""
     calls, x = [embed_call()], "embed.x"
     for index in range(c.num_layers):
@@ -159,13 +117,8 @@ def _alternating(c: MixtralConfig, hidden: Dim, vocab: Dim, table: str) -> Graph
     blocks = [embed_block(vocab, hidden), layer_block(c, "layer_windowed")]
     if c.num_layers > 1:
         blocks.append(layer_block(c, "layer_full", 0))
-    return Graph(
-        name=c.name,
-        inputs=(INPUT_IDS, LABELS),
-        blocks=(*blocks, head_block(vocab, hidden)),
-        calls=(*calls, head_call(x, lm_head=table)),
-        outputs=("head.loss",),
-    )
+    blocks.append(head_block(vocab, hidden))
+    return language_model(c.name, blocks, (*calls, head_call(x, lm_head=c.head_weight)))
 
 
 def mixtral_8x7b() -> MixtralConfig:

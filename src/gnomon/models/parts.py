@@ -6,11 +6,12 @@ Leaves out: residuals and norms, whose place is what tells families apart.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gnomon.errors import GraphError
-from gnomon.graph import Block, BlockBuilder, Call, Dim, Tensor
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Tensor
 
 BATCH = Dim(name="batch")
 """Sequences in a microbatch; the workload gives it."""
@@ -82,6 +83,57 @@ def attention_dims(heads: int, kv_heads: int, head_dim: int) -> tuple[Dim, Dim, 
     query = Dim(name="heads", size=heads)
     keys = query if heads == kv_heads else Dim(name="kv_heads", size=kv_heads)
     return query, keys, Dim(name="head_dim", size=head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSizes:
+    """What decoders with grouped queries have in common."""
+
+    name: str
+    """Of the model."""
+    num_layers: int
+    """Decoder layers."""
+    hidden_size: int
+    """Width of the residual stream."""
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads; divides num_heads."""
+    head_dim: int
+    """Width of a head; heads × head_dim need not be hidden_size."""
+    vocab_size: int
+    """Rows of the embedding, padding included."""
+    tied: bool = False
+    """Whether lm_head is the embedding table."""
+    qkv_bias: bool = False
+    """Biases of q, k, v (Qwen2; Llama with attention_bias)."""
+    out_bias: bool = False
+    """Bias of the attention's output (Llama with attention_bias)."""
+    qk_norm: bool = False
+    """RMSNorm on each head of q and k (Qwen3)."""
+
+    def __post_init__(self) -> None:
+        positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
+        positive(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, vocab_size=self.vocab_size)
+
+    def attention(self, *, window: int = 0) -> Attention:
+        """The attention of a layer. window: in tokens, 0 for none."""
+        heads, kv_heads, head_dim = attention_dims(self.num_heads, self.num_kv_heads, self.head_dim)
+        return Attention(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            causal=True,
+            qkv_bias=self.qkv_bias,
+            out_bias=self.out_bias,
+            qk_norm=self.qk_norm,
+            window=window,
+        )
+
+    @property
+    def head_weight(self) -> str:
+        """Full name of the head's parameter."""
+        return "model.embed_tokens.weight" if self.tied else "lm_head.weight"
 
 
 def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str = "self_attn") -> str:
@@ -211,7 +263,29 @@ def embed_call(prefix: str = "model") -> Call:
     return Call(block="embed", name="embed", inputs=(("input_ids", "input_ids"),), prefix=prefix)
 
 
+def layers_call(block: str, x: str, *, first: int, repeat: int, name: str = "") -> Call:
+    """The call of a block from `x` to `y` for `repeat` layers, of which `first` is the number of the first. name: in
+    place of the block's."""
+    return Call(
+        block=block,
+        name=name or block,
+        inputs=(("x", x),),
+        repeat=repeat,
+        chain=(("y", "x"),),
+        first=first,
+        family="layers",
+        prefix="model.layers",
+    )
+
+
 def head_call(x: str, *, norm: str = "model.norm", lm_head: str = "lm_head.weight") -> Call:
     """The call of `head_block` on `x`; `norm` and `lm_head` name its parameters in full (tied: the table's name)."""
     params = (("norm.weight", f"{norm}.weight"), ("lm_head.weight", lm_head))
     return Call(block="head", name="head", inputs=(("x", x), ("labels", "labels")), prefix="", params=params)
+
+
+def language_model(name: str, blocks: Iterable[Block], calls: Iterable[Call]) -> Graph:
+    """A Graph with inputs `input_ids` and `labels` and output `head.loss`."""
+    return Graph(
+        name=name, inputs=(INPUT_IDS, LABELS), blocks=tuple(blocks), calls=tuple(calls), outputs=("head.loss",)
+    )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gnomon.errors import CatalogueError, GnomonError, InputError
 from gnomon.formats.hf import READERS, Wanted, from_hf_config, read_hf_config
 from gnomon.formats.hf_decoders import DECODERS
+from gnomon.formats.hf_hybrids import HYBRIDS
 from gnomon.formats.keys import MAX_CHARACTERS, read_json
 from gnomon.models.presets import model
 
@@ -50,7 +51,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 def test_every_file_and_every_reader_is_tried() -> None:
     assert {path.stem for path in CONFIGS.glob("*.json")} == set(PUBLISHED)
-    others = {"roberta", "xlm-roberta", *DECODERS}  # read as BERT; in test_hf_decoders
+    others = {"roberta", "xlm-roberta", *DECODERS, *HYBRIDS}  # read as BERT; in test_hf_decoders, test_hf_hybrids
     assert {config(name)["model_type"] for name in PUBLISHED} == set(READERS) - others
 
 

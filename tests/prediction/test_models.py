@@ -40,6 +40,7 @@ REFUSED = {
     ("gpt2-xl", "dp2-tp2"): "tp = 2 does not divide heads = 25",
     ("ddpm-cifar10", "dp2-tp2"): "tp = 2 does not divide heads = 1",
     ("unet-tiny", "dp2-tp2"): "tp = 2 does not divide heads = 1",
+    ("mamba2-2.7b", "dp2-tp2"): "tp = 2 does not divide ssm_groups = 1",
 }
 LLAMA = "llama-3.1-8b"
 EVEN = RouterLoad()

@@ -74,7 +74,7 @@ def step(back: BackwardBlock, phase: str) -> GradOp:
 
 
 def test_every_kind_has_a_rule() -> None:
-    apart = {*CONTRACTIONS, *VIEWS, "attention"}
+    apart = {*CONTRACTIONS, *VIEWS, "attention", "state_space"}
     assert set(FORWARD) == set(OP_KINDS) - apart
     assert set(BACKWARD) == {*FORWARD, "accumulate"}
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
 from gnomon.formats.hf_decoders import DECODERS
+from gnomon.formats.hf_hybrids import HYBRIDS
 from gnomon.formats.hf_parts import (
     ACTIVATIONS,
     SILU,
@@ -382,6 +383,7 @@ READERS: Mapping[str, Reader] = {
     "t5": _t5,
     "vit": _vit,
     **DECODERS,
+    **HYBRIDS,
 }
 """model_type -> reader."""
 

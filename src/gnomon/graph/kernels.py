@@ -78,6 +78,9 @@ def lower(block: Block, kernels: Kernels) -> Block:
             low.gelu_new(op)
         elif op.kind == "cross_entropy":
             low.cross_entropy(op, kernels.cross_entropy)
+        elif op.kind == "state_space":  # its backward wants what the scan wrote before it was gated
+            y = block.tensor(op.outputs[0])
+            low.emit(op, Tensor(name=f"{op.path}:ungated", dims=y.dims, dtype=y.dtype))
         elif op.kind == "dropout":
             x = block.tensor(op.inputs[0])
             low.emit(op, Tensor(name=f"{op.path}:mask", dims=x.dims, dtype="bool"))

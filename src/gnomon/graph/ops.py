@@ -18,6 +18,7 @@ import numpy as np
 from gnomon.errors import GraphError
 from gnomon.graph.dims import Dim, Dtypes, Number, Sizes, numel, size_of
 from gnomon.graph.kernels import kv_dim
+from gnomon.graph.state_space import scan_flops
 from gnomon.graph.types import VIEWS, Block, Op, Tensor
 
 CausalFlops: TypeAlias = Literal["full", "half"]
@@ -101,6 +102,8 @@ def saves(op: Op, block: Block, needs_grad: Collection[str]) -> tuple[str, ...]:
             return (*left, *(inputs[1:2] if inputs[0] in needs_grad else ()))
         case "attention":
             return (*inputs, *outputs)
+        case "state_space":  # convolution, states and products of chunks are made again
+            return (*inputs, *outputs[1:])
         case "norm":
             return (*inputs[:2], *outputs[1:])
         case "row_stats":
@@ -138,6 +141,7 @@ def saves(op: Op, block: Block, needs_grad: Collection[str]) -> tuple[str, ...]:
 
 VECTOR_FLOPS: Mapping[str, tuple[int, int]] = {
     "attention": (0, 0),
+    "state_space": (0, 0),
     "softmax": (5, 4),
     "norm": (6, 9),
     "row_stats": (2, 2),
@@ -159,6 +163,9 @@ VECTOR_FLOPS: Mapping[str, tuple[int, int]] = {
 }
 """Rough vector FLOPs for each element of the first input: (forward, backward). Kinds not here do none."""
 
+_MIXERS = ("attention", "state_space")
+"""Kinds that mix positions by matrix products of their own."""
+
 _NO_BACKWARD_WORK = (*VIEWS, "add")
 """The gradient is the incoming one, as a view; sums over several readers are ops of their own (`accumulate`)."""
 
@@ -175,8 +182,10 @@ def _pairs_x2(op: Op, q: Number, kv: Number, convention: CausalFlops) -> Number:
 
 
 def _matmul(op: Op, block: Block, setting: Setting) -> tuple[Number, Number]:
-    """(model FLOPs, extra FLOPs) of one product of a contraction or a flash attention forward."""
+    """(model FLOPs, extra FLOPs) of one product of a contraction, or of the forward of flash attention or a scan."""
     sizes = setting.sizes
+    if op.kind == "state_space":
+        return scan_flops(op, block, sizes, whole=setting.causal_flops == "full"), 0
     if op.kind == "attention":
         q, v = block.tensor(op.inputs[0]), block.tensor(op.inputs[2])
         q_dim, kv = _attention_dims(op, block)
@@ -212,7 +221,7 @@ def forward_work(op: Op, block: Block, setting: Setting) -> Work:
     """Work of running a lowered op once. Views are free."""
     if op.kind in VIEWS:
         return Work()
-    flops, extra = _matmul(op, block, setting) if op.contracts or op.kind == "attention" else (0, 0)
+    flops, extra = _matmul(op, block, setting) if op.contracts or op.kind in _MIXERS else (0, 0)
     reads: Number = _bytes(op.inputs, block, setting)
     if op.kind == "embedding":  # only the chosen rows are read
         out = block.tensor(op.outputs[0])
@@ -260,12 +269,14 @@ def grad_work(grad: GradOp, block: Block, setting: Setting) -> Work:
         ]
         return Work(read_bytes=reads, write_bytes=_bytes(narrow, block, setting)) if narrow else Work()
     reads = reads + _bytes(grad.reads, block, setting)
-    multiplies = op.kind == "attention" or (bool(op.contracts) and bool(grad.reads))
+    multiplies = op.kind in _MIXERS or (bool(op.contracts) and bool(grad.reads))
     flops, extra = _matmul(op, block, setting) if multiplies else (0, 0)
     if op.kind == "attention":  # dV, dP, dQ, dK: twice the forward; P is made again from q and k
         q, v = block.tensor(op.inputs[0]), block.tensor(op.inputs[2])
         d_k, d_v = size_of(q.dims[-1], setting.sizes), size_of(v.dims[-1], setting.sizes)
         flops, extra = 2 * flops, flops * d_k // (d_k + d_v)
+    elif op.kind == "state_space":
+        flops = 2 * flops
     elif op.kind == "matmul":
         flops, extra = flops * len(grad.grads_out), extra * len(grad.grads_out)
     return Work(

@@ -32,9 +32,10 @@ OP_KINDS = (
     *CONTRACTIONS,
     *VIEWS,
     "attention",  # q, k, v[, bias] -> out: softmax(q kᵀ · scale) v; attrs causal, window, softcap, dropout
+    "state_space",  # z x B C dt, conv weights and biases, dt bias, decay, skip -> y: Mamba-2; see state_space.py
     "softmax",
     "norm",  # attrs fn: rms | layer | group
-    "activation",  # attrs fn: gelu | gelu_tanh | gelu_new | quick_gelu | relu | silu | tanh | sigmoid
+    "activation",  # attrs fn: gelu | gelu_tanh | gelu_new | quick_gelu | relu | relu2 | silu | tanh | sigmoid
     "glu",  # gate, up -> fn(gate) * up; attrs fn: silu (SwiGLU) | gelu | gelu_tanh (GeGLU) | relu
     "add",
     "mul",

@@ -197,7 +197,11 @@ class Experts:
     groups_per_token: int = 1
     """How many."""
     gated: bool = True
-    """Gated by SiLU; otherwise up, GELU and down, without a gate."""
+    """Gated by SiLU; otherwise up, `activation` and down, without a gate."""
+    activation: str = "gelu"
+    """Of experts without a gate."""
+    latent: Dim | None = None
+    """Width in which rows travel and experts work, between two linears of their own (LatentMoE, Nemotron 3)."""
     biased: bool = False
     """Linears have biases and the gate's two sides are clamped (GPT-OSS). The biases are a few numbers an expert: what
     counts is the arithmetic, which the attributes `clamped` and `biased` of activation and combine stand for."""
@@ -221,16 +225,22 @@ def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
     )
     clamped: dict[str, Any] = {"clamped": True} if e.biased else {}
     biased: dict[str, Any] = {"biased": True} if e.biased else {}
-    rows = b.op("dispatch", f"{path}.dispatch", (x, indices), (*tokens, e.topk, hidden), experts=e.experts.name)
+    width, sent = e.latent or hidden, x
+    if e.latent is not None:
+        sent = b.linear(f"{path}.fc1_latent_proj", x, out=(e.latent,), contract=(hidden,), bias=False)
+    rows = b.op("dispatch", f"{path}.dispatch", (sent, indices), (*tokens, e.topk, width), experts=e.experts.name)
     gate_path, up_path, down_path = (f"{path}.experts.{p}" for p in e.paths)
-    gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=hidden) if e.gated else ""
-    up = b.experts(up_path, rows, experts=e.experts, out=e.ffn, contract=hidden)
+    gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=width) if e.gated else ""
+    up = b.experts(up_path, rows, experts=e.experts, out=e.ffn, contract=width)
     if gate:
         act = b.op("glu", f"{path}.experts.act", (gate, up), fn="silu", **clamped)
     else:
-        act = b.op("activation", f"{path}.experts.act", (up,), fn="gelu")
-    out = b.experts(down_path, act, experts=e.experts, out=hidden, contract=e.ffn)
-    return b.op("combine", f"{path}.combine", (out, weights, indices), (*tokens, hidden), **biased)
+        act = b.op("activation", f"{path}.experts.act", (up,), fn=e.activation)
+    out = b.experts(down_path, act, experts=e.experts, out=width, contract=e.ffn)
+    joined = b.op("combine", f"{path}.combine", (out, weights, indices), (*tokens, width), **biased)
+    if e.latent is None:
+        return joined
+    return b.linear(f"{path}.fc2_latent_proj", joined, out=(hidden,), contract=(e.latent,), bias=False)
 
 
 def embed_block(vocab: Dim, hidden: Dim, *, scale: float = 0.0, path: str = "embed_tokens") -> Block:

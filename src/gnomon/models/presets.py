@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from gnomon.errors import CatalogueError, nearest
 from gnomon.graph import Graph
-from gnomon.models import bert, deepseek, dit, gemma, gpt, llama, mixtral, t5, unet, vit
+from gnomon.models import bert, deepseek, dit, gemma, gpt, hybrid, llama, mixtral, t5, unet, vit
 from gnomon.models.sizes import GRAPH_SIZES, LLAMA_SIZES
 
 Config = llama.LlamaConfig | mixtral.MixtralConfig | deepseek.DeepseekConfig | gpt.GptConfig | gpt.GptNeoxConfig
@@ -73,6 +73,11 @@ PRESETS: Mapping[str, Callable[[], Graph]] = {
     "gemma-2-2b": lambda: gemma.gemma2(gemma.gemma2_2b()),
     "gemma-2-9b": lambda: gemma.gemma2(gemma.gemma2_9b()),
     "gemma-2-27b": lambda: gemma.gemma2(gemma.gemma2_27b()),
+    "nemotron-h-8b": lambda: hybrid.hybrid(hybrid.nemotron_h_8b()),
+    "nemotron-3-nano": lambda: hybrid.hybrid(hybrid.nemotron_3_nano()),
+    "nemotron-3-super": lambda: hybrid.hybrid(hybrid.nemotron_3_super()),
+    "nemotron-3-ultra": lambda: hybrid.hybrid(hybrid.nemotron_3_ultra()),
+    "mamba2-2.7b": lambda: hybrid.hybrid(hybrid.mamba2_2_7b()),
     "bert-base": lambda: bert.bert(bert.bert_base()),
     "bert-large": lambda: bert.bert(bert.bert_large()),
     "t5-small": lambda: t5.t5(t5.t5_small()),

@@ -17,12 +17,14 @@ import numpy as np
 from gnomon.errors import UnpricedError
 from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, grad_work, kv_dim, nbytes, numel, size_of
 from gnomon.graph.ops import attention_pairs_x2
+from gnomon.graph.state_space import Scan
 from gnomon.graph.types import VIEWS
 from gnomon.hardware.types import Device
 from gnomon.prices.attention import attention_seconds, tiled_window
 from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
 from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.measured import RULES, attention_points, matmul_seconds, rule_seconds, table_seconds
+from gnomon.prices.state_space import BACKWARD_KERNELS, FORWARD_KERNELS, scan_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.sharding.homes import routed_tensors
 
@@ -186,6 +188,9 @@ def op_seconds(
         return price + _cast(op.inputs[0], block, setting, device, curves, cast) if _low(op, fp8) else price
     if op.kind == "attention":
         return _attention(op, block, setting, device, curves, causal_share, backward=False, narrow=bool(fp8))
+    if op.kind == "state_space":
+        seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=False)
+        return OpPrice(device_s=seconds, kernels=FORWARD_KERNELS)
     if op.kind == "cross_entropy" and op.attr("nll", False):
         labels = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
         # one sector of 32 bytes and a label for each token
@@ -229,6 +234,9 @@ def grad_seconds(
         return price + _cast(op.outputs[0], block, setting, device, curves, cast) if casts else price
     if op.kind == "attention":
         return _attention(op, block, setting, device, curves, causal_share, backward=True, narrow=bool(fp8))
+    if op.kind == "state_space":
+        seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=True)
+        return OpPrice(device_s=seconds, kernels=BACKWARD_KERNELS)
     if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
         return FREE
     if op.kind == "embedding" and grad.phase == "weight_grad":

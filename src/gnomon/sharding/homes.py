@@ -24,7 +24,10 @@ SEQUENCE_DIMS = (*TOKEN_DIMS, "image_h")
 HEAD_DIMS = ("heads", "kv_heads")
 """Dims of attention heads (base names); tp divides both alike."""
 
-TENSOR_DIMS = (*HEAD_DIMS, "ffn", "shared_ffn")
+STATE_DIMS = ("ssm_groups", "ssm_heads", "ssm_proj")
+"""Dims of a Mamba-2 mixer (base names): groups of heads, heads, and all that its input projection writes."""
+
+TENSOR_DIMS = (*HEAD_DIMS, *STATE_DIMS, "ffn", "shared_ffn")
 """Dims that tp divides wherever they are (base names)."""
 
 

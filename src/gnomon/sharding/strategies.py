@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gnomon.errors import PlanError
 from gnomon.graph import Block, Number, Op, Tensor, size_of
 from gnomon.plans import Layout
-from gnomon.sharding.homes import HEAD_DIMS, base, homes, is_sequence
+from gnomon.sharding.homes import HEAD_DIMS, STATE_DIMS, base, homes, is_sequence
 from gnomon.sharding.layout import Collective, CollectiveKind, Phase, Scene, Sharding, ceil_div
 
 AXES = ("cp", "tp", "etp")
@@ -85,6 +85,8 @@ def strategies(op: Op, setting: Setting) -> tuple[Strategy, ...]:
             return (_loss(op, setting, plain),)
         case "norm":
             return (_norm(op, setting, plain),)
+        case "state_space" if setting.scene.ranks("cp") > 1:
+            return (_scanned(op, setting, plain),)
         case "dispatch" | "combine":
             return (_experts(op, setting, plain),)
         case "conv2d":
@@ -116,6 +118,8 @@ def _agrees(op: Op, dim: str | None, owner: str | None) -> bool:
         return dim == owner
     if is_sequence(dim) and is_sequence(owner):
         return True
+    if op.kind == "state_space":
+        return base(dim) in STATE_DIMS and base(owner) in STATE_DIMS
     return op.kind in ("attention", "repeat") and base(dim) in HEAD_DIMS and base(owner) in HEAD_DIMS
 
 
@@ -266,6 +270,35 @@ def _ulysses(op: Op, setting: Setting, plain: Strategy) -> Strategy | None:
             size = setting.bytes(name, sharding) * (repeats if name in op.inputs[1:3] else 1)
             inside.append(_inside(op, setting, "all_to_all", "cp", size, _PHASES[phase], name))
     return _with(plain, "ulysses", tuple(inside), local)
+
+
+# --- a scan over cp
+
+
+def _scanned(op: Op, setting: Setting, plain: Strategy) -> Strategy:
+    """All-to-alls exchange sequence for groups of heads before a Mamba-2 scan and back after it, and for gradients.
+    Source: NVIDIA/Megatron-LM megatron/core/ssm/mamba_context_parallel.py. PlanError where a rank would get no group of
+    its own (it copies groups then, which is not described)."""
+    cp, sizes = setting.scene.ranks("cp"), setting.scene.sizes
+    y, names = setting.block.tensor(op.outputs[0]), (op.inputs[0], op.outputs[0])
+    groups = size_of(y.dims[-2], sizes)
+    ways = setting.scene.ranks("tp") * cp
+    if not isinstance(groups, int) or groups % ways:
+        raise PlanError(
+            f"{op.path}: a scan divided over cp = {cp} exchanges positions for groups of heads, and tp x cp = {ways} "
+            f"does not divide {groups} groups; lower cp"
+        )
+    local: dict[str, Number] = {y.dims[-3].name: size_of(y.dims[-3], sizes)}
+    for name in op.inputs + op.outputs:
+        for dim in setting.block.tensor(name).atoms:
+            if base(dim.name) in STATE_DIMS:
+                local[dim.name] = ceil_div(size_of(dim, sizes), ways)
+    shardings = (plain.inputs[0], plain.outputs[0])
+    inside = []
+    for phase in ("forward", "backward"):
+        for name, sharding in zip(names, shardings, strict=True):
+            inside.append(_inside(op, setting, "all_to_all", "cp", setting.bytes(name, sharding), _PHASES[phase], name))
+    return _with(plain, "exchanged", tuple(inside), local)
 
 
 # --- ops with statistics over a divided dim

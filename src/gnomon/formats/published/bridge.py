@@ -44,6 +44,7 @@ ONE_COPY = (
     (r"gpt.?oss.*\bb300", "26.04", "99"),
     (r"gpt.?oss.*b200", "26.04", "26.05"),
     (r"kimi", "26.02", "99"),
+    (r"nemotron", "26.04", "99"),
 )
 """(pattern of model and device, first release, last) of recipes that send a token once; those of FUSED do too."""
 
@@ -86,6 +87,10 @@ RECOMPUTE = (
     (r"deepseek.*gb300", "26.02", "26.05", _UP),
     (r"gpt.?oss.*b200", "25.11", "25.12", 'selective ["layernorm", "moe_act"]'),
     (r"qwen3.*a\d+b", "25.11", "25.12", "none"),
+    (r"nemotron.*super.*\bb200.*mxfp8", "26.04", "99", 'selective ["moe_act", "layernorm"]'),
+    (r"nemotron.*super.*\bb200.*bf16", "26.04", "99", 'selective ["moe_act", "moe", "layernorm", "core_attn"]'),
+    (r"nemotron.*ultra", "26.08", "99", 'selective ["moe_act"]'),
+    (r"nemotron", "26.04", "99", "none"),
 )
 """(pattern of model, device and precision, first release, last, `recompute_modules`)."""
 
@@ -129,6 +134,37 @@ def mtp_modules(row: Row) -> int:
     if "mtp" in name:
         return int("w/o" not in name)
     return int(bool(re.search(r"deepseek.?v3", name)) and bool(re.search(_MTP, row.framework.lower())))
+
+
+def with_sharding(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """The row of a Nemotron 3 Ultra with Megatron-FSDP and what its recipe moves to the host, and a note. Its recipes
+    shard weights in each NVLink domain and optimizer states over all of them (perf_recipes/nemotronh/common.py
+    _apply_nemotron_3_ultra_fsdp_hsdp), which a plan cannot say: weights are taken as sharded over all too."""
+    if not re.search(r"megatron-bridge.*nemotron.3.ultra", f"{row.framework} {row.model}".lower()):
+        return row, ()
+    note = "weights sharded over all ranks, what experts' activation reads on the host: the recipe's Megatron-FSDP"
+    return replace(row, zero_or_fsdp="fsdp", offload="fused_group_mlp"), (note,)
+
+
+_HYBRID_MTP = (r"nemotron.*(super|ultra|lightning)",)
+"""Nemotrons whose recipes set `mtp_num_layers = 2` and `mtp_use_repeated_layer`, in every release that has them:
+Megatron-Bridge src/megatron/bridge/recipes/nemotronh, perf_recipes/nemotronh."""
+
+
+def hybrid_mtp(row: Row) -> int:
+    """How often the second prediction of a hybrid runs in Megatron-Bridge's recipes; 0 elsewhere."""
+    bridged = re.search(r"megatron-bridge", row.framework.lower())
+    return 2 if bridged and any(re.search(pattern, row.model.lower()) for pattern in _HYBRID_MTP) else 0
+
+
+def narrow_calls(row: Row) -> tuple[str, ...]:
+    """Layers of a Nemotron 3 that multiply in less than 16 bits: not the second prediction (`keep_mtp_spec_in_bf16`),
+    and under NVFP4 not the last 14 of Super (src/megatron/bridge/training/mixed_precision.py
+    nemotron_3_super_bf16_with_nvfp4_mixed). () where nothing is known."""
+    if not row.layers or not re.search(r"megatron-bridge.*nemotron.3", f"{row.framework} {row.model}".lower()):
+        return ()
+    wide = 14 if "super" in row.model.lower() and "fp4" in (row.precision or "") else 0
+    return (f"layers[0:{row.layers - wide}]",)
 
 
 def mtp_stages(row: Row, stages: int) -> tuple[int, ...]:

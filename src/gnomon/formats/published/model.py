@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gnomon.errors import InputError
-from gnomon.formats.published.bridge import mtp_modules
+from gnomon.formats.published.bridge import hybrid_mtp, mtp_modules
 from gnomon.formats.published.megatron_ci import is_test
 from gnomon.formats.published.row import Row
 from gnomon.formats.published.settings import ZERO_BUBBLE
@@ -21,10 +21,11 @@ from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3, deepseek_v3_671b
 from gnomon.models.gpt import GptConfig, gpt
+from gnomon.models.hybrid import HybridConfig, hybrid, nemotron_3_nano, nemotron_3_super, nemotron_3_ultra
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.mixtral import MixtralConfig, mixtral
 
-Config = GptConfig | LlamaConfig | MixtralConfig | DeepseekConfig | BertConfig
+Config = GptConfig | LlamaConfig | MixtralConfig | DeepseekConfig | BertConfig | HybridConfig
 
 VOCABULARIES = (
     (r"llama.?3", 128_256, "Llama 3's tokenizer"),
@@ -48,13 +49,21 @@ HEAD_DIMS = ((r"qwen3", 128), (r"gpt.oss", 64))
 
 UNKNOWN_LAYERS = (
     (r"lora", "LoRA freezes the base weights, which a plan cannot say"),
-    (r"nemotron.(?:3_|3.5|v3)", "a hybrid of Mamba and mixture layers, for which there is no builder"),
+    (r"nemotron.(?:3_|3.5|v3)(?!.*(?:nano|lightning|super|ultra))", "a hybrid whose layers no published config gives"),
     (r"mimo", "a model of several towers whose sizes the row does not give"),
     (r"^t5", "an encoder-decoder whose two lengths and layer counts the row does not give"),
     (r"switch", "an encoder-decoder with every second layer a mixture, for which there is no builder"),
     (r"deepseek.?v4", "a model whose sizes the row does not give"),
 )
 """(pattern of model names, why there is no graph)."""
+
+HYBRIDS = (
+    (r"nemotron.*lightning", nemotron_3_nano),
+    (r"nemotron.v?3.nano", nemotron_3_nano),
+    (r"nemotron.v?3.super", nemotron_3_super),
+    (r"nemotron.v?3.ultra", nemotron_3_ultra),
+)
+"""(pattern of model names, config): Nemotron 3, whose layers no column holds. Nemotron 3.5 Lightning has Nano's."""
 
 _DROPOUT = 0.1
 _HUGGING_FACE = r"hugging ?face|transformers|\bhf\b"
@@ -81,6 +90,8 @@ def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
     if missing:
         raise InputError(f"{', '.join(missing)} not given")
     vocab, notes = _vocab(row, name)
+    if (made := next((make for pattern, make in HYBRIDS if re.search(pattern, name)), None)) is not None:
+        return _hybrid(replace(made(mtp_depth=hybrid_mtp(row)), name=row.model, vocab_size=vocab), row, notes)
     if row.arch == "moe" or row.experts:
         config, more = _mixture(row, name, vocab)
     elif re.search(r"bert", name):
@@ -110,6 +121,8 @@ def build(config: Config) -> Graph:
             return deepseek_v3(config)
         case BertConfig():
             return bert(config)
+        case HybridConfig():
+            return hybrid(config)
 
 
 def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
@@ -264,6 +277,18 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
 FAKE_GATE = r"balanced fake gate"
 """NeMo AutoModel's FakeBalancedGate, without noise: the i-th token gets the topk experts from i·topk on, modulo all
 (NVIDIA-NeMo/Automodel nemo_automodel/components/moe/layers.py, read 2026-11-22)."""
+
+
+def _hybrid(config: HybridConfig, row: Row, notes: tuple[str, ...]) -> tuple[Config, tuple[str, ...]]:
+    """Under the balanced fake gate, experts that follow each other are in the smallest group that holds them."""
+    m = config.mixture
+    if m is None or not re.search(FAKE_GATE, row.notes):
+        return config, notes
+    sizes = range(m.experts_per_token, m.num_experts + 1)
+    size = next(size for size in sizes if m.num_experts % size == 0)
+    grouped = replace(m, num_groups=m.num_experts // size)
+    note = "balanced fake gate: a token goes to experts that follow each other"
+    return replace(config, mixture=grouped), (*notes, note)
 
 
 def _deepseek(

@@ -15,7 +15,7 @@ from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
 from gnomon.formats.published import settings
-from gnomon.formats.published.bridge import Recipe, mtp_stages, recipe
+from gnomon.formats.published.bridge import Recipe, mtp_stages, narrow_calls, recipe
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.model import Config
 from gnomon.formats.published.notes import NANOTRON_BENCHMARK, NoteFacts
@@ -226,6 +226,8 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
     set_by = recipe(row, facts.release) if re.search(r"megatron-bridge", row.framework.lower()) else Recipe()
     if set_by.narrow_attention and precision.fp8 is not None:
         precision = replace(precision, fp8=replace(precision.fp8, attention=True))
+    if precision.fp8 is not None and (narrow := narrow_calls(row)):
+        precision = replace(precision, fp8=replace(precision.fp8, calls=narrow))
     splits = (Split(op="*", dim="seq", parts=axes.tp),) if facts.async_tp and axes.tp > 1 else ()
     made = Plan(
         mesh=axes,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
-from gnomon.formats.published.bridge import with_recompute
+from gnomon.formats.published.bridge import with_recompute, with_sharding
 from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.composed import with_composition
 from gnomon.formats.published.measured import Peak, readings
@@ -115,6 +115,7 @@ def to_run(row: Row) -> Run:
     if facts.inconsistent:
         raise InputError(f"the source contradicts itself: {facts.inconsistent.strip()}")
     row, from_recipe = with_recompute(row, facts.release)
+    row, from_sharding = with_sharding(row)
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
     made, from_plan = plan(row, facts)
@@ -142,6 +143,7 @@ def to_run(row: Row) -> Run:
             *from_test,
             *from_code,
             *from_recipe,
+            *from_sharding,
             *from_model,
             *from_cluster,
             *from_plan,

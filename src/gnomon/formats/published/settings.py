@@ -145,6 +145,10 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
         return _remat(moved, row)
     if (found_there := _remat_of_release(row)) is not None:
         return found_there
+    if offload == "fused_group_mlp":  # Megatron-Bridge: what experts' activation reads, where it is large
+        made, notes, is_open = _recompute(how, row)
+        away = SavedRule(tensors=("*.experts.up_proj",), action="offload")
+        return replace(made, rules=(*made.rules, away)), notes, is_open
     if offload not in ("none", "no", "off", "false", "0", "-"):
         return Saved(), (f"offload {row.offload!r} of named tensors is left out: memory is over-estimated",), True
     if "every k-th block" in row.notes or "k-th" in how:

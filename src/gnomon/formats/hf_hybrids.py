@@ -1,0 +1,207 @@
+"""Hugging Face configs of hybrids of Mamba-2 and other layers: nemotron_h, mamba2, bamba, granitemoehybrid.
+
+As in `gnomon.formats.hf_decoders`. Leaves out falcon_h1, whose layers run attention and Mamba side by side, and Jamba
+and Zamba, whose Mamba is the first version or shared between layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gnomon.formats.hf_parts import ACTIVATIONS, Notes, Reader, Wanted, heads_of
+from gnomon.formats.keys import Keys
+from gnomon.graph import Graph
+from gnomon.models.hybrid import PARTS, HybridConfig, HybridMixture, Mamba2, hybrid
+
+HYBRID_ACTIVATIONS = {**ACTIVATIONS, "relu2": "relu2"}
+LAYER_TYPES = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E", "full_attention": "*", "linear_attention": "M"}
+"""Names of layers in `layers_block_type` and `layer_types` -> letters of parts."""
+STEP_KEYS = (
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "time_step_limit",
+    "time_step_rank",
+    "rescale_prenorm_residual",
+)
+"""How dt begins and between what it stays."""
+
+
+def _mamba(k: Keys, names: Mapping[str, str]) -> Mamba2:
+    """The mixer, by the family's own keys for each of our fields."""
+    k.must_be(names["proj_bias"], False)
+    return Mamba2(
+        num_heads=k.integer(names["heads"]),
+        head_dim=k.integer(names["head_dim"]),
+        num_groups=k.integer(names["groups"]),
+        state_size=k.integer(names["state"]),
+        conv_kernel=k.integer(names["kernel"], 4),
+        chunk=k.integer(names["chunk"], 256),
+        conv_bias=k.flag(names["conv_bias"], True),
+    )
+
+
+def _block_types(k: Keys, key: str) -> tuple[str, ...]:
+    """Letters of the layers that a list of names gives."""
+    given = k.raw(key)
+    if not isinstance(given, list) or not given or any(kind not in LAYER_TYPES for kind in given):
+        k.fail(key, f"expected a list of {', '.join(LAYER_TYPES)}, got {given!r}")
+    return tuple(LAYER_TYPES[kind] for kind in given)
+
+
+def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    pattern = k.raw("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        k.ignore("layers_block_type")
+        layers = tuple(pattern)
+    else:
+        layers = _block_types(k, "layers_block_type")
+    if not set(layers) <= PARTS.keys():
+        k.fail("hybrid_override_pattern", f"layers are of the letters {' '.join(PARTS)}, not {pattern!r}")
+    k.ignore("num_hidden_layers")  # the length of the pattern
+    for key in ("use_bias", "mlp_bias", "attention_bias"):
+        k.must_be(key, False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore("max_position_embeddings", "partial_rotary_factor", "expand", "use_mamba_kernels", "num_logits_to_keep")
+    k.ignore("residual_in_fp32", "sliding_window", "mamba_hidden_act", "mamba_ssm_cache_dtype", "hidden_dropout")
+    k.ignore(
+        "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group", "moe_shared_expert_overlap", *STEP_KEYS
+    )
+    k.ignore("mtp_hybrid_override_pattern", "mtp_layers_block_type", "mlp_hidden_act_scale")
+    if predicted := k.raw("num_nextn_predict_layers"):
+        notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
+    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
+    mixture = None
+    if "E" in layers:
+        mixture = HybridMixture(
+            num_experts=k.integer("n_routed_experts"),
+            experts_per_token=k.integer("num_experts_per_tok"),
+            expert_ffn_size=k.integer("moe_intermediate_size"),
+            shared_ffn_size=k.integer("moe_shared_expert_intermediate_size")
+            * k.integer("n_shared_experts", 1, least=0),
+            latent_size=k.integer("moe_latent_size") if k.has("moe_latent_size") else 0,
+        )
+    else:
+        k.ignore("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts")
+        k.ignore("moe_shared_expert_intermediate_size", "moe_latent_size")
+    of = {"heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "groups": "n_groups", "state": "ssm_state_size"}
+    of |= {"kernel": "conv_kernel", "chunk": "chunk_size", "conv_bias": "use_conv_bias", "proj_bias": "mamba_proj_bias"}
+    return hybrid(
+        HybridConfig(
+            name=name,
+            layers=layers,
+            hidden_size=k.integer("hidden_size"),
+            vocab_size=k.integer("vocab_size"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn_size=k.integer("intermediate_size", 21504),
+            activation=k.choice("mlp_hidden_act", HYBRID_ACTIVATIONS, "relu2"),
+            mamba=_mamba(k, of) if "M" in layers else None,
+            mixture=mixture,
+            tied=k.flag("tie_word_embeddings", False),
+        )
+    )
+
+
+def _mamba2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    k.choice("hidden_act", {"silu": "silu"}, "silu")
+    k.must_be("rms_norm", True)
+    k.ignore("expand", "residual_in_fp32", *STEP_KEYS)
+    of = {"heads": "num_heads", "head_dim": "head_dim", "groups": "n_groups", "state": "state_size"}
+    of |= {"kernel": "conv_kernel", "chunk": "chunk_size", "conv_bias": "use_conv_bias", "proj_bias": "use_bias"}
+    return hybrid(
+        HybridConfig(
+            name=name,
+            layers=("M",) * k.integer("num_hidden_layers"),
+            hidden_size=k.integer("hidden_size"),
+            vocab_size=k.integer("vocab_size"),
+            mamba=_mamba(k, of),
+            tied=k.flag("tie_word_embeddings", False),
+        )
+    )
+
+
+_BAMBA = {"heads": "mamba_n_heads", "head_dim": "mamba_d_head", "groups": "mamba_n_groups", "state": "mamba_d_state"}
+_BAMBA |= {"kernel": "mamba_d_conv", "chunk": "mamba_chunk_size"}
+_BAMBA |= {"conv_bias": "mamba_conv_bias", "proj_bias": "mamba_proj_bias"}
+
+
+def _bamba(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    k.must_be("attention_bias", False)
+    k.must_be("mlp_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore(
+        "max_position_embeddings", "mamba_expand", "num_logits_to_keep", "partial_rotary_factor", "z_loss_coefficient"
+    )
+    count = k.integer("num_hidden_layers")
+    attends = k.raw("attn_layer_indices") or []
+    if not isinstance(attends, list) or not all(isinstance(i, int) and 0 <= i < count for i in attends):
+        k.fail("attn_layer_indices", f"expected indices of {count} layers, got {attends!r}")
+    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
+    return hybrid(
+        HybridConfig(
+            name=name,
+            layers=tuple("*-" if index in attends else "M-" for index in range(count)),
+            hidden_size=k.integer("hidden_size"),
+            vocab_size=k.integer("vocab_size"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rotary=True,
+            ffn_size=k.integer("intermediate_size"),
+            gated=True,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+            mamba=_mamba(k, _BAMBA),
+            tied=k.flag("tie_word_embeddings", False),
+        )
+    )
+
+
+def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    """Every layer has a feed-forward for all tokens, which is the shared expert where there are routed ones."""
+    k.must_be("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore(
+        "max_position_embeddings", "mamba_expand", "output_router_logits", "router_aux_loss_coef", "num_hidden_layers"
+    )
+    k.ignore("normalization_function", "init_method", "shared_intermediate_size_scale")
+    multipliers = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    if any(k.number(key, 1.0) != 1.0 for key in multipliers):
+        notes.append("its multipliers of embedding, residuals, scores and logits are counted as free")
+    experts = k.integer("num_local_experts", 0, least=0)
+    shared, expert = k.integer("shared_intermediate_size"), k.integer("intermediate_size")
+    chosen = k.integer("num_experts_per_tok", 1, least=0)
+    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
+    layers = tuple(letter + ("E" if experts else "-") for letter in _block_types(k, "layer_types"))
+    routed = {"num_experts": experts, "experts_per_token": chosen, "expert_ffn_size": expert}
+    has_mamba = any("M" in layer for layer in layers)
+    if not has_mamba:
+        k.ignore(*_BAMBA.values())
+    return hybrid(
+        HybridConfig(
+            name=name,
+            layers=layers,
+            hidden_size=k.integer("hidden_size"),
+            vocab_size=k.integer("vocab_size"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rotary=k.choice("position_embedding_type", {"nope": "nope", "rope": "rope"}, "nope") == "rope",
+            ffn_size=shared,
+            gated=True,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+            mamba=_mamba(k, _BAMBA) if has_mamba else None,
+            mixture=HybridMixture(**routed, shared_ffn_size=shared, sigmoid=False) if experts else None,
+            tied=k.flag("tie_word_embeddings", False),
+        )
+    )
+
+
+HYBRIDS: Mapping[str, Reader] = {
+    "nemotron_h": _nemotron_h,
+    "mamba2": _mamba2,
+    "bamba": _bamba,
+    "granitemoehybrid": _granite_hybrid,
+}
+"""model_type -> reader."""

@@ -1,0 +1,57 @@
+"""A Mamba-2 mixer's core as one op: a short convolution, then a scan over the sequence in chunks, gated.
+
+`Scan` holds the local sizes of a `state_space` op, `scan_flops` its matrix FLOPs. Letters: T tokens, Q tokens of a
+chunk, G groups of heads that share B and C, H heads of P, N the state of a head. The op reads what one linear wrote (z,
+x of HP; B, C of GN; dt of H), as mamba_ssm's `mamba_split_conv1d_scan_combined` does, and keeps it and the scan's
+output before the gate. Leaves out packed sequences and a state that comes in or goes out.
+Source: Dao & Gu 2024, section 6; state-spaces/mamba mamba_ssm/ops/triton/ssd_combined.py, read 2026-11-22.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.graph.dims import Number, Sizes, numel, size_of
+from gnomon.graph.types import Block, Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """Sizes on one rank."""
+
+    tokens: Number
+    """T, of all sequences."""
+    chunk: int
+    """Q."""
+    groups: Number
+    """G."""
+    heads: Number
+    """H."""
+    width: Number
+    """HP, of all heads."""
+    state: Number
+    """N."""
+
+    @classmethod
+    def of(cls, op: Op, block: Block, sizes: Sizes) -> Scan:
+        """From the op's tensors: y is (…, groups, width of a group), the convolution of B and C has (2, G, N, kernel),
+        dt's bias has the heads."""
+        y, taps, bias = (block.tensor(name) for name in (op.outputs[0], op.inputs[2], op.inputs[-3]))
+        chunk = op.attr("chunk", 0)
+        assert isinstance(chunk, int)
+        return cls(
+            tokens=numel(y.dims[:-2], sizes),
+            chunk=chunk,
+            groups=size_of(y.dims[-2], sizes),
+            heads=size_of(bias.dims[0], sizes),
+            width=numel(y.dims[-2:], sizes),
+            state=size_of(taps.dims[2], sizes),
+        )
+
+
+def scan_flops(op: Op, block: Block, sizes: Sizes, *, whole: bool) -> Number:
+    """Matrix FLOPs of the forward: states of chunks and what they give (2THPN each), C Bᵀ of a chunk (2TQGN) and its
+    product with x (2TQHP). whole: the last two as if a token saw all of its chunk; else half of them."""
+    s = Scan.of(op, block, sizes)
+    within = 2 * s.tokens * s.chunk * (s.groups * s.state + s.width)
+    return 4 * s.tokens * s.width * s.state + (within if whole else within // 2)

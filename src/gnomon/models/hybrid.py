@@ -1,0 +1,379 @@
+"""Hybrids of Mamba-2, attention, feed-forward and mixture layers: Mamba-2 itself, Nemotron-H, Nemotron 3, Bamba,
+Granite 4.
+
+`hybrid(config)` returns a Graph with one call for each run of equal layers. A layer is written as its parts, each with
+a norm before and a residual around it: `M` Mamba-2, `*` attention, `-` feed-forward, `E` mixture, as Nemotron-H's
+`hybrid_override_pattern` has it; Bamba's layers are `M-` and `*-`. The convolution's weight is counted in two parts,
+over x and over B and C: as many parameters. Leaves out attention beside Mamba in one layer (Falcon-H1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from gnomon.errors import GraphError
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
+from gnomon.models.parts import (
+    BATCH,
+    INPUT_IDS,
+    LABELS,
+    SEQ,
+    Attention,
+    Experts,
+    attention_dims,
+    dense_ffn,
+    divisible,
+    embed_block,
+    embed_call,
+    gated_ffn,
+    head_block,
+    head_call,
+    layers_call,
+    moe_ffn,
+    positive,
+    self_attention,
+)
+
+PARTS = {"M": "mamba", "*": "self_attn", "-": "mlp", "E": "moe"}
+"""Letter of a layer's part -> path of its module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """The sizes of a Mamba-2 mixer."""
+
+    num_heads: int
+    """Heads."""
+    head_dim: int
+    """Width of a head."""
+    num_groups: int
+    """Groups of heads that share B and C."""
+    state_size: int
+    """State of a head, for each of its head_dim numbers."""
+    conv_kernel: int = 4
+    """Taps of the convolution."""
+    chunk: int = 128
+    """Tokens that the scan works on at once."""
+    conv_bias: bool = True
+    """A bias of the convolution."""
+
+    def __post_init__(self) -> None:
+        positive(num_heads=self.num_heads, head_dim=self.head_dim, num_groups=self.num_groups)
+        positive(state_size=self.state_size, conv_kernel=self.conv_kernel, chunk=self.chunk)
+        divisible("num_heads", self.num_heads, "num_groups", self.num_groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridMixture:
+    """The routed feed-forward of `E` parts."""
+
+    num_experts: int
+    """Experts of a layer."""
+    experts_per_token: int
+    """Experts that a token visits."""
+    expert_ffn_size: int
+    """Width of one expert."""
+    shared_ffn_size: int = 0
+    """Width of the expert that every token visits; 0 for none."""
+    latent_size: int = 0
+    """Width in which routed rows travel (LatentMoE); 0: the hidden size."""
+    num_groups: int = 1
+    """Groups of consecutive experts: a token's are all in some of them, which bounds the nodes that it is sent to."""
+    groups_per_token: int = 1
+    """Groups that a token chooses."""
+    sigmoid: bool = True
+    """Scores are sigmoids with a bias on those that choose; else softmax without."""
+
+    def __post_init__(self) -> None:
+        positive(num_experts=self.num_experts, experts_per_token=self.experts_per_token)
+        positive(expert_ffn_size=self.expert_ffn_size)
+        if self.experts_per_token > self.num_experts:
+            raise GraphError(f"experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}")
+        divisible("num_experts", self.num_experts, "num_groups", self.num_groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridConfig:
+    """A decoder of several kinds of layers."""
+
+    name: str
+    """Of the model."""
+    layers: tuple[str, ...]
+    """Each layer's parts, of the letters of PARTS."""
+    hidden_size: int
+    """Width of the residual stream."""
+    vocab_size: int
+    """Rows of the embedding, padding included."""
+    num_heads: int = 1
+    """Query heads of attention parts."""
+    num_kv_heads: int = 1
+    """Key and value heads; divides num_heads."""
+    head_dim: int = 1
+    """Width of an attention head."""
+    rotary: bool = False
+    """Rotary positions in attention."""
+    attention_bias: bool = False
+    """Biases of q, k, v and the output."""
+    ffn_size: int = 1
+    """Width of dense feed-forwards."""
+    gated: bool = False
+    """Feed-forwards and experts are act(gate) · up, then down; otherwise up, act and down."""
+    activation: str = "relu2"
+    """Of both; squared ReLU in Nemotron."""
+    mamba: Mamba2 | None = None
+    """Of `M` parts."""
+    mixture: HybridMixture | None = None
+    """Of `E` parts."""
+    tied: bool = False
+    """Whether lm_head is the embedding table."""
+    mtp_layers: tuple[str, ...] = ()
+    """Layers of the multi-token prediction module; () for none."""
+    mtp_depth: int = 0
+    """How often it runs, each time on what it made before and one token further; its weights are the same."""
+
+    def __post_init__(self) -> None:
+        positive(num_layers=len(self.layers), hidden_size=self.hidden_size, vocab_size=self.vocab_size)
+        positive(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        positive(ffn_size=self.ffn_size)
+        letters = set("".join((*self.layers, *self.mtp_layers)))
+        if not all((*self.layers, *self.mtp_layers)) or letters - PARTS.keys():
+            raise GraphError(f"layers are written with the letters {' '.join(PARTS)}, not {self.layers}")
+        for letter, what, part in (("M", "mamba", self.mamba), ("E", "mixture", self.mixture)):
+            if letter in letters and part is None:
+                raise GraphError(f"layers have {letter!r} parts: give `{what}`")
+        if bool(self.mtp_layers) != bool(self.mtp_depth) or not 0 <= self.mtp_depth <= 8:
+            raise GraphError(f"mtp_depth={self.mtp_depth} with mtp_layers={self.mtp_layers}: give both or neither")
+
+
+def mamba_mixer(b: BlockBuilder, x: str, hidden: Dim, m: Mamba2, path: str) -> str:
+    """One projection to z, x, B, C and dt, convolution and scan, a norm over each group, projection back.
+
+    Source: NVIDIA/Megatron-LM megatron/core/ssm/mamba_mixer.py (one column-parallel and one row-parallel linear, groups
+    and heads divided over tp, a gated RMSNorm over each group), read 2026-11-22.
+    """
+    width = m.num_heads * m.head_dim
+    projected = Dim(name="ssm_proj", size=2 * width + 2 * m.num_groups * m.state_size + m.num_heads)
+    heads, groups = Dim(name="ssm_heads", size=m.num_heads), Dim(name="ssm_groups", size=m.num_groups)
+    inner, state = Dim(name="ssm_width", size=width // m.num_groups), Dim(name="ssm_state", size=m.state_size)
+    two, taps = Dim(name="ssm_bc", size=2), Dim(name="ssm_taps", size=m.conv_kernel)
+    joined = b.linear(f"{path}.in_proj", x, out=(projected,), contract=(hidden,), bias=False)
+    given = [joined, b.parameter(f"{path}.conv1d.weight_x", groups, inner, taps)]
+    given.append(b.parameter(f"{path}.conv1d.weight_bc", two, groups, state, taps))
+    if m.conv_bias:
+        given.append(b.parameter(f"{path}.conv1d.bias_x", groups, inner))
+        given.append(b.parameter(f"{path}.conv1d.bias_bc", two, groups, state))
+    given += [b.parameter(f"{path}.{name}", heads) for name in ("dt_bias", "A_log", "D")]
+    y = b.op("state_space", f"{path}.scan", tuple(given), (*b.dims(x)[:-1], groups, inner), chunk=m.chunk)
+    weight = b.parameter(f"{path}.norm.weight", groups, inner)
+    normed = b.op("norm", f"{path}.norm", (y, weight), fn="rms", over=inner.name)
+    return b.linear(f"{path}.out_proj", normed, out=(hidden,), contract=(groups, inner), bias=False)
+
+
+def _feed_forward(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, c: HybridConfig, path: str) -> str:
+    if c.gated:
+        return gated_ffn(b, x, hidden, ffn, fn=c.activation, path=path)
+    paths = (f"{path}.up_proj", f"{path}.down_proj")
+    return dense_ffn(b, x, hidden, ffn, fn=c.activation, bias=False, paths=paths)
+
+
+def _mixture(b: BlockBuilder, x: str, hidden: Dim, c: HybridConfig, path: str) -> str:
+    m = c.mixture
+    assert m is not None, "checked by HybridConfig"
+    e = Experts(
+        experts=Dim(name="experts", size=m.num_experts),
+        topk=Dim(name="topk", size=m.experts_per_token),
+        ffn=Dim(name="expert_ffn", size=m.expert_ffn_size),
+        router="sigmoid" if m.sigmoid else "softmax",
+        router_bias=m.sigmoid,
+        groups=m.num_groups,
+        groups_per_token=m.groups_per_token,
+        gated=c.gated,
+        activation=c.activation,
+        latent=Dim(name="latent", size=m.latent_size) if m.latent_size else None,
+    )
+    routed = moe_ffn(b, x, hidden, e, path)
+    if not m.shared_ffn_size:
+        return routed
+    shared = Dim(name="shared_ffn", size=m.shared_ffn_size)
+    return b.add(f"{path}.sum", routed, _feed_forward(b, x, hidden, shared, c, f"{path}.shared_experts"))
+
+
+def _part(b: BlockBuilder, letter: str, x: str, hidden: Dim, c: HybridConfig, path: str) -> str:
+    """A part on its normed input."""
+    match letter:
+        case "M":
+            assert c.mamba is not None, "checked by HybridConfig"
+            return mamba_mixer(b, x, hidden, c.mamba, path)
+        case "*":
+            heads, kv_heads, head_dim = attention_dims(c.num_heads, c.num_kv_heads, c.head_dim)
+            bias = c.attention_bias
+            a = Attention(
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                causal=True,
+                rotary=c.rotary,
+                qkv_bias=bias,
+                out_bias=bias,
+            )
+            return self_attention(b, x, hidden, a, path)
+        case "-":
+            return _feed_forward(b, x, hidden, Dim(name="ffn", size=c.ffn_size), c, path)
+        case _:
+            return _mixture(b, x, hidden, c, path)
+
+
+def _layers(b: BlockBuilder, layers: tuple[str, ...], x: str, hidden: Dim, c: HybridConfig, last: str) -> str:
+    """Parts of layers in a row, from x; what they write at the end is named `last`. Paths are numbered if a letter
+    comes twice."""
+    letters = "".join(layers)
+    for index, letter in enumerate(letters):
+        path = PARTS[letter] + (f".{index}" if letters.count(letter) > 1 else "")
+        out = _part(b, letter, b.norm(f"{path}_norm", x, hidden, fn="rms", bias=False), hidden, c, path)
+        x = b.add(f"{path}_residual", x, out, name=last if index == len(letters) - 1 else "")
+    return x
+
+
+def layer_block(c: HybridConfig, layer: str) -> Block:
+    """One layer from `x` to `y`."""
+    hidden = Dim(name="hidden", size=c.hidden_size)
+    b = BlockBuilder("layers_" + "_".join(PARTS[letter] for letter in layer))
+    return b.build(_layers(b, (layer,), b.input("x", BATCH, SEQ, hidden), hidden, c, "y"))
+
+
+def mtp_block(c: HybridConfig, vocab: Dim, hidden: Dim) -> Block:
+    """A multi-token prediction module: x joined with the next token, its layers, the model's head; outputs `loss`, and
+    `y` for the next one. Source: NVIDIA/Megatron-LM megatron/core/transformer/multi_token_prediction.py."""
+    joined = Dim(name="joined_hidden", size=2 * c.hidden_size)
+    b = BlockBuilder("mtp")
+    x = b.input("x", BATCH, SEQ, hidden)
+    ids = b.input("next_ids", BATCH, SEQ, dtype="int64")
+    labels = b.input("labels", BATCH, SEQ, dtype="int64")
+    rows = b.norm("enorm", b.embedding("embed_tokens", ids, vocab, hidden), hidden, fn="rms", bias=False)
+    old = b.norm("hnorm", x, hidden, fn="rms", bias=False)
+    pair = b.op("concat", "pair", (rows, old), (BATCH, SEQ, joined))
+    start = b.linear("eh_proj", pair, out=(hidden,), contract=(joined,), bias=False)
+    y = _layers(b, c.mtp_layers, start, hidden, c, "y")
+    normed = b.norm("final_layernorm", y, hidden, fn="rms", bias=False)
+    logits = b.linear("lm_head", normed, out=(vocab,), contract=(hidden,), bias=False)
+    loss = b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32")
+    return b.build(y, loss)
+
+
+def hybrid(c: HybridConfig) -> Graph:
+    """The model as a Graph; inputs `input_ids`, `labels` (and later ones for each prediction), outputs the losses."""
+    hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
+    table = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
+    blocks = [embed_block(vocab, hidden), *(layer_block(c, layer) for layer in dict.fromkeys(c.layers))]
+    calls, x, first = [embed_call()], "embed.x", 0
+    for layer, same in groupby(c.layers):
+        repeat, name = len(list(same)), f"layers_{first}"
+        block = "layers_" + "_".join(PARTS[letter] for letter in layer)
+        calls.append(layers_call(block, x, first=first, repeat=repeat, name=name))
+        x, first = f"{name}.y", first + repeat
+    blocks.append(head_block(vocab, hidden))
+    calls.append(head_call(x, lm_head=table))
+    inputs, outputs = [INPUT_IDS, LABELS], ["head.loss"]
+    if c.mtp_depth:
+        module = mtp_block(c, vocab, hidden)
+        blocks.append(module)
+        own = {"embed_tokens.weight": "model.embed_tokens.weight", "lm_head.weight": table}
+        shared = tuple((p.name, own.get(p.name, f"mtp.{p.name}")) for p in module.parameters)
+    for depth in range(1, c.mtp_depth + 1):
+        later = (INPUT_IDS.renamed(f"mtp_ids_{depth}"), LABELS.renamed(f"mtp_labels_{depth}"))
+        given = (("x", x), ("next_ids", later[0].name), ("labels", later[1].name))
+        calls.append(Call(block="mtp", name=f"mtp_{depth}", inputs=given, params=shared))
+        x = f"mtp_{depth}.y"
+        inputs, outputs = [*inputs, *later], [*outputs, f"mtp_{depth}.loss"]
+    return Graph(name=c.name, inputs=tuple(inputs), blocks=tuple(blocks), calls=tuple(calls), outputs=tuple(outputs))
+
+
+_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+_SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+_ULTRA = "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+_NEMOTRON_H_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+_NEMOTRON_VOCAB = 131_072
+
+
+def nemotron_3_nano(*, mtp_depth: int = 0) -> HybridConfig:
+    """Nemotron 3 Nano 30B-A3B. Source: NVIDIA-NeMo/Megatron-Bridge nemotron_h_provider.py Nemotron3NanoProvider, and
+    its config.json (nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16)."""
+    return HybridConfig(
+        name="nemotron-3-nano",
+        layers=tuple(_NANO),
+        hidden_size=2688,
+        vocab_size=_NEMOTRON_VOCAB,
+        num_heads=32,
+        num_kv_heads=2,
+        head_dim=128,
+        mamba=Mamba2(num_heads=64, head_dim=64, num_groups=8, state_size=128),
+        mixture=HybridMixture(num_experts=128, experts_per_token=6, expert_ffn_size=1856, shared_ffn_size=3712),
+        mtp_layers=("*", "E") if mtp_depth else (),
+        mtp_depth=mtp_depth,
+    )
+
+
+def nemotron_3_super(*, mtp_depth: int = 0) -> HybridConfig:
+    """Nemotron 3 Super 120B-A12B. Source: its config.json (nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16)."""
+    return HybridConfig(
+        name="nemotron-3-super",
+        layers=tuple(_SUPER),
+        hidden_size=4096,
+        vocab_size=_NEMOTRON_VOCAB,
+        num_heads=32,
+        num_kv_heads=2,
+        head_dim=128,
+        mamba=Mamba2(num_heads=128, head_dim=64, num_groups=8, state_size=128),
+        mixture=HybridMixture(
+            num_experts=512, experts_per_token=22, expert_ffn_size=2688, shared_ffn_size=5376, latent_size=1024
+        ),
+        mtp_layers=("*", "E") if mtp_depth else (),
+        mtp_depth=mtp_depth,
+    )
+
+
+def nemotron_3_ultra(*, mtp_depth: int = 0) -> HybridConfig:
+    """Nemotron 3 Ultra 550B-A55B. Source: its config.json (nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16)."""
+    return HybridConfig(
+        name="nemotron-3-ultra",
+        layers=tuple(_ULTRA),
+        hidden_size=8192,
+        vocab_size=_NEMOTRON_VOCAB,
+        num_heads=64,
+        num_kv_heads=2,
+        head_dim=128,
+        mamba=Mamba2(num_heads=256, head_dim=64, num_groups=8, state_size=128),
+        mixture=HybridMixture(
+            num_experts=512, experts_per_token=22, expert_ffn_size=5120, shared_ffn_size=10_240, latent_size=2048
+        ),
+        mtp_layers=("*", "E") if mtp_depth else (),
+        mtp_depth=mtp_depth,
+    )
+
+
+def nemotron_h_8b() -> HybridConfig:
+    """Nemotron-H 8B. Source: NVIDIA-NeMo/Megatron-Bridge nemotron_h_provider.py NemotronHModelProvider8B."""
+    return HybridConfig(
+        name="nemotron-h-8b",
+        layers=tuple(_NEMOTRON_H_8B),
+        hidden_size=4096,
+        vocab_size=_NEMOTRON_VOCAB,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn_size=21_504,
+        mamba=Mamba2(num_heads=128, head_dim=64, num_groups=8, state_size=128),
+    )
+
+
+def mamba2_2_7b() -> HybridConfig:
+    """Mamba-2 2.7B. Source: its config.json (state-spaces/mamba2-2.7b): vocabulary padded to a multiple of 16, tied."""
+    return HybridConfig(
+        name="mamba2-2.7b",
+        layers=("M",) * 64,
+        hidden_size=2560,
+        vocab_size=50_288,
+        mamba=Mamba2(num_heads=80, head_dim=64, num_groups=1, state_size=128, chunk=256),
+        tied=True,
+    )

@@ -1,0 +1,105 @@
+"""Time of a Mamba-2 scan: the kernels of mamba_ssm's `ssd_combined`, one by one.
+
+Each is a batch of small matrix products, one for each chunk and head, or a pass over memory. Products are priced as
+batched GEMMs of these shapes with the bytes that the kernel moves: states of chunks lie in memory in fp32 between them.
+Leaves out kernels that fuse these steps (FlashInfer's for Blackwell).
+Source: state-spaces/mamba mamba_ssm/ops/triton/ssd_combined.py `_mamba_chunk_scan_combined_fwd`, `_bwd`, read
+2026-11-22.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.graph import DTYPE_BITS, Dtypes
+from gnomon.graph.state_space import Scan
+from gnomon.hardware.types import Device
+from gnomon.prices.curves import Curves, Size, Time
+from gnomon.prices.gemm import gemm_seconds
+from gnomon.prices.stream import stream_seconds
+
+TRITON_SHARE = 0.58
+"""Speed of these kernels over that of a library's products of their shapes. Dao & Gu 2024 (figure 10, A100, state 64)
+find the scan as fast as FlashAttention-2 at a length of 2048; the price of its steps alone is 1.94 ms for 16,384 tokens
+of 32 heads of 64, forward and backward, and FlashAttention-2's 3.34 ms. 2026-11-22."""
+
+FORWARD_KERNELS = 6
+"""Convolution, sums of decays, states of chunks, passing them on, C Bᵀ, the scan."""
+BACKWARD_KERNELS = 16
+"""The first five again, gate, gradient of states, passed back, x, B, C, C Bᵀ, its factors, decays, dt, convolution."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Bytes and counts that the kernels share."""
+
+    scan: Scan
+    width: int
+    """Bytes of an element of the compute dtype."""
+
+    @property
+    def x(self) -> Size:
+        """x, z, y or their gradients."""
+        return self.scan.tokens * self.scan.width * self.width
+
+    @property
+    def b(self) -> Size:
+        """B or C."""
+        return self.scan.tokens * self.scan.groups * self.scan.state * self.width
+
+    @property
+    def chunks(self) -> Size:
+        """Chunks of all sequences, a part of one counted as a part."""
+        return self.scan.tokens / self.scan.chunk
+
+    @property
+    def states(self) -> Size:
+        """Elements of the states at the chunks' ends."""
+        return self.chunks * self.scan.width * self.scan.state
+
+    @property
+    def pairs(self) -> Size:
+        """Bytes of C Bᵀ within chunks, in fp32."""
+        return self.scan.tokens * self.scan.chunk * self.scan.groups * 4
+
+    @property
+    def taps(self) -> Size:
+        """x, B and C, over which the convolution runs."""
+        return self.x + 2 * self.b
+
+
+def scan_seconds(scan: Scan, dtypes: Dtypes, device: Device, curves: Curves, *, backward: bool) -> Time:
+    """Seconds of the kernels of one pass over `scan`; the backward makes states and C Bᵀ again."""
+    dtype = dtypes.resolve("compute")
+    sizes = _Sizes(scan, DTYPE_BITS[dtype] // 8)
+    product = "tf32" if dtype == "fp32" and device.kind == "gpu" else dtype
+
+    def products(m: Size, n: Size, k: Size, each: Size, moved: Size) -> Time:
+        batch = sizes.chunks * each
+        least = batch if not isinstance(batch, (int, float)) else max(batch, 1)
+        found = gemm_seconds(m, n, k, least, dtype=product, device=device, curves=curves, moved_bytes=moved)
+        return found / TRITON_SHARE
+
+    def memory(read: Size, written: Size, kernels: int = 1) -> Time:
+        return stream_seconds(read, written, device, curves, kernels=kernels) / TRITON_SHARE
+
+    chunk, state, heads, groups = scan.chunk, scan.state, scan.heads, scan.groups
+    head_dim, half = scan.width // scan.heads, max(scan.chunk // 2, 1)  # a token sees half of its chunk
+    states, pairs, x, b = sizes.states, sizes.pairs, sizes.x, sizes.b
+    narrow = states * sizes.width
+    total = memory(sizes.taps, sizes.taps)  # convolution
+    total += memory(scan.tokens * heads * sizes.width, 8 * scan.tokens * heads)  # dt and sums of decays, fp32
+    total += products(head_dim, state, chunk, heads, x + b + 4 * states)
+    total += memory(4 * states, narrow)
+    total += products(chunk, chunk, state, groups, 2 * b + pairs)
+    if not backward:
+        return total + products(chunk, head_dim, state + half, heads, 4 * x + b + narrow + pairs)
+    total += memory(4 * x, 2 * x)  # the gate
+    total += products(head_dim, state, chunk, heads, x + b + 4 * states)
+    total += memory(8 * states, 2 * narrow)
+    total += products(chunk, head_dim, state + half, heads, 3 * x + b + narrow + pairs)
+    total += products(chunk, state, head_dim, heads, x + 3 * b + narrow) * 2  # B and C, summed over a group in fp32
+    total += products(chunk, half, head_dim, heads, 2 * x + pairs)
+    total += products(chunk, state, chunk, groups, 4 * b + pairs) * 2
+    total += products(chunk, half, head_dim, heads, 2 * x + pairs)  # decays
+    return total + memory(2 * sizes.taps, sizes.taps) + memory(8 * scan.tokens * heads, scan.tokens * heads)

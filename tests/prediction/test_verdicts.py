@@ -29,12 +29,8 @@ OWN = ("verdict", "stated", "assumed")
 """Columns that a table of runs has not."""
 
 NARROWLY = {
-    "bloom-181b-tp2-pp6-mbs1",  # by less than 1 GiB of 79
     "tr3m-32gb-pp2-mbs16",  # half of it is published with 15 GB of 32
     "transformers-3360",  # what the script holds of its outputs during backward
-    "deepseek-coder-78",  # by 3 GiB of 79
-    "torchtitan-1993-eight",  # by 1.3 GiB of 178
-    "torchtitan-1993-8192",  # the same
     "alpaca-39-batch2",  # ran
     "tr3m-16gb-pp2-mbs4",  # ran
     "tr3m-32gb-pp4-mbs2-kept",  # ran
@@ -45,7 +41,7 @@ MISSED = {
     "transformers-10754",  # the age of its PyTorch: by 4 GiB of 32
     "bloom-206b-tp4-pp12",  # 203B in the same layout is published with 67 GB of 80
     "alpaca-308",  # after a fifth of the steps, of sequences of all lengths: by 4 GiB of 39
-    "fastchat-1781-eight",  # the same job is said to run in fastchat-407-eight: by 7 GiB of 39
+    "llava-655",  # a vision tower is left out: by 4 GiB of 39
     "deepspeed-477",  # DeepSpeed of 2020: by 6 GiB of 32
     "llama-factory-3500",  # torch.compile and the model's own code: by 28 GiB of 79
     "nemo-rl-903-cp2",  # another program ran the same (nemo-rl-903-aligner): by 17 GiB of 79
@@ -80,10 +76,10 @@ def test_verdict(name: str) -> None:
 
 
 def test_most_are_called_and_none_that_ran_is() -> None:
-    """By the sets above: 54 of 68 outright, 60 with those that `may not fit`; none of 29 that ran."""
+    """By the sets above: 70 of 80 outright, 72 with those that `may not fit`; none of 32 that ran."""
     failed = {name for name, case in CASES.items() if case["verdict"] == "oom"}
-    assert failed >= MISSED and len(failed - MISSED) >= 0.88 * len(failed)
-    assert len(failed - MISSED - NARROWLY) >= 0.79 * len(failed)
+    assert failed >= MISSED and len(failed - MISSED) >= 0.9 * len(failed)
+    assert len(failed - MISSED - NARROWLY) >= 0.87 * len(failed)
 
 
 def test_torchtitan_keeps_what_its_policy_lists() -> None:
@@ -96,5 +92,5 @@ def test_torchtitan_keeps_what_its_policy_lists() -> None:
 
 def test_every_case_says_what_its_source_states() -> None:
     assert all(case["source"].startswith("https://") and case["stated"] and case["assumed"] for case in CASES.values())
-    assert sum(case["verdict"] == "oom" for case in CASES.values()) >= 60
+    assert sum(case["verdict"] == "oom" for case in CASES.values()) >= 75
     assert sum(case["verdict"] == "fits" for case in CASES.values()) >= 25

@@ -176,7 +176,7 @@ def test_estimate_grows_with_what_is_allocated(one: float, other: float, largest
 def test_a_full_device_reserves_no_more_than_it_has() -> None:
     usual = reserved_estimate(78e9, 1e9, PLAIN)
     assert usual == pytest.approx(78e9 * 1.06, rel=1e-3)
-    assert reserved_estimate(78e9, 1e9, PLAIN, limit_bytes=80e9) == 80e9
+    assert reserved_estimate(78e9, 1e9, PLAIN, limit_bytes=81e9) == 81e9
     assert reserved_estimate(78e9, 1e9, PLAIN, limit_bytes=100e9) == usual
     # But not less than the tensors and what is always lost: such a job does not fit.
     assert reserved_estimate(81e9, 1e9, PLAIN, limit_bytes=80e9) > 81e9
@@ -206,7 +206,7 @@ def test_software_of_2022_loads_every_kernel_and_connects_every_group() -> None:
     old = replace(PLAIN, preloaded_kernels=True, facts=(fact,))
     assert device_overhead(A100, old, 2) == least_overhead(A100, old, 2) == (1573 + 2 * 688) * MIB
     assert device_overhead(V100, old, 0) == 1271 * MIB
-    assert least_overhead(A100, PLAIN, 2) == (810 + 688) * MIB
+    assert least_overhead(A100, PLAIN, 2) == (890 + 688) * MIB
 
 
 @given(
@@ -231,7 +231,7 @@ def test_peaks_do_not_fall_and_what_is_needed_decides(
     assert found.peak_bytes <= found.usual_bytes <= fuller.usual_bytes
     # On a whole device what decides is the least that must be there, not what usually is.
     if on.kind != "tpu" and largest <= allocated:
-        needed = reserved_least(allocated) + least_overhead(on, stack, groups)
+        needed = reserved_least(allocated, stack) + least_overhead(on, stack, groups)
         assert (found.peak_bytes <= on.memory_bytes) == (needed <= on.memory_bytes)
 
 

@@ -46,6 +46,9 @@ class RankMemory:
     usual_bytes: int
     """The same on a device with room to spare. Where that is more than the device has, the job fits only as long as the
     allocator finds free segments to give back and communicators take less than they usually do."""
+    least_bytes: int
+    """The same with the fewest gaps, if the prediction leaves nothing out: of a job that is known to have run, all that
+    its memory says."""
     limit_bytes: int
     """Memory of the device."""
     peak_at: str
@@ -88,6 +91,7 @@ class RankMemory:
             "reserved_bytes": self.reserved_bytes,
             "peak_bytes": self.peak_bytes,
             "usual_bytes": self.usual_bytes,
+            "least_bytes": self.least_bytes,
             "limit_bytes": self.limit_bytes,
             "fits": self.fits,
             "verdict": self.verdict,
@@ -119,7 +123,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     extra = temporaries(program, pricing)
     during = changes.during(program.num_rows) + extra
     on_tpu = any(stage.device.kind == "tpu" for stage in pricing.stages)
-    needed = during - _gathered_early(program, changes, sizes) if on_tpu else during
+    needed = during - _at_leisure(program, pricing, changes, sizes, extra) if on_tpu else during
     found = []
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
@@ -192,15 +196,38 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
     return HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start)
 
 
-def _gathered_early(program: Program, changes: HeldMoves, sizes: Mapping[str, float]) -> NDArray[np.float64]:
-    """[rows] bytes of gathered parameters beyond those of one layer, which need not be there yet."""
-    gathered = np.array([buffer.name == "P" for buffer in program.buffers])[changes.buffer]
-    columns = (getattr(changes, name)[gathered] for name in ("row", "buffer", "bytes", "at_start"))
-    row, buffer, size, at_start = columns
-    held = HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start).during(program.num_rows)
-    largest = max((sizes.get(f"{block}P", 0.0) for block in range(program.num_stages)), default=0.0)
-    found: NDArray[np.float64] = np.maximum(held - largest, 0.0)
+def _at_leisure(
+    program: Program, pricing: Pricing, changes: HeldMoves, sizes: Mapping[str, float], extra: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """[rows] bytes that XLA does without where room is short.
+
+    A collective is an op for each weight, so parameters need not be gathered before, nor whole gradients kept after,
+    the one product that they are of. A gradient of logits takes the place of the logits it is computed from, as an
+    elementwise op may write over what it reads last.
+    Source: XLA, hlo/analysis/hlo_dataflow_analysis.cc CanShareOperandBufferWithUser.
+    """
+    found = np.zeros(program.num_rows)
+    share = [_largest_share(pricing, block) for block in range(program.num_stages)]
+    for name in ("P", "G"):
+        of = np.array([buffer.name == name for buffer in program.buffers])[changes.buffer]
+        row, buffer, size, at_start = (getattr(changes, each)[of] for each in ("row", "buffer", "bytes", "at_start"))
+        held = HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start).during(program.num_rows)
+        one = np.array([share[block] * sizes.get(f"{block}{name}", 0.0) for block in range(program.num_stages)])
+        found += np.maximum(held - one[program.stage], 0.0)
+    backward = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in ("B", "I")])
+    logits = np.array([logits_bytes(pricing, block) for block in range(program.num_stages)], float)
+    found += np.where(backward, np.minimum(logits[program.stage], extra), 0.0)
     return found
+
+
+def _largest_share(pricing: Pricing, block: int) -> float:
+    """Of the parameters behind one of the Program's stages, the share of the largest."""
+    elements = [
+        int(layer.sharded.local_elements[tensor.name])
+        for layer, _ in _parts(pricing, block)
+        for tensor in layer.sharded.block.parameters
+    ]
+    return max(elements) / sum(elements) if any(elements) else 0.0
 
 
 def _keeps_input(pricing: Pricing, block: int) -> bool:
@@ -336,9 +363,10 @@ def _rank(
         flat=sum(_flat_bytes(pricing, stage) for stage in here) + waiting,
         early=early,
     )
-    late = max(allocated - found.reserved_bytes, 0)  # what XLA gathers no earlier than it must
-    by_class["parameters"] -= late
-    allocated -= late
+    for name, size in (("parameters", total("P")), ("gradients", total("G")), ("temporary", temporary)):
+        late = min(max(allocated - found.reserved_bytes, 0), size)  # what XLA has there no longer than it must
+        by_class[name] -= late
+        allocated -= late
     by_class["overhead"] = found.peak_bytes - allocated
     return RankMemory(
         rank_class=cls,
@@ -349,6 +377,7 @@ def _rank(
         reserved_bytes=found.reserved_bytes,
         peak_bytes=found.peak_bytes,
         usual_bytes=found.usual_bytes,
+        least_bytes=found.least_bytes,
         limit_bytes=device.memory_bytes,
         peak_at=moment,
     )

@@ -112,6 +112,11 @@ class Prediction:
         return all(rank.fits for rank in self.memory)
 
     @property
+    def may_have_run(self) -> bool:
+        """Whether every rank fits if the prediction leaves nothing out."""
+        return all(rank.least_bytes <= rank.limit_bytes for rank in self.memory)
+
+    @property
     def has_room(self) -> bool:
         """Whether every rank fits with what such a job usually takes: no verdict but `fits`."""
         return all(rank.verdict == "fits" for rank in self.memory)

@@ -543,9 +543,11 @@ def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubl
 
 def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
     """[kinds] whole parameters and gradients that come and go with a backward: of the layer itself under ZeRO 3, of a
-    bucket under ZeRO 2 (nothing that is sure without buckets). A first half of a backward has no gradients of
-    parameters yet."""
+    bucket under ZeRO 2 (nothing that is sure without buckets, nor of XLA, which has them one by one where room is
+    short). A first half of a backward has no gradients of parameters yet."""
     out = np.zeros(len(sharding.collectives))
+    if any(device.kind == "tpu" for device in sharding.job.devices):
+        return out
     if sharding.zero < 2 or (sharding.zero == 2 and sharding.job.stack.bucketed is False):
         return out
     bucket = sharding.job.space.base.overlap.bucket_bytes

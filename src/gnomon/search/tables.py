@@ -248,7 +248,7 @@ def _table(
             rows([host(p.weight_grad) for p in prices]),
         ),
         kept_bytes=rows(_least_kept(kinds, plan, prices, device, links)),
-        inside_bytes=rows([p.transient_bytes + 2 * p.offloaded_bytes + p.remade_bytes for p in prices]),
+        inside_bytes=rows([_inside(p, device) for p in prices]),
         inside_forward_bytes=rows([p.output_bytes + 2 * p.offloaded_bytes for p in prices]),
         output_bytes=rows([p.output_bytes for p in prices]),
         input_bytes=rows([p.input_bytes for p in prices]),
@@ -263,6 +263,15 @@ def _table(
 
 def _precision(precision: Precision, narrow: bool) -> Precision:
     return precision if narrow or precision.fp8 is None else replace(precision, fp8=None)
+
+
+def _inside(price: LayerPrice, device: Device) -> Any:
+    """[microbatch sizes] bytes that a layer's backward has inside, at least: XLA writes the gradient of logits over
+    them where room is short."""
+    inside = price.transient_bytes + 2 * price.offloaded_bytes + price.remade_bytes
+    if device.kind != "tpu":
+        return inside
+    return np.maximum(inside - sum(kept.bytes for kept in price.kept if kept.is_logits), 0)
 
 
 def _least_kept(

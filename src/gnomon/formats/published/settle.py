@@ -68,9 +68,9 @@ def _predicted(run: Run) -> Prediction:
 
 
 def _room(run: Run, found: Prediction) -> bool:
-    """Whether it fits; under XLA, which would rather make tensors again than gather parameters late, with room to do
-    as it likes."""
-    return found.has_room if re.search(XLA, run.row.framework.lower()) else found.fits
+    """Whether it may have run; under XLA, which would rather make tensors again than gather parameters late, with room
+    to do as it likes."""
+    return found.has_room if re.search(XLA, run.row.framework.lower()) else found.may_have_run
 
 
 def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:

@@ -282,6 +282,28 @@ def test_what_to_do_with_a_plan_file_is_said() -> None:
     assert terminal.written("p.toml")[1] == "next: gnomon explain p.toml"
 
 
+def test_a_device_stands_for_its_usual_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in `--on 32x8xh800`."""
+    _, node, _ = ask(capsys, "catalogue", "clusters", "hgx-h800", "--json")
+    assert json.loads(node)["device"]["name"] == "h800-sxm-80gb"
+    assert ask(capsys, "catalogue", "clusters", "h800", "--json") == (0, node, "")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_plan_comes_through_a_pipe(whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, workload = Plan(mesh=Mesh(dp_shard=2)), Workload(global_batch_size=4, seq_len=64)
+    text = schema.dump(PlanFile(model="llama-tiny", on="1x2xh100-sxm", workload=workload, plan=plan) if whole else plan)
+    words = ("predict",) if whole else ("predict", "llama-tiny", "--on", "1x2xh100-sxm", "--seq-len", "64")
+    (tmp_path / "plan.toml").write_text(text)
+    status, said, _ = ask(capsys, *words, "--plan", str(tmp_path / "plan.toml"))
+    assert status == 0
+    read, write = os.pipe()
+    os.write(write, text.encode())
+    os.close(write)
+    assert ask(capsys, *words, "--plan", f"/dev/fd/{read}") == (0, said, "")
+    os.close(read)
+
+
 @pytest.mark.parametrize("kind", ["devices", "clusters", "models", "stacks"])
 def test_catalogue(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ask(capsys, "catalogue", kind)

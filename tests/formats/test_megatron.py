@@ -308,9 +308,11 @@ def test_a_script_without_one_training_is_refused(tmp_path: Path) -> None:
 )
 def test_any_arguments_are_read_or_refused(arguments: list[str]) -> None:
     try:
-        read_megatron(arguments, devices=8)
-    except GnomonError:
-        pass
+        found = read_megatron(arguments, devices=8)
+    except GnomonError as error:
+        assert str(error)
+    else:
+        assert found.plan.world_size == found.devices == 8 and found.stack.name == "megatron-lm"
 
 
 BRIDGE = "model.tensor_model_parallel_size=4 model.pipeline_model_parallel_size=2 model.seq_length=4096"

@@ -86,7 +86,12 @@ def test_depth_and_length_are_bounded(text: str) -> None:
 
 @given(st.text(alphabet="ab$\"'`(){}[]=+\\;&|#\n -1@", max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
+    """A comment before it changes nothing."""
     try:
-        launches(text, {"a": "1"})
+        found = launches(text, {"a": "1"})
     except GnomonError:
-        pass
+        with pytest.raises(GnomonError):
+            launches(f"# b\n{text}", {"a": "1"})
+    else:
+        later = launches(f"# b\n{text}", {"a": "1"})
+        assert (later.launches, later.variables) == (found.launches, found.variables)

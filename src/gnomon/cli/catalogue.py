@@ -71,11 +71,20 @@ def _mapping(kind: str, name: str) -> Mapping[str, Any]:
         case "devices":
             return schema.to_mapping(catalogue.device(name))
         case "clusters":
-            return schema.to_mapping(catalogue.node(name))
+            return schema.to_mapping(_cluster(name))
         case "models":
             return _model(name)
         case _:
             return schema.to_mapping(stack(name))
+
+
+def _cluster(name: str) -> Node:
+    """A node, or the one in which a device that is named alone stands (`--on`)."""
+    device = None if name in catalogue.node_names(aliases=True) else catalogue.find_device(name)
+    if device is None:
+        return catalogue.node(name)
+    row = catalogue.default_row(device)
+    return catalogue.build_node(row, device, row.count)
 
 
 def _model(name: str) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.request import given_batch, given_precision, given_router, has_sequences, read_model, usual_seq_len
 from gnomon.cli.terminal import Covered, print_json, print_lines, written
+from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
@@ -81,7 +82,9 @@ class Asked:
         }
         chosen = Chosen.read(options, stack)
         fixed |= chosen.point
-        goal = Goal() if options.memory is None else Goal(memory_bytes=parse_bytes(options.memory))
+        goal = (
+            Goal() if options.memory is None else Goal(memory_bytes=quantity("--memory", parse_bytes, options.memory))
+        )
         least = min(device.memory_bytes for device in machines.devices)
         if goal.memory_bytes is not None and goal.memory_bytes > least:
             assumed.append(f"--memory {options.memory} is more than a device has: {show_bytes(least)} are allowed")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gnomon.cli.request import read_config, read_model, tokens_of, tokens_per_batch
 from gnomon.cli.terminal import Trying, print_json, print_lines
+from gnomon.cli.values import quantity
 from gnomon.errors import InputError, nearest
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import is_mixed
@@ -207,11 +208,12 @@ def _node(cluster: Cluster) -> int:
 def _time_limit(options: argparse.Namespace, workload: Workload) -> tuple[float, int, str]:
     """(seconds that a step may take, steps of the whole training or 0, what was asked in words)."""
     if options.max_step:
-        limit = parse_seconds(options.max_step)
+        limit = quantity("--max-step", parse_seconds, options.max_step)
         return limit, 0, show_seconds(limit)
     if not options.deadline:
         return float("inf"), 0, ""
-    deadline, tokens = parse_seconds(options.deadline), parse_count(options.tokens)
+    deadline = quantity("--deadline", parse_seconds, options.deadline)
+    tokens = quantity("--tokens", parse_count, options.tokens)
     if not tokens or not deadline:
         raise InputError("--deadline and --tokens must be above 0")
     steps = ceil(tokens / sum(workload.sequence_lengths()))
@@ -273,7 +275,7 @@ def _values(name: str, text: str) -> tuple[Value, ...]:
     if name == "on":
         return (parse_cluster(text),)
     if name == "memory":
-        return (parse_bytes(text),)
+        return (quantity("--vary memory", parse_bytes, text),)
     if name in ("network", "links"):
         try:
             return (float(text.removesuffix("x")),)
@@ -281,11 +283,11 @@ def _values(name: str, text: str) -> tuple[Value, ...]:
             raise InputError(f"--vary {name} takes factors, as in {name}=0.5,1,2, not {text[:20]!r}") from None
     first, dots, last = text.partition("..")
     if dots:
-        low, high = parse_count(first), parse_count(last)
+        low, high = (quantity(f"--vary {name}", parse_count, end) for end in (first, last))
         if not 1 <= low <= high <= low + 4096:
             raise InputError(f"--vary {name}={text[:40]}: a range goes up, from 1 on, over 4,096 values at most")
         return tuple(range(low, high + 1))
-    value = tokens_of(text) if name == "seq_len" else parse_count(text)
+    value = quantity(f"--vary {name}", tokens_of if name == "seq_len" else parse_count, text)
     if value < 1:
         raise InputError(f"--vary {name}={text[:40]}: values are at least 1")
     return (value,)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.cli.own_runs import Refit, fit_folder, keep, refit
-from gnomon.cli.values import no_folder
+from gnomon.cli.values import no_folder, quantity
 from gnomon.errors import InputError, PlanError, RunError
 from gnomon.hardware import Cluster
 from gnomon.plans import PlanFile, Ran, Stack, load_plan_file, save_plan_file
@@ -108,7 +108,7 @@ def limit_of(options: argparse.Namespace) -> float | None:
     """Seconds that each may take, if asked. UnitError for what is no time, InputError for none."""
     if options.try_timeout is None:
         return None
-    seconds = parse_seconds(options.try_timeout)
+    seconds = quantity("--try-timeout", parse_seconds, options.try_timeout)
     if seconds <= 0:
         raise InputError(f"--try-timeout {options.try_timeout}: no plan runs in no time; give at least some seconds")
     return seconds

@@ -20,7 +20,7 @@ from gnomon.plans import is_plan_file
 from gnomon.prediction import Prediction, predict
 from gnomon.report.page import page_data, page_html
 from gnomon.report.tables import wrapped
-from gnomon.schema import header_of, save_text
+from gnomon.schema import header_of, read_file, save_text
 from gnomon.timeline import Timeline, parse_timeline
 
 DIFFERS = 0.001
@@ -64,7 +64,7 @@ def _plan(path: str | None) -> tuple[Prediction | None, Request | None, str]:
     """(prediction, what was asked, text) of a plan file; of a bare plan only the text."""
     if path is None:
         return None, None, ""
-    header = header_of(path)
+    header = header_of(read_file(path), source=path)
     text = Path(path).read_text(encoding="utf-8") if is_plan_file(path) else ""
     if not text and not header.startswith("gnomon.plan/"):
         raise InputError(f"{path!r} is no plan file: its header is {header or 'missing'!r}, not 'gnomon.planfile/1'")

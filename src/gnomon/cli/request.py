@@ -15,8 +15,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, get_args
 
-from gnomon import schema
 from gnomon.cli.own import with_own
+from gnomon.cli.values import quantity
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import Job, read_source
@@ -35,8 +35,7 @@ from gnomon.plans import (
     Schedule,
     Stack,
     Workload,
-    is_plan_file,
-    load_plan_file,
+    load_plan,
 )
 from gnomon.plans.check import learned_positions
 from gnomon.plans.parts import ScheduleName
@@ -85,7 +84,8 @@ class Request:
 
 def read_request(options: argparse.Namespace) -> Request:
     """The request of `gnomon predict`'s options."""
-    file = None if options.plan is None or not is_plan_file(options.plan) else load_plan_file(options.plan)
+    given_plan = None if options.plan is None else load_plan(options.plan)
+    file = given_plan if isinstance(given_plan, PlanFile) else None
     machines = _machines(options, file)
     assumed: list[str] = []
     job = None
@@ -93,7 +93,7 @@ def read_request(options: argparse.Namespace) -> Request:
         program, path = options.source
         job = read_job(program, path, options, machines.num_devices, assumed)
     graph, notes = _model(options.model or (file.model if file else None), job)
-    base = _base_plan(options, file, job)
+    base = _base_plan(given_plan, job)
     start = base or Plan(precision=given_precision(options, machines, assumed))
     plan = _with_batch(_changed(start, options, machines, keep_mesh=base is not None), options, job, assumed)
     given = job.workload if job else file.workload if file else None
@@ -196,13 +196,11 @@ def _machines(options: argparse.Namespace, file: PlanFile | None) -> Cluster:
     return parse_cluster(options.on or (file.on if file else ""))
 
 
-def _base_plan(options: argparse.Namespace, file: PlanFile | None, job: Job | None) -> Plan | None:
-    if options.plan is not None and job is not None:
+def _base_plan(given: PlanFile | Plan | None, job: Job | None) -> Plan | None:
+    if given is not None and job is not None:
         raise InputError("--plan and --from both give a plan; use one of them")
-    if file is not None:
-        return file.plan
-    if options.plan is not None:
-        return schema.load_file(Plan, options.plan)
+    if given is not None:
+        return given.plan if isinstance(given, PlanFile) else given
     return None if job is None else job.plan
 
 
@@ -307,7 +305,7 @@ def tokens_per_batch(options: argparse.Namespace) -> int | None:
     if options.global_batch is not None:
         raise InputError("--global-batch and --tokens-per-batch both give the batch; use one of them")
     text: str = options.tokens_per_batch.strip()
-    tokens = tokens_of(text)
+    tokens = quantity("--tokens-per-batch", tokens_of, text)
     if tokens < 1:
         raise InputError(f"--tokens-per-batch {text[:40]!r} must be at least 1")
     return tokens

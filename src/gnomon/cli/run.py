@@ -29,7 +29,7 @@ from gnomon.formats.job import read_source
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.presets import LLAMAS, PRESETS
-from gnomon.plans import PlanFile, Stack, is_plan_file, load_plan_file
+from gnomon.plans import PlanFile, Stack, load_plan
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
@@ -93,12 +93,12 @@ def _stack(file: PlanFile) -> Stack:
 
 def read_plan(path: str) -> PlanFile:
     """The plan file; InputError for a plan that does not say what it is for."""
-    if not is_plan_file(path):
+    if not isinstance(found := load_plan(path), PlanFile):
         raise InputError(
             f"{path} does not say which model, machines and batch it is for; start it with "
             f'`schema = "{PlanFile.SCHEMA}"`, as `gnomon plan MODEL --on CLUSTER -o FILE` does'
         )
-    return load_plan_file(path)
+    return found
 
 
 def read_llama(name: str) -> tuple[LlamaConfig, tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """Values of options that are refused as soon as they are read: counts, rates, and files to be written.
 
 Each function takes the text of an option and returns its value, or raises argparse.ArgumentTypeError, which ends the
-command with status 2 before any work. Only the standard library.
+command with status 2 before any work (`quantity` apart). Only the standard library and errors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from gnomon.errors import InputError
+
+T = TypeVar("T")
 
 MOST = 10**9
 """Largest count."""
@@ -52,6 +57,15 @@ def rate(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text[:40]} is not a finite number above 0")
     return value
+
+
+def quantity(option: str, read: Callable[[str], T], text: str) -> T:
+    """An option's value with a unit, read when it is needed (`parse_bytes`, `parse_seconds` …); InputError names the
+    option."""
+    try:
+        return read(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
 
 
 def new_file(text: str) -> str:

@@ -13,6 +13,7 @@ from gnomon.plans.file import PlanFile as PlanFile
 from gnomon.plans.file import Predicted as Predicted
 from gnomon.plans.file import Ran as Ran
 from gnomon.plans.file import is_plan_file as is_plan_file
+from gnomon.plans.file import load_plan as load_plan
 from gnomon.plans.file import load_plan_file as load_plan_file
 from gnomon.plans.file import save_plan_file as save_plan_file
 from gnomon.plans.goal import Goal as Goal

@@ -94,15 +94,26 @@ class PlanFile:
 
 
 def load_plan_file(path: str | Path) -> PlanFile:
-    """The plan file at `path`; relative paths in it come back relative to the working directory.
+    """The plan file at `path`; relative paths in it come back relative to the working directory, and are so in a pipe.
 
     InputError, UnitError or PlanError (with the path to the value) for a file that cannot be.
     """
+    return _read(path, schema.read_file(path))
+
+
+def load_plan(path: str | Path) -> PlanFile | Plan:
+    """A plan file, or a plan that does not say what it is for; errors as `load_plan_file`. It is read once, so that it
+    may be a pipe."""
+    text = schema.read_file(path)
+    return _read(path, text) if _is_plan_file(path, text) else schema.load(Plan, text, source=str(path))
+
+
+def _read(path: str | Path, text: bytes) -> PlanFile:
     try:
-        found = schema.load_file(PlanFile, path)
+        found = schema.load(PlanFile, text, source=str(path))
     except FormatError as error:
         raise _no_plan(path, error) from error
-    folder = Path(path).parent
+    folder = Path(path).parent if Path(path).is_file() else Path()
     return replace(
         found, model=_from(folder, found.model), on=_from(folder, found.on), stack=_stack(_from, folder, found.stack)
     )
@@ -123,8 +134,12 @@ def save_plan_file(value: PlanFile, path: str | Path) -> None:
 
 def is_plan_file(path: str | Path) -> bool:
     """Whether the file's header says `gnomon.planfile`; InputError if it cannot be read, or is no TOML."""
+    return _is_plan_file(path, schema.read_file(path))
+
+
+def _is_plan_file(path: str | Path, text: bytes) -> bool:
     try:
-        return schema.header_of(path).startswith("gnomon.planfile/")
+        return schema.header_of(text, source=str(path)).startswith("gnomon.planfile/")
     except FormatError as error:
         raise _no_plan(path, error) from error
 

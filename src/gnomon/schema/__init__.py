@@ -27,6 +27,7 @@ __all__ = [
     "header_of",
     "load",
     "load_file",
+    "read_file",
     "save_file",
     "save_text",
     "to_mapping",
@@ -54,10 +55,11 @@ def load(cls: type[T], text: str | bytes, *, source: str = "<text>") -> T:
 
 def load_file(cls: type[T], path: str | Path) -> T:
     """`load` of a file. InputError if it cannot be read or is over MAX_TEXT_BYTES."""
-    return load(cls, _read(path), source=str(path))
+    return load(cls, read_file(path), source=str(path))
 
 
-def _read(path: str | Path) -> bytes:
+def read_file(path: str | Path) -> bytes:
+    """What a file holds, up to one byte over MAX_TEXT_BYTES. InputError if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(MAX_TEXT_BYTES + 1)
@@ -65,12 +67,10 @@ def _read(path: str | Path) -> bytes:
         raise InputError(f"Cannot read {str(path)!r}: {error.strerror}") from error
 
 
-def header_of(path: str | Path) -> str:
-    """The `schema` that a TOML file says it follows, as in `gnomon.plan/1`; empty if it says none.
-
-    InputError if it cannot be read, FormatError if it is not TOML.
-    """
-    header = parse_toml(_read(path), str(path)).get("schema", "")
+def header_of(text: bytes, *, source: str = "<text>") -> str:
+    """The `schema` that a TOML file says it follows, as in `gnomon.plan/1`; empty if it says none. FormatError if it is
+    not TOML."""
+    header = parse_toml(text, source).get("schema", "")
     return header if isinstance(header, str) else ""
 
 

@@ -19,6 +19,7 @@ from gnomon.models.deepseek import DeepseekConfig
 from gnomon.models.gpt import GptConfig
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.mixtral import MixtralConfig
+from gnomon.models.presets import model
 
 GPT3 = {
     "id": "a-1",
@@ -268,10 +269,22 @@ def test_mixtures() -> None:
     assert "do not say the mixture" in reason(moe | {"experts": "many"})
 
 
-@pytest.mark.parametrize("name", ["deepseek-coder-33b", "baichuan2-13b", "vicuna-7b", "qwen2.5-32b"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-coder-33b", "baichuan2-13b", "vicuna-7b", "qwen2.5-32b", "yi-6b", "olmo-7b"]
+)
 def test_models_with_llamas_layer(name: str) -> None:
     found = run(LLAMA | {"model": name, "notes": ""})
     assert isinstance(found.model, LlamaConfig) and not any("taken as a gated one" in note for note in found.notes)
+
+
+def test_gemmas_are_known_by_name() -> None:
+    """Their windows and the heads of their full layers stand in no column; the smallest of Gemma 4 have no builder."""
+    left_out = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
+    found = run(LLAMA | left_out | {"model": "Gemma3-12B"})
+    assert found.graph.num_parameters() == model("gemma-3-12b").num_parameters()
+    routed = run(LLAMA | left_out | {"model": "gemma4-26b", "arch": "moe"})
+    assert routed.graph.num_parameters() == model("gemma-4-26b-a4b").num_parameters()
+    assert "inputs of their own" in reason(LLAMA | left_out | {"model": "gemma4-2b"})
 
 
 def test_oneflows_loss_is_one_kernel_unless_logits_are_divided() -> None:

@@ -66,6 +66,12 @@ SIZES = {
     "qwen3-4b": 4_022_468_096,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_099_328,
+    "gemma-3-12b": 11_765_788_416,
+    "gemma-3-27b": 27_009_002_240,
+    "gemma-4-26b-a4b": 25_232_800_000,  # by hand from MaxText's config; without scales of layers
+    "gemma-4-31b": 30_697_345_280,  # by hand, the same
     "gpt-oss-20b": 20_914_757_184 - 24 * (32 * 3 * 2880 + 32 + 64),  # biases of experts and router, sinks
     "gpt-oss-120b": 116_829_156_672 - 36 * (128 * 3 * 2880 + 128 + 64),
     "deepseek-v2-lite": 15_706_484_224,

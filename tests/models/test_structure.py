@@ -70,6 +70,25 @@ def test_gemma_alternates_windows_and_ties() -> None:
     assert core.attr("softcap", 0.0) == 50.0 and core.attr("scale", 0.0) == 256**-0.5
 
 
+def test_gemma_4_reads_keys_as_values_where_it_sees_all_tokens() -> None:
+    graph = model("gemma-4-31b")
+    windows = [graph.block(layer.call.block).op("self_attn.core").attr("window", 0) for layer in graph.layers()[1:13]]
+    assert windows == [*[1024] * 5, 0] * 2
+    full, windowed = graph.block("layers"), graph.block("layers_windowed")
+    values = [any(tensor.name == "self_attn.v_proj.weight" for tensor in b.tensors) for b in (full, windowed)]
+    assert values == [False, True]
+    query, key, value = full.op("self_attn.core").inputs
+    assert value == full.op("self_attn.k_norm").inputs[0] and query != key != value
+    shapes = [[d.size for d in b.tensor("self_attn.k_proj.weight").dims] for b in (full, windowed)]
+    assert shapes == [[4, 512, 5376], [16, 256, 5376]]
+
+
+def test_gemma_4_adds_experts_to_a_dense_feed_forward() -> None:
+    block = model("gemma-4-26b-a4b").block("layers_moe")
+    assert [d.size for d in block.tensor("mlp.shared_experts.up_proj.weight").dims] == [2112, 2816]
+    assert block.op("mlp.sum").inputs[1].startswith("mlp.shared_experts")
+
+
 def test_mixtral_routes_each_token_to_two_experts() -> None:
     c = mixtral.mixtral_8x7b()
     block = mixtral.layer_block(c)

@@ -1,10 +1,10 @@
-"""A decoder whose parts are chosen one by one: Falcon, Phi, OPT, BLOOM, StarCoder 2, StableLM, OLMo 2, Gemma 1 and 3,
-and mixtures with grouped queries and shared experts (Qwen1.5-MoE, GLM-4.5).
+"""A decoder whose parts are chosen one by one: Falcon, Phi, OPT, BLOOM, StarCoder 2, StableLM, OLMo 2, Gemma 1, 3
+and 4, and mixtures with grouped queries and shared experts (Qwen1.5-MoE, GLM-4.5).
 
 `decoder(config)` returns a Graph of embed, layers (run-length coded where neighbours are alike) and head with the loss.
 q, k and v come from linears of their own, whether or not the public code joins them: the same parameters and FLOPs.
 Leaves out: position biases of the scores (ALiBi costs no kernel of its own), norms over all heads of q and k at once
-(counted as norms of each head), layers that differ in more than window and mixture.
+(counted as norms of each head), layers that differ in more than window, mixture and the heads of full ones.
 """
 
 from __future__ import annotations
@@ -96,6 +96,9 @@ class DecoderConfig(DecoderSizes):
     """Factor of the embedding (Gemma); 0 for none."""
     windows: tuple[int, ...] = (0,)
     """Sliding windows in tokens of the layers, repeated: five of 512 and a 0 (all tokens) in Gemma 3 1B."""
+    full_heads: tuple[int, int] | None = None
+    """(key heads, width of a head) of the layers without a window where they differ; these then read their keys as
+    values too (Gemma 4)."""
     query_scale: float = 0.0
     """Factor of the scores; 0 is 1/√head_dim."""
     dropout: float = 0.0
@@ -108,6 +111,8 @@ class DecoderConfig(DecoderSizes):
     def __post_init__(self) -> None:
         DecoderSizes.__post_init__(self)
         positive(ffn_size=self.ffn_size)
+        if self.full_heads is not None:
+            positive(full_kv_heads=self.full_heads[0], full_head_dim=self.full_heads[1])
         if not self.windows:
             raise GraphError("windows is empty: give (0,) for layers that see all tokens")
         if self.mixture is not None and not 0 <= self.mixture.num_dense_layers <= self.num_layers:
@@ -163,7 +168,16 @@ def _feed_forward(b: BlockBuilder, x: str, hidden: Dim, c: DecoderConfig, kind: 
 def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
     """One layer from `x` to `y`."""
     hidden = Dim(name="hidden", size=c.hidden_size)
-    a = replace(c.attention(window=kind.window), rotary=c.rotary, scale=c.query_scale, dropout=c.attention_dropout)
+    sizes = c
+    if c.full_heads is not None and not kind.window:
+        sizes = replace(c, num_kv_heads=c.full_heads[0], head_dim=c.full_heads[1])
+    a = replace(
+        sizes.attention(window=kind.window),
+        rotary=c.rotary,
+        values_are_keys=sizes is not c,
+        scale=c.query_scale,
+        dropout=c.attention_dropout,
+    )
     b = BlockBuilder(kind.block)
     x = b.input("x", BATCH, SEQ, hidden)
     before, after = c.order != "post", c.order in ("post", "both")

@@ -67,6 +67,8 @@ class Attention:
     """Rotary position embedding of q and k."""
     rotary_factor: bool = False
     """Sines and cosines are multiplied by a factor, as YaRN's are (GPT-OSS); fused kernels know none."""
+    values_are_keys: bool = False
+    """No v_proj: what k_proj makes, before norm and rotary, is read as values too (Gemma 4's full layers)."""
     window: int = 0
     """Sliding window in tokens; 0 is none."""
     scale: float = 0.0
@@ -138,10 +140,14 @@ class DecoderSizes:
 
 def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str = "self_attn") -> str:
     """q, k, v projections, rotary, attention, output projection; the result has the dims of `x`."""
-    made = {}
+    made, plain = {}, ""
     for letter, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
         name = f"{path}.{letter}_proj"
+        if letter == "v" and a.values_are_keys:
+            made["v"] = plain
+            continue
         made[letter] = b.linear(name, x, out=(heads, a.head_dim), contract=(hidden,), bias=a.qkv_bias)
+        plain = made[letter]
         if a.qk_norm and letter != "v":
             made[letter] = b.norm(f"{path}.{letter}_norm", made[letter], a.head_dim, fn="rms", bias=False)
         if a.rotary and letter != "v":

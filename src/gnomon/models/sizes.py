@@ -1,15 +1,19 @@
-"""Further sizes of families: Llama 2 and 3, Mistral, Qwen2.5 and Qwen3 as configs; GPT-OSS and DeepSeek-V2 as graphs.
+"""Further sizes of families: Llama 2 and 3, Mistral, Qwen2.5, Qwen3, Gemma 3 and 4 as configs; GPT-OSS and DeepSeek-V2
+as graphs.
 
-`LLAMA_SIZES` and `GRAPH_SIZES` map names to functions. Source of every row: the config.json of the model's repository
-on the Hugging Face hub. Leaves out sizes that have functions of their own beside their family.
+`LLAMA_SIZES`, `GEMMA_SIZES` and `GRAPH_SIZES` map names to functions. Source of every row: the config.json of the
+model's repository on the Hugging Face hub; of Gemma, src/maxtext/configs/models of MaxText (e591f30). Leaves out sizes
+that have functions of their own beside their family, and Gemma 4's smallest (inputs of their own for each layer).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from gnomon.graph import Graph
+from gnomon.models.decoder import DecoderConfig, Mixture, decoder
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.mixtral import MixtralConfig, mixtral
@@ -72,6 +76,54 @@ LLAMA_SIZES: Mapping[str, Callable[[], LlamaConfig]] = {
 """Name -> a function returning the config."""
 
 
+_GEMMA: tuple[tuple[Row, int, int, int], ...] = (
+    (("gemma-3-1b", 26, 1152, 4, 1, 6912), 256, 512, 256),
+    (("gemma-3-4b", 34, 2560, 8, 4, 10240), 256, 1024, 256),
+    (("gemma-3-12b", 48, 3840, 16, 8, 15360), 256, 1024, 256),
+    (("gemma-3-27b", 62, 5376, 32, 16, 21504), 128, 1024, 168),
+    (("gemma-4-26b-a4b", 30, 2816, 16, 8, 2112), 256, 1024, 1),
+    (("gemma-4-31b", 60, 5376, 32, 16, 21504), 256, 1024, 1),
+)
+"""Row, width of a head, window of five layers in six, square of what scores are divided by (Gemma 4's queries and keys
+have norms and no factor)."""
+_FULL_HEADS = {"gemma-4-26b-a4b": (2, 512), "gemma-4-31b": (4, 512)}
+"""Key heads of the sixth layer, and their width."""
+_GEMMA_EXPERTS = {"gemma-4-26b-a4b": Mixture(num_experts=128, experts_per_token=8, expert_ffn_size=704)}
+"""Beside the dense feed-forward, which every token visits."""
+
+
+def _gemma(row: Row, head_dim: int, window: int, query_scalar: int) -> DecoderConfig:
+    name, layers, hidden, heads, kv_heads, ffn = row
+    mixture = _GEMMA_EXPERTS.get(name)
+    return DecoderConfig(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=ffn,
+        vocab_size=262144,
+        tied=True,
+        order="both",
+        qk_norm=True,
+        activation="gelu_tanh",
+        embed_scale=hidden**0.5,
+        windows=(*(window,) * 5, 0),
+        full_heads=_FULL_HEADS.get(name),
+        query_scale=query_scalar**-0.5,
+        mixture=replace(mixture, shared_ffn_size=ffn) if mixture else None,
+    )
+
+
+GEMMA_SIZES: Mapping[str, Callable[[], DecoderConfig]] = {row[0][0]: partial(_gemma, *row) for row in _GEMMA}
+"""Name -> a function returning the config."""
+
+
+def _gemma_graph(name: str) -> Graph:
+    return decoder(GEMMA_SIZES[name]())
+
+
 def _gpt_oss(name: str, layers: int, experts: int) -> Graph:
     """GPT-OSS: every other layer sees 128 tokens; biases, of which the experts' are not stored here."""
     return mixtral(
@@ -124,6 +176,7 @@ def _deepseek_v2(name: str, *, large: bool) -> Graph:
 
 
 GRAPH_SIZES: Mapping[str, Callable[[], Graph]] = {
+    **{name: partial(_gemma_graph, name) for name in GEMMA_SIZES},
     "gpt-oss-20b": partial(_gpt_oss, "gpt-oss-20b", 24, 32),
     "gpt-oss-120b": partial(_gpt_oss, "gpt-oss-120b", 36, 128),
     "deepseek-v2-lite": partial(_deepseek_v2, "deepseek-v2-lite", large=False),

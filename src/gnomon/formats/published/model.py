@@ -19,13 +19,15 @@ from gnomon.formats.published.settings import ZERO_BUBBLE
 from gnomon.formats.published.sizes import MAXTEXT
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
+from gnomon.models.decoder import DecoderConfig, decoder
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3, deepseek_v3_671b
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.models.hybrid import HybridConfig, hybrid, nemotron_3_nano, nemotron_3_super, nemotron_3_ultra
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.mixtral import MixtralConfig, mixtral
+from gnomon.models.sizes import GEMMA_SIZES
 
-Config = GptConfig | LlamaConfig | MixtralConfig | DeepseekConfig | BertConfig | HybridConfig
+Config = GptConfig | LlamaConfig | MixtralConfig | DeepseekConfig | BertConfig | HybridConfig | DecoderConfig
 
 VOCABULARIES = (
     (r"llama.?3", 128_256, "Llama 3's tokenizer"),
@@ -54,6 +56,7 @@ UNKNOWN_LAYERS = (
     (r"^t5", "an encoder-decoder whose two lengths and layer counts the row does not give"),
     (r"switch", "an encoder-decoder with every second layer a mixture, for which there is no builder"),
     (r"deepseek.?v4", "a model whose sizes the row does not give"),
+    (r"gemma.?4.*\b[24]b", "a decoder with inputs of their own for each layer, for which there is no builder"),
 )
 """(pattern of model names, why there is no graph)."""
 
@@ -65,6 +68,16 @@ HYBRIDS = (
 )
 """(pattern of model names, config): Nemotron 3, whose layers no column holds. Nemotron 3.5 Lightning has Nano's."""
 
+GEMMAS = (
+    (r"gemma.?3.*\b1b", "gemma-3-1b"),
+    (r"gemma.?3.*\b4b", "gemma-3-4b"),
+    (r"gemma.?3.*\b12b", "gemma-3-12b"),
+    (r"gemma.?3.*\b27b", "gemma-3-27b"),
+    (r"gemma.?4.*\b26b", "gemma-4-26b-a4b"),
+    (r"gemma.?4.*\b31b", "gemma-4-31b"),
+)
+"""(pattern of model names, name of the config): windows and heads that no column holds."""
+
 _DROPOUT = 0.1
 _HUGGING_FACE = r"hugging ?face|transformers|\bhf\b"
 """Its GPT-2 has dropout of 0.1 and `gelu_new` (configuration_gpt2.py, read 2026-11-21); GPT-J and GPT-Neo the
@@ -72,7 +85,10 @@ latter."""
 _MEGATRON_DROPOUT = r"megatron-lm|megatron-deepspeed|megatron\+deepspeed|libai|oneflow"
 
 
-GATED = r"llama|mistral|qwen|baichuan|deepseek.?(?:coder|llm|math)|vicuna|internlm|smollm"
+GATED = (
+    r"llama|mistral|qwen|baichuan|deepseek.?(?:coder|llm|math)|vicuna|alpaca|internlm|smollm|phi.?[34]|\byi\b|olmo"
+    r"|glm|granite|exaone|minicpm|skywork|aquila|command.?r|stablelm"
+)
 """Models with Llama's layer: a gated feed-forward, RMS norms, no biases that matter."""
 
 UNPADDED = r"VIA-Research/vTrain.*single"
@@ -92,6 +108,8 @@ def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
     vocab, notes = _vocab(row, name)
     if (made := next((make for pattern, make in HYBRIDS if re.search(pattern, name)), None)) is not None:
         return _hybrid(replace(made(mtp_depth=hybrid_mtp(row)), name=row.model, vocab_size=vocab), row, notes)
+    if (known := next((known for pattern, known in GEMMAS if re.search(pattern, name)), None)) is not None:
+        return replace(GEMMA_SIZES[known](), name=row.model, vocab_size=vocab), notes
     if row.arch == "moe" or row.experts:
         config, more = _mixture(row, name, vocab)
     elif re.search(r"bert", name):
@@ -123,6 +141,8 @@ def build(config: Config) -> Graph:
             return bert(config)
         case HybridConfig():
             return hybrid(config)
+        case DecoderConfig():
+            return decoder(config)
 
 
 def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:

@@ -45,6 +45,12 @@ KNOWN = (
     (r"nemotron[-_ ]3[-_.]5[-_ ]lightning", (52, 2688, 32, 2, "1856 expert", 131_072, "128+1 shared", 6)),
     (r"nemotron[-_ ]v?3[-_ ]super", (88, 4096, 32, 2, "2688 expert", 131_072, "512+1 shared", 22)),
     (r"nemotron[-_ ]v?3[-_ ]ultra", (108, 8192, 64, 2, "5120 expert", 131_072, "512+1 shared", 22)),
+    (r"gemma[- _]?3[- _]?1b", (26, 1152, 4, 1, "6912", 262_144, None, None)),
+    (r"gemma[- _]?3[- _]?4b", (34, 2560, 8, 4, "10240", 262_144, None, None)),
+    (r"gemma[- _]?3[- _]?12b", (48, 3840, 16, 8, "15360", 262_144, None, None)),
+    (r"gemma[- _]?3[- _]?27b", (62, 5376, 32, 16, "21504", 262_144, None, None)),
+    (r"gemma[- _]?4[- _]?26b", (30, 2816, 16, 8, "704 expert", 262_144, "128+1 shared", 8)),
+    (r"gemma[- _]?4[- _]?31b", (60, 5376, 32, 16, "21504", 262_144, None, None)),
     (r"gpt2[- _]?xl", (48, 1600, 25, 25, "6400", 50_257, None, None)),
     (r"gpt2[- _]?large", (36, 1280, 20, 20, "5120", 50_257, None, None)),
     (r"gpt2[- _]?medium", (24, 1024, 16, 16, "4096", 50_257, None, None)),
@@ -54,7 +60,7 @@ KNOWN = (
     (r"bert[- _]?large", (24, 1024, 16, 16, "4096", 30_522, None, None)),
 )
 """(pattern of names, layers, hidden, heads, kv heads, feed-forward, vocabulary, experts, experts a token) of the
-models' own config.json on Hugging Face; GPT-3: Brown et al. 2020, 5B and 20B as NeMo trains them
+models' own config.json on Hugging Face; Gemma: models.sizes; GPT-3: Brown et al. 2020, 5B and 20B as NeMo trains them
 (NVIDIA/NeMo-Framework-Launcher launcher_scripts/conf/training/gpt3); Llama 2 34B: fms-fsdp's config_utils.py."""
 
 FIELDS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")

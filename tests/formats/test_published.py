@@ -297,7 +297,7 @@ def test_oneflows_loss_is_one_kernel_unless_logits_are_divided() -> None:
 
 def test_an_ungated_feed_forward_keeps_its_parameters() -> None:
     """24,576 wide without a gate is 2 matrices; 16,384 wide with one is 3: both 2 x 6144 x 24576 parameters."""
-    row = LLAMA | {"model": "Nemotron4 15b", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "24576"}
+    row = LLAMA | {"model": "GPT 15b", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "24576"}
     found = run(row | {"notes": ""})
     assert isinstance(found.model, LlamaConfig)
     assert 3 * found.model.ffn_size == 2 * 24_576

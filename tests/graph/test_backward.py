@@ -388,6 +388,14 @@ def test_gelu_new_runs_in_steps_where_activations_do(b: int, s: int, h: int) -> 
     assert steps - one == 3 * 2 * s * b * 4 * h
 
 
+def test_a_squared_relu_is_two_ops_where_activations_are() -> None:
+    """Both keep one tensor: its input fused, the ReLU's output in steps, which the square reads too."""
+    layer = gpt_layer(replace(small_gpt(4, 1), activation="relu2"))
+    steps, one = (backward(layer, replace(UNFUSED, glu=how), BF16) for how in (UNFUSED.glu, FUSED.glu))
+    assert len(steps.forward.ops) == len(one.forward.ops) + 1
+    assert saved_bytes(steps, setting(1, 8), {}) == saved_bytes(one, setting(1, 8), {})
+
+
 @pytest.mark.parametrize("gated", [True, False])
 @given(b=st.integers(1, 4), s=st.integers(1, 64))
 def test_weighted_activations_keep_nothing_of_what_experts_put_out(gated: bool, b: int, s: int) -> None:

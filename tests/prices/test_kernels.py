@@ -197,6 +197,16 @@ def test_experts_are_a_batch_of_products_over_their_rows() -> None:
     assert weight.device_s == pytest.approx(gemm(14336, 4096, 512, 8, moved) / GROUPED_SHARE)
 
 
+def test_one_expert_is_an_ordinary_product() -> None:
+    """2048 tokens, each once to the only expert of this rank."""
+    b = BlockBuilder("experts")
+    rows = b.input("rows", BATCH, SEQ, Dim(name="topk", size=1), HIDDEN)
+    out = b.experts("up", rows, experts=Dim(name="experts", size=1), out=FFN, contract=HIDDEN)
+    block = backward(b.build(out), FUSED, BF16).forward
+    moved = 2 * (2048 * 4096 + 4096 * 14336 + 2048 * 14336)
+    assert forward_of(block, "up").device_s == pytest.approx(gemm(2048, 14336, 4096, 1, moved))
+
+
 def attention_block(kernels: Kernels = FUSED) -> BackwardBlock:
     b = BlockBuilder("core")
     heads, kv_heads, width = Dim(name="heads", size=32), Dim(name="kv_heads", size=8), Dim(name="head_dim", size=128)

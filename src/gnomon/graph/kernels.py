@@ -30,7 +30,7 @@ class Kernels:
     """unfused: RMSNorm in steps as in eager PyTorch, with an fp32 copy of the input. Other norms: always fused."""
     glu: Fusion
     """unfused: the activation and the product are two kernels, and the activated gate is kept too; `gelu_new` of
-    transformers runs step by step, and keeps three tensors beside its input."""
+    transformers runs step by step, and keeps three tensors beside its input; `relu2` is two kernels."""
     cross_entropy: Literal[Fusion, "in_place"]
     """fused: keeps the logits and an fp32 log-sum-exp. unfused: casts the logits to fp32 and keeps the log-softmax.
     in_place: the same steps, with softmax and gradient written over the one fp32 copy, as Megatron-LM does."""
@@ -76,6 +76,8 @@ def lower(block: Block, kernels: Kernels) -> Block:
             low.glu(op)
         elif op.kind == "activation" and kernels.glu == "unfused" and op.attr("fn", "") == "gelu_new":
             low.gelu_new(op)
+        elif op.kind == "activation" and kernels.glu == "unfused" and op.attr("fn", "") == "relu2":
+            low.relu_squared(op)
         elif op.kind == "cross_entropy":
             low.cross_entropy(op, kernels.cross_entropy)
         elif op.kind == "state_space":  # its backward wants what the scan wrote before it was gated
@@ -208,6 +210,12 @@ class _Lowering:
         more = self.step(op, "one_more", "activation", (tanh,), x, attrs=attrs(fn="add_one"))
         half = self.step(op, "half", "activation", (x.name,), x, attrs=attrs(fn="half"))
         self.ops.append(replace(op, kind="mul", inputs=(half, more), attrs=()))
+
+    def relu_squared(self, op: Op) -> None:
+        """relu(x)², as torch.pow(relu(x), 2) runs it."""
+        x = self.block.tensor(op.inputs[0])
+        relu = self.step(op, "relu", "activation", (x.name,), x, attrs=attrs(fn="relu"))
+        self.ops.append(replace(op, inputs=(relu,), attrs=attrs(fn="square")))
 
     def cross_entropy(self, op: Op, how: str) -> None:
         logits = self.block.tensor(op.inputs[0])

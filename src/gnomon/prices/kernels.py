@@ -108,6 +108,9 @@ BACKWARD: Mapping[str, Steps] = {
 }
 """Backward of the same kinds, and of sums of gradients."""
 
+SQUARE_GRAD = Steps(kernels=3, passes=2.33)
+"""Backward of x²: PyTorch's pow_backward copies x, doubles it and multiplies (FunctionsManual.cpp)."""
+
 
 GROUPED_SHARE = 0.82
 """Speed of grouped products in 16 bits over that of one batched product of the same shapes: rows of each expert are not
@@ -314,7 +317,7 @@ def _load(op: Op, block: Block, load: float) -> float:
 
 
 def _streamed(op: Op, table: Mapping[str, Steps], work: Work, device: Device, curves: Curves, load: float) -> OpPrice:
-    steps = table.get(op.kind)
+    steps = SQUARE_GRAD if table is BACKWARD and op.attr("fn", "") == "square" else table.get(op.kind)
     if steps is None:
         raise UnpricedError(f"op {op.path!r} of kind {op.kind!r} has no price; add a rule to gnomon.prices.kernels")
     seen = CAUSAL_SOFTMAX_READS if op.kind == "softmax" and op.attr("causal", False) else 1.0
@@ -423,7 +426,8 @@ def _products(
     moved = None if low else work.read_bytes + work.write_bytes
     seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
     if op.kind == "grouped_linear" and not (low and fused):
-        seconds = seconds / (GROUPED_LOW_SHARE if low else GROUPED_SHARE)
+        share = GROUPED_LOW_SHARE if low else GROUPED_SHARE
+        seconds = as_time(seconds / np.where(np.asarray(shape.batch) > 1, share, 1.0))
     if op.kind == "linear" and dtype in ("bf16", "fp16"):
         seconds = seconds / _aligned(shape.n, shape.k)
     if op.kind == "matmul" and dtype in ("bf16", "fp16") and device.kind == "gpu":

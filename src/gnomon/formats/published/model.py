@@ -82,6 +82,9 @@ _DROPOUT = 0.1
 _HUGGING_FACE = r"hugging ?face|transformers|\bhf\b"
 """Its GPT-2 has dropout of 0.1 and `gelu_new` (configuration_gpt2.py, read 2026-11-21); GPT-J and GPT-Neo the
 latter."""
+NEMO_DROPOUT = r"gpt-?3|nemo megatron"
+"""Models whose configs of NeMo have dropout of 0.1 (NVIDIA/NeMo-Framework-Launcher 24.07 launcher_scripts/conf/
+training/gpt3; NVIDIA/dgxc-benchmarking v24.11.1 nemo_megatron/gpt3_175b_hydra.yaml; read 2026-11-22)."""
 _MEGATRON_DROPOUT = r"megatron-lm|megatron-deepspeed|megatron\+deepspeed|libai|oneflow"
 
 
@@ -118,7 +121,9 @@ def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
         config, more = _llama(row, name, vocab), ()
     elif re.match(MAXTEXT, name) and "global_parameter_scale" in row.notes:
         config, more = _llama(row, name, vocab), ()
-    elif re.match(MAXTEXT, name) or "nemotron" in name or _kv_heads(row) != _int(row, "heads"):
+    elif "nemotron" in name:
+        config, more = _nemotron(row, name, vocab), ()
+    elif re.match(MAXTEXT, name) or _kv_heads(row) != _int(row, "heads"):
         config, more = _ungated(row, name, vocab)
     else:
         config, more = _gpt(row, vocab), ()
@@ -133,6 +138,8 @@ def build(config: Config) -> Graph:
             return gpt(config)
         case LlamaConfig():
             return llama(config)
+        case DecoderConfig():
+            return decoder(config)
         case MixtralConfig():
             return mixtral(config)
         case DeepseekConfig():
@@ -141,8 +148,6 @@ def build(config: Config) -> Graph:
             return bert(config)
         case HybridConfig():
             return hybrid(config)
-        case DecoderConfig():
-            return decoder(config)
 
 
 def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
@@ -199,6 +204,8 @@ def _gpt(row: Row, vocab: int) -> GptConfig:
     program = row.framework.lower()
     eager = bool(re.search(_HUGGING_FACE, program))
     trained_with = re.search(_MEGATRON_DROPOUT, program) or (eager and re.search(r"gpt-?2", row.model.lower()))
+    if program == "nemo":
+        trained_with = re.search(NEMO_DROPOUT, row.model.lower())
     if without := re.search(ZERO_BUBBLE, program):
         trained_with = None
     dropout = _DROPOUT if trained_with else 0.0
@@ -232,6 +239,25 @@ def _llama(row: Row, name: str, vocab: int) -> LlamaConfig:
         tied=tied,
         qkv_bias="qwen2" in name,
         qk_norm="qwen3" in name,
+    )
+
+
+def _nemotron(row: Row, name: str, vocab: int) -> DecoderConfig:
+    """Nemotron-3 and 4: an ungated feed-forward with a squared ReLU, LayerNorm, no biases of products (NVIDIA/NeMo
+    v2.2.0 nemo/collections/llm/gpt/model/nemotron.py NemotronConfig, read 2026-11-22)."""
+    return DecoderConfig(
+        name=row.model,
+        num_layers=_int(row, "layers"),
+        hidden_size=_int(row, "hidden"),
+        num_heads=_int(row, "heads"),
+        num_kv_heads=_kv_heads(row),
+        head_dim=_head_dim(row, name),
+        ffn_size=_ffn(row),
+        vocab_size=vocab,
+        norm="layer",
+        norm_bias=True,
+        gated=False,
+        activation="relu2",
     )
 
 

@@ -14,7 +14,7 @@ from math import gcd
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
-from gnomon.formats.published import settings
+from gnomon.formats.published import nvidia, settings
 from gnomon.formats.published.bridge import Recipe, mtp_stages, narrow_calls, recipe
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.model import Config
@@ -191,13 +191,13 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
         shard = min(int(found[1]), dp)
     elif re.match("hsdp|hybrid", (row.zero_or_fsdp or "").lower()):
         shard = min(row.devices_per_node or 8, dp)
-    elif (divided := _divided_by_recipe(row)) and dp % divided == 0:
+    elif (divided := _divided_by_recipe(row) or nvidia.sharding_ranks(row)) and dp % divided == 0:
         shard = divided
     elif (found := re.search(r"\b(\d+) slices? of", row.notes)) and dp % int(found[1]) == 0:
         shard = dp // int(found[1])  # MaxText divides within a slice and replicates over slices
     if dp % shard:
         raise InputError(f"{dp} data-parallel ranks are not a multiple of the {shard} that shard")
-    etp = expert_slices(row, tp)
+    etp = max(expert_slices(row, tp), nvidia.expert_slices(row))
     return Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp), notes
 
 
@@ -411,6 +411,10 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         )
     if re.search(r"nemo|megatron-bridge", program) and _sums_in_fp8(row, facts.release):
         found = chosen(found, FP8_SUMS, tp_reduce_dtype="fp8")
+    if nvidia.eager_activation(row):
+        found = chosen(found, nvidia.EAGER_ACTIVATION_SOURCE, activation="unfused")
+    if nvidia.without_cudnn(row):
+        found = chosen(found, nvidia.NO_CUDNN_SOURCE, attention_kernel="flash2")
     if program == "nemo" and row.experts and facts.release < CORE_13:
         found = chosen(found, BEFORE_CORE_13, moe_weights="output")
     if name == "nanotron":

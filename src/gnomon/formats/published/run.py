@@ -19,6 +19,7 @@ from gnomon.formats.published.measured import Peak, readings
 from gnomon.formats.published.megatron_ci import with_test_facts, with_test_plan
 from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
+from gnomon.formats.published.nvidia import packed
 from gnomon.formats.published.plan import cluster, plan, stack, with_stages, workload
 from gnomon.formats.published.row import Refused, Row, read_table
 from gnomon.formats.published.settings import saved as saved_of
@@ -118,16 +119,16 @@ def to_run(row: Row) -> Run:
     row, from_sharding = with_sharding(row)
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
-    made, from_plan = plan(row, facts)
+    short, from_packing = packed(row)
+    made, from_plan = plan(short, facts)
     made, from_stages = with_stages(made, row, config, facts)
-    batch = workload(row)
     program, from_stack = stack(row, facts)
     return Run(
         id=row.id,
         family=row.family,
         model=config,
         plan=with_test_plan(made, row),
-        workload=batch,
+        workload=workload(short),
         stack=program,
         cluster=machines,
         readings_s=readings(row, config.vocab_size, lambda: _step_flops(row, config, machines, made)),
@@ -146,6 +147,7 @@ def to_run(row: Row) -> Run:
             *from_sharding,
             *from_model,
             *from_cluster,
+            *from_packing,
             *from_plan,
             *from_stages,
             *from_stack,

@@ -14,6 +14,7 @@ from typing import Any
 from gnomon.errors import InputError
 from gnomon.formats.megatron_recompute import MLA_UP_PROJ, MLP
 from gnomon.formats.published.notes import NoteFacts
+from gnomon.formats.published.nvidia import narrow_gradients
 from gnomon.formats.published.row import Row
 from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule
 from gnomon.plans.parts import INPUT
@@ -85,7 +86,11 @@ def precision(row: Row) -> tuple[Precision, Notes]:
     if re.search(XLA, program) and found.compute == "bf16":
         # weights stay in fp32 and are cast where they are used; gradients leave their products in bf16
         return replace(found, param="fp32", grad="fp32", reduce="bf16", master="none"), notes
-    if re.search(NARROW_GRADIENTS, program) and found.compute == "bf16" and found.param == "bf16":
+    if (
+        (re.search(NARROW_GRADIENTS, program) or narrow_gradients(row))
+        and found.compute == "bf16"
+        and found.param == "bf16"
+    ):
         return replace(found, grad="bf16", reduce="bf16"), notes
     return found, notes
 
@@ -167,6 +172,8 @@ def again(layers: int) -> SavedRule:
 
 REMAT = {"query_proj": "*q_proj", "key_proj": "*k_proj", "value_proj": "*v_proj", "out_proj": "*o_proj",
          "mlpwo": "*down_proj"}  # fmt: skip
+REMAT_OF_GPT = {"combined_qkv": "*attn.c_attn*", "out_proj": "*attn.c_proj", "ffn_layer1": "*mlp.c_fc",
+                "ffn_layer2": "*mlp.c_proj"}  # fmt: skip
 REMAT_OF_EXPERTS = {"mlpwo": "*.experts.w2"}
 """MaxText's names of tensors -> ours (src/MaxText/configs/base.yml, custom remat_policy; layers/moe.py; read
 2026-11-22)."""
@@ -206,9 +213,12 @@ REMAT_OF_RELEASES = (
     (r"maxtext.*v24\.11.*fp8", ("query_proj", "key_proj", "value_proj", "out_proj")),
     (r"maxtext.*v24\.11", ("query_proj", "key_proj", "value_proj", "out_proj", "mlpwo")),
     (r"maxtext.*v25\.0", ("query_proj", "key_proj", "value_proj")),
+    (r"paxml.*175b", ("combined_qkv", "out_proj")),
+    (r"paxml.*5b", ("combined_qkv", "out_proj", "ffn_layer1", "ffn_layer2")),
 )
-"""(pattern of source and precision, tensors that MaxText keeps on the device there): POLICY and the overrides of
-NVIDIA/dgxc-benchmarking maxtext/configure.sh at tags v24.11.1 and v25.02.02, read 2026-11-22."""
+"""(pattern of source and precision, tensors that MaxText or Paxml keeps on the device there): POLICY and the overrides
+of NVIDIA/dgxc-benchmarking maxtext/configure.sh at tags v24.11.1 and v25.02.02; CHECKPOINT_POLICY of its
+paxml/paxml_mod_configs.py at v24.11.1 (of dots alone: TE's attention, which is none, runs again); read 2026-11-22."""
 
 
 def _remat_of_release(row: Row) -> tuple[Saved, Notes, bool] | None:
@@ -217,7 +227,8 @@ def _remat_of_release(row: Row) -> tuple[Saved, Notes, bool] | None:
     kept = next((names for pattern, names in REMAT_OF_RELEASES if re.search(pattern, key)), None)
     if kept is None or row.recompute or "dgxc-benchmarking" not in key:
         return None
-    rule = SavedRule(tensors=tuple(REMAT[name] for name in kept), action="keep")
+    names = REMAT_OF_GPT if "paxml" in key else REMAT
+    rule = SavedRule(tensors=tuple(names[name] for name in kept), action="keep")
     return (
         Saved(rules=(again(row.layers or 0), rule)),
         (f"as the recipe of its release: {', '.join(kept)} kept",),

@@ -1,0 +1,110 @@
+"""What NVIDIA's scripts of NeMo, MaxText and Paxml set that no column of a row holds, release by release.
+
+NVIDIA/dgxc-benchmarking has the scripts of its runs beside their tables, by tag, and NVIDIA/NeMo-Framework-Launcher
+those of NeMo up to 24.12. Leaves out Megatron-Bridge's recipes and second predictions (`bridge`).
+Source: tags v24.11.1, v25.02.02, v25.04.02, v25.05 and v25.05.02 of the former, 24.07 of the latter, read 2026-11-22.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from gnomon.formats.published.row import Row
+
+NO_CUDNN = (
+    r"dgxc-benchmarking/grok1/.*@v(24|25\.0[1-4])",
+    r"dgxc-benchmarking/nemo_megatron/.*@v24",
+    r"dgxc-benchmarking/nemotron/readme_340b.*@v(24|25\.0[1-3])",
+    r"nemo/docs/source/performance/performance_summary.* 24\.07",
+)
+"""Sources and sections whose scripts have `NVTE_FUSED_ATTN=0`, so that Transformer Engine is left with
+FlashAttention-2."""
+
+NO_CUDNN_SOURCE = (
+    "NVTE_FUSED_ATTN=0: NVIDIA/dgxc-benchmarking grok1/configure.sh (v24.11.1 to v25.04.02), nemo_megatron/launch.sh "
+    "and nemotron/configure.sh (v24.11.1; of 340B); NVIDIA/NeMo-Framework-Launcher 24.07 launcher_scripts/conf/"
+    "config.yaml; read 2026-11-22"
+)
+
+
+def without_cudnn(row: Row) -> bool:
+    """Whether the scripts of the run switch cuDNN's attention off."""
+    source = f"{row.source or ''} {row.section or ''}".lower()
+    return row.framework.lower() == "nemo" and any(re.search(pattern, source) for pattern in NO_CUDNN)
+
+
+EXPERT_SLICES = (
+    (r"dgxc-benchmarking/grok1/.*@v(24|25\.0[1-4])", 4),
+    (r"dgxc-benchmarking/grok1/.*@v25\.05.*gb200", 4),
+)
+"""(pattern of source and device, tensor-parallel ranks of an expert). Scripts before v25.05 do not set it, and Megatron
+Core before 0.10 divides experts over tp; grok1/launch.sh has `ET` since."""
+
+
+def expert_slices(row: Row) -> int:
+    """Ranks that an expert of NeMo's mixtures is divided over."""
+    if row.framework.lower() != "nemo" or not row.experts:
+        return 1
+    key = f"{row.source or ''} {row.device}".lower()
+    return next((ranks for pattern, ranks in EXPERT_SLICES if re.search(pattern, key)), 1)
+
+
+NARROW_GRADIENTS = r"dgxc-benchmarking|nemo/docs/source/performance/performance_summary"
+"""Sources whose scripts accumulate and reduce gradients in bf16: `grad_sync_dtype: bf16` with a contiguous buffer (each
+yaml of v24.11.1 and v25.02.02; examples/training of the launcher), `grad_reduce_in_fp32 = False` in NeMo 2."""
+
+
+def narrow_gradients(row: Row) -> bool:
+    """Whether gradients are held and reduced in bf16."""
+    return row.framework.lower() == "nemo" and bool(re.search(NARROW_GRADIENTS, (row.source or "").lower()))
+
+
+EAGER_ACTIVATION = r"dgxc-benchmarking/nemotron/.*@v25\.(0[4-9]|1)"
+"""Sources on NeMo 2, whose squared ReLU is not compiled; NeMo 1 compiles it."""
+
+EAGER_ACTIVATION_SOURCE = (
+    "NVIDIA/NeMo v2.2.0 nemo/collections/llm/fn/activation.py squared_relu (its decorator is commented out), "
+    "nlp/modules/common/megatron/utils.py (torch.compile); read 2026-11-22"
+)
+
+
+def eager_activation(row: Row) -> bool:
+    """Whether the activation of a Nemotron runs op by op."""
+    return row.framework.lower() == "nemo" and bool(re.search(EAGER_ACTIVATION, (row.source or "").lower()))
+
+
+PACKED = r"dgxc-benchmarking/llama3/finetuning"
+"""Sources of fine-tuning on packed sequences of SQuAD (NVIDIA/NeMo v2.1.0 nemo/collections/llm/recipes/llama3_8b.py
+finetune_recipe in performance mode, SquadDataModule; read 2026-11-22). NeMo 24.07's examples pack too, but its data are
+not named, and its runs take as long as sequences of 4096 do."""
+
+PACKED_LENGTH = 256
+"""Tokens of a sequence in a pack: SQuAD's paragraphs have some 120 words and questions 10 (Rajpurkar et al. 2016).
+Attention over 128 or 512 tokens changes the step by under 1 %."""
+
+
+def packed(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """The row with the sequences that attention stays within, where a sequence is a pack of them."""
+    source = (row.source or "").lower()
+    times = (row.seq_len or 0) // PACKED_LENGTH
+    if row.framework.lower() != "nemo" or not re.search(PACKED, source) or times < 2 or not row.global_batch:
+        return row, ()
+    note = f"each sequence a pack of {times} of {PACKED_LENGTH} tokens, as SQuAD's are"
+    micro = None if row.micro_batch is None else row.micro_batch * times
+    return replace(row, seq_len=PACKED_LENGTH, global_batch=row.global_batch * times, micro_batch=micro), (note,)
+
+
+SHARDING = (
+    (r"dgxc-benchmarking/paxml/readme_5b", 0, 8),
+    (r"dgxc-benchmarking/paxml/readme_175b", 0, 128),
+    (r"dgxc-benchmarking/maxtext", 512, 128),
+)
+"""(pattern of source, devices from which on it holds, ranks that share parameters; the rest are copies): dcn_FSDP of
+maxtext/configure.sh, which is 16 nodes from 64 nodes on; FSDP of paxml/configure.sh."""
+
+
+def sharding_ranks(row: Row) -> int:
+    """Ranks that parameters are divided over under MaxText and Paxml; 0 for what the row says."""
+    source, devices = (row.source or "").lower(), row.num_devices or 0
+    return next((n for pattern, least, n in SHARDING if re.search(pattern, source) and devices >= least), 0)

@@ -1,0 +1,73 @@
+"""What NVIDIA's scripts set, by release."""
+
+from __future__ import annotations
+
+import pytest
+from test_published import GPT3, LLAMA, run
+
+from gnomon.models.decoder import DecoderConfig
+from gnomon.models.gpt import GptConfig
+
+DGXC = {"family": "dgxc-benchmarking", "framework": "NeMo", "device": "h100-sxm-80gb", "num_devices": "64", "notes": ""}
+DENSE = LLAMA | DGXC | {"tp": "4", "pp": "2", "dp": "8", "precision": "bf16", "zero_or_fsdp": "zero1"}
+GROK = DENSE | {"model": "Grok 1 314b", "arch": "moe", "experts": "8", "topk": "2", "pp": "1", "dp": "16", "ep": "8"}
+
+
+@pytest.mark.parametrize(
+    ("path", "release", "kernel"),
+    [
+        ("nemo_megatron/README_175b.md", "v24.11.1", "flash2"),
+        ("nemo_megatron/README_175b.md", "v25.02.02", "cudnn"),
+        ("nemotron/README_340b.md", "v24.11.1", "flash2"),
+        ("nemotron/README_15b.md", "v24.11.1", "cudnn"),
+        ("nemotron/README.md", "v25.04.02", "cudnn"),
+        ("grok1/README_314b.md", "v25.02.02", "flash2"),
+        ("grok1/README.md", "v25.05", "cudnn"),
+    ],
+)
+def test_attention_by_release(path: str, release: str, kernel: str) -> None:
+    found = run(DENSE | {"source": f"NVIDIA/dgxc-benchmarking/{path}@{release}"})
+    assert found.stack.attention_kernel == kernel
+
+
+def test_gradients_in_sixteen_bits() -> None:
+    found = run(DENSE | {"source": "NVIDIA/dgxc-benchmarking/llama3.1/README_70b.md@v24.11.1"})
+    assert (found.plan.precision.grad, found.plan.precision.reduce) == ("bf16", "bf16")
+    found = run(DENSE | {"source": "NVIDIA/NeMo/docs/source/performance/performance_long_sequence.md"})
+    assert found.plan.precision.grad == "fp32"
+
+
+def test_experts_divided_over_tp_before_the_scripts_say_otherwise() -> None:
+    for release, ranks in (("v24.11.1", 4), ("v25.05.02", 1)):
+        found = run(GROK | {"source": f"NVIDIA/dgxc-benchmarking/grok1/README_314b.md@{release}"})
+        assert found.plan.mesh.etp == ranks
+
+
+def test_nemotrons_squared_relu_is_compiled_in_nemo_1_only() -> None:
+    row = DENSE | {"model": "Nemotron4 15b", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "24576"}
+    for release, how in (("v24.11.1", "fused"), ("v25.04.02", "unfused")):
+        found = run(row | {"source": f"NVIDIA/dgxc-benchmarking/nemotron/README.md@{release}"})
+        assert isinstance(found.model, DecoderConfig) and not found.model.gated and found.model.ffn_size == 24_576
+        assert found.stack.activation == how
+
+
+def test_gpt_3_of_nemo_has_dropout() -> None:
+    found = run(GPT3 | DGXC | {"model": "NeMo Megatron BF16", "tp": "4", "pp": "2", "dp": "8"})
+    assert isinstance(found.model, GptConfig) and found.model.dropout == found.model.attention_dropout == 0.1
+
+
+def test_packed_sequences_are_short() -> None:
+    """16 sequences of 256 tokens in each of 32 packs of 4096; the time is that of the packs."""
+    row = DENSE | {"seq_len": "4096", "micro_batch": "1", "global_batch": "32", "metric": "s_per_step", "value": "1.32"}
+    found = run(row | {"source": "NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02"})
+    assert (found.workload.seq_len, found.workload.batch_size) == (256, 512)
+    assert found.plan.schedule.micro_batch_size == 16
+    assert found.step_s == 1.32
+
+
+def test_parameters_are_divided_within_sixteen_nodes() -> None:
+    row = LLAMA | DGXC | {"framework": "MaxText", "tp": "1", "pp": "1", "dp": "", "zero_or_fsdp": ""}
+    source = {"source": "NVIDIA/dgxc-benchmarking/maxtext/README_70b.md@v25.02.02", "micro_batch": "2"}
+    for devices, shards in (("256", 256), ("1024", 128)):
+        found = run(row | source | {"num_devices": devices, "global_batch": str(2 * int(devices))})
+        assert found.plan.mesh.dp_shard == shards

@@ -115,6 +115,7 @@ CHANGES = {
     "schedule.virtual_stages": Change(4),
     "schedule.placement": Change("v"),
     "schedule.layers_per_stage": Change((20, 12)),
+    "schedule.vocabulary": Change("vocab_1"),
     "schedule.passes": Change((Pass(name="mario"),)),
     "saved.preset": Change("full"),
     "saved.every": Change(2),

@@ -199,7 +199,7 @@ def test_narayanan_flops() -> None:
         ({"heads": "97"}, "97"),
         ({"metric": "seconds"}, "metric 'seconds' is not known"),
         ({"notes": "x; WARNING published dp*tp*pp=640 != 320 GPUs"}, "the source contradicts itself"),
-        ({"notes": "schedule 1F1B method Vocab-1; vocab"}, "method 'vocab-1'"),
+        ({"notes": "schedule 1F1B method Vocab-9; vocab"}, "method 'vocab-9'"),
     ],
 )
 def test_refusals_name_the_reason(change: Mapping[str, str], why: str) -> None:

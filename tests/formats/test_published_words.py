@@ -119,6 +119,21 @@ def test_schedules(notes: str, name: str) -> None:
     assert to_run(replace(LLAMA, pp=4, dp=2, notes=notes)).plan.schedule.name == name
 
 
+@pytest.mark.parametrize(
+    ("method", "vocabulary"),
+    [
+        ("Baseline", "ends"),
+        ("Redis", "ends"),
+        ("Vocab-1", "vocab_1"),
+        ("Vocab-2", "vocab_2"),
+        ("Interlaced", "interlaced"),
+    ],
+)
+def test_methods_of_the_vocabulary(method: str, vocabulary: str) -> None:
+    notes = f"schedule 1F1B method {method}; 128 microbatches"
+    assert to_run(replace(LLAMA, pp=4, dp=2, notes=notes)).plan.schedule.vocabulary == vocabulary
+
+
 def test_recompute_in_words() -> None:
     saved = {
         words: to_run(replace(LLAMA, recompute=words)).plan.saved

@@ -33,6 +33,7 @@ REASONS: Mapping[str, str] = {
     "mesh.*": "the program divides ranks among axes differently",
     "schedule.name": "the program has no such schedule",
     "schedule.passes": "a method of Gnomon's own",
+    "schedule.vocabulary": "the program has the embedding and the head on the first and the last stage",
     "schedule.placement": "the program has no such schedule",
     "schedule.virtual_stages": "the program's schedule takes another number of stages on a rank",
     "schedule.layers_per_stage": "the program divides layers among stages by its own rule",

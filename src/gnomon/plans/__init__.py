@@ -34,6 +34,7 @@ from gnomon.plans.parts import SavedRule as SavedRule
 from gnomon.plans.parts import Schedule as Schedule
 from gnomon.plans.parts import Split as Split
 from gnomon.plans.parts import Stage as Stage
+from gnomon.plans.parts import Vocabulary as Vocabulary
 from gnomon.plans.plan import Plan as Plan
 from gnomon.plans.plan import pipeline_rank as pipeline_rank
 from gnomon.plans.saving import LayerSaving as LayerSaving
@@ -53,6 +54,7 @@ from gnomon.plans.stages import resolve as resolve
 from gnomon.plans.stages import shared_parameters as shared_parameters
 from gnomon.plans.stages import stage_layers as stage_layers
 from gnomon.plans.stages import transfers as transfers
+from gnomon.plans.vocabulary import divided_layers as divided_layers
 from gnomon.plans.workload import Arrivals as Arrivals
 from gnomon.plans.workload import Lengths as Lengths
 from gnomon.plans.workload import Piece as Piece

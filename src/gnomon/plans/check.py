@@ -20,6 +20,7 @@ from gnomon.plans.parts import INPUT
 from gnomon.plans.plan import Plan
 from gnomon.plans.select import select
 from gnomon.plans.stages import dependencies, stage_layers, transfers
+from gnomon.plans.vocabulary import vocabulary_errors
 from gnomon.plans.workload import RouterLoad, Workload
 
 
@@ -67,6 +68,7 @@ def problems(
     found = [*_devices(plan, cluster), *_stages(plan, graph), *_schedule(plan), *_selectors(plan, graph)]
     if not any(problem.name == "layers_not_covered" for problem in found):
         found += _dims(plan, graph, workload)
+    found += [_error(name, text) for name, text in vocabulary_errors(plan, graph)]
     found += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
     found += _router(plan, graph, workload)
     unique = dict.fromkeys(found)

@@ -36,6 +36,8 @@ ScheduleName = Literal[
     "generate",
 ]
 
+Vocabulary = Literal["ends", "vocab_1", "vocab_2", "interlaced"]
+
 INPUT = "input"
 """What a `SavedRule` calls that which a layer reads from the one before."""
 
@@ -118,6 +120,12 @@ class Schedule:
     layers_per_stage: tuple[int, ...] = ()
     """Layers of the uniform split, stage by stage; embedding and head are not counted. Empty: as equal as possible,
     the first stages taking one more."""
+    vocabulary: Vocabulary = "ends"
+    """Where the embedding and the head are. `ends`: on the first and the last stage. Otherwise divided by vocabulary
+    over all pipeline ranks: `vocab_1` and `vocab_2` compute the head between a stage's forwards and backwards, with two
+    or one exchanges between ranks before its gradient is known (algorithms 1 and 2 of Yeung et al. 2024, "Balancing
+    pipeline parallelism with vocabulary parallelism"); under `interlaced` all ranks stop and compute it together (Lin
+    et al. 2024, nnScaler)."""
     passes: tuple[Pass, ...] = ()
     """Methods applied to the schedule, in order."""
 

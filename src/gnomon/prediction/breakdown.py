@@ -13,13 +13,14 @@ import numpy as np
 
 from gnomon.prediction.step import PHASES, Pricing, Step
 from gnomon.program import Structure
+from gnomon.schedules.vocabulary import SHARED
 from gnomon.simulate import simulate
 from gnomon.timeline import Share, breakdown
 from gnomon.units import quantise
 
 AXES: Mapping[str, str] = {
     **dict.fromkeys(("SEND_F", "RECV_F", "SEND_B", "RECV_B", "SEND_SKIP", "SEND_SKIP_GRAD"), "pp"),
-    **dict.fromkeys(("RECV_SKIP", "RECV_SKIP_GRAD"), "pp"),
+    **dict.fromkeys(("RECV_SKIP", "RECV_SKIP_GRAD", *SHARED), "pp"),
     **dict.fromkeys(("AR", "REDUCE_GRAD", "UNSHARD"), "dp"),
 }
 """Kind of action -> axis that it communicates over."""

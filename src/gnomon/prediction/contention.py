@@ -21,6 +21,7 @@ import numpy as np
 from gnomon.prediction.step import PHASES, Pricing
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Structure
+from gnomon.schedules.vocabulary import SHARED
 from gnomon.simulate import Durations, Times
 from gnomon.simulate.beside import Beside
 from gnomon.units import quantise
@@ -54,13 +55,15 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     """(seconds of each price key, with what kernels lose to collectives beside them; the step played last on the way,
     from which `period` may go on)."""
     alone, keys = pricing.durations(structure.program), structure.program.keys
-    if pricing.blocks[0][1] < 0 or pricing.stages[0].device.measured is not None:
+    divided = pricing.stages[0].share is not None
+    if (pricing.blocks[0][1] < 0 and not divided) or pricing.stages[0].device.measured is not None:
         return alone, None
+    moving = SHARED if divided else TRANSFERS
     loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int], tuple[float, float]]()
     others, kernels, idle = np.zeros((3, len(keys)))
     for at, (key, busy) in enumerate(zip(keys, alone.busy.tolist(), strict=True)):
         stage = pricing.alike[key.stage]
-        if key.kind in TRANSFERS:
+        if key.kind in moving:
             if (key.kind, stage, key.name) not in loads:
                 loads[key.kind, stage, key.name] = weight(pricing, key, busy)
             others[at] = loads[key.kind, stage, key.name]
@@ -92,7 +95,7 @@ def _kernels(parts: Mapping[str, float]) -> tuple[float, float]:
 
 def weight(pricing: Pricing, key: Key, busy: float) -> float:
     """What a second of an action takes from kernels beside it, from 0 to 1 times SLOWED; 0 for what is no transfer."""
-    if key.kind not in TRANSFERS or busy <= 0:
+    if key.kind not in (*TRANSFERS, *SHARED) or busy <= 0:
         return 0.0
     carried = pricing.carried(key)
     whole = sum(seconds for seconds, _ in carried)

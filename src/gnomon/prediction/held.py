@@ -19,8 +19,9 @@ from gnomon.program import Program, Structure
 from gnomon.timeline import NONE, Memory, Spans, Timeline
 
 CLASS_OF: Mapping[str, str] = {
-    **dict.fromkeys(("X", "S"), "activations"),
-    **dict.fromkeys(("Y", "DY", "DX", "SKIP", "DSKIP"), "communication"),
+    **dict.fromkeys(("X", "S", "HX", "EX"), "activations"),
+    **dict.fromkeys(("Y", "DY", "DX", "SKIP", "DSKIP", "VL", "HG", "EG"), "communication"),
+    "VS": "logits",
     "P": "parameters",
     **dict.fromkeys(("G", "GS"), "gradients"),
 }

@@ -112,6 +112,8 @@ _WORDS = {
     "OPT": "optimizer step",
     "UNSHARD": "gather of parameters",
     "REDUCE_GRAD": "reduction of gradients",
+    "S": "head",
+    "T": "gradients of the head",
 }
 
 
@@ -266,6 +268,8 @@ def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
                 table[k, block] = before
             elif kind.name == "OPT":
                 table[k, block] = update
+            elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
+                table[k, block] = share.inside(kind.name)
     found: NDArray[np.float64] = table[program.kind, program.stage]
     return found
 
@@ -339,10 +343,11 @@ def _rank(
             if name == "S" and sizes[f"{block}S"]
         )
     )
-    by_class["activations"] = total("S", "X") - logits
+    by_class["activations"] = total("S", "X", "HX", "EX") - logits
+    logits += total("VS")
     by_class["logits"] = logits
     by_class["communication"] = total(
-        "Y", "DY", "DX", *(name for name, _ in held if name.startswith(("SKIP", "DSKIP")))
+        "Y", "DY", "DX", "VL", "HG", "EG", *(name for name, _ in held if name.startswith(("SKIP", "DSKIP")))
     )
     by_class["temporary"] = temporary
     device = here[0].device
@@ -426,7 +431,7 @@ def _flat_bytes(pricing: Pricing, stage: StagePrice) -> int:
 def _largest_parameter(stage: StagePrice) -> int:
     return max(
         int(price.sharded.local_elements[tensor.name])
-        for price, _ in stage.layers
+        for price, _ in stage.held
         for tensor in price.sharded.block.parameters
     )
 
@@ -442,7 +447,9 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
             used.add(tuple(axis for axis in found.axes if getattr(stage.mesh, axis) > 1))
     pipeline = pricing.plan.num_pipeline_ranks > 1
     norm = pricing.plan.optimizer.clip and pricing.plan.world_size > 1
-    tied = pipeline and _holds_tied(pricing, here)  # the embedding's group: its gradients are added up over stages
+    tied = (
+        stage.share is not None or pipeline and _holds_tied(pricing, here)
+    )  # the embedding's group: its gradients, or its parts, are added up over stages
     exchange = ["ep"] + (["cp"] if pricing.plan.layout.context == "ulysses" else [])
     peers = [stage.links[axis].ranks_per_node - 1 for axis in exchange if axis in stage.links]
     return len(used) + pipeline + norm + tied, max(peers, default=0)
@@ -479,6 +486,8 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
             sizes |= {f"SKIP_{source}_{target}": size, f"DSKIP_{source}_{target}": size}
     for block, (number, index) in enumerate(pricing.blocks):
         stage = pricing.stages[number]
+        if stage.share is not None:
+            sizes |= {f"{block}{name}": float(size) for name, size in stage.share.buffer_bytes().items()}
         parts = _parts(pricing, block)
         sizes[f"{block}S"] = float(sum(kept for _, kept in parts))
         first, last = parts[0][0], parts[-1][0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
-from gnomon.plans import LayerSaving, Mesh, Plan, Precision, savings, select, stage_layers
+from gnomon.plans import LayerSaving, Layout, Mesh, Plan, Precision, divided_layers, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
 from gnomon.prediction.layer_types import Kept, KernelFacts, LayerPrice, LocalContext, Phase
+from gnomon.prediction.vocabulary import VocabularyShare
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.homes import routed_tensors
@@ -54,6 +56,13 @@ class StagePrice:
     links: Mapping[str, AxisLink]
     layers: tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]
     plan: Plan
+    share: VocabularyShare | None = None
+    """The part of a divided embedding and head, on the first stage of each pipeline rank."""
+
+    @cached_property
+    def held(self) -> tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]:
+        """The layers and the parts of layers whose parameters it has."""
+        return (*self.layers, *(((p, (layer,)) for p, layer in self.share.layers) if self.share else ()))
 
     @cached_property
     def order(self) -> tuple[LayerPrice, ...]:
@@ -115,10 +124,12 @@ class StagePrice:
         """(dense, routed experts') parameter elements on one rank, shared ones once, before ZeRO divides them."""
         seen: set[str] = set()
         dense = routed = 0
-        for price, layers in self.layers:
+        for price, layers in self.held:
             experts = routed_tensors(price.sharded.block)
             for layer in layers:
                 for tensor in price.sharded.block.parameters:
+                    if layer in self._parts and self.share and not self.share.holds(layer, tensor):
+                        continue
                     name = layer.call.parameter_name(tensor.name, layer.index)
                     if name not in seen:
                         seen.add(name)
@@ -129,7 +140,11 @@ class StagePrice:
     @cached_property
     def num_tensors(self) -> int:
         """Parameters it holds."""
-        return sum(len(price.sharded.block.parameters) * len(layers) for price, layers in self.layers)
+        return sum(len(price.sharded.block.parameters) * len(layers) for price, layers in self.held)
+
+    @cached_property
+    def _parts(self) -> frozenset[Layer]:
+        return frozenset(layer for _, layer in self.share.layers) if self.share else frozenset()
 
     def static_bytes(self) -> dict[str, int]:
         """Bytes that stay on a rank between steps: parameters, gradients, master copy, states."""
@@ -168,22 +183,27 @@ class StagePrice:
         optimizer, precision = self.plan.optimizer, self.plan.precision
         return {
             id(p): parameter_collectives(p.sharded, self.mesh, optimizer, precision, without=self._repeated(p, layers))
-            for p, layers in self.layers
+            for p, layers in self.held
         }
 
     def _repeated(self, price: LayerPrice, layers: Sequence[Layer]) -> frozenset[str]:
         """Parameters of a layer that one before it on this stage holds too (a head tied to the embedding beside it):
         reduced and gathered with that one. Under ZeRO 3 each block has its own copy on the way."""
+        if self.share and layers[0] in self._parts:
+            before = self.share.layers[: [layer for _, layer in self.share.layers].index(layers[0])]
+            seen = {layer.call.parameter_name(t.name, 0) for p, layer in before for t in p.sharded.block.parameters}
+            mine = {t: layers[0].call.parameter_name(t.name, 0) for t in price.sharded.block.parameters}
+            return frozenset(t.name for t, name in mine.items() if name in seen or not self.share.holds(layers[0], t))
         if (self.plan.optimizer.zero == 3 and self.is_sharded) or len(layers) > 1:
             return frozenset()
         at = self.in_order.index(layers[0])
-        before = {
+        earlier = {
             layer.call.parameter_name(tensor.name, layer.index)
             for layer, other in zip(self.in_order[:at], self.order[:at], strict=True)
             for tensor in other.sharded.block.parameters
         }
         names = {t.name: layers[0].call.parameter_name(t.name, layers[0].index) for t in price.sharded.block.parameters}
-        return frozenset(name for name, full in names.items() if full in before)
+        return frozenset(name for name, full in names.items() if full in earlier)
 
 
 def _source(layer: Layer, kept: Kept, price: LayerPrice) -> tuple[str, str, str]:
@@ -253,7 +273,9 @@ class _Planned:
 
     def __init__(self, plan: Plan, graph: Graph, cluster: Cluster, kernels: Kernels) -> None:
         self.plan, self.graph, self.cluster, self.kernels = plan, graph, cluster, kernels
-        self.ranks, self.layers = plan.stage_ranks, stage_layers(plan, graph)
+        self.ranks, self.divided = plan.stage_ranks, divided_layers(plan, graph)
+        self.whole, labels = stage_layers(plan, graph), {layer.label for layer in self.divided}
+        self.layers = tuple(tuple(layer for layer in part if layer.label not in labels) for part in self.whole)
         self.saving = savings(plan, graph, kernels)
         self.numbers = {layer.label: i for i, layer in enumerate(graph.layers())}
         self.narrow = (
@@ -280,6 +302,30 @@ class _Planned:
             self._links[key] = stage_links(self.plan, self.cluster, mesh, ranks, experts=experts)
         return self._links[key]
 
+    @cached_property
+    def across(self) -> dict[str, AxisLink]:
+        """What pipeline ranks exchange a divided vocabulary over."""
+        columns = tuple(dict.fromkeys(self.ranks))
+        place: NDArray[np.int64] = _places(self.plan)[np.array(columns).T]
+        return {**self.links(0), "tp": axis_link(self.cluster, place)}
+
+    def share(self, stage: int, parts: Sequence[tuple[LayerPrice, Layer]]) -> VocabularyShare:
+        """A rank's part of the divided embedding and head."""
+        mine = self.plan.pipeline_ranks[stage]
+        stages = [s for s, rank in enumerate(self.plan.pipeline_ranks) if rank == mine]
+        (head, last), first = parts[-1], parts[0]
+        return VocabularyShare(
+            how=self.plan.schedule.vocabulary,
+            head=head,
+            embedding=first[0] if first[1] is not last else None,
+            layers=tuple(parts),
+            whole=frozenset(layer.label for s in stages for layer in self.whole[s]),
+            link=self.across["tp"],
+        )
+
+
+_Alike: TypeAlias = "tuple[str, tuple[str, ...], LayerSaving, bool]"
+"""Block, inputs without gradient, what is saved, whether in eight bits."""
 
 _planned = lru_cache(maxsize=2)(_Planned)
 
@@ -305,25 +351,21 @@ def _stage_price(
     plan, graph, saving = made.plan, made.graph, made.saving
     mesh, links = plan.stage_mesh(stage), made.links(stage)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
-    # what layers differ in: a context is long to hash, so there is one for each group
-    groups: dict[tuple[str, tuple[str, ...], LayerSaving, bool], list[Layer]] = {}
-    for layer in made.layers[stage]:
-        no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
-        alike = (layer.call.block, no_grad, saving[layer.label], layer.label in made.narrow)
-        groups.setdefault(alike, []).append(layer)
-    if not groups:
-        raise PlanError(f"stage {stage} has no layers; use fewer stages")
-    known = id(links), id(device), tuple(sorted(sizes.items())), load, facts
-    prices = []
-    for (name, no_grad, saved, low), layers in groups.items():
-        key = known, name, no_grad, saved, low
+    known = id(device), tuple(sorted(sizes.items())), load, facts
+
+    def priced(
+        alike: _Alike, mesh: Mesh = mesh, links: Mapping[str, AxisLink] = links, layout: Layout = plan.layout
+    ) -> LayerPrice:
+        """One price for all layers that are alike, on the stage's mesh or another."""
+        name, no_grad, saved, low = alike
+        key = known, id(links), name, no_grad, saved, low
         if key not in made.prices:
             context = LocalContext(
                 block=graph.block(name),
                 no_grad=no_grad,
-                sizes=tuple(sorted(sizes.items())),
+                sizes=known[1],
                 mesh=mesh,
-                layout=plan.layout,
+                layout=layout,
                 links=tuple(sorted(links.items(), key=lambda item: item[0])),
                 saving=saved,
                 whole_recompute=saved.whole,
@@ -336,7 +378,25 @@ def _stage_price(
                 load=load,
             )
             made.prices[key] = layer_price(context)
-        prices.append((made.prices[key], tuple(layers)))
+        return made.prices[key]
+
+    def alike(layer: Layer) -> _Alike:
+        no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
+        return layer.call.block, no_grad, saving[layer.label], layer.label in made.narrow
+
+    # what layers differ in: a context is long to hash, so there is one for each group
+    groups: dict[_Alike, list[Layer]] = {}
+    for layer in made.layers[stage]:
+        groups.setdefault(alike(layer), []).append(layer)
+    if not groups:
+        raise PlanError(f"stage {stage} has no layers; use fewer stages")
+    prices = [(priced(kind), tuple(layers)) for kind, layers in groups.items()]
+    share = None
+    if made.divided and plan.pipeline_ranks.index(plan.pipeline_ranks[stage]) == stage:
+        beside = replace(mesh, tp=plan.num_pipeline_ranks)
+        layout = replace(plan.layout, sequence_parallel=False)
+        parts = [(priced(alike(layer), beside, made.across, layout), layer) for layer in made.divided]
+        share = made.share(stage, parts)
     return StagePrice(
         stage=stage,
         mesh=mesh,
@@ -346,6 +406,7 @@ def _stage_price(
         links=links,
         layers=tuple(prices),
         plan=plan,
+        share=share,
         numbers=made.numbers,
     )
 

@@ -26,6 +26,7 @@ from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.messages import Messages
 from gnomon.prediction.stage import GROUPS, StagePrice
 from gnomon.prediction.update import host_copy_s, norm_s, on_host_s, update_parts
+from gnomon.prediction.vocabulary import KINDS as VOCABULARY
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.fitted import Fitted, fitted, rates
 from gnomon.prices.host import LAUNCH_S, check_s, host_cost
@@ -188,6 +189,8 @@ class Pricing:
             return 0.0
         if kind in ("AR", "REDUCE_GRAD", "UNSHARD"):
             return self._parameters(kind, stage)
+        if kind in VOCABULARY:
+            return self._vocabulary(kind, stage)
         if kind == "OPT":
             return self._update(stage)
         if kind == "NORM":
@@ -205,13 +208,15 @@ class Pricing:
             return sum(size for size, _ in each), sum(flops for _, flops in each)
         if kind in PHASES:
             return 0.0, sum(self.phase(name, stage).flops for name in PHASES[kind])
+        if kind in VOCABULARY and (share := self.stages[stage].share) is not None:
+            return float(sum(size for _, size in share.exchanged(kind))), sum(p.flops for p in share.phases(kind))
         if kind in ("SEND_F", "SEND_B"):
             here = self.blocks[stage][0]
             other = here + (1 if kind == "SEND_F" else -1)
             return float(self.messages.bytes_of((min(here, other), max(here, other)))), 0.0
         if kind in WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
             name, moments = WANTED[kind]
-            price, layers = self._layers(stage)
+            price, layers = self._held(stage)
             of = [(c, n) for layer, n in layers for c in price.collectives(layer)]
             return float(sum(c.bytes * n for c, n in of if c.kind == name and c.when in moments)), 0.0
         return 0.0, 0.0
@@ -229,6 +234,11 @@ class Pricing:
         if index >= 0:
             return price, [(price.order[index], 1)]
         return price, [(layer, len(labels)) for layer, labels in price.layers]
+
+    def _held(self, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
+        """The same, and parts of layers whose parameters the stage has too."""
+        price, layers = self._layers(block)
+        return price, layers if price.share is None else [(layer, len(labels)) for layer, labels in price.held]
 
     def phase(self, name: str, block: int) -> Phase:
         """A phase of one of the Program's stages."""
@@ -265,6 +275,23 @@ class Pricing:
             "launch": held - device,
             "offload": max(copies - held, 0.0),
         }
+
+    def _vocabulary(self, kind: str, block: int) -> float:
+        """An action of a divided embedding or head: its kernels or their launches, and what ranks exchange in it."""
+        stage = self.stages[block]
+        share = stage.share
+        assert share is not None, f"stage {block} has no part of the vocabulary"
+        wire = sum(float(collective_seconds(name, size, share.link)) for name, size in share.exchanged(kind))
+        wire *= self._slower(share.link)
+        phases, extra = share.phases(kind), share.passes(kind, stage.device)
+        if not phases:
+            return wire
+        layer = share.layer(kind)
+        if layer is not None and share.gathers_weights(kind):
+            extra = extra + around("W", stage, [(layer, 1)], self.stack, self.count)
+        device = sum(self._sustained_s(block, phase) for phase in phases)
+        device += float(extra.device_s) / self.rates[block].compute + wire
+        return max(device, self._host_s(block, phases, extra.kernels))
 
     def device_s(self, kind: str, block: int) -> float:
         """Seconds of a computing action's kernels and of the collectives that they wait for."""
@@ -351,7 +378,7 @@ class Pricing:
         return total
 
     def _local_elements(self, stage: int, name: str) -> int:
-        for price, layers in self.stages[stage].layers:
+        for price, layers in self.stages[stage].held:
             for layer in layers:
                 for tensor in price.sharded.block.parameters:
                     if layer.call.parameter_name(tensor.name, layer.index) == name:
@@ -393,7 +420,7 @@ class Pricing:
 
     def _buckets(self, kind: str, block: int) -> tuple[int, float]:
         """(how many, the share of all bytes that is in the last one, where that is more than that of the others)."""
-        stage, layers = self._layers(block)
+        stage, layers = self._held(block)
         size = self.plan.overlap.bucket_bytes
         if size is None:
             return sum(times for _, times in layers), 0.0
@@ -425,7 +452,10 @@ class Pricing:
         return sum(seconds * self._slower(link) for seconds, link in self._wired[kind, block, buckets])
 
     def carried(self, key: Key) -> list[tuple[float, AxisLink]]:
-        """(price, link) of a whole collective of parameters or gradients, on each group of ranks that it runs on."""
+        """(price, link) of a whole collective of parameters or gradients, or of parts of the vocabulary, on each group
+        of ranks that it runs on."""
+        if key.kind in VOCABULARY and (share := self.stages[key.stage].share) is not None:
+            return [(self._vocabulary(key.kind, key.stage), share.link)]
         if key.kind not in WANTED or key.name in (TIED, *IN_UPDATE):
             return []
         blocks = self._bucket(key) if ".." in key.name else [self.alike[key.stage]]
@@ -435,7 +465,7 @@ class Pricing:
 
     def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
         """(price, link) of a stage's collective on each group of ranks that it runs on."""
-        stage, layers = self._layers(block)
+        stage, layers = self._held(block)
         name, moments = WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
         for layer, times in layers:
@@ -468,7 +498,7 @@ class Pricing:
     def _update(self, block: int) -> float:
         if block not in self._updates:
             whole = self.blocks[block][1] < 0
-            self._updates[block] = update_parts(*self._layers(block), self.stack, whole=whole)
+            self._updates[block] = update_parts(*self._held(block), self.stack, whole=whole)
         device_s, kernels, before = self._updates[block]
         return max(device_s, kernels * self.launch_s[self.blocks[block][0]]) + before
 

@@ -13,6 +13,7 @@ from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import PHASES, WANTED, Pricing
+from gnomon.schedules.vocabulary import SHARED
 
 PIPELINE = "pp"
 """Messages between stages."""
@@ -61,6 +62,8 @@ def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]
         here = pricing.blocks[block][0]
         other = here + (1 if kind == "SEND_F" else -1)
         yield PIPELINE, float(pricing.messages.bytes_of((min(here, other), max(here, other))))
+    if stage.share is not None and kind in SHARED:
+        yield PIPELINE, float(sum(size for _, size in stage.share.exchanged(kind)))
     for phase in PHASES.get(kind, ()):
         for layer, times in layers:
             for axis, size in _inside(layer, phase).items():

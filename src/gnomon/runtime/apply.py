@@ -165,6 +165,7 @@ def check_plan(plan: Plan) -> None:
     """PlanError for decisions that the runtime does not carry out, so that none is ignored."""
     layout, saved, optimizer = plan.layout, plan.saved, plan.optimizer
     refused = {
+        f"schedule.vocabulary = {plan.schedule.vocabulary!r}": plan.schedule.vocabulary != "ends",
         "layout.rules": bool(layout.rules),
         "layout.vocab_parallel = false": not layout.vocab_parallel,
         "layout.loss_parallel = false": not layout.loss_parallel,

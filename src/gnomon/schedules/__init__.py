@@ -57,6 +57,7 @@ from gnomon.schedules.skrull import microbatch_step as microbatch_step
 from gnomon.schedules.splits import split as split
 from gnomon.schedules.v_half import v_half as v_half
 from gnomon.schedules.v_half import v_min as v_min
+from gnomon.schedules.vocabulary import with_vocabulary as with_vocabulary
 from gnomon.schedules.zero import shard_optimizer as shard_optimizer
 from gnomon.schedules.zero_bubble import interleaved_zero_bubble as interleaved_zero_bubble
 from gnomon.schedules.zero_bubble import zero_bubble_h1 as zero_bubble_h1

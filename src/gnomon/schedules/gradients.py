@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Override, RowEffect
 from gnomon.schedules.rows import KIND, Inserted, Longs, Rows, insert
 
-WRITES_GRADIENTS = ("B", "W")
+WRITES_GRADIENTS = ("B", "W", "S", "T", "EGRAD")
 TIED = "embedding"
 """Communicator of the stages that share tied parameters, and the price name of their all-reduce."""
 

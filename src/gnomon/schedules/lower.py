@@ -28,12 +28,13 @@ from gnomon.plans import (
     Workload,
     batch,
     check,
+    divided_layers,
     normalised,
     stage_layers,
     transfers,
 )
 from gnomon.plans.stages import held_by_several
-from gnomon.program import Communicator, Program
+from gnomon.program import Communicator, Program, with_buffers
 from gnomon.schedules.dualpipe_v import dualpipe_v
 from gnomon.schedules.gpipe import gpipe
 from gnomon.schedules.gradients import with_all_reduce, with_optimizer
@@ -46,6 +47,7 @@ from gnomon.schedules.shared import Shared, shared_buffers, shared_stages
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.tensor_sums import tensor_sums, with_tensor_sums
 from gnomon.schedules.v_half import v_half, v_min
+from gnomon.schedules.vocabulary import BUFFERS, with_vocabulary
 from gnomon.schedules.workers import Workers, alike, divided_units, meet, split
 from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 from gnomon.schedules.zero_bubble_v import zero_bubble_v
@@ -147,6 +149,8 @@ def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: 
     _refuse_unexpressed(plan)
     count, units = _units(plan, workload)
     zero, layers, workers = effective_zero(plan), stage_layers(plan, graph), alike(plan, cluster)
+    if divided := {layer.label for layer in divided_layers(plan, graph)}:  # a part of them is on every rank
+        layers = tuple(tuple(layer for layer in part if layer.label not in divided) for part in layers)
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     parts = list(zip(meshes, layers, strict=True))
     if zero == 3:
@@ -180,6 +184,8 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
     rows, units = _scheduled(given.schedule, given.pipeline_ranks, given.num_microbatches), given.units
     unlike = len(given.workers) > 1
     if unlike:
+        if given.schedule.vocabulary != "ends":
+            raise PlanError(f"vocabulary = {given.schedule.vocabulary!r} over unlike workers has no rows; use 'ends'")
         if given.zero:
             raise PlanError(f"ZeRO stage {given.zero} over unlike workers has no rows yet; use optimizer.zero = 0")
         rows = split(rows, len(given.workers))
@@ -215,7 +221,9 @@ def _scheduled(schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbat
     chosen = [given for given in schedule.passes if given.name in ROW_PASSES]
     if chosen and name != "one_f_one_b":
         raise PlanError(f"pass {chosen[0].name} changes one_f_one_b, but the schedule is {name}; choose one of the two")
-    if chosen:
+    if schedule.vocabulary != "ends":
+        rows = with_vocabulary(name, schedule.vocabulary, ranks, num_microbatches)
+    elif chosen:
         rows = ROW_PASSES[chosen[-1].name](ranks, num_microbatches, chosen[-1])
     elif name in FLAT:
         rows = FLAT[name](ranks, num_microbatches)
@@ -262,10 +270,11 @@ def _program(rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Mess
         rows = with_messages(rows, chains=given.starts, blocking=() if beside else MESSAGES)
     names = () if messages != "rendezvous" else ("fwd", "bwd", *(("skip", "skip_grad") if given.skips else ()))
     comms = tuple(Communicator(name=name, semantics="rendezvous") for name in names)
+    skips = skip_buffers(given.skips)
     return rows.program(
         units=units,
         counts=given.counts,
-        buffers=skip_buffers(given.skips),
+        buffers=with_buffers(*BUFFERS, base=skips) if given.schedule.vocabulary != "ends" else skips,
         chains=given.starts,
         comms=comms,
         aliases=shared_buffers(given.shared),

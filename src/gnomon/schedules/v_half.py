@@ -26,7 +26,7 @@ def v_half(num_ranks: int, num_microbatches: int) -> Rows:
     """
     check_counts("v_half", num_ranks, num_microbatches)
     turns = (1, 2, 5) if num_ranks % 2 else (4, 2, 2)
-    return _repeat(_passes(num_ranks, (1, 2, 1, 2), turns), num_microbatches)
+    return _repeat(v_passes(num_ranks, (1, 2, 1, 2), turns), num_microbatches)
 
 
 def v_min(num_ranks: int, num_microbatches: int) -> Rows:
@@ -37,10 +37,10 @@ def v_min(num_ranks: int, num_microbatches: int) -> Rows:
     """
     check_counts("v_min", num_ranks, num_microbatches)
     turns = (1, 1, 1) if num_ranks % 3 else (5, 1, 3)
-    return _repeat(_passes(num_ranks, (1, 1, 1, 1), turns), num_microbatches)
+    return _repeat(v_passes(num_ranks, (1, 1, 1, 1), turns), num_microbatches)
 
 
-def _passes(num_ranks: int, distance: tuple[int, int, int, int], turns: tuple[int, int, int]) -> Longs:
+def v_passes(num_ranks: int, distance: tuple[int, int, int, int], turns: tuple[int, int, int]) -> Longs:
     """Cells [ranks, 4] of one microbatch's F down, F up, I down, I up.
 
     distance: cells from a rank to the next in each pass. turns: cells between the last of a pass and the first of the
@@ -55,13 +55,13 @@ def _passes(num_ranks: int, distance: tuple[int, int, int, int], turns: tuple[in
     return out
 
 
-def _fits(passes: Longs) -> bool:
+def fits(passes: Longs) -> bool:
     """Whether the four actions of every rank stand in different cells of the six."""
     cells = np.sort(passes % CELLS, axis=1)
     return bool((np.diff(cells, axis=1) > 0).all())
 
 
-def _weight_cells(passes: Longs) -> Longs:
+def weight_cells(passes: Longs) -> Longs:
     """Cells [ranks, 2] of W for chunk 1 and chunk 0: the two cells left, so assigned that activations live shortest."""
     out = np.empty((len(passes), 2), np.int64)
     for rank, (_, _, input_1, input_0) in enumerate(passes.tolist()):
@@ -79,8 +79,8 @@ def _next(cell: int, residue: int) -> int:
 def _repeat(passes: Longs, num_microbatches: int) -> Rows:
     """All microbatches, one every six cells; a rank's order is that of the cells."""
     num_ranks = len(passes)
-    assert _fits(passes), "two actions of a rank stand in one cell"
-    block = np.concatenate([passes, _weight_cells(passes)], axis=1)
+    assert fits(passes), "two actions of a rank stand in one cell"
+    block = np.concatenate([passes, weight_cells(passes)], axis=1)
     unit, up = np.arange(num_microbatches), np.array([0, 1, 1, 0, 1, 0])
     rank = np.arange(num_ranks)[:, None]
     stage = np.where(up, 2 * num_ranks - 1 - rank, rank)

@@ -41,6 +41,7 @@ from gnomon.search.space import (
     divisors,
     has_tied,
     narrowed,
+    refuse_divided,
     stack_limits,
 )
 
@@ -503,6 +504,7 @@ def make_mixed_space(
     if "virtual_stages" in fixed:
         virtual = int(str(fixed["virtual_stages"]))
         choices["schedule"] = tuple(s for s in SCHEDULES if _takes(s, virtual))
+    refuse_divided(base)
     choices = narrowed(choices, fixed, [*limits, *(stack_limits(stack, graph, nodes) if stack is not None else ())])
     made = MixedSpace(
         graph=graph,

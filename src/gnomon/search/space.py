@@ -327,6 +327,7 @@ def make_space(
     if "virtual_stages" in (fixed or {}):
         virtual = (fixed or {})["virtual_stages"]
         choices["schedule"] = tuple(s for s in choices["schedule"] if _takes(str(s), virtual)) or choices["schedule"]
+    refuse_divided(base)
     every = [*limits, *(stack_limits(stack, graph, ranks) if stack is not None else ())]
     choices = narrowed(choices, fixed or {}, every)
     found = Space(
@@ -342,6 +343,15 @@ def make_space(
     if not found.size:
         raise PlanError(_no_axes(choices, count))
     return found
+
+
+def refuse_divided(base: Plan) -> None:
+    """PlanError for a base plan whose vocabulary is divided over the pipeline, which is predicted, not searched."""
+    if base.schedule.vocabulary != "ends":
+        raise PlanError(
+            f"schedule vocabulary = {base.schedule.vocabulary!r} is not among what the search tries: leave it out "
+            f"here, set it in the plan that is found, and predict that"
+        )
 
 
 def narrowed(

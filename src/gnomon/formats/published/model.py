@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from math import lcm
 
 from gnomon.errors import InputError
 from gnomon.formats.published.bridge import hybrid_mtp, mtp_modules
 from gnomon.formats.published.megatron_ci import is_test
+from gnomon.formats.published.notes import read_notes
 from gnomon.formats.published.row import Row
-from gnomon.formats.published.settings import ZERO_BUBBLE
+from gnomon.formats.published.settings import METHODS, ZERO_BUBBLE
 from gnomon.formats.published.sizes import MAXTEXT
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
@@ -163,6 +165,8 @@ def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
         size, notes = size // (row.tp or 1) * (row.tp or 1), (*notes, "vocabulary not padded: the source's own model")
     elif re.search(r"megatron|nemo|libai|primus", row.framework.lower()):
         multiple = 128 * (row.tp or 1)  # Megatron-LM: --make-vocab-size-divisible-by 128, times tp
+        if METHODS.get(read_notes(row).method, "ends") != "ends":
+            multiple = lcm(multiple, row.pp or 1)  # of that fork: by all ranks that divide it (arguments.py)
         size = -(-size // multiple) * multiple
     return size, notes
 

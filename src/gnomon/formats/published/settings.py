@@ -8,6 +8,7 @@ with InputError where a guess would change what runs. Leaves out meshes and mach
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from gnomon.formats.megatron_recompute import MLA_UP_PROJ, MLP
 from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.nvidia import narrow_gradients
 from gnomon.formats.published.row import Row
-from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule
+from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule, Vocabulary
 from gnomon.plans.parts import INPUT
 
 Notes = tuple[str, ...]
@@ -60,6 +61,14 @@ SCHEDULES = (
     (r"1f1b", ("one_f_one_b", 1, "loop")),
 )
 """(pattern of schedules, (name, virtual stages at least, placement))."""
+
+METHODS: Mapping[str, Vocabulary] = {
+    **dict.fromkeys(("", "baseline", "redis"), "ends"),
+    "vocab-1": "vocab_1",
+    "vocab-2": "vocab_2",
+    "interlaced": "interlaced",
+}
+"""Methods of the vocabulary-parallel paper -> where the embedding and the head are."""
 
 BF16_SECTION = "Rebalancing layers"
 """From this section of BigScience's page on, its runs have an optimizer that accumulates bf16 gradients in fp32; those
@@ -328,7 +337,7 @@ def _virtual_stages(row: Row, pp: int) -> int:
 
 def schedule(row: Row, facts: NoteFacts, pp: int, micro_batch: int) -> Schedule:
     """The pipeline's order."""
-    if facts.method not in ("", "baseline", "redis"):
+    if facts.method not in METHODS:
         raise InputError(f"method {facts.method!r} of the vocabulary-parallel paper cannot be said in a plan")
     virtual = _virtual_stages(row, pp) if pp > 1 else 1
     name: Any = "interleaved_one_f_one_b" if virtual > 1 else "one_f_one_b"
@@ -339,7 +348,14 @@ def schedule(row: Row, facts: NoteFacts, pp: int, micro_batch: int) -> Schedule:
         virtual = max(virtual, least) if least > 1 else 1
         if name == "one_f_one_b" and _virtual_stages(row, pp) > 1:
             name, virtual = "interleaved_one_f_one_b", _virtual_stages(row, pp)
-    return Schedule(name=name, virtual_stages=virtual, placement=placement, micro_batch_size=micro_batch)
+    vocabulary = METHODS[facts.method] if pp > 1 else "ends"
+    return Schedule(
+        name=name,
+        virtual_stages=virtual,
+        placement=placement,
+        vocabulary=vocabulary,
+        micro_batch_size=micro_batch,
+    )
 
 
 def optimizer(row: Row) -> tuple[Optimizer, Notes]:

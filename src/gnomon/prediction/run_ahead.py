@@ -4,8 +4,9 @@ c10d marks tensors of a collective for NCCL's stream (`record_stream`, PyTorch b
 cannot give their memory out again before the device has run that collective. A host that waits for nothing issues
 launches until the queue is full; by then many layers' tensors are held that a host in step with its device would reuse
 one after the other. Reserved bytes grow by it, allocated bytes do not, and a device that is full takes it back (the
-allocator waits for the device before it fails). In a pipeline a few are held even where the host is in step, and those
-of several microbatches leave gaps between them. Leaves out messages between stages and collectives of parameters.
+allocator waits for the device before it fails). In a pipeline a few are held even where the host is in step, the first
+stage's host is ahead by its warm-up, and those of several microbatches leave gaps between them. Leaves out messages
+between stages and collectives of parameters.
 """
 
 from __future__ import annotations
@@ -50,11 +51,18 @@ def _reduced(layer: LayerPrice) -> list[int]:
 
 
 def _lead(pricing: Pricing, block: int) -> float:
-    """How far the host gets ahead before it waits for the device, in forwards of a microbatch. A stage of a pipeline
-    waits for the message before each forward, but for the first, which issues those of its warm-up at once. Without
-    stages it waits once a step, and a backward launches about twice as much as a forward."""
+    """How far the host gets ahead before it waits for the device, in forwards of a microbatch.
+
+    A stage of a pipeline waits for the message before each forward, but for the first, which issues those of its
+    warm-up at once: while its device runs one of them and waits for the next stage to take what it sends, the others
+    are issued, however slow the host is, unless it sleeps until each message is taken. Without stages it waits once a
+    step, and a backward launches about twice as much as a forward.
+    """
     ahead = max(1 - pricing.host_s("F", block) / max(pricing.device_s("F", block), 1e-12), 0.0)
     pipeline = pricing.plan.num_pipeline_ranks
     if pipeline == 1:
         return ahead * (3 * pricing.count - 2)
-    return ahead * (min(pipeline, pricing.count) if pricing.blocks[block][0] == 0 else 1)
+    if pricing.blocks[block][0] > 0:
+        return ahead
+    issued = min(pipeline - 1, pricing.count) - 1 if pricing.stack.p2p_poll_s is None else 0
+    return max(ahead * min(pipeline, pricing.count), issued)

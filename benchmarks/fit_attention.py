@@ -38,6 +38,8 @@ MEMORY = 0.8
 """Share of bandwidth at which dense attention moves its operands: assumed, because tables of serving kernels add the
 paging of keys to it and charts are too coarse to tell."""
 
+WAVES = {"wave_overlap": Range(0.0, 1.0, 0.3)}
+"""Where attention without a mask was measured in a table."""
 ATTENTION_RANGES = {
     "t0_s": Range(2e-6, 30e-6, 8e-6, log=True),
     "efficiency": Range(0.1, 1.0, 0.6),
@@ -46,8 +48,16 @@ ATTENTION_RANGES = {
     "tail_power": Range(1.0, 20.0, 2.0, log=True),
 }
 
-PAGED = {"query_passes": Range(0.0, 6.0, 0.5), "key_passes": Range(0.0, 10.0, 0.5)}
-"""What serving kernels add, in passes over q and out, and over k and v: fitted along, and left out of the row."""
+PAGED = {
+    "query_passes": Range(0.0, 6.0, 0.5),
+    "key_passes": Range(0.0, 10.0, 0.5),
+    "token_s": Range(0.01e-9, 10e-9, 1e-9, log=True),
+}
+"""What serving kernels add: passes over q and out, passes over k and v, and seconds for each token, whatever its heads
+(the cache is written by a block of threads for each: vLLM's reshape_and_cache_flash). Fitted along, and left out of the
+row."""
+UNMASKED = {"lone_block": 0.7, "tail_power": 1.5}
+"""Taken for what only charts tell, or tables without a mask."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,8 @@ class Part:
         a = self.shape
         queries = values["query_passes"] * a.q_len * a.heads
         keys = values["key_passes"] * a.kv_len * a.kv_heads
-        return np.asarray(seconds + 4 * a.batch * a.width * (queries + keys) / machine.memory_bytes_per_s)
+        passes = 4 * a.batch * a.width * (queries + keys) / machine.memory_bytes_per_s
+        return np.asarray(seconds + passes + a.batch * a.q_len * values["token_s"])
 
 
 @dataclass(frozen=True)
@@ -90,14 +101,17 @@ class AttentionTable:
     """Implementation in the table of published charts."""
     charted: str = ""
     """Device as the charts name it."""
+    block: int = 128
+    """Queries of a block: FlashAttention's hopper/tile_size.h; two tiles of 128 side by side in FlashAttention-4
+    (flash_attn/cute/flash_fwd_sm100.py)."""
 
 
 _H100, _A100 = "H100-80GB-SXM5", "A100-80GB-SXM4"
 _FA3, _VIT3, _VIT4 = "vllm_flash_attn_fa3", "vllm_vit_flash_attn_fa3", "vllm_vit_flash_attn_fa4"
 
 ATTENTIONS = (
-    AttentionTable("h100_sxm", "flash3", 64, ("64",), _FA3, _VIT3, "FA3", _H100),
-    AttentionTable("h100_sxm", "flash3", 96, ("72", "80"), "", _VIT3),
+    AttentionTable("h100_sxm", "flash3", 64, ("64",), _FA3, _VIT3, "FA3", _H100, 192),
+    AttentionTable("h100_sxm", "flash3", 96, ("72", "80"), "", _VIT3, block=192),
     AttentionTable("h100_sxm", "flash3", 128, ("128",), _FA3, "", "FA3", _H100),
     AttentionTable("h100_sxm", "flash3", 192, ("192",), _FA3),
     AttentionTable("h100_sxm", "flash3", 256, ("256",), _FA3, "", "FA3", _H100),
@@ -105,9 +119,9 @@ ATTENTIONS = (
     *(AttentionTable("h100_sxm", "cudnn", d, (str(d),), chart="cuDNN", charted=_H100) for d in (64, 128, 256)),
     AttentionTable("a100_sxm", "flash2", 128, ("128",), "vllm_flash_attn", "", "FA2", _A100),
     AttentionTable("l40s", "flash2", 128, ("128",), "vllm_flash_attn"),
-    AttentionTable("b200_sxm", "flash3", 64, ("64",), "", _VIT4),
-    AttentionTable("b200_sxm", "flash3", 96, ("72", "80"), "", _VIT4),
-    AttentionTable("b200_sxm", "flash3", 128, ("128",), chart="FA4", charted="B200"),
+    AttentionTable("b200_sxm", "flash3", 64, ("64",), "", _VIT4, block=256),
+    AttentionTable("b200_sxm", "flash3", 96, ("72", "80"), "", _VIT4, block=256),
+    AttentionTable("b200_sxm", "flash3", 128, ("128",), chart="FA4", charted="B200", block=256),
     *(AttentionTable("b200_sxm", "cudnn", d, (str(d),), "torch_flow") for d in (64, 256)),
 )
 
@@ -188,6 +202,7 @@ def attention_row(
         head_dim=of.head_dim,
         memory_efficiency=MEMORY,
         provenance=said,
+        block=of.block if direction == "forward" else 128,
         **kept,
     )
 
@@ -229,10 +244,16 @@ def fit_attention(data: Path, of: AttentionTable) -> tuple[Result, dict[str, flo
     """The row of a forward, from tables and charts together."""
     machine = catalogue.device(DEVICES[of.device])
     tables, charts = table_parts(data, of), chart_parts(data, of, "fwd")
-    ranges, fixed = ATTENTION_RANGES, {}
+    ranges: dict[str, Range] = ATTENTION_RANGES
+    fixed: dict[str, float] = {}
     if not tables:  # a dozen points bear two constants
-        fixed = {"t0_s": 8e-6, "lone_block": 0.7, "tail_power": 1.5}
+        fixed = {"t0_s": 8e-6, **UNMASKED}
         ranges = _two(charts, fixed)
+    if of.encoder:
+        ranges = ranges | WAVES
+        if not of.prefill:
+            fixed = dict(UNMASKED)
+            ranges = {name: where for name, where in ranges.items() if name not in UNMASKED}
     values, error = fit_parts(of, "forward", tables + charts, ranges, fixed)
     held, short = error(1024, False), error(1024, True)
     count = sum(len(part.seconds) for part in tables)
@@ -375,7 +396,7 @@ def _borrowed_backward(result: Result, found: list[Result]) -> Result:
     ratio = back.efficiency / near[1].efficiency
     said = assumed(f"{ratio:.2f} of the forward's efficiency, as {near[0][1]} {near[0][3]} on {near[0][0]}")
     made = replace(
-        row, direction="backward", t0_s=float(f"{2 * row.t0_s:.3g}"), prologue_s=back.prologue_s,
-        efficiency=float(f"{row.efficiency * ratio:.3g}"), provenance=said,
+        row, direction="backward", block=128, wave_overlap=None, t0_s=float(f"{2 * row.t0_s:.3g}"),
+        prologue_s=back.prologue_s, efficiency=float(f"{row.efficiency * ratio:.3g}"), provenance=said,
     )  # fmt: skip
     return Result(result.arch, made, f"{kernel} backward {size} {arch} (assumed)", "-", NONE)

@@ -17,7 +17,7 @@ import numpy as np
 
 from gnomon.prices.curves import Array, AttentionCurve, GemmCurve, Provenance, StreamCurve
 
-DATE = "2026-11-21"
+DATE = "2026-11-22"
 DEVICES = {
     "a100_sxm": "a100-sxm-80gb",
     "h100_sxm": "h100-sxm-80gb",

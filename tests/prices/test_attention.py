@@ -69,6 +69,22 @@ def test_a_causal_mask_halves_long_attention_and_fewer_keys_save_only_bytes() ->
     assert 0.98 * whole < seconds(4, 16384, 16, causal=False, kv_heads=2) < whole
 
 
+def test_without_a_mask_blocks_run_in_waves() -> None:
+    """FlashAttention-3 for heads of 64 has blocks of 192 queries: 22 sequences of 6 blocks fill the 132 SMs once, and
+    one more costs most of a second wave; under a mask work spreads."""
+    waves = [seconds(batch, 1152, 1, 64, causal=False) for batch in (16, 22, 23, 44)]
+    assert waves[1] < 1.15 * waves[0]
+    assert waves[2] > 1.4 * waves[1] and waves[3] < 1.2 * waves[2]
+    masked = [seconds(batch, 1152, 1, 64, causal=True) for batch in (22, 23)]
+    assert masked[1] < 1.1 * masked[0]
+
+
+def test_a_block_that_is_not_full_costs_a_whole_one() -> None:
+    """1024 queries are 6 blocks of 192, as 1152 are: time grows with the keys alone."""
+    some, full = (seconds(64, length, 16, 64, causal=False) for length in (1024, 1152))
+    assert some / 1024 == pytest.approx(full / 1152, rel=0.03)
+
+
 def test_pairs_replace_what_the_mask_leaves() -> None:
     """A window of 1024 keys in 16384: under an eighth of the causal pairs."""
     causal = seconds(4, 16384, 16)

@@ -2,9 +2,10 @@
 
     seconds = t0 + (compute² + memory²)^(1/2)
     compute = time of a block · (blocks an SM, and the longest block alone, added with power p)
+            = time of a block · (waves of blocks), where no mask makes blocks unlike and a row says how full a wave is
 
-Blocks of queries are shared out over the SMs; each walks the keys it sees. Leaves out: unfused attention, which is
-priced by the ops it is lowered to; paged caches; dropout inside the kernel.
+Blocks of queries are shared out over the SMs; each walks the keys it sees; one that is not full costs a whole one.
+Leaves out: unfused attention, which is priced by the ops it is lowered to; paged caches; dropout inside the kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gnomon.hardware.types import Device
 from gnomon.prices.curves import Array, AttentionCurve, AttentionKernel, Curves, Size, Time, as_time
 
 BLOCK = 128
-"""Queries of a block (backward: keys)."""
+"""Queries and keys of a tile of a window."""
 
 LANE = 32
 """Head sizes are worked on in multiples of this (FlashAttention; measured: 72 takes no less time than 80)."""
@@ -139,12 +140,16 @@ class Heads:
 def attention_model(shape: Heads, peak: float, device: Device, row: AttentionCurve) -> Array:
     """`attention_seconds` for one row of constants; what a fit evaluates. peak: dense FLOP/s."""
     backward = row.direction == "backward"
-    blocks = shape.batch * shape.heads * np.maximum((shape.kv_len if backward else shape.q_len) / BLOCK, 1)
-    block_s = shape.flops(backward) / blocks / (peak / device.num_sms * row.efficiency) + row.prologue_s
+    parts = np.maximum((shape.kv_len if backward else shape.q_len) / row.block, 1)
+    sequences = shape.batch * shape.heads
+    block_s = shape.flops(backward) / (sequences * parts) / (peak / device.num_sms * row.efficiency) + row.prologue_s
     # few blocks: the one that sees all keys decides, twice the mean of a causal mask; it has its SM to itself
-    ratio = np.minimum(2.0, shape.q_len * shape.kv_len / shape.pairs) if shape.causal else np.ones_like(blocks)
-    shared, alone = blocks / device.num_sms, row.lone_block * ratio
+    ratio = np.minimum(2.0, shape.q_len * shape.kv_len / shape.pairs) if shape.causal else np.ones_like(block_s)
+    shared, alone = sequences * np.ceil(parts) / device.num_sms, row.lone_block * ratio
     large, small = np.maximum(shared, alone), np.minimum(shared, alone)
-    compute = block_s * large * (1 + (small / large) ** row.tail_power) ** (1 / row.tail_power)
+    rounds = large * (1 + (small / large) ** row.tail_power) ** (1 / row.tail_power)
+    if row.wave_overlap is not None and not shape.causal:
+        rounds = (1 - row.wave_overlap) * np.ceil(shared) + row.wave_overlap * np.maximum(shared, 1)
+    compute = block_s * rounds
     memory = shape.moved_bytes(backward) / (device.memory_bytes_per_s * row.memory_efficiency)
     return np.asarray(row.t0_s + np.hypot(compute, memory))

@@ -133,9 +133,15 @@ class AttentionCurve:
     """Of this row."""
     device: str = ""
     """As in GemmCurve."""
+    block: int = 128
+    """Queries of a block (backward: keys)."""
+    wave_overlap: float | None = None
+    """As in GemmCurve, without a mask; None: blocks are added up as under one."""
 
     def __post_init__(self) -> None:
         what = f"attention curve {self.kernel} {self.direction} {self.head_dim}"
+        _between(what, 1, 1024, block=self.block)
+        _between(what, 0, 1, wave_overlap=self.wave_overlap or 0.0)
         _between(what, 0, 1e-3, t0_s=self.t0_s, prologue_s=self.prologue_s)
         _between(what, 0.01, 2, lone_block=self.lone_block)
         _between(what, 1, 100, tail_power=self.tail_power)

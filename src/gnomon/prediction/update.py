@@ -16,7 +16,7 @@ from gnomon.plans import Stack
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
-from gnomon.prices.collectives import collective_seconds
+from gnomon.prices.collectives import collective_seconds, copy_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.host import check_s
 from gnomon.prices.links import axis_link
@@ -80,8 +80,7 @@ def on_host_s(kind: str, stage: StagePrice, layers: Sequence[tuple[LayerPrice, i
 
 def host_copy_s(stage: StagePrice, cluster: Cluster, size: float) -> float:
     """Seconds of a copy between a stage's device and its host, all devices of the node copying at once."""
-    host = (node := _node(stage, cluster)).host
-    return host.latency_s + size / (host.bytes_per_s / node.devices_per_host_link)
+    return float(copy_seconds(size, _node(stage, cluster)))
 
 
 def _node(stage: StagePrice, cluster: Cluster) -> Node:

@@ -175,21 +175,6 @@ def parse_bytes(text: str) -> int:
     return int(parse(text, Unit.BYTES))
 
 
-def parse_bytes_per_s(text: str) -> float:
-    """`"900 GB/s"` -> 9e11 bytes/s; `"400 Gb/s"` are bits: 5e10 bytes/s. UnitError as in `parse`."""
-    return float(parse(text, Unit.BYTES_PER_S))
-
-
-def parse_flops_per_s(text: str) -> float:
-    """`"989 TFLOP/s"` -> 9.89e14 FLOP/s; integer operations may be written `TOP/s`. UnitError as in `parse`."""
-    return float(parse(text, Unit.FLOPS_PER_S))
-
-
-def parse_watts(text: str) -> float:
-    """`"700 W"` -> 700.0 W. UnitError as in `parse`."""
-    return float(parse(text, Unit.WATTS))
-
-
 def parse_dollars_per_hour(text: str) -> float:
     """`"$2.49/h"` or `"2.49 $/h"` -> 2.49. UnitError as in `parse`."""
     return float(parse(text, Unit.DOLLARS_PER_HOUR))
@@ -210,33 +195,6 @@ def parse_count(text: str, path: str = "") -> int:
     return _whole(value, text, path)
 
 
-def format_seconds(value: float) -> str:
-    """Exact text, `parse_seconds(format_seconds(x)) == x`."""
-    return format_quantity(value, Unit.SECONDS)
-
-
-def format_bytes(value: int) -> str:
-    """Exact text, `parse_bytes(format_bytes(x)) == x`, in the unit that makes the number whole and shortest."""
-    return format_quantity(value, Unit.BYTES)
-
-
-def format_bytes_per_s(value: float) -> str:
-    """Exact text, `parse_bytes_per_s(format_bytes_per_s(x)) == x`; always bytes, never bits."""
-    return format_quantity(value, Unit.BYTES_PER_S)
-
-
-def format_flops_per_s(value: float) -> str:
-    """Exact text, `parse_flops_per_s(format_flops_per_s(x)) == x`."""
-    return format_quantity(value, Unit.FLOPS_PER_S)
-
-
-def format_count(value: int) -> str:
-    """Exact text, `parse_count(format_count(x)) == x`: plain digits."""
-    if value < 0 or value > MAX_INTEGER:
-        raise UnitError(f"Expected a count from 0 to {MAX_INTEGER}, got {value!r}")
-    return str(value)
-
-
 def show_seconds(value: float, digits: int = 3) -> str:
     """A duration for people, rounded: `"1.24 ms"`; in seconds up to ten minutes, as steps are compared."""
     check(value, Unit.SECONDS)
@@ -250,13 +208,6 @@ def show_bytes(value: float, digits: int = 3) -> str:
         raise UnitError(f"Expected a finite number of bytes of at least 0, got {value!r}")
     steps = tuple((2.0**power, f"{prefix}B") for prefix, power in reversed(_BINARY.items()))
     return _show(value, (*steps, (1.0, "B")), digits)
-
-
-def show_rate(value: float, unit: Unit, digits: int = 3) -> str:
-    """Bytes/s, FLOP/s, hertz, watts or dollars/hour for people, rounded: `"989 TFLOP/s"`."""
-    check(value, unit)
-    steps = tuple((10.0**power, symbol) for power, symbol in reversed(_PRINTED[unit]))
-    return _show(value, steps, digits)
 
 
 @overload

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from itertools import product
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +32,6 @@ def test_groups_of_16_ranks_by_hand() -> None:
     assert view.groups("tp").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
     assert view.groups("dp_shard").tolist() == [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]]
     assert view.groups("pp").tolist() == [[r, r + 8] for r in range(8)]
-    assert [view.stride_size(axis) for axis in ("pp", "dp_shard", "tp")] == [(8, 2), (4, 2), (1, 4)]
 
 
 def test_experts_refold_the_same_ranks_by_hand() -> None:
@@ -69,8 +67,6 @@ def test_groups_equal_enumeration(mesh: Mesh) -> None:
             for coordinates, rank in ranks.items():
                 groups.setdefault(coordinates[:index] + coordinates[index + 1 :], []).append(rank)
             assert view.groups(axis).tolist() == list(groups.values())
-            stride, size = view.stride_size(axis)
-            assert all(np.diff(group).tolist() == [stride] * (size - 1) for group in groups.values())
         assert all(ranks[view.coordinates(rank)] == rank for rank in range(view.num_ranks))
 
 
@@ -98,4 +94,3 @@ def test_refusals_name_the_limit_and_a_legal_value() -> None:
 def test_large_mesh_is_cheap_to_ask() -> None:
     view = Mesh(pp=16, dp_shard=128, tp=8).dense
     assert view.groups("dp_shard").shape == (128, 128)
-    assert view.stride_size("dp_shard") == (8, 128)

@@ -20,10 +20,6 @@ from gnomon.plans import (
     Unit,
     Workload,
     check_cover,
-    chunked_units,
-    ordinary_units,
-    prefix_units,
-    shared_units,
 )
 from gnomon.schema import dump, load
 
@@ -33,18 +29,8 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 def test_a_decode_batch() -> None:
     # Two requests with 4 and 2 tokens behind them, one new token each.
     unit = Unit(pieces=((0, 4, 5), (1, 2, 3)))
-    assert (unit.tokens, unit.prefix_tokens) == (2, 6)
+    assert unit.tokens == 2
     assert unit.attention_pairs() == 5 + 3
-
-
-def test_chunks_of_a_long_sequence() -> None:
-    # Lengths 4, 2, 1, 1 in chunks of 2 (ChunkFlow's example): a1 a2 | b | c d packed.
-    units = chunked_units((4, 2, 1, 1), chunk_tokens=2)
-    assert [unit.pieces for unit in units] == [((0, 0, 2),), ((0, 2, 4),), ((1, 0, 2),), ((2, 0, 1), (3, 0, 1))]
-    assert [unit.weight for unit in units] == [0.25] * 4
-    assert [unit.prefix_tokens for unit in units] == [0, 2, 0, 0]
-    assert prefix_units(1, units) == (0,)
-    assert prefix_units(0, units) == ()
 
 
 def test_pairs_of_chunks_add_up_to_the_whole_sequence() -> None:
@@ -53,18 +39,6 @@ def test_pairs_of_chunks_add_up_to_the_whole_sequence() -> None:
     assert whole.attention_pairs() == 55
     assert sum(part.attention_pairs() for part in parts) == 55
     assert Unit(pieces=((0, 3, 7),)).attention_pairs(causal=False) == 4 * 7
-
-
-def test_ordinary_units_deal_the_batch_in_runs() -> None:
-    units = ordinary_units((8,) * 8, data_ranks=2, micro_batch_size=2)
-    assert [unit.worker for unit in units] == [0, 0, 1, 1]
-    assert units[2].pieces == ((4, 0, 8), (5, 0, 8))
-    assert [unit.weight for unit in units] == [0.25] * 4
-
-
-def test_a_longer_sequence_weighs_more() -> None:
-    units = ordinary_units((30, 10), data_ranks=2, micro_batch_size=1)
-    assert [unit.weight for unit in units] == [0.75, 0.25]
 
 
 def test_some_sequences_divided_and_some_local() -> None:
@@ -76,36 +50,10 @@ def test_some_sequences_divided_and_some_local() -> None:
     assert unit.rank_tokens(8) == tuple(divided + n for n in (500, 800, 1000, 1200, 2000, 0, 0, 0))
     assert max(unit.rank_tokens(8)) <= 8000
     assert sum(unit.rank_tokens(8)) == unit.tokens
-    assert sum(unit.rank_pairs(8)) == unit.attention_pairs()
-    # Rank 0 has sequence 0 whole, rank 7 none: they differ by its pairs.
-    assert unit.rank_pairs(8)[0] - unit.rank_pairs(8)[7] == 500 * 501 // 2
     with pytest.raises(PlanError, match="beyond cp = 4"):
         unit.rank_tokens(4)
     with pytest.raises(PlanError, match="must name sequences of the unit"):
         Unit(pieces=pieces, local=((9, 0),))
-
-
-def test_uneven_shares() -> None:
-    units = shared_units((1,) * 8, shares=(3, 0, 1), num_microbatches=2)
-    assert [(unit.worker, unit.tokens) for unit in units] == [(0, 3), (2, 1), (0, 3), (2, 1)]
-    assert units[2].pieces == ((4, 0, 1), (5, 0, 1), (6, 0, 1))
-
-
-@given(LENGTHS, st.integers(1, 16))
-def test_chunks_cover_every_token_once_and_fit(lengths: list[int], chunk_tokens: int) -> None:
-    units = chunked_units(lengths, chunk_tokens=chunk_tokens)
-    check_cover(units, lengths)
-    assert all(unit.tokens <= chunk_tokens for unit in units)
-    assert sum(unit.weight for unit in units) == pytest.approx(1.0, abs=1e-12)
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 99))
-def test_ordinary_units_cover_and_normalise(data_ranks: int, size: int, count: int, length: int) -> None:
-    lengths = (length,) * (data_ranks * size * count)
-    units = ordinary_units(lengths, data_ranks=data_ranks, micro_batch_size=size)
-    check_cover(units, lengths)
-    assert len(units) == data_ranks * count
-    assert sum(unit.weight for unit in units) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_cover_tells_what_is_wrong() -> None:
@@ -178,8 +126,6 @@ def test_workloads_as_text() -> None:
         (lambda: Unit(pieces=((0, 3, 3),)), "start < stop"),
         (lambda: Unit(pieces=((0, 0, 3), (0, 2, 4))), "token 2 of sequence 0 twice"),
         (lambda: Unit(pieces=((0, 0, 1),), weight=1.5), "share of the global batch"),
-        (lambda: ordinary_units((1,) * 7, data_ranks=2, micro_batch_size=2), "nearest legal batch is 4"),
-        (lambda: shared_units((1,) * 7, shares=(3, 1), num_microbatches=2), "need 8 sequences, but the batch has 7"),
         (lambda: RouterLoad(kind="histogram"), "needs counts"),
         (lambda: RouterLoad(s=2.0), "does not use s"),
         (lambda: RouterLoad(capacity=0.5), "at least 1"),

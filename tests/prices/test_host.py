@@ -6,7 +6,7 @@ import pytest
 
 from gnomon.hardware import catalogue
 from gnomon.plans import Fact, Stack
-from gnomon.prices import host_cost, host_launch_s, sustained
+from gnomon.prices import host_cost, sustained
 from gnomon.prices.fitted import Fitted
 
 H100 = catalogue.device("h100-sxm-80gb")
@@ -22,21 +22,23 @@ def test_eager_costs_most_and_replay_next_to_nothing() -> None:
     eager, compiled, graph = (host_cost(stack(way), H100, Fitted()).per_kernel_s for way in ways)
     assert 5e-6 <= eager <= 10e-6
     assert eager > compiled > 10 * graph > 0
-    slow = [host_launch_s(stack(way), H100) for way in ways]  # as whole runs show it: slower, in the same proportion
+    slow = [
+        host_cost(stack(way), H100).per_kernel_s for way in ways
+    ]  # as whole runs show it: slower, in the same proportion
     assert slow[0] > eager
     assert [cost / slow[0] for cost in slow] == pytest.approx([1.0, compiled / eager, graph / eager])
 
 
 def test_a_stack_that_does_not_say_is_eager_and_the_cost_says_so() -> None:
     cost = host_cost(Stack(name="bare", version="0"), H100)
-    assert cost.per_kernel_s == host_launch_s(stack("eager"), H100)
+    assert cost.per_kernel_s == host_cost(stack("eager"), H100).per_kernel_s
     assert "'bare' does not say how it launches" in cost.assumption
     assert host_cost(stack("eager"), H100).assumption == ""
 
 
 def test_devices_without_launches() -> None:
     for name in ("tpu-v5p", "cpu-process"):
-        assert host_launch_s(stack("eager"), catalogue.device(name)) == 0.0
+        assert host_cost(stack("eager"), catalogue.device(name)).per_kernel_s == 0.0
 
 
 def test_kernels_run_slower_for_minutes_than_in_a_burst() -> None:

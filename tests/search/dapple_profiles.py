@@ -9,7 +9,7 @@ time: nothing was measured below it, and small batches are no faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -18,7 +18,7 @@ import numpy as np
 from gnomon.hardware import Cluster, Link, parse_cluster
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import axis_link
-from gnomon.search.replication import Piece, Pieces, Step, Used, exposed_s, may_fit, pipelines, place, step_s
+from gnomon.search.replication import Piece, Pieces, Step, Used, may_fit, pipelines, place, step_s
 
 MS, MB = 1e-3, 1e6
 
@@ -167,6 +167,16 @@ class Measured:
         share = max(1.0, self.size / len(piece.devices) / self.profile.batch)
         held = self.profile.states * (self.bytes[piece.last] - self.bytes[piece.first])
         return held + in_flight * share * self.kept * work <= self.machines.devices[0].memory_bytes
+
+
+def exposed_s(backward: Sequence[float], reduce: Sequence[float]) -> float:
+    """Seconds that reductions still take after the last backward: each layer's begins when its backward is done and the
+    reduction of the layer after it is over. Both are of layers in the order of forward."""
+    done = free = 0.0
+    for b, r in zip(reversed(backward), reversed(reduce), strict=True):
+        done += b
+        free = max(free, done) + r
+    return max(0.0, free - done)
 
 
 def counts(profile: Profile) -> Iterator[int]:

@@ -38,7 +38,6 @@ from gnomon.plans.parts import Vocabulary as Vocabulary
 from gnomon.plans.plan import Plan as Plan
 from gnomon.plans.plan import pipeline_rank as pipeline_rank
 from gnomon.plans.saving import LayerSaving as LayerSaving
-from gnomon.plans.saving import as_policy as as_policy
 from gnomon.plans.saving import layer_presets as layer_presets
 from gnomon.plans.saving import savings as savings
 from gnomon.plans.select import format_ranks as format_ranks
@@ -62,8 +61,4 @@ from gnomon.plans.workload import RouterLoad as RouterLoad
 from gnomon.plans.workload import Unit as Unit
 from gnomon.plans.workload import Workload as Workload
 from gnomon.plans.workload import check_cover as check_cover
-from gnomon.plans.workload import chunked_units as chunked_units
 from gnomon.plans.workload import normalised as normalised
-from gnomon.plans.workload import ordinary_units as ordinary_units
-from gnomon.plans.workload import prefix_units as prefix_units
-from gnomon.plans.workload import shared_units as shared_units

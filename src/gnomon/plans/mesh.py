@@ -56,11 +56,6 @@ class View:
         """Ranks in a group of `axis`, which may be a union such as `dp`. PlanError if this view has no such axis."""
         return prod(self.sizes[i] for i in self._indices(axis))
 
-    def stride_size(self, axis: str) -> tuple[int, int]:
-        """(distance between neighbours, ranks in a group) of a single axis."""
-        (index,) = self._indices(axis)
-        return prod(self.sizes[index + 1 :]), self.sizes[index]
-
     def groups(self, *axes: str) -> NDArray[np.int64]:
         """Ranks of every group that communicates over `axes` together: shape (groups, size).
 

@@ -7,7 +7,7 @@ Leaves out bytes and the ops to run again, which follow from the graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -131,8 +131,3 @@ def _preset(preset: Preset, original: Block, block: Block) -> dict[str, Action]:
         return {}
     cores = [f"{op.path}:*" for op in original.ops if op.kind == "attention"]
     return {name: "recompute" for name in _inner(block) if any(fnmatchcase(name, core) for core in cores)}
-
-
-def as_policy(saving: LayerSaving) -> Mapping[str, Action]:
-    """The policy that `gnomon.graph.saved` takes."""
-    return dict(saving.policy)

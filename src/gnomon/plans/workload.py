@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -67,24 +66,9 @@ class Unit:
         """Tokens computed in this unit."""
         return sum(stop - start for _, start, stop in self.pieces)
 
-    @property
-    def prefix_tokens(self) -> int:
-        """Earlier tokens whose keys and values this unit reads but does not compute."""
-        starts: dict[int, int] = {}
-        own: dict[int, int] = {}
-        for sequence, start, stop in sorted(self.pieces):
-            starts[sequence] = stop
-            own[sequence] = own.get(sequence, 0) + stop - start
-        return sum(end - own[sequence] for sequence, end in starts.items())
-
     def rank_tokens(self, cp: int) -> tuple[Fraction, ...]:
         """Tokens on each of `cp` context-parallel ranks: local sequences whole, the others in equal parts."""
         return self._on_ranks(cp, {sequence: count for sequence, count, _ in self._by_sequence(causal=True)})
-
-    def rank_pairs(self, cp: int, *, causal: bool = True) -> tuple[Fraction, ...]:
-        """(query, key) pairs on each of `cp` context-parallel ranks; divided sequences are divided evenly, as zig-zag
-        does."""
-        return self._on_ranks(cp, {sequence: pairs for sequence, _, pairs in self._by_sequence(causal=causal)})
 
     def _on_ranks(self, cp: int, amounts: dict[int, int]) -> tuple[Fraction, ...]:
         where = dict(self.local)
@@ -109,17 +93,6 @@ class Unit:
             queries = stop - start
             total += queries * start + (queries * (queries + 1) // 2 if causal else queries * queries)
         return total
-
-
-def prefix_units(index: int, units: Sequence[Unit]) -> tuple[int, ...]:
-    """Indices of the units that hold earlier tokens of a sequence in `units[index]`: those whose keys and values it
-    reads."""
-    last_start = {sequence: start for sequence, start, _ in sorted(units[index].pieces)}
-    return tuple(
-        i
-        for i, unit in enumerate(units)
-        if i != index and any(start < last_start.get(sequence, 0) for sequence, start, _ in unit.pieces)
-    )
 
 
 def normalised(units: Sequence[Unit]) -> tuple[Unit, ...]:
@@ -331,69 +304,3 @@ class Workload:
         if self.distribution is not None:
             return self.distribution.draw(self.batch_size, seed)
         return self.lengths or (self.seq_len,) * self.batch_size
-
-
-def ordinary_units(lengths: Sequence[int], *, data_ranks: int, micro_batch_size: int) -> tuple[Unit, ...]:
-    """Units of whole sequences, `micro_batch_size` each, worker by worker: the batch is dealt in consecutive runs.
-
-    PlanError unless the number of sequences is micro_batch_size × microbatches × data_ranks. Weights are normalised.
-    """
-    per_worker, rest = divmod(len(lengths), data_ranks * micro_batch_size)
-    if rest or not per_worker:
-        legal = max(1, per_worker) * data_ranks * micro_batch_size
-        raise PlanError(
-            f"a global batch of {len(lengths)} sequences is not a multiple of micro_batch_size x data ranks = "
-            f"{micro_batch_size} x {data_ranks}; the nearest legal batch is {legal}"
-        )
-    units = []
-    for first in range(0, len(lengths), micro_batch_size):
-        pieces = tuple((i, 0, lengths[i]) for i in range(first, first + micro_batch_size))
-        units.append(Unit(pieces=pieces, worker=first // micro_batch_size // per_worker))
-    return normalised(units)
-
-
-def shared_units(lengths: Sequence[int], *, shares: Sequence[int], num_microbatches: int) -> tuple[Unit, ...]:
-    """Units of whole sequences for workers that take unequal shares: worker w takes `shares[w]` sequences of each
-    microbatch.
-
-    PlanError unless the number of sequences is num_microbatches × sum(shares). A share of 0 gives that worker no unit.
-    """
-    whole = sum(shares)
-    if len(lengths) != num_microbatches * whole:
-        raise PlanError(
-            f"{num_microbatches} microbatches of {whole} sequences (shares {tuple(shares)}) need "
-            f"{num_microbatches * whole} sequences, but the batch has {len(lengths)}"
-        )
-    offsets = (0, *accumulate(shares))
-    units = []
-    for microbatch in range(num_microbatches):
-        for worker, (first, last) in enumerate(zip(offsets, offsets[1:], strict=False)):
-            base = microbatch * whole
-            if pieces := tuple((base + i, 0, lengths[base + i]) for i in range(first, last)):
-                units.append(Unit(pieces=pieces, worker=worker))
-    return normalised(units)
-
-
-def chunked_units(lengths: Sequence[int], *, chunk_tokens: int, worker: int = 0) -> tuple[Unit, ...]:
-    """ChunkFlow's units (ICML 2025, algorithm 1): a longer sequence is cut into chunks of `chunk_tokens`, shorter
-    ones are packed first-fit by decreasing length. Weights are normalised. Chunks of a sequence come in order; packs
-    come after."""
-    if chunk_tokens < 1:
-        raise PlanError(f"chunk_tokens = {chunk_tokens} must be at least 1")
-    units: list[Unit] = []
-    bins: list[list[Piece]] = []
-    room: list[int] = []
-    for sequence in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        length = lengths[sequence]
-        if length > chunk_tokens:
-            for start in range(0, length, chunk_tokens):
-                stop = min(start + chunk_tokens, length)
-                units.append(Unit(pieces=((sequence, start, stop),), worker=worker))
-            continue
-        target = next((i for i, free in enumerate(room) if free >= length), len(bins))
-        if target == len(bins):
-            bins.append([])
-            room.append(chunk_tokens)
-        bins[target].append((sequence, 0, length))
-        room[target] -= length
-    return normalised([*units, *(Unit(pieces=tuple(pack), worker=worker) for pack in bins)])

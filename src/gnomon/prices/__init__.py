@@ -17,7 +17,6 @@ from gnomon.prices.gemm import gemm_seconds as gemm_seconds
 from gnomon.prices.host import HostCost as HostCost
 from gnomon.prices.host import Sustained as Sustained
 from gnomon.prices.host import host_cost as host_cost
-from gnomon.prices.host import host_launch_s as host_launch_s
 from gnomon.prices.host import sustained as sustained
 from gnomon.prices.kernels import FREE as FREE
 from gnomon.prices.kernels import OpPrice as OpPrice

@@ -83,11 +83,6 @@ def _unsaid(stack: Stack) -> str:
     return f"stack {stack.name!r} does not say how it launches kernels: eager"
 
 
-def host_launch_s(stack: Stack, device: Device) -> float:
-    """Seconds of host time a kernel: `host_cost(...).per_kernel_s`."""
-    return host_cost(stack, device).per_kernel_s
-
-
 LAUNCH_S = 4e-6
 """Host seconds of a launch alone, many alike in a row: 2 to 4 us, and the view that it copies to."""
 

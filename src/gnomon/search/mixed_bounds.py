@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.graph import BF16, Graph, Setting, graph_work
+from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind
 from gnomon.plans import Mesh, Plan, Saved, Stack, Workload
@@ -99,10 +99,6 @@ class LayerTables:
         self._tables: dict[object, LayerTable] = {}
         self.predicted: dict[MixedPoint, Prediction | str] = {}
         """What searches of this work have predicted: of a point that cannot run, why."""
-        sizes = {"batch": workload.batch_size, **self.sizes}
-        work = graph_work(graph, self.kernels, Setting(sizes=sizes, dtypes=BF16, causal_flops="half"))
-        self.least_flops = float(work.total.matmul_flops)
-        """Of all products of a step, none computed twice."""
         place = {layer.label: i for i, layer in enumerate(layers)}
         chained = {place[reader] for reader, maker, _ in dependencies(graph) if place[reader] - place[maker] == 1}
         self.chain = len(chained) == len(layers) - 1

@@ -151,16 +151,6 @@ def _round_trips(steps: Sequence[Step], microbatches: int, twice: bool) -> float
     return least
 
 
-def exposed_s(backward: Sequence[float], reduce: Sequence[float]) -> float:
-    """Seconds that reductions still take after the last backward: each layer's begins when its backward is done and the
-    reduction of the layer after it is over. Both are of layers in the order of forward."""
-    done = free = 0.0
-    for b, r in zip(reversed(backward), reversed(reduce), strict=True):
-        done += b
-        free = max(free, done) + r
-    return max(0.0, free - done)
-
-
 def fresh_first(free: Used, size: Used, count: int) -> Used:
     """Devices on nodes of which none is taken, then on the others."""
     return _in_order(free, sorted(range(len(free)), key=lambda node: (free[node] != size[node], node)), count)

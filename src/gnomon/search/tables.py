@@ -133,7 +133,6 @@ class KindTable:
     """At least what a layer keeps for its backward."""
     inside_bytes: Doubles
     """What its backward needs beside that."""
-    inside_forward_bytes: Doubles
     output_bytes: Doubles
     input_bytes: Doubles
     prices: tuple[LayerPrice, ...]
@@ -249,7 +248,6 @@ def _table(
         ),
         kept_bytes=rows(_least_kept(kinds, plan, prices, device, links)),
         inside_bytes=rows([_inside(p, device) for p in prices]),
-        inside_forward_bytes=rows([p.output_bytes + 2 * p.offloaded_bytes for p in prices]),
         output_bytes=rows([p.output_bytes for p in prices]),
         input_bytes=rows([p.input_bytes for p in prices]),
         prices=prices,

@@ -190,6 +190,11 @@ def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["predict", "gpt2", "--on", "8xh100-sxm", "--schedule", "gpip"], "did you mean 'gpipe'"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--stack", "megatron-ml"], "did you mean"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--from", "jax", "x"], "unknown format 'jax'"),
+        (["predict", "--on", "8xh100-sxm", "--from", "megatron-bridge", "x"], "do not say the model: name it"),
+        (
+            ["predict", "vit-b-16", "--on", "8xh100-sxm", "--from", "megatron-bridge", "x"],
+            "has no config that Megatron",
+        ),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--plan", "none.toml"], "none.toml"),
         (["predict", "--on", "8xh100-sxm"], "no model; give a name"),
         (["predict", "/none/config.json", "--on", "8xh100-sxm"], "cannot read"),
@@ -338,6 +343,7 @@ FIXTURES = Path(__file__).parents[1] / "formats" / "fixtures"
     ("program", "file", "words"),
     [
         ("megatron", "gpt3_175b.sh", ["--on", "128x8xa100-sxm-80gb"]),
+        ("megatron-bridge", "llama3_70b.txt", ["llama-3.1-70b", "--on", "8x8xh100-sxm"]),
         ("torchtitan", "llama3_405b.toml", ["--on", "64x8xh100-sxm"]),
         ("nanotron", "tiny_llama.yaml", ["--on", "8xh100-sxm"]),
         ("deepspeed", "zero2_offload.json", ["llama-3.2-1b", "--on", "8xh100-sxm", "--seq-len", "2048"]),

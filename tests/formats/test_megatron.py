@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gnomon.errors import FormatError, GnomonError, InputError
 from gnomon.formats.job import Job
 from gnomon.formats.megatron import read_megatron
-from gnomon.formats.megatron_bridge import read_bridge
+from gnomon.formats.megatron_bridge import read_megatron_bridge
 from gnomon.formats.megatron_recompute import module_rules
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3_671b
 from gnomon.models.gpt import gpt2
@@ -319,11 +319,13 @@ BRIDGE = "model.tensor_model_parallel_size=4 model.pipeline_model_parallel_size=
 
 
 def test_bridge_overrides_lie_over_what_recipes_share() -> None:
-    found = read_bridge(f"{BRIDGE} model.sequence_parallel=true optimizer.lr=1e-4", model=llama3_1_70b(), devices=16)
+    found = read_megatron_bridge(
+        f"{BRIDGE} model.sequence_parallel=true optimizer.lr=1e-4", model=llama3_1_70b(), devices=16
+    )
     assert (found.workload.global_batch_size, found.plan.schedule.micro_batch_size) == (32, 2)
     assert found.plan.optimizer.zero == 1 and found.plan.overlap.param_gather and found.plan.layout.sequence_parallel
     assert found.stack.name == "megatron-bridge" and isinstance(found.model, LlamaConfig)
-    fp8 = read_bridge(
+    fp8 = read_megatron_bridge(
         f"{BRIDGE} mixed_precision=bf16_with_fp8_current_scaling_mixed ++ddp.overlap_param_gather=false",
         model=llama3_1_70b(),
         devices=16,
@@ -346,4 +348,4 @@ def test_bridge_overrides_lie_over_what_recipes_share() -> None:
 )
 def test_bridge_refusals(overrides: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        read_bridge(overrides, model=llama3_1_70b(), devices=16)
+        read_megatron_bridge(overrides, model=llama3_1_70b(), devices=16)

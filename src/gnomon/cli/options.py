@@ -160,7 +160,7 @@ def _predict(parser: argparse.ArgumentParser) -> None:
         dest="source",
         nargs=2,
         metavar=("FORMAT", "FILE"),
-        help="an existing job: megatron, torchtitan, deepspeed, accelerate or nanotron, and its file",
+        help="an existing job: megatron, megatron-bridge, torchtitan, deepspeed, accelerate or nanotron, and its file",
     )
     parser.add_argument(
         "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"

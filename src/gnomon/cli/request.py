@@ -45,7 +45,7 @@ from gnomon.search.planning import default_precision
 from gnomon.search.vary import sequences
 from gnomon.units import parse_count
 
-FORMATS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron")
+FORMATS = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "nanotron")
 """Programs whose job files can be read."""
 
 V_SCHEDULES = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
@@ -121,7 +121,8 @@ def read_job(program: str, path: str, options: argparse.Namespace, devices: int,
             f"unknown format {program[:40]!r}{nearest(program[:40], FORMATS)}; known: {', '.join(FORMATS)}"
         )
     # By name: a job file of one program need not load the readers of the others.
-    read: Callable[..., Job] = resolve_name(f"gnomon.formats.{program}:read_{program}")
+    module = program.replace("-", "_")
+    read: Callable[..., Job] = resolve_name(f"gnomon.formats.{module}:read_{module}")
     return read(Path(path), **_left_open(program, options, devices, assumed))
 
 
@@ -133,6 +134,8 @@ def _left_open(program: str, options: argparse.Namespace, devices: int, assumed:
         return {"devices": devices}
     if program == "megatron":  # what a script takes from outside, it takes from the environment
         return {"devices": devices, "env": dict(os.environ)}
+    if program == "megatron-bridge":
+        return {"devices": devices, "env": dict(os.environ), "model": _recipe_model(options.model)}
     seq_len, micro = options.seq_len, options.micro_batch_size
     if seq_len is None:
         seq_len = SEQ_LEN
@@ -180,6 +183,20 @@ def read_config(name: str) -> tuple[Config | None, Graph]:
         found = read_hf_config(text, label or source)
         return found.config, found.graph
     return (CONFIGS[name](), preset(name)) if name in CONFIGS else (None, preset(name))
+
+
+def _recipe_model(name: str | None) -> Config:
+    """What a recipe of Megatron-Bridge trains, which its overrides do not say."""
+    if name is None:
+        raise InputError(
+            "overrides of Megatron-Bridge do not say the model: name it, as in "
+            "`gnomon predict llama-3.1-70b --from megatron-bridge overrides.txt --on CLUSTER`"
+        )
+    config, _ = read_config(name)
+    if config is None:
+        known = ", ".join(sorted(CONFIGS))
+        raise InputError(f"{name!r} has no config that Megatron's arguments can say; known: {known}")
+    return config
 
 
 def _model(name: str | None, job: Job | None) -> tuple[Graph, tuple[str, ...]]:

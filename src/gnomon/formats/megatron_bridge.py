@@ -1,7 +1,7 @@
 """Megatron-Bridge (NeMo) overrides, `model.tensor_model_parallel_size=4 train.global_batch_size=512 …`, to a Job.
 
-`read_bridge(overrides, model=…, devices=…)` lays them over what its pretraining recipes have in common, and reads the
-result as Megatron-LM's arguments. Names and defaults were read from NVIDIA-NeMo/Megatron-Bridge at commit
+`read_megatron_bridge(overrides, model=…, devices=…)` lays them over what its pretraining recipes have in common, and
+reads the result as Megatron-LM's arguments. Names and defaults were read from NVIDIA-NeMo/Megatron-Bridge at commit
 067f987df03b8355b03192d88d70f1709fedf51a (2026-08-22), src/megatron/bridge/recipes/common.py (_pretrain_common),
 src/megatron/bridge/training/{config,mixed_precision,comm_overlap}.py. Leaves out: what single recipes set beyond that;
 the model, its parallel sizes and its sequence length are therefore asked for.
@@ -82,7 +82,7 @@ OTHER_SECTIONS = frozenset(
 )
 
 
-def read_bridge(
+def read_megatron_bridge(
     overrides: str | Path | Sequence[str], *, model: ModelConfig, devices: int, env: Mapping[str, str] | None = None
 ) -> Job:
     """The job of `section.field=value` words (a list, text, or a file of them) for a model.
@@ -93,7 +93,7 @@ def read_bridge(
     """
     if isinstance(overrides, (str, Path)):
         text, file = read_source(overrides)
-        words = [word for word in shlex.split(text, comments=True) if word != "\\"]
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
     else:
         file, words = "<overrides>", list(overrides)
     given = dict(_assignment(word, env or {}) for word in words)

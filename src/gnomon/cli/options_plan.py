@@ -88,6 +88,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         axes.add_argument(f"--{name}", type=count, metavar="N")
     axes.add_argument("--vpp", type=count, metavar="N", help="virtual stages on each pipeline rank")
     axes.add_argument("--layers-per-stage", type=counts, metavar="N,N", help="layers of each stage, as in 9,8,8,7")
+    adapters = parser.add_argument_group("adapters on a frozen model; MODEL+lora16 and MODEL+qlora16 say the same")
+    adapters.add_argument("--lora-rank", type=count, metavar="R", help="train LoRA adapters of this rank only")
+    adapters.add_argument(
+        "--lora-targets", type=some, metavar="NAMES", help="linears that get one, as in q_proj,v_proj; all of layers"
+    )
+    adapters.add_argument("--lora-base", choices=("compute", "nf4"), help="how frozen linears are stored; compute")
     how = parser.add_argument_group("how it is run")
     how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), metavar="STAGE", help="ZeRO stage; 3 is FSDP")
     how.add_argument("--recompute", choices=("none", "selective", "full"), metavar="HOW", help="none, selective, full")

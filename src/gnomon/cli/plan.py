@@ -17,7 +17,15 @@ from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
-from gnomon.cli.request import given_batch, given_precision, given_router, has_sequences, read_model, usual_seq_len
+from gnomon.cli.request import (
+    adapted_name,
+    given_batch,
+    given_precision,
+    given_router,
+    has_sequences,
+    read_model,
+    usual_seq_len,
+)
 from gnomon.cli.terminal import Covered, print_json, print_lines, written
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
@@ -72,6 +80,7 @@ class Asked:
     @staticmethod
     def read(options: argparse.Namespace) -> Asked:
         """From the options. InputError, PlanError or CatalogueError say what is wrong."""
+        options.model = adapted_name(options)
         graph, notes = read_model(options.model)
         machines = parse_cluster(options.on)
         assumed: list[str] = []

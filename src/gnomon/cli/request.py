@@ -22,6 +22,7 @@ from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import Job, read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.models.lora import Adapters, parse_adapters, with_adapters
 from gnomon.models.presets import CONFIGS, Config
 from gnomon.models.presets import model as preset
 from gnomon.plans import (
@@ -92,6 +93,7 @@ def read_request(options: argparse.Namespace) -> Request:
     if options.source is not None:
         program, path = options.source
         job = read_job(program, path, options, machines.num_devices, assumed)
+    options.model = adapted_name(options)
     graph, notes = _model(options.model or (file.model if file else None), job)
     base = _base_plan(given_plan, job)
     start = base or Plan(precision=given_precision(options, machines, assumed))
@@ -158,9 +160,15 @@ def _left_open(program: str, options: argparse.Namespace, devices: int, assumed:
 
 def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     """(graph, what its file says that the graph leaves out) of a preset, a config.json or a folder with one."""
+    name, adapters = parse_adapters(name)
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
+    if adapters is not None:
+        whole, notes = read_model(name)
+        graph = with_adapters(whole, adapters)
+        trained, frozen = graph.num_parameters() / 1e6, graph.num_frozen() / 1e9
+        return graph, (*notes, f"{trained:.4g} million parameters of adapters are trained, {frozen:.4g} billion frozen")
     if not (path.suffix == ".json" or path.is_file()):
         return preset(name), ()
     if path.suffix == ".toml":
@@ -174,8 +182,24 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     return found.graph, found.notes
 
 
+def adapted_name(options: argparse.Namespace) -> str | None:
+    """The model's name with the adapters that the options ask for. InputError for targets without a rank, and for
+    adapters on a model that has some or is not named."""
+    name: str | None = options.model
+    if options.lora_rank is None:
+        if options.lora_targets is not None or options.lora_base is not None:
+            raise InputError("--lora-targets and --lora-base say what --lora-rank adds; give --lora-rank, as in 16")
+        return name
+    if name is None or parse_adapters(name)[1] is not None:
+        raise InputError("--lora-rank adds adapters to a MODEL that has none; name one, as in llama-3.1-8b")
+    targets = tuple(part.strip() for part in (options.lora_targets or "").split(",") if part.strip())
+    return f"{name}{Adapters(rank=options.lora_rank, targets=targets, base=options.lora_base or 'compute')}"
+
+
 def read_config(name: str) -> tuple[Config | None, Graph]:
-    """(config, graph) of a preset, a config.json or a folder with one; no config for what is no decoder."""
+    """(config, graph) of a preset, a config.json or a folder with one; no config for what is no decoder, or frozen."""
+    if parse_adapters(name)[1] is not None:
+        return None, read_model(name)[0]
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)

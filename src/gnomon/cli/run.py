@@ -28,6 +28,7 @@ from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import read_source
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.llama import LlamaConfig, llama
+from gnomon.models.lora import parse_adapters
 from gnomon.models.presets import LLAMAS, PRESETS
 from gnomon.plans import PlanFile, Stack, load_plan
 from gnomon.plans.stacks import stack
@@ -103,6 +104,11 @@ def read_plan(path: str) -> PlanFile:
 
 def read_llama(name: str) -> tuple[LlamaConfig, tuple[str, ...]]:
     """(config, notes) of a preset, a config.json or its folder; PlanError for a model that the runtime has not."""
+    if parse_adapters(name)[1] is not None:
+        raise PlanError(
+            f"the runtime trains all weights of a model, and {name} is frozen but for its adapters: predict and plan "
+            f"know them, run does not"
+        )
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)

@@ -102,6 +102,19 @@ class Graph:
             total += count
         return total
 
+    def num_frozen(self) -> int:
+        """Weights that are read and not trained; tied and shared ones count once."""
+        found: dict[str, Tensor] = {}
+        for layer in self._layers:
+            for tensor in self._blocks[layer.call.block].frozen:
+                found[layer.call.parameter_name(tensor.name, layer.index)] = tensor
+        total = 0
+        for tensor in found.values():
+            count = numel(tensor.dims, {})
+            assert isinstance(count, int), "a weight has fixed sizes"
+            total += count
+        return total
+
     def _check_call(self, call: Call, done: Mapping[str, Call]) -> None:
         where = f"{self.name}/{call.name}"
         block = self.block(call.block)
@@ -123,7 +136,7 @@ class Graph:
                 raise GraphError(f"{where}: chain {out!r} -> {own!r} must lead from an output to an input")
             self._check_same(block.tensor(out), block.tensor(own), f"{where}: chain {out!r} -> {own!r}")
         for parameter, _ in call.params:
-            if block.tensor(parameter).kind != "parameter":
+            if block.tensor(parameter).kind != "parameter" and block.tensor(parameter) not in block.frozen:
                 raise GraphError(f"{where}: {parameter!r} is not a parameter of block {block.name!r}")
 
     @staticmethod

@@ -202,6 +202,12 @@ class Block:
         return self._parameters
 
     @property
+    def frozen(self) -> tuple[Tensor, ...]:
+        """Weights that are read and not trained: states of the job that are no integers (positions are)."""
+        states = (t for t in self.tensors if t.kind == "state" and t.lifetime == "job")
+        return tuple(t for t in states if t.is_float)
+
+    @property
     def dims(self) -> tuple[Dim, ...]:
         """Every dim that is not a product, once, in order of first use."""
         return self._dims
@@ -307,8 +313,8 @@ def _check_contraction(block: Block, op: Op, where: str) -> None:
     got = {d.name for d in out.atoms}
     if got != rest:
         raise GraphError(f"{where}: writes {out}, but {left} × {right} over {op.contracts} gives dims {sorted(rest)}")
-    if op.kind == "linear" and right.kind != "parameter":
-        raise GraphError(f"{where}: linear needs a parameter, {right.name!r} is {right.kind}; use matmul")
+    if op.kind == "linear" and right.kind == "activation":
+        raise GraphError(f"{where}: linear needs a weight, {right.name!r} is {right.kind}; use matmul")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from gnomon.errors import CatalogueError, nearest
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, dit, gemma, gpt, hybrid, llama, mixtral, t5, unet, vit
+from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.sizes import GRAPH_SIZES, LLAMA_SIZES
 
 Config = llama.LlamaConfig | mixtral.MixtralConfig | deepseek.DeepseekConfig | gpt.GptConfig | gpt.GptNeoxConfig
@@ -95,8 +96,10 @@ PRESETS: Mapping[str, Callable[[], Graph]] = {
 
 
 def model(name: str) -> Graph:
-    """The published model of that name; CatalogueError with the nearest names otherwise."""
+    """The published model of that name, frozen and with adapters if it ends in `+lora16`; CatalogueError with the
+    nearest names otherwise."""
+    name, adapters = parse_adapters(name)
     make = PRESETS.get(name)
     if make is None:
         raise CatalogueError(f"unknown model {name!r}{nearest(name, PRESETS)}; known: {', '.join(sorted(PRESETS))}")
-    return make()
+    return make() if adapters is None else with_adapters(make(), adapters)

@@ -7,6 +7,7 @@ and the cluster that it names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -158,7 +159,8 @@ def _stack(move: Callable[[Path, str], str], folder: Path, name: str) -> str:
 
 
 def _is_path(name: str) -> bool:
-    return "/" in name or "\\" in name or name.endswith((".json", ".toml"))
+    file = re.sub(r"\+q?lora[\w:.*,]+$", "", name)  # a model's adapters stand behind its file
+    return "/" in file or "\\" in file or file.endswith((".json", ".toml"))
 
 
 def _from(folder: Path, name: str) -> str:

@@ -174,10 +174,12 @@ class _Pricing:
         return Setting(sizes=self.sharded.sizes(path), dtypes=self.dtypes, causal_flops="full")
 
     def _wide(self) -> frozenset[str]:
-        """Paths of products that no eight-bit recipe narrows: what a router reads, and logits over the vocabulary."""
+        """Paths of products that no eight-bit recipe narrows: what a router reads, logits over the vocabulary, and
+        adapters."""
         routed = {op.inputs[0] for op in self.block.ops if op.kind == "router"}
         made = {name: op.path for op in self.block.ops for name in op.outputs}
         heads = {path for name, path in made.items() if _has_vocab(self.block.tensor(name))}
+        heads |= {op.path for op in self.block.ops if op.path.endswith((".lora_A", ".lora_B"))}
         return frozenset(heads | {made[name] for name in routed if name in made})
 
     def _into_add(self) -> frozenset[str]:

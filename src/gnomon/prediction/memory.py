@@ -430,9 +430,12 @@ def _flat_bytes(pricing: Pricing, stage: StagePrice) -> int:
 
 def _largest_parameter(stage: StagePrice) -> int:
     return max(
-        int(price.sharded.local_elements[tensor.name])
-        for price, _ in stage.held
-        for tensor in price.sharded.block.parameters
+        (
+            int(price.sharded.local_elements[tensor.name])
+            for price, _ in stage.held
+            for tensor in price.sharded.block.parameters
+        ),
+        default=0,
     )
 
 

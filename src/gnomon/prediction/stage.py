@@ -25,7 +25,7 @@ from gnomon.prediction.vocabulary import VocabularyShare
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.homes import routed_tensors
-from gnomon.sharding.parameters import STATE_TENSORS, parameter_collectives, shard_ranks
+from gnomon.sharding.parameters import STATE_TENSORS, frozen_bytes, parameter_collectives, shard_ranks
 
 GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cp": ("dense", ("cp",)),
@@ -138,6 +138,20 @@ class StagePrice:
         return dense, routed
 
     @cached_property
+    def frozen_bytes(self) -> tuple[int, int]:
+        """Bytes of (dense, routed experts') weights that are not trained, on one rank before ZeRO 3 divides them."""
+        seen: set[str] = set()
+        found = [0, 0]
+        for price, layers in self.held:
+            for layer in layers:
+                names = {t.name: layer.call.parameter_name(t.name, layer.index) for t in price.sharded.block.frozen}
+                only = frozenset(own for own, full in names.items() if full not in seen)
+                seen.update(names.values())
+                for experts in (False, True):
+                    found[experts] += frozen_bytes(price.sharded, experts=experts, only=only)
+        return found[0], found[1]
+
+    @cached_property
     def num_tensors(self) -> int:
         """Parameters it holds."""
         return sum(len(price.sharded.block.parameters) * len(layers) for price, layers in self.held)
@@ -161,6 +175,9 @@ class StagePrice:
             ways = shard_ranks(self.mesh, experts=experts)
             for name, size, first in kinds:
                 out[name] += (-(-elements // ways) if optimizer.zero >= first else elements) * size
+        for experts, size in zip((False, True), self.frozen_bytes, strict=True):
+            ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 3 else 1
+            out["parameters"] += -(-size // ways)
         if optimizer.offload is not None:
             stays = 1 - optimizer.offload.fraction
             out["master"], out["states"] = int(out["master"] * stays), int(out["states"] * stays)

@@ -188,6 +188,7 @@ def op_seconds(
         return known
     if op.contracts:
         price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load, fused)
+        price = price + _widened(op, block, setting, device, curves)
         return price + _cast(op.inputs[0], block, setting, device, curves, cast) if _low(op, fp8) else price
     if op.kind == "attention":
         return _attention(op, block, setting, device, curves, causal_share, backward=False, narrow=bool(fp8))
@@ -233,6 +234,8 @@ def grad_seconds(
         return known
     if op.contracts:
         price = _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load, fused)
+        if grad.phase == "input_grad":
+            price = price + _widened(op, block, setting, device, curves)
         casts = _low(op, fp8) and grad.phase == "input_grad"
         return price + _cast(op.outputs[0], block, setting, device, curves, cast) if casts else price
     if op.kind == "attention":
@@ -254,6 +257,19 @@ def _table_grad(work: Work, device: Device, curves: Curves) -> OpPrice:
     zeros = stream_seconds(0, table, device, curves)
     sums = stream_seconds(rows, np.minimum(rows, table), device, curves, kernels=steps.kernels, kind=steps.kind)
     return OpPrice(device_s=zeros + sums, kernels=steps.kernels + 1)
+
+
+def _widened(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
+    """Making a weight that is stored in four bits wide before a product, which then reads it once more. Source:
+    bitsandbytes MatMul4Bit dequantizes in the forward and again in the backward."""
+    weight = block.tensor(op.inputs[1])
+    stored, wide = setting.dtypes.bits(weight.dtype), setting.dtypes.bits("compute")
+    if op.kind != "linear" or stored > 4:
+        return FREE
+    elements = numel(weight.dims, setting.sizes)
+    written = elements * wide / 8
+    seconds = stream_seconds(elements * stored / 8, 2 * written, device, curves)
+    return OpPrice(device_s=seconds, kernels=1)
 
 
 def fused_dropout_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:

@@ -253,9 +253,11 @@ class Blocks:
         choices = self.choices(family)
         if not choices.kept:  # no sharding is legal: no point that could fit
             return True
-        elements = (self._layers @ family.table.elements)[None, :] / family.pp
+        elements, frozen = (
+            (self._layers @ each)[None, :] / family.pp for each in (family.table.elements, family.table.frozen)
+        )
         rounded = 64.0  # a mean of whole elements may be rounded up too far
-        least = float(self._state(choices, elements).min()) + self.workspace - rounded
+        least = float(self._state(choices, elements, frozen).min()) + self.workspace - rounded
         self.least = min(self.least, least)
         return least > self.room(family)
 
@@ -290,17 +292,21 @@ class Blocks:
             elements = parts.counts @ table.elements
             for stage, kind, tensor in parts.repeated:
                 elements[stage, 0] -= int(table.prices[kind].sharded.local_elements[tensor])
-            self._static[key] = self._state(self.choices(family), elements) @ pipeline.on_rank.T
+            frozen = parts.counts @ table.frozen
+            self._static[key] = self._state(self.choices(family), elements, frozen) @ pipeline.on_rank.T
         return self._static[key]
 
-    def _state(self, choices: Choices, elements: Doubles) -> Doubles:
-        """[kept, stages] bytes of parameters, gradients and states. elements: [stages, dense and routed]."""
+    def _state(self, choices: Choices, elements: Doubles, frozen: Doubles) -> Doubles:
+        """[kept, stages] bytes of parameters, gradients and states. elements, frozen (bytes of weights that are not
+        trained): [stages, dense and routed]."""
         total = np.zeros((len(choices.kept), len(elements)))
         for column in range(2):
             own = elements[None, :, column]
             divided = np.ceil(own / choices.ways[:, column, None])
             for size, first in state_sizes(self.space.base, self.job.stack):
                 total += np.where(choices.zero[:, None] >= first, divided, own) * size
+            asleep = frozen[None, :, column]
+            total += np.where(choices.zero[:, None] >= 3, asleep / choices.ways[:, column, None], asleep)
         return total
 
     def room(self, family: Family) -> float:

@@ -7,6 +7,7 @@ Leaves out pipelines, data-parallel communication and the update (`bounds`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from gnomon.prices.fitted import Fitted, Rates, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
 from gnomon.sharding.homes import routed_tensors
-from gnomon.sharding.parameters import local_elements
+from gnomon.sharding.parameters import frozen_bytes, local_elements
 
 Doubles = NDArray[np.float64]
 PRESETS = ("none", "selective", "full")
@@ -86,6 +87,24 @@ class Kinds:
                 (twice if name in seen else seen).add(name)
         return frozenset(twice)
 
+    @cached_property
+    def own_frozen(self) -> tuple[frozenset[str], ...]:
+        """Of each kind, its weights that are not trained and that no other layer holds, by their names in the block."""
+        holders = Counter(
+            layer.call.parameter_name(tensor.name, layer.index)
+            for layer in self.layers
+            for tensor in self.graph.block(layer.call.block).frozen
+        )
+        firsts = [kind.layers[0] for kind in self.kinds]
+        return tuple(
+            frozenset(
+                tensor.name
+                for tensor in self.graph.block(layer.call.block).frozen
+                if holders[layer.call.parameter_name(tensor.name, layer.index)] == 1
+            )
+            for layer in firsts
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
@@ -139,11 +158,19 @@ class KindTable:
     """The price of each kind, with arrays inside: for its parameters."""
     elements: Doubles
     """[kinds, 2] parameter elements on one rank: dense, routed."""
+    frozen: Doubles
+    """[kinds, 2] bytes of weights that are not trained on one rank, dense and routed, but for those that several layers
+    hold."""
     tensors: Doubles
     """[kinds] parameters."""
     device: Device
     rates: Rates
     launch_s: float
+
+
+def _frozen(kinds: Kinds, prices: Sequence[LayerPrice]) -> Doubles:
+    own = zip(prices, kinds.own_frozen, strict=True)
+    return np.array([[frozen_bytes(p.sharded, experts=e, only=only) for e in (False, True)] for p, only in own], float)
 
 
 def kind_tables(
@@ -252,6 +279,7 @@ def _table(
         input_bytes=rows([p.input_bytes for p in prices]),
         prices=prices,
         elements=np.array([[local_elements(p.sharded, experts=e) for e in (False, True)] for p in prices], float),
+        frozen=_frozen(kinds, prices),
         tensors=np.array([len(p.sharded.block.parameters) for p in prices], float),
         device=device,
         rates=own,

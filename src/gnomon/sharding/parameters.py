@@ -78,6 +78,22 @@ def local_elements(sharded: ShardedBlock, *, experts: bool, without: frozenset[s
     return sum(_elements(sharded, tensor) for tensor in wanted)
 
 
+NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+"""Of a weight in NF4: four, an eight-bit scale for 64 weights, and an fp32 scale for 256 of these (Dettmers et al.
+2023, double quantization)."""
+
+
+def frozen_bytes(sharded: ShardedBlock, *, experts: bool, only: frozenset[str] | None = None) -> int:
+    """Bytes of the block's frozen weights on one rank before ZeRO 3 divides them: routed experts', or all others'.
+    only: those of these names."""
+    routed, total = routed_tensors(sharded.block), 0.0
+    for tensor in sharded.block.frozen:
+        if (tensor.name in routed) == experts and (only is None or tensor.name in only):
+            bits = sharded.dtypes.bits(tensor.dtype)
+            total += _elements(sharded, tensor) * (NF4_BITS if bits == 4 else bits) / 8
+    return int(total)
+
+
 def parameter_memory(sharded: ShardedBlock, mesh: Mesh, optimizer: Optimizer, precision: Precision) -> ParameterMemory:
     """What one rank holds of the block between steps, before offload. Uneven parts are those of the largest rank."""
     totals = [0, 0, 0, 0]
@@ -115,32 +131,36 @@ def parameter_collectives(
     """
     found: list[ParameterCollective] = []
     for experts in (False, True):
-        if elements := local_elements(sharded, experts=experts, without=without):
-            found += _of_group(elements, mesh, optimizer, precision, experts=experts)
+        elements = local_elements(sharded, experts=experts, without=without)
+        frozen = frozen_bytes(sharded, experts=experts) if optimizer.zero == 3 else 0
+        if elements or frozen:
+            found += _of_group(elements, frozen, mesh, optimizer, precision, experts=experts)
     found += _tensor_parallel_sums(sharded, mesh, precision)
     order: tuple[When, ...] = ("before_forward", "before_backward", "after_backward", "before_step", "after_step")
     return tuple(sorted(found, key=lambda collective: order.index(collective.when)))
 
 
 def _of_group(
-    elements: int, mesh: Mesh, optimizer: Optimizer, precision: Precision, *, experts: bool
+    elements: int, frozen: int, mesh: Mesh, optimizer: Optimizer, precision: Precision, *, experts: bool
 ) -> Iterator[ParameterCollective]:
     axes = ("edp",) if experts else ("dp_shard", "cp")
     shard, replicate = shard_ranks(mesh, experts=experts), mesh.dp_replicate
-    gathered = elements * _gather_width(precision)
+    gathered = elements * _gather_width(precision) + frozen  # weights that are not trained are gathered too
     reduced = elements * _bytes_of(precision.reduce)
 
     def made(kind: CollectiveKind, group: tuple[str, ...], ranks: int, size: int, when: When) -> ParameterCollective:
         return ParameterCollective(kind=kind, axes=group, ranks=ranks, bytes=size, when=when, experts=experts)
 
     if optimizer.zero == 0 or shard == 1:
-        if shard * replicate > 1:
+        if shard * replicate > 1 and elements:
             yield made("all_reduce", ("dp_replicate", *axes), shard * replicate, reduced, "after_backward")
         return
     if optimizer.zero == 3:
         yield made("all_gather", axes, shard, gathered, "before_forward")
         if optimizer.reshard_after_forward:
             yield made("all_gather", axes, shard, gathered, "before_backward")
+    if not elements:
+        return
     yield made("reduce_scatter", axes, shard, reduced, "after_backward")
     if replicate > 1:
         yield made("all_reduce", ("dp_replicate",), replicate, -(-reduced // shard), "after_backward")

@@ -26,6 +26,7 @@ from gnomon.models.deepseek import DeepseekConfig, deepseek_v3, deepseek_v3_671b
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.models.hybrid import HybridConfig, hybrid, nemotron_3_nano, nemotron_3_super, nemotron_3_ultra
 from gnomon.models.llama import LlamaConfig, llama
+from gnomon.models.lora import Adapters, with_adapters
 from gnomon.models.mixtral import MixtralConfig, mixtral
 from gnomon.models.sizes import GEMMA_SIZES
 
@@ -52,7 +53,6 @@ HEAD_DIMS = ((r"qwen3", 128), (r"gpt.oss", 64))
 """Head widths that are not hidden / heads."""
 
 UNKNOWN_LAYERS = (
-    (r"lora", "LoRA freezes the base weights, which a plan cannot say"),
     (r"nemotron.(?:3_|3.5|v3)(?!.*(?:nano|lightning|super|ultra))", "a hybrid whose layers no published config gives"),
     (r"mimo", "a model of several towers whose sizes the row does not give"),
     (r"^t5", "an encoder-decoder whose two lengths and layer counts the row does not give"),
@@ -133,8 +133,12 @@ def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
 
 
 @lru_cache(maxsize=512)
-def build(config: Config) -> Graph:
-    """The Graph of a config."""
+def build(config: Config, adapters: Adapters | None = None) -> Graph:
+    """The Graph of a config, frozen if it has adapters."""
+    return with_adapters(build(config), adapters) if adapters is not None else _build(config)
+
+
+def _build(config: Config) -> Graph:
     match config:
         case GptConfig():
             return gpt(config)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
+from gnomon.formats.published.adapters import adapters_of, with_checkpointing
 from gnomon.formats.published.bridge import with_recompute, with_sharding
 from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.composed import with_composition
@@ -26,6 +27,7 @@ from gnomon.formats.published.settings import saved as saved_of
 from gnomon.formats.published.sizes import with_sizes
 from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster
+from gnomon.models.lora import Adapters
 from gnomon.plans import Plan, Stack, Workload
 
 
@@ -59,6 +61,8 @@ class Run:
     """Of which rank; None for the highest, or not said."""
     facts: NoteFacts = field(repr=False)
     """From the notes."""
+    adapters: Adapters | None = None
+    """What is trained beside frozen weights; None: all weights are."""
     recompute_open: bool = False
     """The source does not say what is recomputed: `settled` takes the least that fits."""
     notes: tuple[str, ...]
@@ -74,7 +78,7 @@ class Run:
     @property
     def graph(self) -> Graph:
         """The model's graph."""
-        return build(self.model)
+        return build(self.model, self.adapters)
 
     @property
     def group(self) -> tuple[str, str, int]:
@@ -117,6 +121,8 @@ def to_run(row: Row) -> Run:
         raise InputError(f"the source contradicts itself: {facts.inconsistent.strip()}")
     row, from_recipe = with_recompute(row, facts.release)
     row, from_sharding = with_sharding(row)
+    row, from_adapters = with_checkpointing(row)
+    adapters, from_lora = adapters_of(row)
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
     short, from_packing = packed(row)
@@ -132,6 +138,7 @@ def to_run(row: Row) -> Run:
         stack=program,
         cluster=machines,
         readings_s=readings(row, config.vocab_size, lambda: _step_flops(row, config, machines, made)),
+        adapters=adapters,
         covers="forward_backward" if facts.without_optimizer else "step",
         recompute_open=saved_of(row)[2],
         memory_bytes=None if row.mem_gib is None else round(row.mem_gib * 2**30),
@@ -145,6 +152,8 @@ def to_run(row: Row) -> Run:
             *from_code,
             *from_recipe,
             *from_sharding,
+            *from_adapters,
+            *from_lora,
             *from_model,
             *from_cluster,
             *from_packing,

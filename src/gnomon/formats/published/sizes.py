@@ -81,7 +81,7 @@ def with_sizes(row: Row) -> tuple[Row, tuple[str, ...]]:
         row, notes = _maxtext(row)
     else:
         notes = ()
-    if row.layers is None and row.hidden is None and not re.search("lora", row.model.lower()):
+    if row.layers is None and row.hidden is None:
         found = next((values for pattern, values in KNOWN if re.search(pattern, row.model.lower())), None)
         if found is not None:
             row = _filled(row, dict(zip(FIELDS, found, strict=True)))

@@ -1,0 +1,58 @@
+"""Adapters of published LoRA runs, which no column holds: rank and targets of the recipes behind the tables.
+
+`adapters_of(row)` returns them with a note; None for runs that train all weights. `with_checkpointing(row)` fills in
+what NeMo AutoModel's recipes recompute. Leaves out dropout before adapters, which NeMo AutoModel's 8B recipe has.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from gnomon.errors import InputError
+from gnomon.formats.published.row import Row
+from gnomon.models.lora import Adapters
+
+QKV = ("q_proj", "k_proj", "v_proj")
+"""`linear_qkv`."""
+
+ADAPTERS = (
+    (r"automodel", Adapters(rank=16), "NVIDIA-NeMo/Automodel examples/llm_benchmark/*/*_peft_benchmark.yaml"),
+    (
+        r"megatron-bridge.*70b",
+        Adapters(rank=16, targets=QKV, joined=True),
+        "Megatron-Bridge v0.5.0 llama3_llm_finetune.py",
+    ),
+    (r"nemo-24.*nemo", Adapters(rank=32, targets=QKV, joined=True), "NeMo 1's megatron_gpt_finetuning_config.yaml"),
+    (
+        r"dgxc.*nemo.*70b",
+        Adapters(rank=16, targets=QKV, joined=True),
+        "NeMo 24.12 recipes/llama3_70b.py, performance mode",
+    ),
+    (
+        r"dgxc.*nemo.*8b",
+        Adapters(rank=8, targets=QKV, joined=True),
+        "NeMo 24.12 recipes/llama3_8b.py, performance mode",
+    ),
+)
+"""(pattern of family, program and model, adapters, where they are from); read 2026-11-22."""
+
+
+def adapters_of(row: Row) -> tuple[Adapters | None, tuple[str, ...]]:
+    """The adapters of a LoRA run and where they are from. InputError for a recipe that is not known."""
+    if not re.search(r"lora", row.model.lower()):
+        return None, ()
+    key = f"{row.family} {row.framework} {row.model}".lower()
+    found = next(((made, why) for pattern, made, why in ADAPTERS if re.search(pattern, key)), None)
+    if found is None:
+        raise InputError(f"{row.model}: the row does not give rank and targets of its adapters")
+    made, why = found
+    return made, (f"LoRA of rank {made.rank} on {', '.join(made.targets) or 'all linears of layers'}: {why}",)
+
+
+def with_checkpointing(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """The row with full recompute where NeMo AutoModel's LoRA recipes set `activation_checkpointing`: 32B and 70B."""
+    key = f"{row.framework} {row.model}".lower()
+    if row.recompute or not re.search(r"automodel.*(32b|70b).*lora", key):
+        return row, ()
+    return replace(row, recompute="full"), ("activation_checkpointing: the recipe's",)

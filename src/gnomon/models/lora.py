@@ -1,0 +1,150 @@
+"""Low-rank adapters on a frozen model: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023).
+
+`with_adapters(graph, adapters)` returns the same model whose weights are read and not trained: states of the job in
+place of parameters, so they have no gradient and no optimizer state, and no product makes one. Beside each linear of a
+target stand two small ones, `lora_A` and `lora_B`, whose product is scaled and added. `parse_adapters` reads the end of
+a model's name: `llama-3.1-70b+lora16`, `+qlora16`, `+lora16:q_proj,v_proj`. Leaves out adapters on experts and
+embeddings, dropout before them (0 in most recipes), and that the first layer's input needs no gradient.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from gnomon.errors import GraphError, nearest
+from gnomon.graph import Block, Dim, Graph, Op, Tensor
+from gnomon.graph.types import attrs
+from gnomon.models.parts import positive
+
+NF4 = "fp4_e2m1"
+"""dtype that stands for NF4 in a graph: four bits."""
+
+_NAME = re.compile(r"(?P<model>.+)\+(?P<kind>q?lora)(?P<rank>\d+)(?::(?P<targets>[\w.*,]+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """What is trained beside frozen weights."""
+
+    rank: int = 16
+    """Width between the two linears of an adapter."""
+    targets: tuple[str, ...] = ()
+    """Last parts of the paths of linears that get one, or patterns of them (`q_proj`, `*_proj`); (): all linears of
+    layers but routers."""
+    joined: bool = False
+    """Linears that read one tensor share `lora_A`, as the adapter of a joined projection does (Megatron's
+    `linear_qkv`)."""
+    base: Literal["compute", "nf4"] = "compute"
+    """How frozen linears of layers are stored: in the compute dtype, or in NF4, widened before each product."""
+
+    def __post_init__(self) -> None:
+        positive(rank=self.rank)
+
+    def __str__(self) -> str:
+        targets = f":{','.join(self.targets)}" if self.targets else ""
+        return f"+{'qlora' if self.base == 'nf4' else 'lora'}{self.rank}{targets}"
+
+
+def parse_adapters(name: str) -> tuple[str, Adapters | None]:
+    """(name of the model, its adapters) of `llama-3.1-70b+lora16`; None where the name has no such end."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        if "+lora" in name or "+qlora" in name:
+            raise GraphError(
+                f"{name!r}: adapters are written MODEL+lora16, MODEL+qlora16 or MODEL+lora16:q_proj,v_proj"
+            )
+        return name, None
+    targets = tuple(part for part in (found["targets"] or "").split(",") if part)
+    base: Literal["compute", "nf4"] = "nf4" if found["kind"] == "qlora" else "compute"
+    return found["model"], Adapters(rank=int(found["rank"]), targets=targets, base=base)
+
+
+def with_adapters(graph: Graph, adapters: Adapters) -> Graph:
+    """`graph` frozen, with adapters on its layers. GraphError for a target that no layer has, or a model without
+    linears in layers."""
+    layers = {call.block for call in graph.calls if call.first is not None}
+    linears = {name: _linears(graph.block(name)) for name in layers}
+    known = sorted({_last(op) for ops in linears.values() for op in ops})
+    for target in adapters.targets:
+        if not any(fnmatchcase(name, target) for name in known):
+            raise GraphError(
+                f"no linear of {graph.name}'s layers is called {target!r}{nearest(target, known)}; {known}"
+            )
+    if not known:
+        raise GraphError(f"{graph.name} has no layers with linears for adapters")
+    blocks = (_frozen(block, linears.get(block.name, ()), adapters) for block in graph.blocks)
+    return replace(graph, name=f"{graph.name}{adapters}", blocks=tuple(blocks))
+
+
+def _last(op: Op) -> str:
+    return op.path.rpartition(".")[2]
+
+
+def _linears(block: Block) -> tuple[Op, ...]:
+    """Linears of a layer but those that routers read."""
+    routed = {op.inputs[0] for op in block.ops if op.kind == "router"}
+    return tuple(op for op in block.ops if op.kind == "linear" and op.outputs[0] not in routed)
+
+
+def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters) -> Block:
+    """The block with its parameters as states of the job, and adapters beside `linears` that are targets."""
+    narrow = {op.inputs[1] for op in linears} if adapters.base == "nf4" else set[str]()
+    tensors = [
+        replace(t, kind="state", lifetime="job", dtype=NF4 if t.name in narrow else "compute")
+        if t.kind == "parameter"
+        else t
+        for t in block.tensors
+    ]
+    wanted = {
+        op.path for op in linears if not adapters.targets or any(fnmatchcase(_last(op), t) for t in adapters.targets)
+    }
+    ops: list[Op] = []
+    shared: dict[str, str] = {}
+    for op in block.ops:
+        if op.path not in wanted:
+            ops.append(op)
+            continue
+        made, added = _adapter(block, op, adapters.rank, shared.get(op.inputs[0], ""))
+        if adapters.joined:
+            shared.setdefault(op.inputs[0], f"{op.path}.lora_A")
+        ops += made
+        tensors += added
+    return replace(block, tensors=tuple(tensors), ops=tuple(ops))
+
+
+def _adapter(block: Block, op: Op, rank: int, before: str) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
+    """The linear writing beside its name, the two small ones, their scale and the sum; and the tensors of these.
+    before: what another's `lora_A` wrote, in place of its own."""
+    x, weight, y = (block.tensor(name) for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
+    inner = Dim(name="lora_rank", size=rank)
+    summed = set(op.contracts)
+    kept = tuple(dim for dim in x.dims if not summed.issuperset(atom.name for atom in dim.atoms))
+    contracted = tuple(dim for dim in weight.dims if summed.issuperset(atom.name for atom in dim.atoms))
+    out = tuple(dim for dim in weight.dims if dim not in contracted)
+
+    def written(what: str, dims: tuple[Dim, ...]) -> Tensor:
+        return Tensor(name=f"{op.path}.{what}", dims=dims, dtype=y.dtype)
+
+    def trained(what: str, dims: tuple[Dim, ...]) -> Tensor:
+        return Tensor(name=f"{op.path}.{what}.weight", dims=dims, dtype="param", kind="parameter")
+
+    base, down, up = written("base", y.dims), written("lora_A", (*kept, inner)), written("lora_B", y.dims)
+    a, b, scaled = trained("lora_A", (inner, *contracted)), trained("lora_B", (*out, inner)), written("lora", y.dims)
+    first = Op(kind="linear", path=down.name, inputs=(x.name, a.name), outputs=(down.name,), contracts=op.contracts)
+    made = (
+        replace(op, outputs=(base.name,)),
+        *(() if before else (first,)),
+        Op(
+            kind="linear",
+            path=up.name,
+            inputs=(before or down.name, b.name),
+            outputs=(up.name,),
+            contracts=(inner.name,),
+        ),
+        Op(kind="scale", path=scaled.name, inputs=(up.name,), outputs=(scaled.name,), attrs=attrs(factor=1.0)),
+        Op(kind="add", path=f"{op.path}.sum", inputs=(base.name, scaled.name), outputs=(y.name,)),
+    )
+    return made, (base, *(() if before else (down, a)), up, b, scaled)

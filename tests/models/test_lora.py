@@ -1,0 +1,146 @@
+"""Adapters on frozen models: published counts, what has a gradient, memory by hand, layouts, the search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+import gnomon
+from gnomon.errors import GraphError
+from gnomon.graph import BF16
+from gnomon.graph.backward import backward
+from gnomon.graph.kernels import FUSED
+from gnomon.models.lora import Adapters, parse_adapters, with_adapters
+from gnomon.models.presets import model
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
+from gnomon.sharding import shard_block
+
+LAYER = "layers"
+BATCH = Workload(global_batch_size=8, seq_len=512)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [
+        ("llama-3.1-8b+lora16", 41_943_040),  # what PEFT prints for r = 16 on all linears of Llama 3 8B
+        ("llama-3.1-8b+lora8:q_proj,v_proj", 3_407_872),  # its default targets and rank
+        ("llama-3.1-8b+qlora16", 41_943_040),
+        ("llama-3.1-70b+lora16", 207_093_760),
+    ],
+)
+def test_published_counts(name: str, trained: int) -> None:
+    graph = model(name)
+    assert graph.num_parameters() == trained
+    assert graph.num_frozen() == model(name.partition("+")[0]).num_parameters()
+
+
+def test_only_adapters_have_weight_gradients() -> None:
+    block = model("llama-tiny+lora8:q_proj").block(LAYER)
+    steps = backward(block, FUSED, BF16).ops
+    written = {name for step in steps if step.phase == "weight_grad" for name in step.grads_out}
+    assert written == {"self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight"}
+    assert any(step.phase == "input_grad" and step.path == "self_attn.k_proj" for step in steps)
+
+
+def test_what_only_weight_gradients_read_is_not_kept() -> None:
+    kept = {s.tensor.name for s in backward(model("llama-tiny+lora8:q_proj").block(LAYER), FUSED, BF16).saved}
+    assert "mlp.act" not in kept and {"input_layernorm", "mlp.gate_proj"} <= kept
+    assert "mlp.act" in {s.tensor.name for s in backward(model("llama-tiny").block(LAYER), FUSED, BF16).saved}
+
+
+def test_a_joined_projection_has_one_adapter() -> None:
+    qkv = ("q_proj", "k_proj", "v_proj")
+    apart = with_adapters(model("llama-tiny"), Adapters(rank=8, targets=qkv))
+    joined = with_adapters(model("llama-tiny"), Adapters(rank=8, targets=qkv, joined=True))
+    assert apart.num_parameters() - joined.num_parameters() == 4 * 2 * 8 * 256
+
+
+@pytest.mark.parametrize(("zero", "ways"), [(0, 1), (1, 4)])
+def test_memory_by_hand(zero: Literal[0, 1], ways: int) -> None:
+    plan = Plan(mesh=Mesh(dp_shard=4), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=zero))
+    held = gnomon.predict("llama-3.1-8b+lora16", "1x4xh100-sxm", plan, BATCH).memory[0].by_class
+    assert held["parameters"] == 2 * (8_030_261_248 + 41_943_040)
+    assert held["states"] == 8 * 41_943_040 / ways
+
+
+def test_fsdp_divides_frozen_weights_too() -> None:
+    job = Plan(mesh=Mesh(dp_shard=4), schedule=Schedule(micro_batch_size=1))
+    held = [
+        gnomon.predict(name, "1x4xh100-sxm", replace(job, optimizer=Optimizer(zero=3)), BATCH).memory[0].by_class
+        for name in ("llama-3.1-8b+lora16", "llama-3.1-8b")
+    ]
+    assert held[0]["parameters"] == pytest.approx(held[1]["parameters"], rel=0.01)
+    assert held[0]["states"] == 8 * 41_943_040 / 4
+
+
+def test_four_bits_take_less_memory_and_more_time() -> None:
+    plan = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(micro_batch_size=1))
+    whole, narrow = (
+        gnomon.predict(f"llama-3.1-8b+{kind}16", "1x2xh100-sxm", plan, BATCH) for kind in ("lora", "qlora")
+    )
+    saved = whole.memory[0].by_class["parameters"] - narrow.memory[0].by_class["parameters"]
+    linears = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert saved == pytest.approx(linears * (2 - (4 + 8 / 64 + 32 / 16384) / 8), rel=1e-6)
+    assert narrow.step_s > whole.step_s
+
+
+def test_tensor_parallel_adapters() -> None:
+    """Column-parallel: B is divided, A is not. Row-parallel: A is, and its narrow output is what is summed."""
+    block = model("llama-tiny+lora8:q_proj,o_proj").block(LAYER)
+    sharded = shard_block(block, Layout(), Mesh(tp=4), {"batch": 1, "seq": 64}, BF16)
+    local = {
+        name: sharded.local_elements[f"self_attn.{name}.weight"]
+        for name in ("q_proj.lora_A", "q_proj.lora_B", "o_proj.lora_A", "o_proj.lora_B")
+    }
+    assert local == {
+        "q_proj.lora_A": 8 * 256,
+        "q_proj.lora_B": 8 * 256 // 4,
+        "o_proj.lora_A": 8 * 256 // 4,
+        "o_proj.lora_B": 8 * 256,
+    }
+    summed = {c.tensor for c in sharded.forward if c.kind == "all_reduce"}
+    assert {"self_attn.o_proj.base", "self_attn.o_proj.lora_A"} <= summed
+
+
+def test_a_step_is_shorter_than_of_all_weights() -> None:
+    plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=3))
+    whole, few = (
+        gnomon.predict(name, "1x8xh100-sxm", plan, Workload(global_batch_size=32, seq_len=4096))
+        for name in ("llama-3.1-8b", "llama-3.1-8b+lora16:q_proj,v_proj")
+    )
+    assert 0.6 < few.step_s / whole.step_s < 0.85
+
+
+def test_the_search_knows_frozen_weights() -> None:
+    """No plan tried by hand is faster than the best found, whose time is that of predict."""
+    name, batch = "llama-3.1-70b+lora16", Workload(global_batch_size=32, seq_len=2048)
+    best = gnomon.plan(name, "1x8xh100-sxm", batch).best[0]
+    again = gnomon.predict(name, "1x8xh100-sxm", best.plan, batch)
+    assert again.fits and again.step_s == pytest.approx(best.step_s)
+    tried: tuple[tuple[Mesh, Literal[1, 3]], ...]
+    tried = ((Mesh(dp_shard=8), 3), (Mesh(dp_shard=4, tp=2), 3), (Mesh(dp_shard=2, tp=4), 1))
+    for mesh, zero in tried:
+        plan = Plan(
+            mesh=mesh,
+            schedule=Schedule(micro_batch_size=1),
+            optimizer=Optimizer(zero=zero),
+            layout=Layout(sequence_parallel=mesh.tp > 1),
+        )
+        found = gnomon.predict(name, "1x8xh100-sxm", plan, batch)
+        assert not found.fits or found.step_s >= best.step_s - 1e-9
+
+
+def test_names() -> None:
+    assert parse_adapters("llama-3.1-8b") == ("llama-3.1-8b", None)
+    made = Adapters(rank=4, targets=("q_proj",), base="nf4")
+    assert parse_adapters(f"a/config.json{made}") == ("a/config.json", made)
+    with pytest.raises(GraphError, match="MODEL.lora16"):
+        parse_adapters("llama-3.1-8b+lora")
+
+
+@pytest.mark.parametrize("name", ["llama-tiny+lora8:w_proj", "llama-tiny+lora0"])
+def test_refused(name: str) -> None:
+    with pytest.raises(GraphError):
+        model(name)

@@ -184,7 +184,7 @@ def test_narayanan_flops() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"model": "llama2-7b LoRA"}, "LoRA freezes the base weights"),
+        ({"model": "llama2-7b LoRA"}, "the row does not give rank and targets"),
         ({"micro_batch": "", "pp": "1", "dp": "8", "vpp": "1"}, "micro_batch not given"),
         ({"global_batch": "16M tokens"}, "global_batch = '16M tokens' is not a whole number"),
         ({"dp": "2"}, "dp = 2, but 64 devices / (tp 8 x pp 8 x cp 1) = 1"),

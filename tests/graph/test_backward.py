@@ -31,7 +31,7 @@ from gnomon.graph import (
 )
 from gnomon.models.bert import bert, bert_base
 from gnomon.models.gpt import GptConfig, gpt, gpt3_175b, gpt_layer
-from gnomon.models.llama import LlamaConfig, layer_block, llama, llama_mini
+from gnomon.models.llama import layer_block, llama, llama_mini
 from gnomon.models.mixtral import layer_block as mixture_block
 from gnomon.models.mixtral import mixtral_8x7b
 from gnomon.models.unet import unet, unet_tiny
@@ -333,8 +333,7 @@ def test_half_convention_halves_attention_only() -> None:
 
 
 def test_many_shapes_at_once() -> None:
-    c = LlamaConfig(**{**{f: getattr(llama_mini(), f) for f in LlamaConfig.__slots__}, "window": 16})
-    graph = llama(c)
+    graph = llama(replace(llama_mini(), window=16))
     seqs = [8, 16, 64]
     for kernels in (FUSED, UNFUSED):
         many = Setting(sizes={"batch": 2, "seq": np.array(seqs)}, dtypes=BF16, causal_flops="half")

@@ -287,3 +287,15 @@ def test_xla_writes_a_gradient_of_logits_over_them_where_room_is_short() -> None
         found = predict("gpt2", scaled(cluster, memory_bytes=memory), job, workload).tightest
         assert found.verdict == verdict and found.usual_bytes == roomy.usual_bytes
         assert sum(found.by_class.values()) == found.peak_bytes
+
+
+def test_a_loop_that_holds_what_the_model_returned_has_the_logits_once_more() -> None:
+    """huggingface/transformers#3360, GPT-2: 13.33 GiB allocated and 786 MiB, the size of its logits, asked for."""
+    eager = with_facts(cross_entropy="unfused", logits_dtype="fp32")
+    held = with_facts(cross_entropy="unfused", logits_dtype="fp32", outputs_held=True)
+    less, more = (
+        predict("gpt2", "1x1xv100-sxm-32gb", plan(), Workload(global_batch_size=1, seq_len=1024), stack).tightest
+        for stack in (eager, held)
+    )
+    assert more.allocated_bytes - less.allocated_bytes == 1024 * 50257 * 4
+    assert more.by_class["temporary"] > less.by_class["temporary"]

@@ -30,7 +30,6 @@ OWN = ("verdict", "stated", "assumed")
 
 NARROWLY = {
     "tr3m-32gb-pp2-mbs16",  # half of it is published with 15 GB of 32
-    "transformers-3360",  # what the script holds of its outputs during backward
     "alpaca-39-batch2",  # ran
     "tr3m-16gb-pp2-mbs4",  # ran
     "tr3m-32gb-pp4-mbs2-kept",  # ran
@@ -76,10 +75,10 @@ def test_verdict(name: str) -> None:
 
 
 def test_most_are_called_and_none_that_ran_is() -> None:
-    """By the sets above: 70 of 80 outright, 72 with those that `may not fit`; none of 32 that ran."""
+    """By the sets above: 71 of 80 outright, 72 with those that `may not fit`; none of 32 that ran."""
     failed = {name for name, case in CASES.items() if case["verdict"] == "oom"}
     assert failed >= MISSED and len(failed - MISSED) >= 0.9 * len(failed)
-    assert len(failed - MISSED - NARROWLY) >= 0.87 * len(failed)
+    assert len(failed - MISSED - NARROWLY) >= 0.88 * len(failed)
 
 
 def test_torchtitan_keeps_what_its_policy_lists() -> None:

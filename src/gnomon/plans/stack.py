@@ -189,6 +189,8 @@ class Stack:
     unsharded_accumulation: bool | None = None
     """Under ZeRO 3, gradients stay whole, in the dtype of computing, from one microbatch to the next and are reduced
     once, as in FSDP's no_sync. Memory counts them; time still counts a reduction for every microbatch."""
+    outputs_held: bool | None = None
+    """The loop that trains holds what the model returned, its logits among it, until the backward is done."""
     preloaded_kernels: bool | None = None
     """The CUDA context holds the code of every kernel from the start, as before CUDA 11.7; later releases load a kernel
     when it first runs."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.plans import Stack
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
@@ -295,9 +296,17 @@ def _inside_backward(pricing: Pricing, block: int) -> int:
     most = freed = 0
     for layer, kept in reversed(parts):
         made = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
+        made += _returned(pricing.stack, layer)
         most = max(most, layer.transient_bytes + 2 * layer.offloaded_bytes + made - freed)
         freed += kept
     return most
+
+
+def _returned(stack: Stack, layer: LayerPrice) -> int:
+    """Logits that the training loop holds beside what an unfused loss keeps of them."""
+    if not stack.outputs_held or stack.cross_entropy != "unfused":
+        return 0
+    return sum(kept.bytes for kept in layer.kept if kept.is_logits)
 
 
 def _held(program: Program, changes: HeldMoves, first: int, row: int) -> dict[tuple[str, int], float]:

@@ -142,6 +142,12 @@ NO_SYNC = (
 )
 """Where it is known from that gradients stay whole between microbatches."""
 
+HELD_OUTPUTS = (
+    "examples of huggingface/transformers 2, as scripts made from them still have it (`loss = outputs[0]`, then "
+    "`loss.backward()`): `outputs`, a tuple of loss, logits and presents, lives until the next batch (read 2026-11-22)"
+)
+"""Where it is known from that scripts of before Trainer.compute_loss hold logits during the backward."""
+
 COMPILED = {"norm": "fused", "activation": "fused", "cross_entropy": "fused", "rotary": "fused"}
 """What torch.compile makes one kernel each of, over a layer and over the loss."""
 
@@ -385,6 +391,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
             found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
     if eager:
         found = chosen(found, "the eager code of transformers", **EAGER)
+        if re.search(r"transformers 2\b", program):
+            found = chosen(found, HELD_OUTPUTS, outputs_held=True)
     if re.search(r"oneflow", program) and (row.tp or 1) == 1:
         found = chosen(found, ONEFLOW_LOSS, cross_entropy="fused")
     if re.search(HUGGING_FACE, program) and "fsdp" in (row.zero_or_fsdp or "").lower():

@@ -131,7 +131,8 @@ def test_schedules(notes: str, name: str) -> None:
 )
 def test_methods_of_the_vocabulary(method: str, vocabulary: str) -> None:
     notes = f"schedule 1F1B method {method}; 128 microbatches"
-    assert to_run(replace(LLAMA, pp=4, dp=2, notes=notes)).plan.schedule.vocabulary == vocabulary
+    plan = to_run(replace(LLAMA, pp=4, dp=2, notes=notes)).plan
+    assert plan.schedule.vocabulary == vocabulary and not plan.overlap.pipeline_sends
 
 
 def test_recompute_in_words() -> None:

@@ -11,6 +11,7 @@ from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Plan, Schedule, Vocabulary, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.traffic import traffic
+from gnomon.report.prediction import describe
 from gnomon.search import plan as search
 
 GRAPH = gpt(
@@ -104,6 +105,7 @@ def test_parts_of_the_step_add_up() -> None:
     assert {"S", "T", "EMBED", "EGRAD"} <= set(made.breakdown)
     assert sum(made.breakdown.values()) == pytest.approx(made.step_s, rel=1e-12)
     assert made.timeline().memory is not None
+    assert "one_f_one_b, vocabulary vocab_1, 16 microbatches" in describe(made.plan, WORKLOAD)
 
 
 def test_the_search_says_that_it_does_not_try_it() -> None:

@@ -18,6 +18,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import scaled
 from gnomon.plans import Goal, Mesh, Plan, Saved, Schedule
 from gnomon.plans.check import V_SCHEDULES
+from gnomon.plans.vocabulary import DIVIDING
 from gnomon.prediction import Prediction, predict
 from gnomon.search.choices import made, show_value
 from gnomon.search.planning import Loss, lost
@@ -200,6 +201,10 @@ def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
         on = plan.layout.sequence_parallel
         changed = replace(plan, layout=replace(plan.layout, sequence_parallel=not on))
         yield "without sequence parallelism" if on else "sequence parallel", changed
+    for how in DIVIDING if mesh.pp > 1 and mesh.tp == 1 and plan.optimizer.zero < 2 else ():
+        changed = replace(plan, schedule=replace(plan.schedule, vocabulary=how))
+        if changed != plan and plan.schedule.name in DIVIDING[how]:
+            yield f"vocabulary {how}", changed
     for schedule in _schedules(plan) if mesh.pp > 1 else ():
         same = schedule.virtual_stages == plan.schedule.virtual_stages
         yield f"schedule {schedule.name}", replace(plan if same else _equal(plan), schedule=schedule)

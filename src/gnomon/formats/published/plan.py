@@ -234,13 +234,17 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
         precision = replace(precision, fp8=replace(precision.fp8, attention=True))
     if precision.fp8 is not None and (narrow := narrow_calls(row)):
         precision = replace(precision, fp8=replace(precision.fp8, calls=narrow))
+    overlap = _overlap(row)
+    if facts.method and schedule.name == "one_f_one_b":
+        # sail-sg/VocabularyParallelism 6191c3b megatron/core/pipeline_parallel: all of them refuse overlap_p2p_comm
+        overlap = replace(overlap, pipeline_sends=False)
     splits = (Split(op="*", dim="seq", parts=axes.tp),) if facts.async_tp and axes.tp > 1 else ()
     made = Plan(
         mesh=axes,
         schedule=schedule,
         saved=saved,
         layout=Layout(sequence_parallel=sequence),
-        overlap=replace(_overlap(row), splits=splits, experts=set_by.overlap),
+        overlap=replace(overlap, splits=splits, experts=set_by.overlap),
         optimizer=optimizer,
         precision=precision,
     )

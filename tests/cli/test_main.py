@@ -364,3 +364,29 @@ def test_job_files_of_other_programs(
     status, out, err = ask(capsys, "predict", *words, "--from", program, str(FIXTURES / program / file))
     assert status in (0, 1), err
     assert "assumed" in out
+
+
+def test_adapters_are_asked_for_by_options_or_by_the_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    job = ("--on", "1x2xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "256", "--json")
+    found = [
+        json.loads(ask(capsys, "predict", *words, *job)[1])
+        for words in (("llama-tiny", "--lora-rank", "8", "--lora-base", "nf4"), ("llama-tiny+qlora8",))
+    ]
+    assert found[0]["step_s"] == found[1]["step_s"] and "parameters of adapters are trained" in found[0]["notes"][0]
+    path = tmp_path / "plan.toml"
+    status, _, _ = ask(capsys, "plan", "llama-tiny", "--lora-rank", "8", *job[:-1], "-o", str(path))
+    assert status == 0 and schema.load_file(PlanFile, path).model == "llama-tiny+lora8"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("llama-tiny", "--lora-targets", "q_proj"), "give --lora-rank"),
+        (("llama-tiny+lora8", "--lora-rank", "8"), "a MODEL that has none"),
+        (("llama-tiny", "--lora-rank", "8", "--lora-targets", "qproj"), "did you mean 'q_proj'"),
+        (("llama-tiny+lora",), "MODEL+lora16"),
+    ],
+)
+def test_adapters_that_cannot_be(words: Sequence[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = ask(capsys, "predict", *words, "--on", "1x2xa100-sxm-80gb", "--global-batch", "8")
+    assert status == 2 and why in " ".join(err.split())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gnomon.errors import InputError
+from gnomon.errors import CatalogueError, InputError
 from gnomon.formats.hf import HfModel, from_hf_config
 from gnomon.formats.hf_hybrids import HYBRIDS
 
@@ -97,6 +97,23 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float, float]] = {
         32.2,
         0.05,
     ),
+    "llama4_text": (
+        {
+            "num_hidden_layers": 48,
+            "hidden_size": 5120,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "vocab_size": 202048,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+        },
+        107.77,  # Scout's 109 B without its image encoder
+        0.01,
+    ),
 }
 
 
@@ -119,6 +136,42 @@ def test_a_published_config_has_the_published_parameters(kind: str) -> None:
 def test_a_key_that_nobody_understands_is_named(kind: str) -> None:
     with pytest.raises(InputError, match="unknown key 'use_magic'"):
         read(kind, use_magic=True)
+
+
+def test_maverick_has_mixtures_in_every_second_layer() -> None:
+    """400.7 B of 401.6 are its language model's."""
+    graph = read("llama4_text", num_local_experts=128, interleave_moe_layer_step=2).graph
+    assert graph.num_parameters() / 1e9 == pytest.approx(400.7, abs=0.1)
+
+
+def test_a_model_of_images_and_text_is_its_language_model() -> None:
+    text = {"model_type": "llama4_text", **PUBLISHED["llama4_text"][0]}
+    found = from_hf_config({"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 1408}}, "m")
+    assert found.graph.num_parameters() == read("llama4_text").graph.num_parameters()
+    assert found.notes[0].startswith("only its language model (llama4_text)")
+
+
+def test_a_language_model_may_be_tied_from_outside() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {"model_type": "qwen2_5_vl_text", "num_key_value_heads": 2, "vocab_size": 256, **sizes}
+    outer = {"model_type": "qwen2_5_vl", "text_config": text}
+    whole, tied = (
+        from_hf_config({**outer, "tie_word_embeddings": t}, "m").graph.num_parameters() for t in (False, True)
+    )
+    assert whole - tied == 256 * 64
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"model_type": "qwen3_next"}, "gated DeltaNet"),
+        ({"model_type": "new_vl", "text_config": {"model_type": "new_text"}}, "has no reader"),
+        ({"model_type": "falcon_h1"}, "side by side"),
+    ],
+)
+def test_models_that_are_not_described_say_why(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(CatalogueError, match=why):
+        from_hf_config(values, "m")
 
 
 def test_layers_by_name_or_by_letter() -> None:

@@ -111,3 +111,10 @@ def test_a_file_that_is_no_toml_is_no_plan_file(tmp_path: Path) -> None:
     for read in (load_plan_file, is_plan_file):
         with pytest.raises(FormatError, match=r"job.json is no plan file: .*plan files are TOML, as `gnomon plan"):
             read(path)
+
+
+def test_a_file_with_adapters_behind_it_moves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moved").mkdir()
+    save_plan_file(replace(FILE, model="config.json+lora8"), "moved/plan.toml")
+    assert Path(load_plan_file("moved/plan.toml").model).resolve() == tmp_path / "config.json+lora8"

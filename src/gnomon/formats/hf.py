@@ -388,6 +388,44 @@ READERS: Mapping[str, Reader] = {
 """model_type -> reader."""
 
 
+TEXT_MODELS = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "llama4_text": "llama4_text",
+}
+"""model_type of a language model inside another -> the reader's, where they differ in name only."""
+
+NOT_DESCRIBED = {
+    "qwen3_next": "three of four layers are gated DeltaNet, whose kernels have no price",
+    "qwen3_5": "three of four layers are gated DeltaNet, whose kernels have no price",
+    "kimi_linear": "its layers are Kimi delta attention, whose kernels have no price",
+    "falcon_h1": "its layers run attention and Mamba side by side",
+    "jamba": "its Mamba is the first version, whose scan has no price",
+    "mamba": "its scan is Mamba's first version, which has no price",
+    "zamba2": "its attention is one block that layers share",
+    "mllama": "its language model attends to the image in layers of their own",
+}
+"""model_type -> why there is no reader, for models that people ask for."""
+
+
+def _language_model(values: Mapping[str, object], name: str, wanted: Wanted | None) -> HfModel | None:
+    """The language model inside a config of several models (images and text), with a note; None if there is none that
+    a reader knows."""
+    inner = values.get("text_config")
+    if not isinstance(inner, Mapping):
+        return None
+    kind = str(inner.get("model_type", ""))
+    kind = TEXT_MODELS.get(kind, kind)
+    if kind not in READERS:
+        return None
+    tied = {k: values[k] for k in ("tie_word_embeddings",) if k in values and k not in inner}
+    found = from_hf_config({**inner, **tied, "model_type": kind}, name, wanted)
+    note = f"only its language model ({kind}): what reads images or sound, and its projector, are left out"
+    return replace(found, notes=(note, *found.notes))
+
+
 def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | None = None) -> HfModel:
     """The model that a parsed config.json describes, called `name`.
 
@@ -399,6 +437,10 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
         raise InputError(f"{name}: a config.json names its model_type; got {kind!r}", "$.model_type")
     reader = READERS.get(kind)
     if reader is None:
+        if (inner := _language_model(values, name, wanted)) is not None:
+            return inner
+        if kind in NOT_DESCRIBED:
+            raise CatalogueError(f"{name}: model_type {kind!r} has no reader: {NOT_DESCRIBED[kind]}")
         raise CatalogueError(
             f"{name}: model_type {kind!r} has no reader{nearest(kind, READERS)}; known: {', '.join(sorted(READERS))}"
         )

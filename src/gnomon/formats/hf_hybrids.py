@@ -1,4 +1,5 @@
-"""Hugging Face configs of hybrids of Mamba-2 and other layers: nemotron_h, mamba2, bamba, granitemoehybrid.
+"""Hugging Face configs of models whose layers differ: hybrids with Mamba-2 (nemotron_h, mamba2, bamba,
+granitemoehybrid), and Llama 4, of which some layers are mixtures.
 
 As in `gnomon.formats.hf_decoders`. Leaves out falcon_h1, whose layers run attention and Mamba side by side, and Jamba
 and Zamba, whose Mamba is the first version or shared between layers.
@@ -198,10 +199,52 @@ def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
+def _llama4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    """Every `interleave_moe_layer_step`-th layer is a mixture with a shared expert as wide as its others."""
+    count, step = k.integer("num_hidden_layers"), k.integer("interleave_moe_layer_step", 1)
+    k.must_be("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("router_jitter_noise", 0.0, 0)
+    k.must_be("moe_layers", list(range(step - 1, count, step)))
+    k.ignore("max_position_embeddings", "output_router_logits", "router_aux_loss_coef", "for_llm_compressor")
+    k.ignore("no_rope_layers", "no_rope_layer_interval", "layer_types", "attn_temperature_tuning", "floor_scale")
+    k.ignore("attn_scale", "pretraining_tp")
+    if k.flag("use_qk_norm", True):
+        notes.append("its norm of q and k, which has no weights, is left out")
+    chunk = k.integer("attention_chunk_size", 8192)
+    notes.append(f"attention within {chunk} tokens is counted as over all: the same for sequences up to that length")
+    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
+    expert = k.integer("intermediate_size")
+    return hybrid(
+        HybridConfig(
+            name=name,
+            layers=tuple("*-" if (index + 1) % step else "*E" for index in range(count)),
+            hidden_size=k.integer("hidden_size"),
+            vocab_size=k.integer("vocab_size"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rotary=True,
+            ffn_size=k.integer("intermediate_size_mlp"),
+            gated=True,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+            mixture=HybridMixture(
+                num_experts=k.integer("num_local_experts"),
+                experts_per_token=k.integer("num_experts_per_tok", 1),
+                expert_ffn_size=expert,
+                shared_ffn_size=expert,
+                sigmoid=False,  # it is one, but no bias chooses
+            ),
+            tied=k.flag("tie_word_embeddings", False),
+        )
+    )
+
+
 HYBRIDS: Mapping[str, Reader] = {
     "nemotron_h": _nemotron_h,
     "mamba2": _mamba2,
     "bamba": _bamba,
     "granitemoehybrid": _granite_hybrid,
+    "llama4_text": _llama4,
 }
 """model_type -> reader."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
+from gnomon.formats.published import nvidia
 from gnomon.formats.published.adapters import adapters_of, with_checkpointing
 from gnomon.formats.published.bridge import with_recompute, with_sharding
 from gnomon.formats.published.complete import completed, interleaved
@@ -20,7 +21,6 @@ from gnomon.formats.published.measured import Peak, readings
 from gnomon.formats.published.megatron_ci import with_test_facts, with_test_plan
 from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
-from gnomon.formats.published.nvidia import packed
 from gnomon.formats.published.plan import cluster, plan, stack, with_stages, workload
 from gnomon.formats.published.row import Refused, Row, read_table
 from gnomon.formats.published.settings import saved as saved_of
@@ -125,7 +125,7 @@ def to_run(row: Row) -> Run:
     adapters, from_lora = adapters_of(row)
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
-    short, from_packing = packed(row)
+    short, from_packing = nvidia.packed(row)
     made, from_plan = plan(short, facts)
     made, from_stages = with_stages(made, row, config, facts)
     program, from_stack = stack(row, facts)

@@ -14,8 +14,8 @@ from typing import Any
 
 from gnomon.errors import InputError
 from gnomon.formats.megatron_recompute import MLA_UP_PROJ, MLP
+from gnomon.formats.published import nvidia
 from gnomon.formats.published.notes import NoteFacts
-from gnomon.formats.published.nvidia import narrow_gradients
 from gnomon.formats.published.row import Row
 from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule, Vocabulary
 from gnomon.plans.parts import INPUT
@@ -96,7 +96,7 @@ def precision(row: Row) -> tuple[Precision, Notes]:
         # weights stay in fp32 and are cast where they are used; gradients leave their products in bf16
         return replace(found, param="fp32", grad="fp32", reduce="bf16", master="none"), notes
     if (
-        (re.search(NARROW_GRADIENTS, program) or narrow_gradients(row))
+        (re.search(NARROW_GRADIENTS, program) or nvidia.narrow_gradients(row))
         and found.compute == "bf16"
         and found.param == "bf16"
     ):

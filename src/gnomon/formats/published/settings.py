@@ -80,7 +80,7 @@ OLDER_THAN_RECIPES = "a recipe that switches it off names no layers; taken as no
 NARROW_GRADIENTS = r"megatron-bridge"
 """Programs whose published runs hold and reduce gradients in bf16: their performance recipes set
 `grad_reduce_in_fp32 = False` (NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/perf_recipes/_common.py _perf_precision,
-read 2026-11-22). NeMo's before do not say, and fit worse so."""
+read 2026-11-22). Of NeMo's before, those whose scripts say so (`nvidia.narrow_gradients`)."""
 
 
 ZERO_BUBBLE = r"megatron-lm (?:fork|zero-?bubble)|zero-?bubble"

@@ -73,7 +73,7 @@ def test_what_the_program_refuses_is_refused_with_the_fix(old: str, new: str, sa
 
 def test_stages_are_balanced_by_weights_and_the_head_counts() -> None:
     """16 layers of 16 h² and a head of 131072 h = 64 h² at h = 2048: the whole is 20 layers. Two stages: the first ends
-    when it has passed 10, with layer 11. Four: they pass 5 with the 6th, 10 with the 11th, 15 with the 16th layer."""
+    when it has reached 10, with layer 10. Four: they reach 5, 10 and 15 with the 5th, 10th and 15th layer."""
     model = LlamaConfig(
         name="llama-1.34b",
         num_layers=16,
@@ -85,7 +85,9 @@ def test_stages_are_balanced_by_weights_and_the_head_counts() -> None:
         vocab_size=131072,
     )
     assert stages_of(model, 1) == ()
-    assert stages_of(model, 2) == (11, 5)
-    assert stages_of(model, 4) == (6, 5, 5, 0)
-    # eight: 3 3 2 3 2 3 and the head on the seventh; the head goes to the last and the seventh takes a layer
-    assert stages_of(model, 8) == (3, 3, 2, 3, 2, 2, 1, 0)
+    assert stages_of(model, 2) == (10, 6)
+    assert stages_of(model, 4) == (5, 5, 5, 1)
+    # eight: 3 2 3 2 3 2 1 and the head on the seventh; the head goes to the last
+    assert stages_of(model, 8) == (3, 2, 3, 2, 3, 2, 1, 0)
+    # sixteen: the head on the fourteenth; stages left without layers take one each from those before
+    assert stages_of(model, 16) == (2, *[1] * 14, 0)

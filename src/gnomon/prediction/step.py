@@ -394,11 +394,15 @@ class Pricing:
             buckets, last = self._buckets(kind, block)
         seconds = self._reduced(kind, block, buckets)
         ranks = sum(link.ranks for _, link in self._wired[kind, block, buckets])
-        seconds = max(seconds, buckets * check_s(self.stack, ranks))
+        checks = buckets * check_s(self.stack, ranks)
         if kind == "AR" and self.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
             beside = max(beside - self._reduced("REDUCE_GRAD", block, buckets), 0.0)
         # the first layer's gather, or the last one's reduction, has nothing beside it
-        exposed = max(seconds * max(last, 1 / buckets), seconds - beside * (buckets - 1) / buckets)
+        least = seconds * max(last, 1 / buckets)
+        exposed = max(least, seconds - beside * (buckets - 1) / buckets)
+        if checks:  # the thread that launches the backward waits for them
+            idle = max(self.device_s("B", block) - self.host_s("B", block), 0.0) if beside else 0.0
+            exposed = max(exposed, checks - idle + least)
         if kind == "UNSHARD" and self.stack.sliced_gather and self.plan.optimizer.zero == 1:
             exposed += LAUNCH_S * ranks * self.stages[self.blocks[block][0]].num_tensors
         return exposed

@@ -455,10 +455,12 @@ NANOTRON_POLL_S = 0.1
 LATE_NODES, LATE_TP = 64, 32
 """Jobs of so many nodes, and jobs with stages of so many tensor-parallel ranks, are taken as run with the checks, and
 with the messages of late December 2024. Rows do not say it; their times do (docs/accuracy.md)."""
-AGAIN_NODES, AGAIN_DP = 32, 32
+AGAIN_NODES, AGAIN_DP, AGAIN_PARAMS_B = 32, 32, 4.0
 """The script of February 2025 (e24d2483), which runs jobs with stages again, without the sleep, has ZeRO 0 from so many
 data-parallel ranks ("0 if dp>=32"): what ran as ZeRO 1 with them is of December. So are the times on 32 nodes and more;
-on fewer both stages ran again."""
+on fewer both stages ran again. On 32 nodes, models of so many billion parameters ran again with one sequence a
+microbatch alone: in each of the two, all with more whose times tell are of December (40 and 9) and all with one are not
+(21 and 16); of the smaller model, 6 of 34 with more are."""
 
 
 def _benchmarked(base: Stack, row: Row) -> Stack:
@@ -473,7 +475,8 @@ def _benchmarked(base: Stack, row: Row) -> Stack:
         return chosen(base, NANOTRON_CHECKS, checked_collectives=True) if nodes >= LATE_NODES and tp < LATE_TP else base
     base = chosen(base, NANOTRON_CHECKS, checked_collectives=True)
     zero_1 = (row.zero_or_fsdp or "").lower() == "zero1" and (row.dp or 1) >= AGAIN_DP
-    once = nodes >= LATE_NODES or tp >= LATE_TP or (zero_1 and nodes >= AGAIN_NODES)
+    large = (row.params_b or 0.0) >= AGAIN_PARAMS_B and (row.micro_batch or 1) > 1
+    once = nodes >= LATE_NODES or tp >= LATE_TP or (nodes >= AGAIN_NODES and (zero_1 or large))
     return chosen(base, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S if once else None)
 
 

@@ -134,8 +134,8 @@ JOBS = (
 
 
 def usable(run: Run) -> bool:
-    """Whether a run may be fitted on."""
-    if run.family in LEFT or run.row.experts:
+    """Whether a run may be fitted on: not those with adapters, whose recipes are known from elsewhere."""
+    if run.family in LEFT or run.row.experts or run.adapters is not None:
         return False
     return run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.models.gpt import GptConfig, gpt
-from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule, Vocabulary
+from gnomon.models.presets import model
+from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule, Vocabulary, divided_layers
 from gnomon.program import Program, issue_order_peak, validate
 from gnomon.schedules import lower
 from gnomon.schedules.vocabulary import BUFFERS
@@ -81,6 +82,13 @@ def test_every_part_runs_once_on_every_rank(p: int, m: int, how: Vocabulary, tur
 def test_tied_tables_lie_on_the_same_ranks() -> None:
     names = {program(2, 4, "vocab_1", tied=True).comm_of(row) for row in range(program(2, 4, "vocab_1").num_rows)}
     assert "embedding" not in names
+
+
+def test_frozen_tables_are_divided_too() -> None:
+    graph = model("llama-tiny+lora4")
+    plan = Plan(mesh=Mesh(pp=2), schedule=Schedule(num_microbatches=4, vocabulary="vocab_1"))
+    assert [layer.label for layer in divided_layers(plan, graph)] == ["embed", "head"]
+    validate(lower(graph, plan))
 
 
 def refused(plan: Plan, graph_rows: int = 64) -> str:

@@ -31,7 +31,8 @@ def divided_layers(plan: Plan, graph: Graph) -> tuple[Layer, ...]:
 
 def _rows(graph: Graph, layer: Layer) -> int:
     """Rows of the largest table over a vocabulary that a layer has; 0 without one."""
-    dims = [dim for tensor in graph.block(layer.call.block).parameters for dim in tensor.atoms]
+    block = graph.block(layer.call.block)
+    dims = [dim for tensor in (*block.parameters, *block.frozen) for dim in tensor.atoms]
     return max((dim.size or 0 for dim in dims if dim.name.split(".")[-1] == "vocab"), default=0)
 
 

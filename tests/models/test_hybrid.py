@@ -110,6 +110,16 @@ def test_predicted_and_longer_sequences_cost_a_mamba_in_proportion() -> None:
     assert 1.7 < times[1] / times[0] < 2.1
 
 
+def test_a_plan_is_found_and_those_that_cut_a_group_are_not_tried() -> None:
+    batch = Workload(global_batch_size=16, seq_len=2048)
+    best = gnomon.plan(hybrid.hybrid(SMALL), "1x8xh100-sxm", batch).best[0]
+    again = gnomon.predict(hybrid.hybrid(SMALL), "1x8xh100-sxm", best.plan, batch)
+    assert again.fits and again.step_s == pytest.approx(best.step_s)
+    cut = replace(best.plan, mesh=Mesh(dp_shard=1, tp=4, cp=2))
+    with pytest.raises(PlanError, match="tp x cp = 8 does not divide ssm_groups = 4"):
+        gnomon.predict(hybrid.hybrid(SMALL), "1x8xh100-sxm", cut, batch)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"layers": ("X",)}, {"mamba": None}, {"mixture": None}, {"mtp_depth": 1}, {"layers": ("M", "")}],

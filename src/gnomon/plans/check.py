@@ -308,7 +308,7 @@ def _dims(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Probl
             for dim in graph.block(name).dims:
                 if rule := _DIM_RULES.get(_base(dim)):
                     yield from rule(plan, mesh, dim)
-        if any(_has(graph, layer, "attention") for layer in layers):
+        if any(_has(graph, layer, kind) for layer in layers for kind in ("attention", "state_space")):
             yield from _sequence(plan, mesh, workload)
 
 
@@ -361,6 +361,12 @@ def _kv_heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
         yield from _divides("kv_heads_not_divisible", axis, ways, dim)
 
 
+def _ssm_groups(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
+    """A scan has whole sequences of some groups of heads, whatever exchanges context in attention."""
+    axis = "tp x cp" if mesh.cp > 1 else "tp"
+    yield from _divides("ssm_groups_not_divisible", axis, mesh.tp * mesh.cp, dim)
+
+
 def _ffn(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
     yield from _divides("ffn_not_divisible", "tp", mesh.tp, dim)
 
@@ -382,6 +388,7 @@ def _vocab(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
 _DIM_RULES: dict[str, Callable[[Plan, Mesh, Dim], Iterator[Problem]]] = {
     "heads": _heads,
     "kv_heads": _kv_heads,
+    "ssm_groups": _ssm_groups,
     "ffn": _ffn,
     "shared_ffn": _ffn,
     "expert_ffn": _expert_ffn,

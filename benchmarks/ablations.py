@@ -1,6 +1,6 @@
 """What each term of a prediction is worth: the error of families without it, the numbers of their stack fitted again.
 
-    python benchmarks/ablations.py published_runs.csv [--each 16]
+    python benchmarks/ablations.py published_runs.csv [--each 16] [--kernels | --composed]
 
 A term is taken out of the prices of every case, the stack's numbers are found again (`fit_stacks`), and the median and
 mean absolute error of each family are printed. Leaves out terms that belong to a run's plan (stages, microbatches).
@@ -18,9 +18,11 @@ from fit_stacks import JOBS, Fits, usable
 from stack_fit import Case, cases, spread_evenly
 
 from gnomon.formats.published import Run, read_runs
+from gnomon.formats.published.row import COMPOSED
 from gnomon.prediction import contention, step
+from gnomon.prediction.around import around
 from gnomon.prediction.layer_types import Phase
-from gnomon.prediction.step import Pricing
+from gnomon.prediction.step import PHASES, Pricing
 from gnomon.prices.fitted import fitted, folds
 from gnomon.program import Key
 
@@ -122,13 +124,57 @@ def kernels(runs: Iterable[Run]) -> None:
         print(f"| {name} | {shares} | {np.median(signed):+.1%} |", flush=True)
 
 
+def composed(runs: Iterable[Run]) -> None:
+    """Rows that vTrain's simulator made, layers as it puts them together; its stack's numbers fitted again."""
+    mine = [run for run in runs if run.family == COMPOSED]
+    some, every = cases(spread_evenly(mine, 60)), cases(spread_evenly(mine, 260))
+    job, whole = next(job for job in JOBS if COMPOSED in job.families), Pricing.parts
+    print("\n| vtrain's rows, 260 of 780 | median / mean / 90th percentile |\n|---|---|")
+    for name, forward in (
+        ("as they are", 0.0),
+        *((f"a launch forward costs {n:g} backward", n) for n in (1, 1.5, 2, 3)),
+    ):
+        Pricing.parts = one_by_one(forward) if forward else whole  # type: ignore[method-assign]
+        forget([*some, *every])
+        numbers = Without({COMPOSED: some}).job(job, lambda case: True, fitted())
+        off = np.abs(np.expm1([case.log_error(numbers) for case in every]))
+        print(f"| {name} | {np.median(off):.1%} / {off.mean():.1%} / {np.percentile(off, 90):.1%} |", flush=True)
+    Pricing.parts = whole  # type: ignore[method-assign]
+
+
+def one_by_one(forward: float) -> Callable[[Pricing, str, int], dict[str, float]]:
+    """Seconds of an action whose layers each take their kernels or launches, whichever is longer, and then their
+    collectives, which no host issues. forward: what a launch of the forward costs over one of the backward."""
+
+    def parts(self: Pricing, kind: str, block: int) -> dict[str, float]:
+        stage, found = self.blocks[block][0], {"compute": 0.0, "again": 0.0, "tp": 0.0, "launch": 0.0, "offload": 0.0}
+        added = around(kind, *self._layers(block), self.stack, self.count).device_s
+        for layer, times in self._layers(block)[1]:
+            phases = [getattr(layer, name) for name in PHASES[kind]]
+            device = sum(self._sustained_s(stage, phase) for phase in phases)
+            launches = sum(phase.kernels - sum(phase.collectives.values()) for phase in phases)
+            host = self.launch_s[stage] * launches * (forward if kind == "F" else 1.0)
+            found["compute"] += times * device
+            found["launch"] += times * max(host - device, 0.0)
+            if layer.sharded.block.name == "layers":  # embedding and head have none in it
+                found["tp"] += times * sum(self._waited_s(stage, phase, a) for phase in phases for a in phase.comm_s)
+        found["compute"] += float(added) / self.rates[stage].compute
+        return found
+
+    return parts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--each", type=int, default=16, help="runs of a family")
     parser.add_argument("--kernels", action="store_true", help="only what MosaicML's benchmarks ran on")
+    parser.add_argument("--composed", action="store_true", help="only how vTrain puts its layers together")
     options = parser.parse_args()
     runs = read_runs(options.table)[0]
+    if options.composed:
+        composed(runs)
+        return
     if options.kernels:
         kernels(runs)
         return

@@ -17,7 +17,11 @@ def test_the_best_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.Cap
     path = tmp_path / "plan.toml"
     assert main([*SMALL, "-o", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "the best plans" in out and "predicted +" in out and all(len(line) <= 80 for line in out.splitlines()[:-2])
+    assert (
+        "best and alternatives" in out
+        and "predicted +" in out
+        and all(len(line) <= 80 for line in out.splitlines()[:-2])
+    )
     file = load_plan_file(path)
     assert file.model == "llama-tiny" and file.predicted is not None
     assert main(["predict", "--plan", str(path), "--json"]) == 0

@@ -9,10 +9,14 @@ import argparse
 
 from gnomon.cli.values import at_most, count, new_file, some
 
+SHOWN = 5
+"""Unlike plans that `gnomon plan` shows."""
+
 PLAN_TEXT = """\
 Searches every arrangement of axes, schedules, ZeRO stages, recompute and
-microbatch sizes, and prints the fastest that fits in memory, the next ones with
-what they lose, and how many plans were covered. The options of gnomon predict
+microbatch sizes, and prints the fastest that fits in memory, alternatives with
+other axes, recompute or ZeRO stage with what they lose (--top N: the N fastest,
+however alike), and how many plans were covered. The options of gnomon predict
 fix a field; --forbid limits one: tp pp cp ep dp_replicate dp_shard zero
 virtual_stages micro_batch_size schedule recompute sequence_parallel
 keep_gathered context overlap.
@@ -120,7 +124,9 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         "--on", type=some, required=True, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm or local"
     )
     parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the best plan to a plan file")
-    parser.add_argument("--top", type=at_most(1000), default=5, metavar="N", help="plans to show; 5")
+    parser.add_argument(
+        "--top", type=at_most(1000), metavar="N", help="show the N fastest, however alike; else 5 unlike"
+    )
     parser.add_argument(
         "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"
     )

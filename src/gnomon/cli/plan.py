@@ -12,6 +12,7 @@ from datetime import date
 from pkgutil import resolve_name
 from typing import Any
 
+from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import answer, is_asked, name_of
@@ -39,13 +40,12 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, refined_mapping, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
-from gnomon.search import Found, Result, parse_limit, plan, varied
+from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.choices import fixed_base
 from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
 from gnomon.search.mixed_search import TRIES
 from gnomon.search.refine import Refined
-from gnomon.search.results import SAME_MESH
 from gnomon.search.squeeze import Spare
 from gnomon.search.uneven import Uneven, uneven
 from gnomon.units import parse_bytes, show_bytes
@@ -194,7 +194,20 @@ class Answer:
 
 
 def _found(options: argparse.Namespace, asked: Asked) -> Result:
-    """The search, with its progress shown."""
+    """The search, with its progress shown: of the fastest plans if so many are asked for, else of unlike ones."""
+    wanted = max(SHOWN, options.try_ or 0)
+    if options.top is not None:
+        return _search(options, asked, max(options.top, options.try_ or 0), unlike=False)
+    found = _search(options, asked, wanted, unlike=True)
+    if options.try_ and len(found.best) < options.try_:  # as many as are asked for, be they alike
+        every = _search(options, asked, options.try_, unlike=False).best
+        points = {each.point for each in found.best}
+        more = [each for each in every if each.point not in points]
+        found = replace(found, best=tuple(sorted((*found.best, *more), key=lambda each: each.step_s)))
+    return found
+
+
+def _search(options: argparse.Namespace, asked: Asked, top: int, *, unlike: bool) -> Result:
     told = Covered()
     found = plan(
         asked.graph,
@@ -205,7 +218,8 @@ def _found(options: argparse.Namespace, asked: Asked) -> Result:
         base=asked.base,
         fixed=asked.fixed,
         forbid=asked.chosen.forbid,
-        top=max(options.top, SAME_MESH * (options.try_ or 0)),  # enough to choose other meshes from
+        top=top,
+        unlike=unlike,
         told=told,
     )
     told.end()
@@ -243,8 +257,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     again: Result | None = None
     if options.try_:
         every = tuple({id(each): each for each in (best, *found.best)}.values())
-        candidates = tuple(every[i] for i in varied([each.plan for each in every], options.try_))
-        found = replace(found, best=found.best[: max(options.top, options.try_)])
+        candidates = tuple(every[i] for i in unlike([each.plan for each in every], options.try_, fill=True))
         tries = try_plans(options, candidates, lambda each: _file(options, found, each, assumed), asked.machines)
         if tries.refit is not None and tries.refit.stack is not None:
             again = _found(options, replace(asked, stack=tries.refit.stack))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from pkgutil import resolve_name
 
+from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.terminal import Covered, print_json, print_lines, written
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
@@ -46,7 +47,8 @@ def plan_unlike(
         base=base,
         fixed=fixed,
         forbid=options.forbid,
-        top=options.top,
+        top=options.top or SHOWN,
+        unlike=options.top is None,
         tries=options.tries or TRIES,
         told=told,
     )

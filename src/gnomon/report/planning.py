@@ -47,7 +47,7 @@ def plan_text(
     lines += wrapped(links_text(best.plan, found.cluster))
     lines += ["", *_speed(best, rent), "", *wrapped(best.prediction.verdict, indent="")]
     lines += wrapped(_limit(found), indent="")
-    lines += ["", *_runners(found)]
+    lines += ["", *_runners(found, refined=refined is not None and bool(refined.steps))]
     lines += ["", *(refined_text(refined) if refined else wrapped(_LEFT, indent=""))]
     if faster := _too_large(found):
         lines += ["", *faster]
@@ -215,24 +215,35 @@ def _limit(found: Result) -> str:
     return f"allowed: {show_bytes(found.limit_bytes)}, {percent(share, 0)} % of {device.name} (--memory changes it)"
 
 
-def _runners(found: Result) -> tuple[str, ...]:
+def _runners(found: Result, *, refined: bool) -> tuple[str, ...]:
+    """The plans of the search with what each gives up. refined: whether the best plan is one made of these."""
     best = found.best[0]
     unit, size = memory_unit(best.prediction.tightest.peak_bytes)
+    title = "best and alternatives" if found.unlike else "the best plans"
     columns = (
-        Column(name="the best plans", align="left"),
+        Column(name="before refining" if refined else title, align="left"),
         Column(name="step"),
         Column(name="loses %"),
         Column(name="most in", align="left"),
         Column(name=unit),
+        Column(name="more"),
     )
     rows = []
-    for name, each in zip(short_plans([each.plan for each in found.best]), found.best, strict=True):
+    for each in found.best:
         lost = loss(best, each)
         where = _WORDS.get(lost.part, lost.part.lower()) if lost.seconds > 0 else ""
         share = percent(lost.seconds / best.step_s) if each is not best else ""
-        peak = f"{each.prediction.tightest.peak_bytes / size:.1f}"
-        rows.append((name, show_seconds(each.step_s), share, where, peak))
-    return table(columns, rows)
+        peak = each.prediction.tightest.peak_bytes
+        more = "" if each is best else f"{(peak - best.prediction.tightest.peak_bytes) / size:+.1f}"
+        rows.append((show_seconds(each.step_s), share, where, f"{peak / size:.1f}", more))
+    names = short_plans([each.plan for each in found.best])
+    lines = table(columns, [(name, *row) for name, row in zip(names, rows, strict=True)])
+    if not any("…" in line for line in lines):
+        return lines
+    first, *lines_of = table(columns, [(name.partition("; ")[0], *row) for name, row in zip(names, rows, strict=True)])
+    rests = [name.partition("; ")[2] for name in names]
+    below = [(line, *wrapped(rest)) if rest else (line,) for line, rest in zip(lines_of, rests, strict=True)]
+    return (first, *(line for each in below for line in each))
 
 
 def _too_large(found: Result) -> tuple[str, ...]:
@@ -290,12 +301,14 @@ def result_mapping(found: Result, *, rent: Rent | None = None, stages: Uneven | 
     return {
         "schema": "gnomon.search/1",
         "limit_bytes": found.limit_bytes,
+        "unlike": found.unlike,
         "dollars_per_step": step,
         "dollars_per_million_tokens": None if step is None else step / tokens_of(found.best[0]) * 1e6,
         "best": [
             {
                 "point": each.point._asdict(),
                 "loses_s": each.step_s - found.best[0].step_s,
+                "more_bytes": each.prediction.tightest.peak_bytes - found.best[0].prediction.tightest.peak_bytes,
                 "prediction": each.prediction.to_mapping(),
             }
             for each in found.best

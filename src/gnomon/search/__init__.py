@@ -15,7 +15,7 @@ from gnomon.search.results import Counts as Counts
 from gnomon.search.results import Found as Found
 from gnomon.search.results import Result as Result
 from gnomon.search.results import memory_limit as memory_limit
-from gnomon.search.results import varied as varied
+from gnomon.search.results import unlike as unlike
 from gnomon.search.solve import solve as solve
 from gnomon.search.space import Limit as Limit
 from gnomon.search.space import Point as Point

@@ -276,6 +276,17 @@ class Blocks:
         found: NDArray[np.bool_] = least + np.array(units, float) * kept <= self.room(family)
         return found
 
+    def held(self, family: Family, schedule: ScheduleName, virtual: int) -> Doubles:
+        """[kept, microbatch sizes] bytes that the fullest rank holds, at least: with one unit under way, and on the
+        first rank those that are under way together."""
+        pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
+        static = self.static(family, pipeline)
+        units = [under_way(schedule, family.pp, virtual, int(count)) for count in self._every_count(family).tolist()]
+        _, kept = self._first_rank(family, pipeline)
+        one = (static[:, :, None] + least_held(family.table, pipeline)).max(axis=1)
+        found: Doubles = np.maximum(one, static[:, :1] + np.array(units, float) * kept) + self.workspace
+        return found
+
     def _first_rank(self, family: Family, pipeline: Pipeline) -> tuple[float, Doubles]:
         """(bytes that the first rank holds between steps, [microbatch sizes] that a unit holds on it), at least."""
         key = id(family.table), family.dp, id(pipeline)

@@ -20,7 +20,7 @@ from gnomon.hardware import Cluster, Rent, rent
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.search.mixed import fitting, memory_limits, plan_mixed
-from gnomon.search.mixed_search import TRIES, MixedFound
+from gnomon.search.mixed_search import TRIES, Large, MixedFound
 from gnomon.search.requests import check_request
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
@@ -158,10 +158,18 @@ class Question:
         return replace(case, found=found.best[0])
 
     def fitting(
-        self, cluster: Cluster, workload: Workload, *, label: str, like: Sequence[Case] = (), only: bool = False
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        *,
+        label: str,
+        like: Sequence[Case] = (),
+        only: bool = False,
+        large: Large | None = None,
     ) -> Case:
         """A plan that fits; without one, the reason. On machines of several kinds not the fastest, which takes longer
-        to find: `like` are cases whose plans are tried first, and with `only` no others."""
+        to find: `like` are cases whose plans are tried first, and with `only` no others. large: what need not be looked
+        at."""
         if not is_mixed(cluster):
             return replace(self, improve=None).best(cluster, workload, label=label)
         case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
@@ -178,6 +186,7 @@ class Question:
                 forbid=self.limits,
                 like=known,
                 only=only,
+                large=large,
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
@@ -366,12 +375,14 @@ def longest(
     fit by choices beyond the exact search (`Question.squeezed`). PlanError when not even one `multiple` fits.
     """
     tried: dict[int, Case] = {}
+    large: dict[int, Large] = {}
 
     def fits(count: int, *, known: bool = False) -> bool:
         """Whether a plan does, or with `known` one that fits a shorter length."""
         length = count * multiple
         work = replace(workload, seq_len=length)
-        case = asked.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried), only=known)
+        shown = large_of(large, count)
+        case = asked.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried), only=known, large=shown)
         if case.found is not None or not known:
             tried[count] = case
         return case.found is not None
@@ -392,24 +403,41 @@ def longest(
         return tried[count].found is not None
 
     low = int(fits(1))
-    while low and low * 2 * multiple <= most and fits(low * 2):
-        low *= 2
-    high = low * 2
-    if is_mixed(cluster) and high in tried and high - low > 1:  # where to show that none fits takes longest
-        above = high
-        while above - low > 1:
-            middle = (low + above) // 2
-            low, above = (middle, above) if fits(middle, known=True) else (low, middle)
-        if low + 1 < high:
-            low, high = (low + 1, high) if fits(low + 1) else (low, low + 1)
-    while high - low > 1 and high in tried:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+    if is_mixed(cluster):
+        low = by_known(fits, low, most // multiple) if low else 0
+    else:
+        while low and low * 2 * multiple <= most and fits(low * 2):
+            low *= 2
+        high = low * 2
+        while high - low > 1 and high in tried:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
     if asked.spares and not is_mixed(cluster):
         low = further(squeezes, low)
     if not low:
         raise PlanError(f"no plan fits with {multiple} tokens: {tried[1].why}; use more devices or a smaller multiple")
     return (*others(tried, low), asked.fastest(tried[low]))
+
+
+def by_known(fits: Callable[..., bool], low: int, most: int) -> int:
+    """The greatest count that fits, from one on that does: as far as a known plan goes, which is quick to see, then one
+    further by any plan, and so on. So only one count is shown to fit nowhere, which takes longest."""
+    while True:
+        gap = 1
+        while low + gap <= most and fits(low + gap, known=True):
+            low, gap = low + gap, gap * 2
+        while gap > 1:
+            gap //= 2
+            low = low + gap if low + gap <= most and fits(low + gap, known=True) else low
+        if low >= most or not fits(low + 1):
+            return low
+        low += 1
+
+
+def large_of(shown: dict[int, Large], count: int) -> Large:
+    """What need not be looked at of a count, since it is too large at a smaller one; what is found is added."""
+    shown[count] = Large(known=frozenset().union(*(each.found for less, each in shown.items() if less < count)))
+    return shown[count]
 
 
 def like_of(tried: Mapping[int, Case]) -> list[Case]:

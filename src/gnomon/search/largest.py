@@ -17,7 +17,8 @@ from gnomon.hardware import Cluster, rent
 from gnomon.hardware.kinds import is_mixed
 from gnomon.models.presets import Config, build
 from gnomon.plans import Workload
-from gnomon.search.goals import Case, Question, further, like_of, others
+from gnomon.search.goals import Case, Question, further, large_of, like_of, others
+from gnomon.search.mixed_search import Large
 
 Rule = Literal["layers", "hidden", "both"]
 """`layers`: more layers of the same width. `hidden`: more heads of the same width, with their share of key-value heads,
@@ -101,11 +102,12 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     step = unit(config, rule)
     tried: dict[int, Case] = {}
     graphs: dict[int, Graph] = {}
+    large: dict[int, Large] = {}
 
     def fits(count: int) -> bool:
         made = grown(config, rule, count * step)
         name = f"layers={made.config.num_layers} heads={made.config.num_heads}"
-        tried[count] = _case(asked, cluster, workload, made.graph, name)
+        tried[count] = _case(asked, cluster, workload, made.graph, name, large_of(large, count))
         graphs[count] = made.graph
         return tried[count].found is not None
 
@@ -164,8 +166,10 @@ def largest_of(asked: Question, cluster: Cluster, workload: Workload, graphs: It
     raise PlanError(f"none of the models fits on {cluster.name} ({named}); name smaller ones, or use more devices")
 
 
-def _case(asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:
-    return replace(asked, graph=graph).fitting(cluster, workload, label=_said(graph, label))
+def _case(
+    asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str, large: Large | None = None
+) -> Case:
+    return replace(asked, graph=graph).fitting(cluster, workload, label=_said(graph, label), large=large)
 
 
 def _without(asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:

@@ -19,11 +19,12 @@ from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.mixed_bounds import LayerTables
-from gnomon.search.mixed_fit import FIT_TRIES, FirstFit
-from gnomon.search.mixed_search import TRIES, MixedCounts, MixedFound, MixedSearch, fits
+from gnomon.search.mixed_fit import FIT_TRIES, FirstFit, roomiest
+from gnomon.search.mixed_search import TRIES, Large, MixedCounts, MixedFound, MixedSearch, fits
 from gnomon.search.mixed_space import MixedSpace, make_mixed_space
 from gnomon.search.planning import default_precision
 from gnomon.search.requests import SPARING, check_request
+from gnomon.search.results import unlike as alternatives
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, make_space, parse_limit
 
@@ -75,6 +76,7 @@ def plan_mixed(
     fixed: Mapping[str, object] | None = None,
     forbid: Iterable[str | Limit] = (),
     top: int = 5,
+    unlike: bool = False,
     tries: int = TRIES,
     most_bytes: int | None = None,
     known: Sequence[MixedFound] = (),
@@ -85,7 +87,8 @@ def plan_mixed(
 
     Arguments as for `plan`; `fixed` and `forbid` may name the fields in `mixed_space.OPEN_FIELDS`, of which `pp` is the
     number of stages. tries: predictions after which the search over kinds stops; so many more go to plans with equal
-    shares, which the result is compared with. most_bytes: what any device may hold, below what the goal allows it.
+    shares, which the result is compared with. unlike: of the plans that were predicted, the next that are unlike
+    (`results.unlike`). most_bytes: what any device may hold, below what the goal allows it.
     known: plans of this work that fit; slower ones are not looked for. most_nodes: partial pipelines over kinds that
     each search looks at, at most.
     PlanError for a cluster of one kind, and when nothing fits.
@@ -121,20 +124,23 @@ def plan_mixed(
     first = list({found.plan: found for found in every}.values())
     search = MixedSearch(
         tables, workload, stack, space, allowed,
-        top=top, tries=tries, known=first, told=progress, most_nodes=most_nodes,
+        top=tries if unlike else top, tries=tries, known=first, told=progress, most_nodes=most_nodes,
     )  # fmt: skip
     search.run()
     if not search.best:
         raise PlanError(_nothing_fits(graph, machines, space, search))
+    best = tuple(search.best)
+    if unlike:
+        best = tuple(best[i] for i in alternatives([each.plan for each in best], top))
     return MixedResult(
         graph=graph,
         cluster=machines,
         workload=workload,
         stack=stack,
         space=space,
-        best=tuple(search.best),
+        best=best,
         counts=search.counts,
-        bound_s=min(search.bound_s, search.best[0].step_s),
+        bound_s=min(search.bound_s, best[0].step_s),
         equal=even.best[0] if even.best else None,
         alone=tuple(alone),
         predicted=predicted + even.counts.priced + search.counts.priced,
@@ -174,11 +180,12 @@ def fitting(
     like: Sequence[MixedFound] = (),
     tries: int = FIT_TRIES,
     only: bool = False,
+    large: Large | None = None,
 ) -> MixedFound:
     """A plan over the kinds of a cluster, or on one of them, that fits: not the fastest.
 
     like: plans that fit at other work, tried first, and with `only` no others. tries: predictions after which the
-    search over kinds gives up.
+    search over kinds gives up. large: what was shown too large at less work, and what is here.
     PlanError when none fits, which says whether all were looked at.
     """
     limits = tuple(forbid)
@@ -194,22 +201,27 @@ def fitting(
 
     if only:
         raise PlanError("none of the known plans fits")
+    able = [
+        index for index, kind in enumerate(space.kinds) if tables.divided_bytes / len(kind.devices) <= allowed[index]
+    ]
 
-    def alone(**sparing: object) -> MixedFound | None:
-        for index, kind in enumerate(space.kinds):
+    able.sort(key=lambda index: -allowed[index] * len(space.kinds[index].devices))
+
+    def alone(quick: bool) -> MixedFound | None:
+        for index in able:
+            kind, limit = space.kinds[index], allowed[index]
             try:
-                held = {**sparing, **fixed}
-                found = _alone(graph, cluster, workload, stack, base, held, limits, kind, allowed[index]).prediction
+                own = _alone(graph, cluster, workload, stack, base, fixed, limits, kind, limit, quick=quick)
             except PlanError:
                 continue
-            return MixedFound(point=None, plan=found.plan, prediction=found, kinds=(index,))
+            return MixedFound(point=None, plan=own.prediction.plan, prediction=own.prediction, kinds=(index,))
         return None
 
-    if quick := alone(**SPARING):
+    if quick := alone(True):
         return quick
-    search = FirstFit(tables, workload, stack, space, allowed, tries=tries)
+    search = FirstFit(tables, workload, stack, space, allowed, tries=tries, large=large)
     search.run()
-    if made := (search.best[0] if search.best else alone()):
+    if made := (search.best[0] if search.best else alone(False)):
         return made
     left = f"; {search.counts.left:,} plans over several kinds were not looked at" if search.counts.left else ""
     raise PlanError(f"nothing fits in memory{left}")
@@ -233,17 +245,25 @@ def _alone(
     limits: Sequence[Limit],
     kind: Kind,
     limit_bytes: int,
+    *,
+    quick: bool = False,
 ) -> _Alone:
-    """PlanError where nothing fits or runs on the kind."""
+    """PlanError where nothing fits or runs on the kind. quick: not the fastest, but one of those that spare memory,
+    with much room."""
     there, own = part_of(cluster, kind), Goal(memory_bytes=limit_bytes)
+    fixed = {**SPARING, **fixed} if quick else fixed
     check_request(graph, there, workload, base, fixed, there.num_devices)
     space = make_space(graph, there, workload, base=base, fixed=fixed, limits=limits, stack=stack)
-    result = solve(graph, there, workload, space, stack, own, top=1)
-    if not result.best:
+    if quick:
+        best, tried = roomiest(graph, there, workload, space, stack, limit_bytes), 0
+    else:
+        result = solve(graph, there, workload, space, stack, own, top=1)
+        best, tried = result.best[0] if result.best else None, result.counts.priced
+    if best is None:
         raise PlanError(f"nothing fits on {there.name}")
     whole = () if len(kind.devices) == cluster.num_devices else kind.devices
-    made = replace(result.best[0].plan, placement=whole)
-    return _Alone(prediction=predict(graph, cluster, made, workload, stack), tried=result.counts.priced)
+    made = replace(best.plan, placement=whole)
+    return _Alone(prediction=predict(graph, cluster, made, workload, stack), tried=tried)
 
 
 def part_of(cluster: Cluster, kind: Kind) -> Cluster:

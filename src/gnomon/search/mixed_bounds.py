@@ -42,6 +42,9 @@ from gnomon.sharding.parameters import STATE_TENSORS
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
+SLACK = 1e-9
+"""Bounds are lowered by this share: sums of floats are rounded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
@@ -97,6 +100,7 @@ class LayerTables:
         self._links: dict[object, AxisLink] = {}
         self._all: dict[object, dict[str, LayerTable]] = {}
         self._tables: dict[object, LayerTable] = {}
+        self._roomiest: dict[object, tuple[float, float, float]] = {}
         self.predicted: dict[MixedPoint, Prediction | str] = {}
         """What searches of this work have predicted: of a point that cannot run, why."""
         place = {layer.label: i for i, layer in enumerate(layers)}
@@ -105,6 +109,13 @@ class LayerTables:
         """Every layer reads from the one before it, so that every stage does."""
         experts = [d.size for b in graph.blocks for d in b.dims if d.name.rpartition(".")[2] == "experts" and d.size]
         self._experts = max(experts, default=0)
+
+    @property
+    def divided_bytes(self) -> float:
+        """Bytes of all parameters, gradients and states of one copy of the model, at least. Divided over every device
+        they are no less: ranks that ZeRO or an axis does not divide hold the same twice."""
+        elements = float(self.graph.num_parameters())
+        return float(static_bytes(elements, 0.0, self.base, 0, (1, 1), self.stack))
 
     def of(self, block: MixedBlock, entry: int, batch: int, recompute: str | None = None) -> LayerTable:
         """Of one entry of a block's kinds. batch: sequences of a microbatch on one worker. recompute: in place of the
@@ -117,13 +128,36 @@ class LayerTables:
     def every(self, block: MixedBlock, entry: int, recompute: str | None = None) -> LayerTable:
         """The same of all sizes (`micro`) at once."""
         shape = block.shape
-        kind, tp, cp, ep = shape.kinds[entry], shape.tp[entry], shape.cp, shape.ep[entry]
-        sequence = block.sequence_parallel and tp > 1
-        key = kind, tp, cp, ep, sequence, block.context if cp > 1 else ""
+        found = self._of_axes(shape.kinds[entry], shape.tp[entry], shape.cp, shape.ep[entry], block)
+        return found[recompute or block.recompute] if len(found) > 1 else next(iter(found.values()))
+
+    def _of_axes(self, kind: int, tp: int, cp: int, ep: int, block: MixedBlock) -> dict[str, LayerTable]:
+        """By way of recomputing."""
+        key = kind, tp, cp, ep, *_layout(block, tp, cp)
         if key not in self._all:
             self._all[key] = self._made(kind, tp, cp, ep, block)
-        found = self._all[key]
-        return found[recompute or block.recompute] if len(found) > 1 else next(iter(found.values()))
+        return self._all[key]
+
+    def roomiest(
+        self, kind: int, tp: int, cp: int, ep: int, blocks: Sequence[MixedBlock]
+    ) -> tuple[float, float, float]:
+        """(dense elements of a layer, bytes that it keeps, bytes that the backward of the last layer needs), the least
+        of all sizes and ways of recomputing, and of the layouts that some blocks have with a kind and axes."""
+        layouts = {_layout(block, tp, cp) for block in blocks}
+        key = kind, tp, cp, ep, tuple(sorted(layouts))
+        if key not in self._roomiest:
+            found = [
+                table
+                for layout in layouts
+                for block in [next(b for b in blocks if _layout(b, tp, cp) == layout)]
+                for table in self._of_axes(kind, tp, cp, ep, block).values()
+            ]
+            self._roomiest[key] = (
+                min(float(table.least[4].min()) for table in found),
+                min(float(table.least[5].min()) for table in found),
+                min(float(table.inside[-1].min()) for table in found),
+            )
+        return self._roomiest[key]
 
     def _made(self, kind: int, tp: int, cp: int, ep: int, block: MixedBlock) -> dict[str, LayerTable]:
         mesh = Mesh(dp_shard=ep // gcd(ep, tp * cp), tp=tp, cp=cp, ep=ep)
@@ -221,6 +255,11 @@ class LayerTables:
         starts = np.array(self.counted)[np.cumsum(layers[:, :-1], axis=1)]
         first, last = np.zeros(len(layers), np.int64), np.full(len(layers), self.num_layers)
         return [first, *starts.T, last]
+
+
+def _layout(block: MixedBlock, tp: int, cp: int) -> tuple[bool, str]:
+    """What the layers of a worker with so many ranks see of a block's layout."""
+    return block.sequence_parallel and tp > 1, block.context if cp > 1 else ""
 
 
 def _worker_sizes(total: int, devices: Sequence[int]) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Whether any plan over unlike devices fits: the search for the fastest one, in the order of memory in place of time.
 
 `FirstFit` prices the points that hold least on their fullest rank first, and ends with the first one that fits. It has
-shown that none fits when it ends without one and `left` nothing. Leaves out plans on one kind of device.
+shown that none fits when it ends without one and `left` nothing. `roomiest` is a plan on devices of one kind that
+leaves much room: it most likely fits more work too.
 """
 
 from __future__ import annotations
@@ -12,11 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Goal, Stack, Workload
 from gnomon.plans.parts import ScheduleName
+from gnomon.prediction import predict
 from gnomon.search.mixed_bounds import Longs
 from gnomon.search.mixed_rows import Rows
-from gnomon.search.mixed_search import PLAYED, Item, MixedSearch, Node
+from gnomon.search.mixed_search import PLAYED, Item, MixedSearch, Node, Shaped
 from gnomon.search.mixed_space import MixedBlock
+from gnomon.search.results import Found
+from gnomon.search.solve import Search
+from gnomon.search.space import Point, Space
 
 FIT_TRIES = 24
 """Predictions after which it gives up."""
@@ -26,6 +35,9 @@ SPARE = 0.9
 
 FIT_NODES = 3000
 """Partial pipelines that it looks at."""
+
+ROOMY = 12
+"""Plans on one kind that are predicted to find one with much room."""
 
 
 class FirstFit(MixedSearch):
@@ -42,6 +54,9 @@ class FirstFit(MixedSearch):
             self.counts.too_large += self._points(item)
         else:  # points with room to spare before anything else: one of them will do
             super()._push(bound - 2 if isinstance(item, Rows) and bound < SPARE else bound, item)
+
+    def _may_fit(self, shaped: Shaped, ratio: float) -> None:
+        self._push(ratio, shaped)
 
     def _rough(self, block: MixedBlock) -> float:
         return self.rows.least_ratio(block)
@@ -74,3 +89,34 @@ class FirstFit(MixedSearch):
         self.counts.too_large += len(ratios) - len(fits)
         if len(fits):
             self._push_rows(item.part(fits[np.argsort(ratios[fits], kind="stable")], ratios))
+
+
+def roomiest(
+    graph: Graph, cluster: Cluster, workload: Workload, space: Space, stack: Stack, limit_bytes: int
+) -> Found | None:
+    """Of a space of plans on one kind of device, that which fits and holds the least by a bound; None if of the first
+    ROOMY meshes none fits."""
+    search = Search(graph, cluster, workload, space, stack, Goal(memory_bytes=limit_bytes))
+    able: list[tuple[float, Point]] = []
+    for _, family in search.blocks.families():
+        for schedule, virtual, columns in search.blocks.scheduled(family.pp, family.dp).rows:
+            held = search.blocks.held(family, schedule, virtual)
+            for column in columns:
+                block = search.opening.block(family, schedule, virtual, column)
+                least = int(np.argmin(held[:, column]))
+                able += [(float(held[least, column]), point) for point in search.opening.points(block, [least])]
+    meshes: set[object] = set()
+    for held_bytes, point in sorted(able):
+        if held_bytes > limit_bytes or len(meshes) == ROOMY:
+            break
+        mesh = point.tp, point.cp, point.ep, point.pp
+        if mesh in meshes:
+            continue
+        meshes.add(mesh)
+        try:
+            found = predict(graph, cluster, space.plan(point), workload, stack)
+        except PlanError:
+            continue
+        if all(rank.peak_bytes <= limit_bytes for rank in found.memory):
+            return Found(point=point, plan=found.plan, prediction=found)
+    return None

@@ -6,7 +6,7 @@ proofs. Leaves out which points are looked at (`mixed_search`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from gnomon.plans.parts import ScheduleName
 from gnomon.prediction.step import SPLIT_BACKWARD
 from gnomon.prices.collectives import CollectiveKind
 from gnomon.search.bounds import Actions
-from gnomon.search.flight import flight
+from gnomon.search.flight import flight, under_way
 from gnomon.search.mixed_bounds import (
+    SLACK,
     Doubles,
     LayerTable,
     LayerTables,
@@ -79,6 +80,8 @@ class Bounds:
         """limits: bytes that a device of each kind may hold."""
         self.tables, self.space, self.limits = tables, space, limits
         self._ratios: dict[object, float] = {}
+        self._most: dict[object, int] = {}
+        self._flights: dict[object, int] = {}
         optimizer = space.base.optimizer
         self.clip = optimizer.clip and optimizer.offload is None
         """All ranks meet once a step, in the norm."""
@@ -232,50 +235,114 @@ class Bounds:
         only = all(schedule == "gpipe" for _, schedule in self.space.variants(shape, count))
         return tuple(in_flight("gpipe" if only else "", rank, shape.pp, count) for rank in range(shape.pp))
 
-    def most_layers(self, block: MixedBlock, zero: int) -> list[float]:
-        """Layers that each rank of a pipeline over kinds has room for, at most, with ZeRO up to a stage. Proof as for
-        `least_ratio`; beside its layers a rank holds what the backward of one needs, of the model's last layer where
-        that is its own, and on the ends what is before and after the layers that are counted."""
-        shape, counted = block.shape, self.tables.counted
-        workers, found = self.space.workers(shape), []
-        size, holder = self.space.global_batch // block.microbatches, 0 if shape.turned else shape.pp - 1
-        for rank, (kind, flights) in enumerate(zip(shape.kinds, self.flights(block), strict=True)):
-            column = self.tables.column[-(-size // workers[rank])]
-            table = self.tables.every(block, rank)
-            dense, kept = table.least[4:6, column].tolist()
-            ways = self.ways(shape, workers, rank)
-            ends = [(0, counted[0])] if not rank else []
-            ends += [(counted[-1] + 1, self.tables.num_layers)] if rank == holder else []
-            beside = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
-            each, fixed = (
-                float(static_bytes(n, 0.0, self.space.base, zero, ways, self.tables.stack)) for n in (dense, beside)
-            )
-            each += kept * flights
-            fixed += flights * sum(float(table.kept[b, column] - table.kept[a, column]) for a, b in ends)
-            inside = table.inside[-1 if rank == holder else slice(None), column]
-            room = self.limits[kind] - self.tables.workspace[kind] - fixed - float(np.min(inside))
-            found.append(max(0.0, room) / each if each else float(self.space.num_layers))
-        return found
+    def most_layers(self, block: MixedBlock, rank: int, zero: int, schedules: Iterable[ScheduleName]) -> int:
+        """Layers that a rank of a pipeline over kinds has room for, at most, with ZeRO up to a stage and any of the
+        schedules.
+
+        Proof: it holds so many times what the smallest layer takes, of parameters, and of activations what
+        `held_bytes` says of stages of such layers; beside these what the backward of its last layer needs, which of
+        the model's last layers is one before a layer that is counted unless the rank ends the model; and on the ends
+        what is before and after the layers that are counted.
+        """
+        shape, tables = block.shape, self.tables
+        workers = self.space.workers(shape)
+        column = tables.column[-(-(self.space.global_batch // block.microbatches) // workers[rank])]
+        under_way = self._under_way(shape, block.microbatches, schedules, rank)
+        holder = rank == (0 if shape.turned else shape.pp - 1)
+        table, ways = tables.every(block, rank), self.ways(shape, workers, rank)
+        kind = shape.kinds[rank]
+        key = id(table), column, ways, zero, under_way, shape.virtual, not rank, holder, kind
+        if key not in self._most:
+            room = self.limits[kind] - tables.workspace[kind]
+            held = self._held_by(table, column, zero, ways, under_way, shape.virtual, first=not rank, holder=holder)
+            self._most[key] = int(np.count_nonzero(held * (1 - SLACK) <= room))
+        return self._most[key]
+
+    def _held_by(
+        self, table: LayerTable, column: int, zero: int, ways: tuple[int, int], under_way: int, virtual: int,
+        *, first: bool, holder: bool,
+    ) -> Doubles:  # fmt: skip
+        """[layers] bytes that a pipeline rank with 1, 2, … layers holds, at least, which more layers never lower."""
+        counted, total = self.tables.counted, self.tables.num_layers
+        layers = np.arange(1, self.space.num_layers + 1)
+        dense, kept = table.least[4:6, column].tolist()
+        ends = [(0, counted[0])] if first else []
+        ends += [(counted[-1] + 1, total)] if holder else []
+        beside = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
+        more = sum(float(table.kept[b, column] - table.kept[a, column]) for a, b in ends)
+        lasts = [total - 1] if holder else [each - 1 for each in counted[1:]] or [total - 1]
+        inside = float(table.inside[lasts, column].min())
+        held: Doubles = np.zeros(()) + static_bytes(
+            dense * layers + beside, 0.0, self.space.base, zero, ways, self.tables.stack
+        )
+        if virtual == 1:
+            return held + under_way * (kept * layers + more) + inside
+        every: Doubles = kept * layers + more + inside
+        return held + np.maximum(every, under_way * kept * (layers // virtual)) if first else held + every
+
+    def _under_way(self, shape: Shape, count: int, schedules: Iterable[ScheduleName], rank: int) -> int:
+        """Microbatches, or stages of microbatches on a first rank of several, that a rank holds at once, at least."""
+        key = shape.pp, shape.virtual, count, tuple(schedules), rank
+        if key not in self._flights:
+            self._flights[key] = min(
+                (in_flight(each, rank, shape.pp, count) if shape.virtual == 1 else
+                 under_way(each, shape.pp, shape.virtual, count) if not rank else 1)
+                for each in key[3]
+            )  # fmt: skip
+        return self._flights[key]
+
+    def has_room(self, block: MixedBlock, zero: int, schedules: Iterable[ScheduleName]) -> bool:
+        """Whether the ranks of a pipeline over kinds may have room for all layers together."""
+        shape, left, schedules = block.shape, self.space.num_layers, tuple(schedules)
+        for rank in range(shape.pp):
+            most = self.most_layers(block, rank, zero, schedules)
+            if most < shape.virtual:
+                return False
+            left -= most
+        return left <= 0
+
+    def roomiest_ratio(self, shape: Shape, blocks: Sequence[MixedBlock]) -> float:
+        """What `least_ratio` is at least for every block of a shape, without looking at them one by one."""
+        zero = max(z for count in {b.microbatches for b in blocks} for z, _ in self.space.variants(shape, count))
+        layouts = tuple(sorted({(block.sequence_parallel, block.context) for block in blocks}))
+        ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
+        key = "shape", shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, layouts, zero
+        if key not in self._ratios:
+            each = [
+                self.tables.roomiest(k, tp, shape.cp, ep, blocks)
+                for k, tp, ep in zip(shape.kinds, shape.tp, shape.ep, strict=True)
+            ]
+            self._ratios[key] = self._filled(shape, zero, each)
+        return self._ratios[key]
 
     def _least_ratio(self, block: MixedBlock, zero: int, flights: Sequence[int]) -> float:
-        shape, space, base = block.shape, self.space, self.space.base
-        workers = space.workers(shape)
-        size = space.global_batch // block.microbatches
-        layers, room, most = float(space.num_layers), 0.0, 0.0
-        for entry, kind in enumerate(shape.kinds):
+        shape, found = block.shape, []
+        workers = self.space.workers(shape)
+        size = self.space.global_batch // block.microbatches
+        for entry in range(len(shape.kinds)):
             beside = shape.form == "replicas"
             column = 0 if beside else self.tables.column[-(-size // workers[entry])]
-            dense, kept = self.tables.every(block, entry).least[4:6, column].tolist()
+            table = self.tables.every(block, entry)
+            dense, kept = table.least[4:6, column].tolist()
+            found.append((dense, kept * flights[0 if beside else entry], float(table.inside[-1, column])))
+        return self._filled(shape, zero, found)
+
+    def _filled(self, shape: Shape, zero: int, each: Sequence[tuple[float, float, float]]) -> float:
+        """Share of what its device may hold that the fullest rank does at least. each: of every entry of the kinds,
+        what a layer has of parameters and keeps, and what the backward of the model's last layer needs."""
+        space, workers = self.space, self.space.workers(shape)
+        layers, room, most = float(space.num_layers), 0.0, 0.0
+        for entry, (kind, (dense, kept, inside)) in enumerate(zip(shape.kinds, each, strict=True)):
+            beside = shape.form == "replicas"
             ways = self.ways(shape, (sum(workers),) if beside else workers, 0 if beside else entry)
-            under_way = flights[0 if beside else entry]
-            each = float(static_bytes(dense, 0.0, base, zero, ways, self.tables.stack)) + kept * under_way
+            layer = float(static_bytes(dense, 0.0, space.base, zero, ways, self.tables.stack)) + kept
             limit, workspace = self.limits[kind], self.tables.workspace[kind]
             if beside or entry == (0 if shape.turned else shape.pp - 1):  # the rank of the last layer
-                most = max(most, (workspace + float(self.tables.every(block, entry).inside[-1, column])) / limit)
+                most = max(most, (workspace + inside) / limit)
             if beside:
-                most = max(most, (workspace + each * layers / shape.pp) / limit)
-            elif each:
-                layers, room = layers + workspace / each, room + limit / each
+                most = max(most, (workspace + layer * layers / shape.pp) / limit)
+            elif layer:
+                layers, room = layers + workspace / layer, room + limit / layer
         return max(most, layers / room) if room else most
 
     def ways(self, shape: Shape, workers: Sequence[int], rank: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count as counter
 from typing import Any
@@ -27,6 +27,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prediction.step import SPLIT_BACKWARD
 from gnomon.search.flight import under_way
 from gnomon.search.mixed_bounds import (
+    SLACK,
     Doubles,
     LayerTables,
     Longs,
@@ -38,6 +39,7 @@ from gnomon.search.mixed_space import (
     MixedBlock,
     MixedPoint,
     MixedSpace,
+    Shape,
     divisions,
     equal_layers,
     layers_of_stages,
@@ -45,9 +47,6 @@ from gnomon.search.mixed_space import (
     shares_of,
     stages_of_ranks,
 )
-
-SLACK = 1e-9
-"""Bounds are lowered by this share: sums of floats are rounded."""
 
 TRIES = 300
 """Predictions of one search, unless more are asked for."""
@@ -105,7 +104,12 @@ class Pipe:
         self.block, self.shape, tables = block, block.shape, search.tables
         self.count, self.virtual = block.microbatches, block.shape.virtual
         self.workers = search.space.workers(block.shape)
-        self.variants = search.space.variants(block.shape, block.microbatches)
+        self.variants = tuple(
+            each
+            for each in search.space.variants(block.shape, block.microbatches)
+            if search.rows.has_room(block, each[0], (each[1],))
+        )
+        """Those of which some point may fit."""
         size = search.space.global_batch // self.count
         self.tables = [tables.of(block, rank, -(-size // n)) for rank, n in enumerate(self.workers)]
         begin, end = tables.counted[0], tables.counted[-1] + 1
@@ -122,8 +126,9 @@ class Pipe:
             for split in (False, True)
         }
         """Layers by the second that the ranks from each on take through."""
-        zero = max((each for each, _ in self.variants), default=0)
-        rooms = [int(min(most * (1 + SLACK), 1e9)) for most in search.rows.most_layers(block, zero)]
+        zero, schedules = max((each for each, _ in self.variants), default=0), {name for _, name in self.variants}
+        ranks = range(self.shape.pp) if self.variants else ()
+        rooms = [search.rows.most_layers(block, rank, zero, schedules) for rank in ranks]
         self.room = [sum(rooms[rank:]) for rank in range(len(rooms) + 1)]
         """Layers that the ranks from each on have room for, at most."""
 
@@ -148,7 +153,25 @@ class Node:
         return [each for each in self.pipe.variants if (each[1] in SPLIT_BACKWARD) == self.split]
 
 
-Item = MixedBlock | Node | Rows
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """Blocks of one shape that may run, not looked at yet."""
+
+    shape: Shape
+    blocks: tuple[MixedBlock, ...]
+
+
+Item = Shaped | MixedBlock | Node | Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Large:
+    """Shapes and blocks that are too large, of several searches for plans that fit."""
+
+    known: frozenset[Shape | MixedBlock] = frozenset()
+    """Shown so at less work, longer sequences or a larger model taking no less memory: not looked at."""
+    found: set[Shape | MixedBlock] = field(default_factory=set)
+    """Shown so by this search, which adds them."""
 
 
 class MixedSearch:
@@ -169,14 +192,16 @@ class MixedSearch:
         known: Iterable[MixedFound] = (),
         told: Callable[[int], None] | None = None,
         most_nodes: int | None = None,
+        large: Large | None = None,
     ) -> None:
         """limits: bytes that a device of each kind may hold. known: plans that were predicted already. most_nodes:
-        partial pipelines that are looked at, at most."""
+        partial pipelines that are looked at, at most. large: what need not be looked at."""
         self.tables, self.workload, self.stack, self.space, self.limits = tables, workload, stack, space, limits
         self.top, self.tries, self.told = top, tries, told
         self.most_nodes = most_nodes or self.most_nodes
         self.known = {found.point: found for found in known if found.point is not None}
         self.best = sorted(known, key=lambda each: each.step_s)[:top]
+        self.large = large or Large()
         self.counts = MixedCounts(space=space.size)
         self.bound_s = float("inf")
         self.heap: list[tuple[float, int, Item]] = []
@@ -192,15 +217,8 @@ class MixedSearch:
 
     def run(self) -> None:
         """Best first, until nothing that is left can be better, or the tries are used up."""
-        for block in self.space.blocks:
-            axes = dict.fromkeys(zip(block.shape.tp, block.shape.ep, strict=True))
-            why = next((w for tp, ep in axes if (w := self._why_not(tp, ep, block))), "")
-            if why:
-                self._reject(why, self._points(block))
-            elif self.rows.least_ratio(block) > 1:
-                self.counts.too_large += self._points(block)
-            else:
-                self._push(self._rough(block), block)
+        for shape, blocks in self.space.by_shape:
+            self._begin(shape, blocks)
         while self.heap:
             bound, _, item = heapq.heappop(self.heap)
             if bound >= self.worst():
@@ -210,6 +228,8 @@ class MixedSearch:
                 self.bound_s = bound
                 self.counts.left += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
                 self.heap.clear()
+            elif isinstance(item, Shaped):
+                self._spread(item)
             elif isinstance(item, MixedBlock):
                 self._open(item)
             elif isinstance(item, Node):
@@ -221,6 +241,41 @@ class MixedSearch:
             if self.told is not None:
                 self.told(self.counts.covered - self.counts.left)
         assert self.counts.covered == self.counts.space, (self.counts, "points must add up")
+
+    def _begin(self, shape: Shape, blocks: Sequence[MixedBlock]) -> None:
+        """Those blocks of a shape that may run, if any may fit."""
+        axes = dict.fromkeys(zip(shape.tp, shape.ep, strict=True))
+        why = {(block.sequence_parallel, block.context): "" for block in blocks}
+        for layout in why:
+            one = next(block for block in blocks if (block.sequence_parallel, block.context) == layout)
+            why[layout] = next((w for tp, ep in axes if (w := self._why_not(tp, ep, one))), "")
+        legal = [block for block in blocks if not why[block.sequence_parallel, block.context]]
+        for block in blocks if len(legal) < len(blocks) else ():
+            if wrong := why[block.sequence_parallel, block.context]:
+                self._reject(wrong, self._points(block))
+        if not legal:
+            return
+        ratio, shaped = self.rows.roomiest_ratio(shape, legal), Shaped(shape, tuple(legal))
+        if shape in self.large.known or ratio > 1:
+            self._too_large(shape, self._points(shaped))
+        else:
+            self._may_fit(shaped, ratio)
+
+    def _may_fit(self, shaped: Shaped, ratio: float) -> None:
+        """Blocks of a shape that may fit. ratio: the share of its device that the fullest rank holds at least."""
+        self._spread(shaped)
+
+    def _spread(self, shaped: Shaped) -> None:
+        """The blocks of a shape that may fit, with bounds."""
+        for block in shaped.blocks:
+            if block in self.large.known or self.rows.least_ratio(block) > 1:
+                self._too_large(block, self._points(block))
+            else:
+                self._push(self._rough(block), block)
+
+    def _too_large(self, item: Shape | MixedBlock, points: int) -> None:
+        self.large.found.add(item)
+        self.counts.too_large += points
 
     def worst(self) -> float:
         """What a plan must be faster than: only the best one is looked for, the next are those met on the way."""
@@ -236,6 +291,8 @@ class MixedSearch:
     def _points(self, item: Item) -> int:
         if isinstance(item, MixedBlock):
             return self.space.count(item)
+        if isinstance(item, Shaped):
+            return sum(map(self.space.count, item.blocks))
         if isinstance(item, Rows):
             return len(item.bounds)
         return self._completions(item) * len(item.variants)
@@ -313,7 +370,11 @@ class MixedSearch:
         if block.shape.form == "replicas":
             self._open_replicas(block)
         else:
-            pipe = Pipe(self, block)
+            pipe, every = Pipe(self, block), self.space.variants(block.shape, block.microbatches)
+            members = self.space.members(block.shape, block.microbatches)
+            self.counts.too_large += members * (len(every) - len(pipe.variants))
+            if not pipe.variants:
+                self.large.found.add(block)
             for split in (False, True):
                 node = Node(pipe, split, (), 0, 0.0, 0.0)
                 if node.variants:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import combinations, permutations, product
+from itertools import combinations, groupby, permutations, product
 from math import comb
 from typing import Literal, NamedTuple, cast
 
@@ -181,6 +181,11 @@ class MixedSpace:
                 if self.variants(shape, count) and self.members(shape, count):
                     found += [MixedBlock(shape, count, *each) for each in product(sequence, self.recompute, contexts)]
         return tuple(found)
+
+    @cached_property
+    def by_shape(self) -> tuple[tuple[Shape, tuple[MixedBlock, ...]], ...]:
+        """The blocks of each shape."""
+        return tuple((shape, tuple(blocks)) for shape, blocks in groupby(self.blocks, key=lambda block: block.shape))
 
     def _shapes(self) -> Iterator[Shape]:
         for some in self._subsets():

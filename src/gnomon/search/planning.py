@@ -35,9 +35,10 @@ def plan(
     fixed: Mapping[str, object] | None = None,
     forbid: Iterable[str | Limit] = (),
     top: int = 5,
+    unlike: bool = False,
     told: Callable[[int, int], None] | None = None,
 ) -> Result:
-    """The fastest plan that fits, and the next `top` - 1.
+    """The fastest plan that fits, and the next `top` - 1; with `unlike`, alternatives to it (`shortlist.Unlike`).
 
     model, cluster: as for `predict`. base: what the search does not vary; left out, the default plan, in a precision
     that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. told: is called with the
@@ -51,7 +52,7 @@ def plan(
     space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack)
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
-    found = solve(graph, machines, workload, space, stack, goal, top=top, told=progress)
+    found = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress)
     if found.best:
         return found
     if not found.counts.priced and not found.counts.too_large:

@@ -31,22 +31,57 @@ class Found:
 
 
 SAME_MESH = 2
-"""Plans of one mesh among a few that are tried."""
+"""Plans of one mesh among a few unlike ones, at most."""
+
+UP_TO = 1.5
+"""Alternatives are looked for that take so many times the best plan's step, at most."""
+
+Ranks = tuple[int, ...]
+"""Ranks of pipeline, data, context, tensor and expert parallelism; of every stage where a plan lists them."""
+
+Sort = tuple[Ranks, str, int]
+"""What plans are alike in: ranks on each axis, recomputation and ZeRO stage."""
 
 
-def varied(plans: Sequence[Plan], few: int) -> list[int]:
-    """Which plans to try of some in order of predicted time: the first `few`, but at most SAME_MESH with as many ranks
-    on each axis, since what a prediction has wrong of one it has wrong of the others. With too few meshes, the next in
-    order. Indices, in order."""
-    seen: Counter[tuple[int, ...]] = Counter()
+def sort_of(plan: Plan) -> Sort:
+    """A plan's. Microbatch, schedule, layout, and how data-parallel ranks are divided into replicas do not count."""
+    meshes = [stage.mesh for stage in plan.stages if stage.mesh is not None] or [plan.mesh]
+    axes = [len(plan.stages) or plan.mesh.pp]
+    for mesh in meshes:
+        axes += mesh.data_ranks, mesh.cp, mesh.tp, mesh.ep
+    return tuple(axes), plan.saved.preset, plan.optimizer.zero
+
+
+def sort_of_point(point: Point) -> Sort:
+    """The same of a point's plan."""
+    axes = point.pp, point.dp_replicate * point.dp_shard, point.cp, point.tp, point.ep
+    return axes, point.recompute, point.zero
+
+
+def most_alike(meshes: int, few: int) -> int:
+    """Plans of one mesh among a few unlike ones, at most, where there are so many meshes: more than SAME_MESH where
+    these are too few."""
+    return max(SAME_MESH, -(-few // max(meshes, 1)))
+
+
+def unlike(plans: Sequence[Plan], few: int, *, fill: bool = False) -> list[int]:
+    """Alternatives among plans in order of predicted time: each the first with its ranks on each axis, recomputation
+    and ZeRO stage, at most `most_alike` of them with the same ranks, since what a prediction has wrong of one it has
+    wrong of the others. fill: with too few of them, the next in order. Indices, in order."""
+    seen: set[Sort] = set()
+    meshes: Counter[Ranks] = Counter()
+    same = most_alike(len({sort_of(plan)[0] for plan in plans}), few)
     first: list[int] = []
     rest: list[int] = []
     for i, plan in enumerate(plans):
-        mesh = plan.mesh
-        axes = (mesh.pp, mesh.data_ranks, mesh.cp, mesh.tp, mesh.ep)
-        seen[axes] += 1
-        (first if seen[axes] <= SAME_MESH else rest).append(i)
-    return sorted((first + rest)[:few])
+        sort = sort_of(plan)
+        if sort in seen or meshes[sort[0]] == same:
+            rest.append(i)
+            continue
+        seen.add(sort)
+        meshes[sort[0]] += 1
+        first.append(i)
+    return sorted((first + (rest if fill else []))[:few])
 
 
 @dataclass(kw_only=True)
@@ -95,10 +130,13 @@ class Result:
     goal: Goal
     space: Space
     best: tuple[Found, ...]
-    """The fastest plans that fit, the best first."""
+    """The fastest plans that fit, the best first; with `unlike`, alternatives to it."""
     counts: Counts
     limit_bytes: int
     """What a device's peak may be."""
+    unlike: bool = False
+    """Whether each of the best is the fastest of its sort (`sort_of`), few of one mesh (`most_alike`), up to UP_TO
+    times the best step: in place of the fastest however alike."""
     near: tuple[Found, ...] = ()
     """Plans that are faster than the best and do not fit, the fastest first."""
     least_bytes: int | None = None

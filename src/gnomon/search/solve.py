@@ -22,7 +22,8 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.blocks import SLACK, Blocks, Row
 from gnomon.search.bounds import MIXED, Family, Job
 from gnomon.search.opening import Group, Opening
-from gnomon.search.results import Counts, Found, Result, memory_limit
+from gnomon.search.results import Counts, Found, Result, memory_limit, most_alike, sort_of_point
+from gnomon.search.shortlist import Shortlist, Unlike
 from gnomon.search.space import Point, Space
 from gnomon.search.tighten import Loose, Played, Stalled, Tight, Tighten
 
@@ -37,15 +38,17 @@ def solve(
     *,
     top: int = 5,
     prune: bool = True,
+    unlike: bool = False,
     told: Callable[[int], None] | None = None,
 ) -> Result:
-    """The `top` fastest plans of a space within the goal's memory.
+    """The `top` fastest plans of a space within the goal's memory; with `unlike`, the best and the fastest that are
+    unlike it and each other (`shortlist.Unlike`).
 
     prune: without it every legal point is predicted, which shows that the bounds are right. told: is called with the
     points covered so far. PlanError if no plan fits.
     """
     goal = goal or Goal()
-    search = Search(graph, cluster, workload, space, stack, goal, top=top, prune=prune, told=told)
+    search = Search(graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, told=told)
     search.run()
     return search.result()
 
@@ -67,6 +70,7 @@ class Search:
         *,
         top: int = 1,
         prune: bool = True,
+        unlike: bool = False,
         told: Callable[[int], None] | None = None,
     ) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
@@ -77,7 +81,7 @@ class Search:
         self.tighten = Tighten(self.job)
         self.blocks = Blocks(self.job, self.counts, self.limit, prune=prune)
         self.opening = Opening(self.blocks, self.tighten)
-        self.best: list[Found] = []
+        self.list = Unlike(top, most_alike(len(set(space.axes())), top)) if unlike else Shortlist(top)
         self.near: list[Found] = []
         self.heap: list[tuple[float, int, _Item]] = []
         self._serial = counter()
@@ -91,6 +95,8 @@ class Search:
             if self.prune and bound >= self.worst():
                 self.counts.too_slow += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
                 self.heap.clear()
+            elif self.prune and bound >= self.worst_of(item):
+                self.counts.too_slow += self._points(item)
             elif isinstance(item, Family):
                 for row in self.blocks.rows(item):
                     self._push(max(bound, row.bounds[0]), row)
@@ -148,7 +154,15 @@ class Search:
 
     def worst(self) -> float:
         """What a plan must be faster than."""
-        return self.best[-1].step_s if len(self.best) >= self.top else float("inf")
+        return self.list.worst()
+
+    def worst_of(self, item: _Item) -> float:
+        """What the plans of an item must be faster than."""
+        if isinstance(item, Family | Row | Group):
+            family = item if isinstance(item, Family) else item.family if isinstance(item, Row) else item.block.family
+            return self.list.worst_of((family.pp, family.dp, family.cp, family.tp, family.ep))
+        sort = sort_of_point(_point(item))
+        return self.list.worst_of(sort[0], sort)
 
     def result(self) -> Result:
         """What was found."""
@@ -161,7 +175,8 @@ class Search:
             stack=self.stack,
             goal=self.goal,
             space=self.space,
-            best=tuple(self.best),
+            best=tuple(self.list.best),
+            unlike=isinstance(self.list, Unlike),
             counts=self.counts,
             limit_bytes=self.limit,
             near=tuple(self.near),
@@ -186,11 +201,18 @@ class Search:
             self.counts.reject(str(error).partition(";")[0][:80], 1)
             return
         self.counts.priced += 1
-        if timed.step_s >= self.worst() and len(self.near) >= self.top:
+        if timed.step_s >= self.worst_of(point) and len(self.near) >= self.top:
             return  # whether it fits does not matter
         found = timed.prediction()
         made = Found(point=point, plan=plan, prediction=found)
         if all(rank.peak_bytes <= self.limit for rank in found.memory):
-            self.best = sorted([*self.best, made], key=lambda each: each.step_s)[: self.top]
+            self.list.add(made)
         elif len(self.near) < self.top:
             self.near = sorted([*self.near, made], key=lambda each: each.step_s)
+
+
+def _point(item: Loose | Stalled | Played | Tight | Point) -> Point:
+    """What an item is about."""
+    if isinstance(item, Point):
+        return item
+    return item.point if isinstance(item, Loose) else item.loose.point

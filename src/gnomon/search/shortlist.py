@@ -1,0 +1,72 @@
+"""Which plans a search keeps of those that fit: the fastest, or the fastest that are unlike.
+
+`Shortlist` keeps the fastest; `Unlike` of each sort (ranks on each axis, recomputation, ZeRO stage) the fastest, and
+of these the fastest, few of one mesh. Both say what a plan must be faster than to change them, so that a search that
+leaves out the others finds exactly what predicting every plan would. Leaves out the search (`solve`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gnomon.search.results import UP_TO, Found, Ranks, Sort, sort_of_point
+
+
+class Shortlist:
+    """The `few` fastest plans."""
+
+    def __init__(self, few: int) -> None:
+        self.few = few
+        self.best: list[Found] = []
+
+    def add(self, found: Found) -> None:
+        """A plan that fits."""
+        self.best = sorted([*self.best, found], key=lambda each: each.step_s)[: self.few]
+
+    def worst(self) -> float:
+        """What every plan must be faster than."""
+        return self.best[-1].step_s if len(self.best) >= self.few else float("inf")
+
+    def worst_of(self, ranks: Ranks, sort: Sort | None = None) -> float:
+        """What a plan with such ranks, of such a sort, must be faster than."""
+        return self.worst()
+
+
+class Unlike(Shortlist):
+    """The `few` fastest that are unlike; none that takes more than UP_TO times the best one's step.
+
+    Proof that what is left out does not matter: going through sorts by the step of their fastest plan, those of a mesh
+    after the first `same` are passed over, and the list is full with the `few`-th. A plan changes none of that unless
+    it is faster than the last of a full list, than that sort of its mesh, and than the fastest of its sort.
+    """
+
+    def __init__(self, few: int, same: int) -> None:
+        """same: plans of one mesh, at most."""
+        super().__init__(few)
+        self.same = same
+        self._fastest: dict[Sort, Found] = {}
+        self._meshes: dict[Ranks, list[float]] = {}
+
+    def add(self, found: Found) -> None:
+        sort = sort_of_point(found.point)
+        if sort in self._fastest and self._fastest[sort].step_s <= found.step_s:
+            return
+        self._fastest[sort] = found
+        every = sorted(self._fastest.items(), key=lambda item: item[1].step_s)
+        limit, taken = UP_TO * every[0][1].step_s, Counter[Ranks]()
+        self.best = []
+        for (ranks, _, _), each in every:
+            taken[ranks] += 1
+            if taken[ranks] <= self.same and each.step_s < limit:
+                self.best.append(each)
+        self.best = self.best[: self.few]
+        self._meshes[sort[0]] = sorted(each.step_s for (ranks, _, _), each in every if ranks == sort[0])
+
+    def worst(self) -> float:
+        return min(super().worst(), UP_TO * self.best[0].step_s) if self.best else float("inf")
+
+    def worst_of(self, ranks: Ranks, sort: Sort | None = None) -> float:
+        mesh = self._meshes.get(ranks, [])
+        of_mesh = mesh[self.same - 1] if len(mesh) >= self.same else float("inf")
+        own = self._fastest.get(sort) if sort is not None else None
+        return min(self.worst(), of_mesh, own.step_s if own is not None else float("inf"))

@@ -254,19 +254,23 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
     of it that is slower than one found takes less memory, so the next search allows it, and returns it or one between.
     With more, plans may be left out that save less than so many bytes on the one before; none is shown that is beaten
     by a plan shown. With choices that spare memory (`Question.spare`), what `Squeeze.smaller` makes of these plans is
-    added where none beats it; what these choices could do for other plans is not known.
+    added where none beats it; what these choices could do for other plans is not known. PlanError when nothing fits.
     """
     cases: list[Case] = []
-    limit = max(memory_limits(kinds_of(cluster), asked.goal))
+    limit, why = max(memory_limits(kinds_of(cluster), asked.goal)), ""
     while limit > 0:
         case = asked.best(cluster, workload, memory_bytes=limit)
         if case.found is None:
+            why = case.why
             break
         peak = _peak_bytes(case.found)
         while cases and cases[-1].found is not None and cases[-1].found.step_s >= case.found.step_s:
             cases.pop()  # as fast, with more memory
         cases.append(replace(case, label=show_bytes(limit)))
         limit = peak - resolution_bytes
+    if not cases:
+        more = "; allow more (--memory), use more devices or a smaller batch" if "memory" in why else ""
+        raise PlanError(f"there is no front of {asked.graph.name} on {cluster.name}: {why}{more}")
     if is_mixed(cluster) or not asked.spares:
         return tuple(cases)
     return _front_of([*cases, *_smaller(asked, cases)], resolution_bytes)
@@ -415,7 +419,9 @@ def longest(
     if asked.spares and not is_mixed(cluster):
         low = further(squeezes, low)
     if not low:
-        raise PlanError(f"no plan fits with {multiple} tokens: {tried[1].why}; use more devices or a smaller multiple")
+        why = tried[1].why
+        more = "; use more devices or a smaller multiple" if "memory" in why else ""
+        raise PlanError(f"no plan with {multiple} tokens: {why}{more}")
     return (*others(tried, low), asked.fastest(tried[low]))
 
 

@@ -130,6 +130,9 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     if asked.spares and not is_mixed(cluster):
         low = further(squeezes, low or least - 1)
     if low < least:
+        first = next(iter(tried.values()))
+        if "memory" not in first.why:  # what is asked for cannot be of any size
+            raise PlanError(f"no size of {config.name} runs on {cluster.name}: {first.label}: {first.why}")
         raise PlanError(
             f"not even {tried[least].label} fits on {cluster.name}: {tried[least].why}; use more devices, or a smaller "
             f"model to start from"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
@@ -26,7 +27,7 @@ from gnomon.search.planning import default_precision
 from gnomon.search.requests import SPARING, check_request
 from gnomon.search.results import unlike as alternatives
 from gnomon.search.solve import solve
-from gnomon.search.space import Limit, make_space, parse_limit
+from gnomon.search.space import Limit, divisors, make_space, parse_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +283,7 @@ def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: Mix
         sizes = " and ".join(f"{kind.node.count} of {kind.name}" for kind in space.kinds)
         return (
             f"no plan over the kinds of {cluster.name} has what is asked, and none fits on one kind alone: tp x cp "
-            f"must divide the devices of a node, {sizes}; ask for less of them, or leave them open"
+            f"must divide the devices of a node, {sizes}; {_nearest_axes(space)}"
         )
     why = f"{counts.too_large:,} of {counts.space:,} plans over its kinds are too large, {counts.illegal:,} cannot run"
     if search.why:
@@ -293,3 +294,12 @@ def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: Mix
         f"predicted; {space.all_devices} devices want at least a sequence each of a batch of {space.global_batch}: use "
         f"fewer or larger devices, a larger batch, or --memory"
     )
+
+
+def _nearest_axes(space: MixedSpace) -> str:
+    """What to ask for in place of a tp x cp that nodes cannot hold."""
+    able = divisors(gcd(*(kind.node.count for kind in space.kinds)))
+    asked = min(space.tp) * min(space.cp)
+    if asked in able:
+        return "ask for less of other axes, or leave them open"
+    return f"the nearest tp x cp that does is {min(able, key=lambda n: abs(n - asked))}"

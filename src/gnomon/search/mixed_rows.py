@@ -276,9 +276,11 @@ class Bounds:
             dense * layers + beside, 0.0, self.space.base, zero, ways, self.tables.stack
         )
         if virtual == 1:
-            return held + under_way * (kept * layers + more) + inside
+            return np.asarray(held + under_way * (kept * layers + more) + inside)
         every: Doubles = kept * layers + more + inside
-        return held + np.maximum(every, under_way * kept * (layers // virtual)) if first else held + every
+        if first:
+            every = np.maximum(every, under_way * kept * (layers // virtual))
+        return np.asarray(held + every)
 
     def _under_way(self, shape: Shape, count: int, schedules: Iterable[ScheduleName], rank: int) -> int:
         """Microbatches, or stages of microbatches on a first rank of several, that a rank holds at once, at least."""

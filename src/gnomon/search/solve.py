@@ -152,6 +152,11 @@ class Search:
             return len(self.blocks.choices(item.family).kept) * len(item.columns)
         return len(item.members) if isinstance(item, Group) else 1
 
+    @property
+    def best(self) -> list[Found]:
+        """What is kept of the plans that fit."""
+        return self.list.best
+
     def worst(self) -> float:
         """What a plan must be faster than."""
         return self.list.worst()

@@ -420,8 +420,9 @@ def longest(
         low = further(squeezes, low)
     if not low:
         why = tried[1].why
-        more = "; use more devices or a smaller multiple" if "memory" in why else ""
-        raise PlanError(f"no plan with {multiple} tokens: {why}{more}")
+        if "memory" not in why:
+            raise PlanError(f"no plan runs with {multiple} tokens: {why}")
+        raise PlanError(f"no plan fits with {multiple} tokens: {why}; use more devices or a smaller multiple")
     return (*others(tried, low), asked.fastest(tried[low]))
 
 

@@ -222,6 +222,9 @@ HEAVY = (
     ("gemma-2-2b", "1x4xh100-sxm", 32, 4096), ("gpt2", "4x1xv100-sxm-32gb", 32, 1024),
     ("llama-3.2-1b", "4x1xa100-sxm-80gb", 32, 4096), ("bert-large", "4x1xa100-sxm-80gb", 32, 512),
     ("gemma-2-2b", "2x4xh100-sxm", 64, 4096),
+    ("bert-large", "16x8xv100-sxm-16gb", 2048, 128), ("gpt2", "16x8xh100-sxm", 2048, 1024),
+    ("llama-3.2-1b", "16x8xh100-sxm", 1024, 2048), ("gemma-2-2b", "16x8xh100-sxm", 1024, 2048),
+    ("qwen2.5-7b", "16x8xa100-sxm-80gb", 512, 4096), ("llama-3.1-8b", "16x8xa100-sxm-80gb", 512, 4096),
 )  # fmt: skip
 """Model with a heavy head or embedding, cluster, global batch, sequence length."""
 

@@ -122,6 +122,7 @@ JOBS = (
             ("compute", "hopper"),
             ("compute", "blackwell"),
             ("attention", ""),
+            ("flash2", ""),
             ("exposed", ""),
         ),
     ),
@@ -134,8 +135,9 @@ JOBS = (
 
 
 def usable(run: Run) -> bool:
-    """Whether a run may be fitted on: not those with adapters, whose recipes are known from elsewhere."""
-    if run.family in LEFT or run.row.experts or run.adapters is not None:
+    """Whether a run may be fitted on: not those with adapters, whose recipes are known from elsewhere, nor those that
+    divide the vocabulary over stages, which wait for more than is known of."""
+    if run.family in LEFT or run.row.experts or run.adapters is not None or run.plan.schedule.vocabulary != "ends":
         return False
     return run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU
 
@@ -231,9 +233,9 @@ def centre(name: str, arch: str, base: Fitted, job: Job) -> float:
         return given[name]
     if name.startswith("link:"):
         return 1.0
-    every = base.universal
-    found = [n.value for n in (every.numbers if every else ()) if n.name == name and arch.startswith(n.arch)]
-    return found[-1] if found else next(n.centre for n in UNIVERSAL if n.name == name)
+    every, of_all = base.universal, "attention" if name == "flash2" else name
+    found = [n.value for n in (every.numbers if every else ()) if n.name == of_all and arch.startswith(n.arch)]
+    return found[-1] if found else next(n.centre for n in UNIVERSAL if n.name == of_all)
 
 
 def provenance(given: Sequence[Case], error: str) -> Provenance:

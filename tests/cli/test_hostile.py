@@ -77,7 +77,7 @@ REFUSED = [
     (f"predict negative.json {H100}", "expected an integer of at least 1, got -4 - at `$.num_attention_heads`"),
     (f"predict deep.json {H100}", "num_layers is 1000000000: at most 10000"),
     (f"predict wide.json {H100} --seq-len 4096", "if it is part of a step, a size of the model or the batch"),
-    (f"predict other.json {H100}", "; known: bert, bloom, deepseek_v2, "),
+    (f"predict other.json {H100}", "model_type 'mamba' has no reader"),
     (f"predict list.json {H100}", "holds a list; expected an object"),
     ("predict gpt2 --on 0x8xh100-sxm", "has a count of 0"),
     ("predict gpt2 --on 999999999999x8xh100-sxm", "7999999999992 devices; the limit is 4000000"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_published import GPT3, LLAMA, run
+from published_rows import GPT3, LLAMA, run
 
 from gnomon.models.decoder import DecoderConfig
 from gnomon.models.gpt import GptConfig

@@ -25,9 +25,15 @@ from gnomon.prices.curves import Provenance
 from gnomon.prices.links import AxisLink
 from gnomon.units import Seconds
 
-Name = Literal["host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "triton", "exposed"]
-"""Numbers of a stack: the fields of `Rates`. `triton` stands for `attention` where that runs as Triton's kernel of
-2023, of which what other kernels reach says nothing."""
+Name = Literal[
+    "host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "flash2", "triton", "exposed"
+]
+"""Numbers of a stack: the fields of `Rates`. `flash2` and `triton` stand for `attention` where that runs as
+FlashAttention-2, in a stack that has runs of several kernels, and as Triton's kernel of 2023, of which what other
+kernels reach says nothing."""
+
+OF_KERNELS = ("flash2", "triton")
+"""Numbers of one attention kernel."""
 
 LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
@@ -36,6 +42,7 @@ LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "host_unit_s": (0.0, 0.2),
         "compute": (0.3, 1.0),
         "attention": (0.2, 2.0),
+        "flash2": (0.2, 2.0),
         "triton": (0.2, 2.0),
         "exposed": (0.0, 2.0),
     }
@@ -177,8 +184,7 @@ class Fitted:
         """A stack's rates on a generation of devices: the user's own numbers before the stack's before those of all
         stacks, and in each its numbers for that generation before its numbers for all."""
         record = self.record(stack.name)
-        triton = stack.attention == "flash" and stack.attention_kernel == "triton"
-        other = "attention" if triton else "triton"  # of a kernel that is not the stack's
+        kernel = stack.attention_kernel if stack.attention == "flash" else None
         chosen: dict[str, float] = {}
         layers: tuple[Sequence[StackNumber | OwnNumber], ...] = (
             [n for n in self.universal.numbers if n.name != "attention" or stack.attention != "unfused"]
@@ -188,6 +194,9 @@ class Fitted:
             stack.own.numbers if stack.own else (),
         )
         for numbers in layers:
+            # What is of another kernel than the stack's.
+            told = kernel == "triton" or any(n.name == kernel for n in numbers)
+            others = {name for name in OF_KERNELS if name != kernel} | ({"attention"} if told else set())
             for number in sorted(numbers, key=lambda n: n.arch):
                 if number.name not in LIMITS:
                     known = ", ".join(LIMITS)
@@ -196,8 +205,8 @@ class Fitted:
                         f"{nearest(number.name[:40], LIMITS)}; known: {known}"
                     )
                 own = isinstance(number, OwnNumber)  # of the kernel that ran, whatever it was
-                if arch.startswith(number.arch) and (own or number.name != other):
-                    chosen["attention" if number.name == "triton" else number.name] = number.value
+                if arch.startswith(number.arch) and (own or number.name not in others):
+                    chosen["attention" if number.name in OF_KERNELS else number.name] = number.value
         return Rates(**chosen)
 
     def of_generations(self) -> Fitted:

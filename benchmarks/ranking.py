@@ -32,7 +32,7 @@ from gnomon.formats.published.settle import settled
 from gnomon.plans import Stack
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.validation import Score, spearman
-from gnomon.search import Found, loss, make_space, solve, varied
+from gnomon.search import Found, loss, make_space, solve, unlike
 
 FAMILIES = ("nanotron-ultrascale", "vtrain-micro24", "mosaic-llmfoundry", "bloom-prequel", "libai")
 """Sources that ran several layouts of one model on as many devices."""
@@ -86,7 +86,7 @@ class Group:
     def regret(self, truth: str = "fitted", few: int = 1) -> float:
         """What the best of a few, as `gnomon plan --try` chooses them, costs over the best measured."""
         order = np.argsort(self.predicted(truth), kind="stable")
-        chosen = order[varied([self.runs[i][0].plan for i in order], few)]
+        chosen = order[unlike([self.runs[i][0].plan for i in order], few, fill=True)]
         return float(self.measured[chosen].min() / self.measured.min() - 1)
 
     def correlation(self, truth: str = "fitted") -> float | None:

@@ -40,7 +40,7 @@ def test_no_two_are_alike_and_few_of_one_mesh(plans: list[Plan], few: int) -> No
     assert chosen[0] == 0 and chosen == sorted(chosen) and len(chosen) <= few
     assert len(set(sorts)) == len(sorts)
     meshes = len({sort_of(plan)[0] for plan in plans})
-    assert max(Counter(ranks for ranks, _, _ in sorts).values()) <= most_alike(meshes, few)
+    assert max(Counter(ranks for ranks, *_ in sorts).values()) <= most_alike(meshes, few)
     for i in chosen:  # the first of its sort
         assert sort_of(plans[i]) not in [sort_of(plan) for plan in plans[:i]]
 
@@ -52,12 +52,14 @@ def test_filled_up_there_are_as_many_as_are_asked_for(plans: list[Plan], few: in
     assert set(unlike(plans, few)) <= set(chosen)
 
 
-def test_what_microbatch_and_replicas_differ_in_is_no_alternative() -> None:
+def test_what_schedules_and_replicas_differ_in_is_no_alternative() -> None:
     data, tensor = Plan(mesh=Mesh(dp_shard=8)), Plan(mesh=Mesh(dp_shard=4, tp=2))
-    small = replace(data, schedule=Schedule(micro_batch_size=1))
+    gpipe = replace(data, schedule=Schedule(name="gpipe"))
     hybrid = replace(data, mesh=Mesh(dp_replicate=2, dp_shard=4))
-    assert unlike([data, small, hybrid, tensor], 3) == [0, 3]
-    assert unlike([data, small, hybrid, tensor], 3, fill=True) == [0, 1, 3]
+    large = replace(data, schedule=Schedule(micro_batch_size=2))
+    assert unlike([data, gpipe, hybrid, tensor], 3) == [0, 3]
+    assert unlike([data, gpipe, hybrid, tensor], 3, fill=True) == [0, 1, 3]
+    assert unlike([data, large, tensor], 3) == [0, 1, 2]
     assert most_alike(40, 5) == SAME_MESH and most_alike(1, 5) == 5
 
 

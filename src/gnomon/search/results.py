@@ -39,23 +39,23 @@ UP_TO = 1.5
 Ranks = tuple[int, ...]
 """Ranks of pipeline, data, context, tensor and expert parallelism; of every stage where a plan lists them."""
 
-Sort = tuple[Ranks, str, int]
-"""What plans are alike in: ranks on each axis, recomputation and ZeRO stage."""
+Sort = tuple[Ranks, str, int, int]
+"""What plans are alike in: ranks on each axis, recomputation, ZeRO stage and size of a microbatch."""
 
 
 def sort_of(plan: Plan) -> Sort:
-    """A plan's. Microbatch, schedule, layout, and how data-parallel ranks are divided into replicas do not count."""
+    """A plan's. Schedule, layout, and how data-parallel ranks are divided into replicas do not count."""
     meshes = [stage.mesh for stage in plan.stages if stage.mesh is not None] or [plan.mesh]
     axes = [len(plan.stages) or plan.mesh.pp]
     for mesh in meshes:
         axes += mesh.data_ranks, mesh.cp, mesh.tp, mesh.ep
-    return tuple(axes), plan.saved.preset, plan.optimizer.zero
+    return tuple(axes), plan.saved.preset, plan.optimizer.zero, plan.schedule.micro_batch_size
 
 
 def sort_of_point(point: Point) -> Sort:
     """The same of a point's plan."""
     axes = point.pp, point.dp_replicate * point.dp_shard, point.cp, point.tp, point.ep
-    return axes, point.recompute, point.zero
+    return axes, point.recompute, point.zero, point.micro_batch_size
 
 
 def most_alike(meshes: int, few: int) -> int:
@@ -65,9 +65,9 @@ def most_alike(meshes: int, few: int) -> int:
 
 
 def unlike(plans: Sequence[Plan], few: int, *, fill: bool = False) -> list[int]:
-    """Alternatives among plans in order of predicted time: each the first with its ranks on each axis, recomputation
-    and ZeRO stage, at most `most_alike` of them with the same ranks, since what a prediction has wrong of one it has
-    wrong of the others. fill: with too few of them, the next in order. Indices, in order."""
+    """Alternatives among plans in order of predicted time: each the first with its ranks on each axis, recomputation,
+    ZeRO stage and microbatch, at most `most_alike` of them with the same ranks, since what a prediction has wrong of
+    one it has wrong of the others. fill: with too few of them, the next in order. Indices, in order."""
     seen: set[Sort] = set()
     meshes: Counter[Ranks] = Counter()
     same = most_alike(len({sort_of(plan)[0] for plan in plans}), few)

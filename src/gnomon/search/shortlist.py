@@ -55,12 +55,12 @@ class Unlike(Shortlist):
         every = sorted(self._fastest.items(), key=lambda item: item[1].step_s)
         limit, taken = UP_TO * every[0][1].step_s, Counter[Ranks]()
         self.best = []
-        for (ranks, _, _), each in every:
+        for (ranks, *_), each in every:
             taken[ranks] += 1
             if taken[ranks] <= self.same and each.step_s < limit:
                 self.best.append(each)
         self.best = self.best[: self.few]
-        self._meshes[sort[0]] = sorted(each.step_s for (ranks, _, _), each in every if ranks == sort[0])
+        self._meshes[sort[0]] = sorted(each.step_s for (ranks, *_), each in every if ranks == sort[0])
 
     def worst(self) -> float:
         return min(super().worst(), UP_TO * self.best[0].step_s) if self.best else float("inf")

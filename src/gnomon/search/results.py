@@ -39,7 +39,7 @@ UP_TO = 1.5
 Ranks = tuple[int, ...]
 """Ranks of pipeline, data, context, tensor and expert parallelism; of every stage where a plan lists them."""
 
-Sort = tuple[Ranks, str, int, int]
+Sort = tuple[Ranks, str, int, int | None]
 """What plans are alike in: ranks on each axis, recomputation, ZeRO stage and size of a microbatch."""
 
 

@@ -40,6 +40,28 @@ def test_korthikanti_row() -> None:
     assert found.graph.num_parameters() == pytest.approx(175e9, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [
+        ("Qwen2.5 7B", 152_064),
+        ("qwen2.5-1.5b", 151_936),
+        ("Qwen3 8B", 151_936),
+        ("LLaMA 7B", 32_000),
+        ("open_llama_3b", 32_000),
+        ("qwen2.5_7b", 152_064),
+        ("llama-30b", 32_000),
+        ("Llama 3 8B", 128_256),
+        ("gpt-neox-20b", 50_432),
+        ("GPT-2 1.5B", 50_257),
+        ("Gemma 2 9B", 256_000),
+    ],
+)
+def test_vocabularies_that_names_settle(model: str, rows: int) -> None:
+    """Sizes given, vocabulary not: the rows of the tokenizer that the model is known by."""
+    found = run(GPT3 | {"model": model, "framework": "some trainer", "vocab": ""})
+    assert found.model.vocab_size == rows
+
+
 def test_nanotron_row_in_seconds() -> None:
     """256 sequences of 4096 tokens on 16 devices at 38,839.82 tokens/s each: 1.6873 s."""
     found = run(LLAMA)

@@ -33,13 +33,21 @@ from gnomon.models.sizes import GEMMA_SIZES
 Config = GptConfig | LlamaConfig | MixtralConfig | DeepseekConfig | BertConfig | HybridConfig | DecoderConfig
 
 VOCABULARIES = (
-    (r"llama.?3", 128_256, "Llama 3's tokenizer"),
-    (r"llama.?2", 32_000, "Llama 2's tokenizer"),
+    (r"llama.?3(?![\db])", 128_256, "Llama 3's tokenizer"),
+    (r"llama.?2(?!\d)", 32_000, "Llama 2's tokenizer"),
     (r"mixtral|mistral", 32_000, "Mistral's tokenizer"),
     (r"nemotron", 256_000, "Nemotron-4's tokenizer"),
     (r"grok", 131_072, "Grok-1's published config"),
     (r"bloom", 250_880, "BLOOM's padded tokenizer; the source says 250k"),
     (r"bert", 30_522, "BERT's uncased tokenizer"),
+    (r"llama(?!.?[234](?![\db]))|vicuna|alpaca", 32_000, "the first Llama's tokenizer"),
+    (r"qwen.?2\.5.*[^\d.](?:7|14|32|72)b", 152_064, "Qwen2.5's published config"),
+    (r"qwen.?(?:2\.5|3)", 151_936, "Qwen's published config"),
+    (r"deepseek.?(?:v3|r1)", 129_280, "DeepSeek-V3's published config"),
+    (r"gpt.?oss", 201_088, "GPT-OSS's published config"),
+    (r"gemma.?[34]", 262_144, "Gemma 3's published config"),
+    (r"gemma", 256_000, "Gemma's published config"),
+    (r"neox", 50_432, "GPT-NeoX-20B's published config"),
     (r"gpt3|gpt-3|nemo megatron|turing|megatron-1t", 51_200, "GPT-2's tokenizer as Megatron-LM pads it for tp 8"),
     (r"gpt", 50_257, "GPT-2's tokenizer"),
 )

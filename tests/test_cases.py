@@ -14,8 +14,8 @@ import pytest
 from case_format import Case, Peak
 
 from gnomon.program import Program, Structure, issue_order_peak, parse_program, print_program, problems, validate
-from gnomon.simulate import Clock, Durations, durations, period, play, simulate, time_order_peak
-from gnomon.timeline import breakdown, exposed_communication
+from gnomon.simulate import Clock, Durations, durations, period, play, simulate
+from gnomon.timeline import breakdown, exposed_communication, peaks
 
 FOLDER = Path(__file__).parent / "cases"
 
@@ -95,17 +95,17 @@ def check_memory(case: Case, structure: Structure) -> None:
     found: dict[str, Peak] = {}
     expected: dict[str, Peak] = {}
     if wanted.issue_peaks:
-        peaks = issue_order_peak(program, structure.deps, case.sizes)
+        issued = issue_order_peak(program, structure.deps, case.sizes)
         for rank_class, peak in wanted.issue_peaks.items():
-            name = program.token(peaks[rank_class].row) if peak.action else ""
-            found[f"issue {rank_class}"] = Peak(size=peaks[rank_class].bytes, action=name, moment=peak.moment)
+            name = program.token(issued[rank_class].row) if peak.action else ""
+            found[f"issue {rank_class}"] = Peak(size=issued[rank_class].bytes, action=name, moment=peak.moment)
             expected[f"issue {rank_class}"] = peak
     if wanted.time_peaks:
         seconds: Durations = durations(program, case.busy, case.lag)
-        held = time_order_peak(structure, seconds, case.sizes, steps=wanted.time_steps)
+        held = peaks(simulate(structure, seconds, case.sizes, steps=wanted.time_steps))
         for rank_class, peak in wanted.time_peaks.items():
-            name = program.token(held[rank_class].row) if peak.action else ""
-            moment = held[rank_class].moment if peak.moment is not None else None
+            name = held[rank_class].action if peak.action else ""
+            moment = held[rank_class].moment_s if peak.moment is not None else None
             found[f"time {rank_class}"] = Peak(size=held[rank_class].bytes, action=name, moment=moment)
             expected[f"time {rank_class}"] = peak
     assert found == expected

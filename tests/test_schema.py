@@ -263,21 +263,21 @@ def test_brackets_and_dots_in_strings_and_comments_are_not_nesting() -> None:
 def test_a_large_file_is_refused_before_parsing(tmp_path: Path) -> None:
     text = HEAD + 'name = "' + "x" * 10_000_000 + '"'
     (tmp_path / "job.toml").write_text(text)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InputError, match="8 MB"):
         schema.load(Job, text)
     with pytest.raises(InputError, match="8 MB"):
         schema.load_file(Job, tmp_path / "job.toml")
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_hostile_text_takes_linear_time() -> None:
     # Each would take minutes if a pattern backtracked or the parser met it: see the comments in gnomon.schema.toml.
-    start = time.perf_counter()
+    start = time.process_time()
     for text in ['\\"""' * 100_000, "a." * 200_000 + "a = 1", '"' * 300_001, "'" * 300_001, '"""' + '"\\' * 200_000]:
         with pytest.raises(InputError):
             schema.load(Job, text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Stage, Workload
 from gnomon.program import Program
 from gnomon.schedules import lower
-from gnomon.sharding import stage_messages
+from gnomon.sharding import deal, reshard
 
 GRAPH = gpt(
     GptConfig(name="four", num_layers=4, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
@@ -68,7 +68,7 @@ def lowered() -> Program:
 
 
 def a_third_from_each_replica() -> None:
-    messages = stage_messages(PLAN, 0, 1, sequences=3)
+    messages = reshard(*(deal(3, PLAN.stage_mesh(stage).data_ranks) for stage in (0, 1)))
     assert [(m.source, m.target, m.rows) for m in messages] == [(r, 0, Fraction(1)) for r in range(3)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,11 @@ def pipeline(schedule: str = "one_f_one_b", steady: bool = False) -> Timeline:
 @pytest.mark.parametrize("steady", [False, True])
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "zero_bubble_h1"])
 def test_predictions_are_legal_traces(schedule: str, steady: bool) -> None:
-    check(perfetto_trace([pipeline(schedule, steady)]))
+    timeline = pipeline(schedule, steady)
+    trace = perfetto_trace([timeline])
+    check(trace)
+    phases = Counter(event["ph"] for event in trace["traceEvents"])
+    assert phases["X"] == timeline.spans.size and min(phases[each] for each in "CMsf") > 0
 
 
 def test_slices_are_the_spans_in_microseconds() -> None:
@@ -155,4 +159,6 @@ def test_any_spans_make_a_legal_trace(given_spans: list[tuple[int, int, int]]) -
         spans=Spans.of(worker=0, stream=[s[0] for s in given_spans], kind=0, role=0, start_s=start, end_s=end, stage=0),
         makespan_s=1.0,
     )
-    check(perfetto_trace([timeline]))
+    trace = perfetto_trace([timeline])
+    check(trace)
+    assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(given_spans)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from graph.of_blocks import block_work, recompute_work, saved_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,12 +22,9 @@ from gnomon.graph import (
     Setting,
     attention_pairs_x2,
     backward,
-    block_work,
     graph_saved_bytes,
     graph_work,
-    recompute_work,
     saved,
-    saved_bytes,
     storages,
 )
 from gnomon.models.bert import bert, bert_base

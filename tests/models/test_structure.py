@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from graph.of_blocks import block_work
 
 from gnomon.errors import CatalogueError, GraphError
-from gnomon.graph import BF16, FUSED, UNFUSED, Setting, backward, block_work, graph_saved_bytes, graph_work, nbytes
+from gnomon.graph import BF16, FUSED, UNFUSED, Setting, backward, graph_saved_bytes, graph_work, nbytes
 from gnomon.models import bert, deepseek, dit, gemma, gpt, llama, mixtral, t5, unet, vit
 from gnomon.models.presets import PRESETS, model
 

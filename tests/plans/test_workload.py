@@ -19,7 +19,6 @@ from gnomon.plans import (
     RouterLoad,
     Unit,
     Workload,
-    check_cover,
 )
 from gnomon.schema import dump, load
 
@@ -54,17 +53,6 @@ def test_some_sequences_divided_and_some_local() -> None:
         unit.rank_tokens(4)
     with pytest.raises(PlanError, match="must name sequences of the unit"):
         Unit(pieces=pieces, local=((9, 0),))
-
-
-def test_cover_tells_what_is_wrong() -> None:
-    with pytest.raises(PlanError, match="token 2 of sequence 0 is missing"):
-        check_cover([Unit(pieces=((0, 0, 2), (0, 3, 4)))], (4,))
-    with pytest.raises(PlanError, match="token 1 of sequence 0 is taken twice"):
-        check_cover([Unit(pieces=((0, 0, 2),)), Unit(pieces=((0, 1, 4),))], (4,))
-    with pytest.raises(PlanError, match="cover 0 tokens of sequence 1, which has 3"):
-        check_cover([Unit(pieces=((0, 0, 4),))], (4, 3))
-    with pytest.raises(PlanError, match="names sequence 5"):
-        check_cover([Unit(pieces=((5, 0, 4),))], (4,))
 
 
 def test_router_load() -> None:

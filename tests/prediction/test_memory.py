@@ -43,6 +43,16 @@ def test_zero_divides_what_the_paper_says(zero: Literal[0, 1, 2, 3], per_paramet
     assert sum(static(found).values()) == pytest.approx(per_parameter * parameters, rel=1e-6)
 
 
+def test_bytes_of_a_parameter_follow_precision_and_optimizer() -> None:
+    """Parameter, gradient, master and moments: 2 + 4 + 4 + 8 as plans have it unless told; 4 + 4 in fp32 under SGD."""
+    usual = small(Plan(schedule=Schedule(micro_batch_size=1)), "1x1xh100-sxm")
+    parameters = usual.step.stages[0].elements[0]
+    assert sum(static(usual).values()) == 18 * parameters
+    single = Precision(param="fp32", compute="fp32", master="none")
+    plain = Plan(schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(kind="sgd"), precision=single)
+    assert sum(static(small(plain, "1x1xh100-sxm")).values()) == 8 * parameters
+
+
 def test_offload_takes_the_optimizer_off_the_device() -> None:
     job = replace(plan(dp_shard=8), optimizer=Optimizer(zero=1, clip=False))
     away = replace(job, optimizer=Optimizer(zero=1, clip=False, offload=Offload()))

@@ -275,19 +275,19 @@ def test_the_first_line_says_what_the_text_is(text: str, message: str) -> None:
 
 def test_a_text_of_ten_megabytes_is_refused_at_once_unless_allowed() -> None:
     text = PLAIN + "  " + " ".join(["1AR"] * 2_500_000)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FormatError, match="over the limit of 8,000,000; allow more with max_bytes"):
         parse_program(text)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert parse_program(PLAIN, max_bytes=len(PLAIN)).num_rows == 20
 
 
 def test_hostile_lines_do_not_hang() -> None:
     for body in ("0" * 1_000_000, "0" + "A" * 1_000_000 + "1_", "(" * 100_000, '0F0/"' + "\\" * 1_000_001, "0AR{" * 9):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(FormatError) as caught:
             parse(f"class 0\n {body}\n")
-        assert time.perf_counter() - start < 1.0
+        assert time.process_time() - start < 1.0
         assert len(str(caught.value)) < 400
 
 

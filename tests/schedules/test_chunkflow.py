@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cover import check_cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
-from gnomon.plans import Unit, check_cover
+from gnomon.plans import Unit
 from gnomon.program import Program, issue_order_peak, problems, validate
 from gnomon.schedules import with_messages, with_optimizer
 from gnomon.schedules.chunkflow import BUFFERS, backward_order, chunkflow, chunks

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from cover import check_cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
-from gnomon.plans import Unit, check_cover
+from gnomon.plans import Unit
 from gnomon.program import Program, validate
 from gnomon.schedules.context_parallel import ring_attention, ring_units
 from gnomon.schedules.edit import rows_of
 from gnomon.sharding import ring_step_pairs
-from gnomon.simulate import Clock, durations, play, time_order_peak
+from gnomon.simulate import Clock, durations, play, simulate
+from gnomon.timeline import peaks
 
 ORDERS = st.sampled_from(["contiguous", "zigzag"])
 
@@ -61,7 +63,8 @@ def test_double_buffering_holds_whatever_messages_cost(cp: int, order: str, mess
     seconds = durations(program, busy)
     makespan = float(play(Clock.of(structure, seconds)).end.max())
     assert makespan == sum(max(max(step), message) for step in steps[:-1]) + max(steps[-1])
-    assert {peak.bytes for peak in time_order_peak(structure, seconds, {"KV": 1, "P": 0}, steps=3)} == {2}
+    timeline = simulate(structure, seconds, {"KV": 1, "P": 0}, steps=3)
+    assert {peak.bytes for peak in peaks(timeline)} == {2}
 
 
 def test_unequal_chunks_are_refused() -> None:

@@ -13,7 +13,8 @@ from gnomon.schedules import dualpipe_v, gpipe, with_messages, with_optimizer
 from gnomon.schedules.blocks import with_blocks
 from gnomon.schedules.fsdp import fully_shard
 from gnomon.schedules.zero import shard_optimizer
-from gnomon.simulate import durations, period, time_order_peak
+from gnomon.simulate import durations, period, simulate
+from gnomon.timeline import peaks
 
 NOTHING = {"PS": 0.0, "GS": 0.0, "G": 0.0, "S": 0.0, "X": 0.0, "Y": 0.0, "DX": 0.0, "DY": 0.0, "P": 0.0}
 SECONDS = st.integers(0, 8).map(float)
@@ -50,8 +51,8 @@ def test_gathered_blocks_never_exceed_the_limit_in_time_order(
 ) -> None:
     sharded = fully_shard(program, prefetch=prefetch)
     seconds = durations(sharded, {"UNSHARD": gather, "F": forward, "*": 1})
-    peaks = time_order_peak(validate(sharded), seconds, {**NOTHING, "P": 1.0}, steps=2)
-    assert max(peak.bytes for peak in peaks) <= prefetch + 1
+    timeline = simulate(validate(sharded), seconds, {**NOTHING, "P": 1.0}, steps=2)
+    assert max(peak.bytes for peak in peaks(timeline)) <= prefetch + 1
 
 
 @given(program=block_programs(), prefetch=st.integers(0, 3), gather=SECONDS, forward=SECONDS)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cover import check_cover
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.plans.workload import check_cover
 from gnomon.program import issue_order_peak, validate
 from gnomon.schedules.generate import Request, generate
 

@@ -6,14 +6,16 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
+from cover import check_cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
-from gnomon.plans import Unit, check_cover
-from gnomon.program import unit_shapes, validate
+from gnomon.plans import Unit
+from gnomon.program import Program, unit_shapes, validate
 from gnomon.schedules.edit import rows_of
-from gnomon.schedules.skrull import DIVIDED, dacp, gds, microbatch_s, microbatch_step
+from gnomon.schedules.skrull import DIVIDED, dacp, gds, microbatch_step
+from gnomon.simulate import durations, simulate
 
 LENGTHS = st.lists(st.integers(1, 64), min_size=1, max_size=24)
 
@@ -86,11 +88,44 @@ def test_microbatches_mix_long_and_short_sequences() -> None:
     assert [dict(unit.local) for unit in units] == [{2: 0, 4: 1}, {3: 0, 5: 1}]
 
 
+def forward_s(unit: Unit, cp: int, exchange: int) -> float:
+    """DACP's objective, with squares of lengths for seconds of work and `exchange` seconds to exchange a token's keys
+    and values: on the slowest rank the exchange beside the whole sequences, then the divided ones."""
+    where, tokens = dict(unit.local), {sequence: stop for sequence, _, stop in unit.pieces}
+    divided = [count for sequence, count in tokens.items() if sequence not in where]
+    whole = [sum(square(tokens[each]) for each, rank in unit.local if rank == mine) for mine in range(cp)]
+    return max(exchange * sum(divided), *whole) + sum(map(square, divided)) / cp
+
+
+def played_forward_s(unit: Unit, cp: int, exchange: int) -> float:
+    """The same from the Program, with a backward that takes no time."""
+    where, tokens = dict(unit.local), {sequence: stop for sequence, _, stop in unit.pieces}
+    divided = [count for sequence, count in tokens.items() if sequence not in where]
+    busy = {"*": 0.0, "AG_KV": float(exchange * sum(divided)), "DIST": sum(map(square, divided)) / cp}
+    for rank in set(where.values()):
+        busy[f"{rank}:LOCAL"] = float(sum(square(tokens[each]) for each, mine in unit.local if mine == rank))
+    program = microbatch_step(unit, cp)
+    busy = {name: seconds for name, seconds in busy.items() if name == "*" or name.split(":")[-1] in kinds_of(program)}
+    return simulate(validate(program), durations(program, busy)).makespan_s
+
+
+def kinds_of(program: Program) -> set[str]:
+    return {row.kind for rows in rows_of(program) for row in rows}
+
+
 def test_the_objective_is_the_slower_of_exchange_and_whole_sequences_then_the_divided_ones() -> None:
     unit = gds((4, 4, 4, 4, 8), data_ranks=1, capacity=12, cp=2, work=square)[0]
-    assert microbatch_s(unit, 2, work_s=square, exchange_s=lambda tokens: tokens) == 32 + 32
-    assert microbatch_s(unit, 2, work_s=square, exchange_s=lambda tokens: 5 * tokens) == 40 + 32
-    assert microbatch_s(Unit(pieces=unit.pieces), 2, work_s=square, exchange_s=lambda tokens: tokens) == 24 + 64
+    assert forward_s(unit, 2, 1) == played_forward_s(unit, 2, 1) == 32 + 32
+    assert forward_s(unit, 2, 5) == played_forward_s(unit, 2, 5) == 40 + 32
+    alone = Unit(pieces=unit.pieces, weight=1.0)
+    assert forward_s(alone, 2, 1) == played_forward_s(alone, 2, 1) == 24 + 64
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=LENGTHS, cp=st.sampled_from([1, 2, 4]), exchange=st.integers(0, 64))
+def test_a_played_forward_takes_what_the_heuristics_lower(lengths: list[int], cp: int, exchange: int) -> None:
+    for unit in gds(lengths, data_ranks=1, capacity=64, cp=cp, work=square):
+        assert played_forward_s(unit, cp, exchange) == forward_s(unit, cp, exchange)
 
 
 @settings(max_examples=50, deadline=None)

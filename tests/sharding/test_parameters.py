@@ -1,4 +1,4 @@
-"""Gradients and ZeRO against the papers' multiples of Ψ, for one Llama 3.1 8B layer and a Mixtral layer.
+"""Communication under ZeRO against the papers' multiples of Ψ, for one Llama 3.1 8B layer and a Mixtral layer.
 
 Ψ is the number of parameters on a rank before ZeRO; bytes are bf16 unless said. Source: Rajbhandari et al. 2020 (ZeRO).
 """
@@ -13,7 +13,8 @@ from gnomon.graph import BF16
 from gnomon.models.llama import llama, llama3_1_8b
 from gnomon.models.mixtral import mixtral, mixtral_8x7b
 from gnomon.plans import Fp8, Layout, Mesh, Optimizer, Precision
-from gnomon.sharding import ParameterCollective, ShardedBlock, parameter_collectives, parameter_memory, shard_graph
+from gnomon.sharding import ParameterCollective, ShardedBlock, parameter_collectives, shard_graph
+from gnomon.sharding.parameters import local_elements
 
 SIZES = {"batch": 1, "seq": 4096}
 ZERO_PAPER = Precision(grad="bf16", reduce="bf16")  # 2Ψ + 2Ψ + 12Ψ
@@ -41,27 +42,8 @@ def sent(mesh: Mesh, zero: int) -> int:
 
 
 def test_psi_of_a_layer() -> None:
-    assert 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096 == PSI
-    memory = parameter_memory(layer(Mesh()), Mesh(), Optimizer(), ZERO_PAPER)
-    assert memory.parameters == 2 * PSI
-
-
-@pytest.mark.parametrize(
-    ("zero", "of_psi"),
-    [(0, 16.0), (1, 4 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)],
-    ids=["ddp", "zero1", "zero2", "zero3"],
-)
-def test_zero_memory(zero: int, of_psi: float) -> None:
-    mesh = Mesh(dp_shard=64)
-    memory = parameter_memory(layer(mesh), mesh, Optimizer(zero=zero), ZERO_PAPER)  # type: ignore[arg-type]
-    assert memory.total == of_psi * PSI  # 64 divides every parameter of the layer
-
-
-def test_default_precision_is_18_bytes_a_parameter() -> None:
-    memory = parameter_memory(layer(Mesh()), Mesh(), Optimizer(), Precision())
-    assert memory.total == 18 * PSI
-    plain = Precision(param="fp32", compute="fp32", master="none")
-    assert parameter_memory(layer(Mesh()), Mesh(), Optimizer(kind="sgd"), plain).total == 8 * PSI
+    by_hand = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    assert local_elements(layer(Mesh()), experts=False) == by_hand == PSI
 
 
 @pytest.mark.parametrize(("zero", "multiple"), [(0, 2), (1, 2), (2, 2), (3, 3)])
@@ -121,8 +103,7 @@ def test_experts_reduce_over_their_own_replicas() -> None:
         ("all_reduce", ("dp_replicate",), 2, size // 4),
         ("all_gather", ("edp",), 4, size),
     ]
-    memory = parameter_memory(layer(mesh, graph), mesh, Optimizer(zero=0), ZERO_PAPER)
-    assert memory.parameters > size
+    assert local_elements(layer(mesh, graph), experts=True) * 2 == size
 
 
 def test_eight_bit_gathers_halve_the_bytes() -> None:

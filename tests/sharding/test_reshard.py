@@ -12,21 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
-from gnomon.plans import Mesh, Plan, Stage
-from gnomon.sharding import deal, reshard, stage_messages
+from gnomon.sharding import deal, reshard
 
 SHARES = st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any)
 
 
-def plan(*stages: Stage) -> Plan:
-    return Plan(stages=stages)
-
-
 def test_three_replicas_each_send_their_third() -> None:
-    three_to_one = plan(Stage(calls=("a",), mesh=Mesh(dp_shard=3)), Stage(calls=("b",)))
-    messages = stage_messages(three_to_one, 0, 1, 6)
+    messages = reshard(deal(6, 3), deal(6, 1))
     assert [(m.source, m.target, m.start, m.rows) for m in messages] == [(0, 0, 0, 2), (1, 0, 2, 2), (2, 0, 4, 2)]
-    thirds = stage_messages(three_to_one, 0, 1, 1)
+    thirds = reshard(deal(1, 3), deal(1, 1))
     assert [m.rows for m in thirds] == [Fraction(1, 3)] * 3
 
 
@@ -37,10 +31,8 @@ def test_two_to_three_splits_the_middle() -> None:
 
 def test_uneven_shares() -> None:
     # Whale: a fast and a slow device take 38 and 26 of 64 samples; the next stage shares equally.
-    uneven = plan(
-        Stage(calls=("a",), mesh=Mesh(dp_shard=2), shares=(38, 26)), Stage(calls=("b",), mesh=Mesh(dp_shard=2))
-    )
-    assert [(m.source, m.target, m.rows) for m in stage_messages(uneven, 0, 1, 64)] == [
+    messages = reshard(deal(64, 2, (38, 26)), deal(64, 2))
+    assert [(m.source, m.target, m.rows) for m in messages] == [
         (0, 0, 32),
         (0, 1, 6),
         (1, 1, 26),
@@ -48,10 +40,7 @@ def test_uneven_shares() -> None:
 
 
 def test_equal_stages_send_one_message_each() -> None:
-    same = plan(Stage(calls=("a",), mesh=Mesh(dp_shard=4)), Stage(calls=("b",), mesh=Mesh(dp_shard=4)))
-    assert [(m.source, m.target) for m in stage_messages(same, 0, 1, 4)] == [(r, r) for r in range(4)]
-    uniform = Plan(mesh=Mesh(pp=2, dp_shard=4))
-    assert stage_messages(uniform, 0, 1, 4) == stage_messages(same, 0, 1, 4)
+    assert [(m.source, m.target) for m in reshard(deal(4, 4), deal(4, 4))] == [(r, r) for r in range(4)]
 
 
 @given(st.integers(1, 64), SHARES, SHARES)

@@ -1,10 +1,10 @@
-"""The command line: `gnomon predict`, `run`, `compare`, `report`, `calibrate`, `validate`, `export`,
-`catalogue`.
+"""The command line: `gnomon predict`, `plan`, `explain`, `run`, `compare`, `report`, `calibrate`, `validate`, `export`
+and `catalogue`.
 
-`main(argv)` parses, runs one command and returns the exit status: 0 done (for `predict`: and it fits); 1 a prediction
-was made and the plan does not fit in memory; 2 the request cannot be read or carried out; 3 a mistake of ours; 130
-interrupted. A command's module is loaded when it is called, so that help and errors come at once. Leaves out all
-knowledge of models and machines.
+`main(argv)` parses, runs one command and returns the exit status: 0 done (for `predict` and `explain`: and it fits); 1
+a prediction was made and the plan does not fit in memory, or no machines are as fast as asked; 2 the request cannot be
+read or carried out; 3 a mistake of ours; 130 interrupted. A command's module is loaded when it is called, so that help
+and errors come at once. Leaves out all knowledge of models and machines.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ examples, all of which run on a laptop:
   gnomon predict gpt2 --on a100-sxm-40gb --micro-batch-size 8
   gnomon catalogue clusters
 
-exit status: 0 done; 1 predicted, but does not fit in memory; 2 the request is
-wrong; 3 a mistake in Gnomon. GNOMON_DEBUG=1 shows tracebacks."""
+exit status: 0 done; 1 predicted, but does not fit in memory or is not as fast as
+asked; 2 the request is wrong; 3 a mistake in Gnomon. GNOMON_DEBUG=1 shows
+tracebacks."""
 
 _PREDICT = """\
 MODEL is a name (gnomon catalogue models), a Hugging Face config.json, or a
@@ -96,6 +97,17 @@ example:
   gnomon calibrate && gnomon predict llama-tiny --on local --precision fp32"""
 
 
+_CATALOGUE = """\
+KIND is devices, clusters (nodes that can be named after --on), models or stacks
+(the programs that may run a job). Without KIND: how many of each are known. With
+a name: all that is known of one, where it comes from, and how sure it is.
+
+examples:
+  gnomon catalogue devices
+  gnomon catalogue devices h100-sxm
+  gnomon catalogue stacks megatron-lm --json"""
+
+
 _EXPORT = """\
 PLAN.toml is a plan file, as gnomon plan writes it. The file that the other
 program reads goes to standard output, or to FILE; standard error lists what it
@@ -112,7 +124,7 @@ with --strict something is not expressed."""
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `gnomon`; its result holds `command` and that command's values."""
-    top = _parser("gnomon", "Predict how a deep-learning job will run, before it runs.", _EPILOG)
+    top = _parser("gnomon", "Predict how a deep-learning job will run, plan it, run it, and compare.", _EPILOG)
     top.add_argument("--version", action="version", version=f"gnomon {resolve_name('gnomon:__version__')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
@@ -124,9 +136,9 @@ def parser() -> argparse.ArgumentParser:
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
     _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
-    catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", "")
+    catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", _CATALOGUE)
     catalogue.add_argument("what", nargs="?", choices=("devices", "clusters", "models", "stacks"), metavar="KIND")
-    catalogue.add_argument("name", nargs="?", help="one of them, in full")
+    catalogue.add_argument("name", nargs="?", metavar="NAME", help="one of them, in full")
     catalogue.add_argument("--json", action="store_true", help="for programs")
     return top
 

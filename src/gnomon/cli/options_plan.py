@@ -88,8 +88,15 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--pad-experts", action="store_true", default=None, help="every expert computes its whole capacity"
     )
     axes = parser.add_argument_group("axes (ranks; dp-shard is what remains unless given)")
-    for name in ("tp", "pp", "cp", "ep", "dp-shard", "dp-replicate"):
-        axes.add_argument(f"--{name}", type=count, metavar="N")
+    for name, text in (
+        ("tp", "tensor parallelism"),
+        ("pp", "pipeline stages"),
+        ("cp", "context parallelism: parts of a sequence"),
+        ("ep", "expert parallelism, over ranks of dp-shard, cp and tp"),
+        ("dp-shard", "data parallelism; ZeRO divides over these"),
+        ("dp-replicate", "data parallelism beyond them: replicas (HSDP)"),
+    ):
+        axes.add_argument(f"--{name}", type=count, metavar="N", help=text)
     axes.add_argument("--vpp", type=count, metavar="N", help="virtual stages on each pipeline rank")
     axes.add_argument("--layers-per-stage", type=counts, metavar="N,N", help="layers of each stage, as in 9,8,8,7")
     adapters = parser.add_argument_group("adapters on a frozen model; MODEL+lora16 and MODEL+qlora16 say the same")
@@ -100,12 +107,19 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     adapters.add_argument("--lora-base", choices=("compute", "nf4"), help="how frozen linears are stored; compute")
     how = parser.add_argument_group("how it is run")
     how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), metavar="STAGE", help="ZeRO stage; 3 is FSDP")
-    how.add_argument("--recompute", choices=("none", "selective", "full"), metavar="HOW", help="none, selective, full")
     how.add_argument(
-        "--context", choices=("ring", "all_gather", "ulysses"), metavar="HOW", help="with cp: ring, all_gather, ulysses"
+        "--recompute", choices=("none", "selective", "full"), metavar="HOW", help="none, selective or full"
+    )
+    how.add_argument(
+        "--context",
+        choices=("ring", "all_gather", "ulysses"),
+        metavar="HOW",
+        help="with cp: ring, all_gather or ulysses",
     )
     how.add_argument("--schedule", metavar="NAME", help="as in one_f_one_b, zero_bubble_h1, v_half")
-    how.add_argument("--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16 …")
+    how.add_argument(
+        "--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16, fp32 or fp8"
+    )
     how.add_argument("--sequence-parallel", action="store_true", default=None, help="with tp")
     add_local_option(how)
 

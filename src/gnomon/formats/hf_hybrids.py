@@ -50,6 +50,40 @@ def _block_types(k: Keys, key: str) -> tuple[str, ...]:
     return tuple(LAYER_TYPES[kind] for kind in given)
 
 
+def _with_attention(
+    k: Keys,
+    name: str,
+    layers: tuple[str, ...],
+    *,
+    ffn_size: int,
+    activation: str,
+    mamba: Mamba2 | None,
+    mixture: HybridMixture | None = None,
+    rotary: bool = False,
+    gated: bool = False,
+) -> Graph:
+    """The model; its widths and heads are under the same keys in all families whose layers may be attention."""
+    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
+    return hybrid(
+        HybridConfig(
+            name=name,
+            layers=layers,
+            hidden_size=k.integer("hidden_size"),
+            vocab_size=k.integer("vocab_size"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rotary=rotary,
+            ffn_size=ffn_size,
+            gated=gated,
+            activation=activation,
+            mamba=mamba,
+            mixture=mixture,
+            tied=k.flag("tie_word_embeddings", False),
+        )
+    )
+
+
 def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     pattern = k.raw("hybrid_override_pattern")
     if isinstance(pattern, str):
@@ -71,7 +105,6 @@ def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore("mtp_hybrid_override_pattern", "mtp_layers_block_type", "mlp_hidden_act_scale")
     if predicted := k.raw("num_nextn_predict_layers"):
         notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
-    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
     mixture = None
     if "E" in layers:
         mixture = HybridMixture(
@@ -87,21 +120,14 @@ def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         k.ignore("moe_shared_expert_intermediate_size", "moe_latent_size")
     of = {"heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "groups": "n_groups", "state": "ssm_state_size"}
     of |= {"kernel": "conv_kernel", "chunk": "chunk_size", "conv_bias": "use_conv_bias", "proj_bias": "mamba_proj_bias"}
-    return hybrid(
-        HybridConfig(
-            name=name,
-            layers=layers,
-            hidden_size=k.integer("hidden_size"),
-            vocab_size=k.integer("vocab_size"),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=k.integer("intermediate_size", 21504),
-            activation=k.choice("mlp_hidden_act", HYBRID_ACTIVATIONS, "relu2"),
-            mamba=_mamba(k, of) if "M" in layers else None,
-            mixture=mixture,
-            tied=k.flag("tie_word_embeddings", False),
-        )
+    return _with_attention(
+        k,
+        name,
+        layers,
+        ffn_size=k.integer("intermediate_size", 21504),
+        activation=k.choice("mlp_hidden_act", HYBRID_ACTIVATIONS, "relu2"),
+        mamba=_mamba(k, of) if "M" in layers else None,
+        mixture=mixture,
     )
 
 
@@ -139,23 +165,15 @@ def _bamba(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     attends = k.raw("attn_layer_indices") or []
     if not isinstance(attends, list) or not all(isinstance(i, int) and 0 <= i < count for i in attends):
         k.fail("attn_layer_indices", f"expected indices of {count} layers, got {attends!r}")
-    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
-    return hybrid(
-        HybridConfig(
-            name=name,
-            layers=tuple("*-" if index in attends else "M-" for index in range(count)),
-            hidden_size=k.integer("hidden_size"),
-            vocab_size=k.integer("vocab_size"),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            rotary=True,
-            ffn_size=k.integer("intermediate_size"),
-            gated=True,
-            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
-            mamba=_mamba(k, _BAMBA),
-            tied=k.flag("tie_word_embeddings", False),
-        )
+    return _with_attention(
+        k,
+        name,
+        tuple("*-" if index in attends else "M-" for index in range(count)),
+        rotary=True,
+        ffn_size=k.integer("intermediate_size"),
+        gated=True,
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        mamba=_mamba(k, _BAMBA),
     )
 
 
@@ -173,29 +191,21 @@ def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     experts = k.integer("num_local_experts", 0, least=0)
     shared, expert = k.integer("shared_intermediate_size"), k.integer("intermediate_size")
     chosen = k.integer("num_experts_per_tok", 1, least=0)
-    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
     layers = tuple(letter + ("E" if experts else "-") for letter in _block_types(k, "layer_types"))
     routed = {"num_experts": experts, "experts_per_token": chosen, "expert_ffn_size": expert}
     has_mamba = any("M" in layer for layer in layers)
     if not has_mamba:
         k.ignore(*_BAMBA.values())
-    return hybrid(
-        HybridConfig(
-            name=name,
-            layers=layers,
-            hidden_size=k.integer("hidden_size"),
-            vocab_size=k.integer("vocab_size"),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            rotary=k.choice("position_embedding_type", {"nope": "nope", "rope": "rope"}, "nope") == "rope",
-            ffn_size=shared,
-            gated=True,
-            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
-            mamba=_mamba(k, _BAMBA) if has_mamba else None,
-            mixture=HybridMixture(**routed, shared_ffn_size=shared, sigmoid=False) if experts else None,
-            tied=k.flag("tie_word_embeddings", False),
-        )
+    return _with_attention(
+        k,
+        name,
+        layers,
+        rotary=k.choice("position_embedding_type", {"nope": "nope", "rope": "rope"}, "nope") == "rope",
+        ffn_size=shared,
+        gated=True,
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        mamba=_mamba(k, _BAMBA) if has_mamba else None,
+        mixture=HybridMixture(**routed, shared_ffn_size=shared, sigmoid=False) if experts else None,
     )
 
 

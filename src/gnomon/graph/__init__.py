@@ -39,12 +39,9 @@ from gnomon.graph.ops import forward_work as forward_work
 from gnomon.graph.ops import grad_work as grad_work
 from gnomon.graph.ops import nbytes as nbytes
 from gnomon.graph.totals import BlockWork as BlockWork
-from gnomon.graph.totals import block_work as block_work
 from gnomon.graph.totals import call_backward as call_backward
 from gnomon.graph.totals import graph_saved_bytes as graph_saved_bytes
 from gnomon.graph.totals import graph_work as graph_work
-from gnomon.graph.totals import recompute_work as recompute_work
-from gnomon.graph.totals import saved_bytes as saved_bytes
 from gnomon.graph.types import CONTRACTIONS as CONTRACTIONS
 from gnomon.graph.types import OP_KINDS as OP_KINDS
 from gnomon.graph.types import VIEWS as VIEWS

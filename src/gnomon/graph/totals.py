@@ -15,7 +15,7 @@ from gnomon.graph.dims import Number, numel
 from gnomon.graph.graph import Graph
 from gnomon.graph.kernels import Kernels
 from gnomon.graph.ops import Setting, Work, forward_work, grad_work, nbytes
-from gnomon.graph.types import Block, Call
+from gnomon.graph.types import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,6 @@ def backward_work(back: BackwardBlock, setting: Setting) -> BlockWork:
     )
 
 
-def block_work(block: Block, kernels: Kernels, setting: Setting, *, no_grad_inputs: tuple[str, ...] = ()) -> BlockWork:
-    """Work of one run of a block and of its backward."""
-    return backward_work(backward(block, kernels, setting.dtypes, no_grad_inputs=no_grad_inputs), setting)
-
-
 def no_grad_inputs(graph: Graph, call: Call) -> tuple[str, ...]:
     """Inputs of a call into which no gradient flows, because they are the graph's own."""
     return tuple(own for own, source in call.inputs if graph.source(source)[0] is None)
@@ -107,26 +102,6 @@ def accumulation_work(graph: Graph, setting: Setting) -> Work:
             added = elements * (count - 1)
             total = total + Work(vector_flops=added, read_bytes=size * count, write_bytes=size)
     return total
-
-
-def saved_bytes(back: BackwardBlock, setting: Setting, policy: Policy) -> Number:
-    """Bytes that one run of a block keeps in device memory until its backward: inputs, internals, and outputs it needs.
-
-    Offloaded tensors are not counted; `saved` lists them.
-    """
-    total: Number = 0
-    for entry in saved(back, policy, setting.dtypes).kept:
-        total = total + nbytes(entry.tensor, setting.sizes, setting.dtypes)
-    return total
-
-
-def recompute_work(back: BackwardBlock, setting: Setting, policy: Policy) -> Work:
-    """Work of making again what `policy` marks recompute: only the ops that it takes.
-
-    A checkpointed region of a framework may run more: Megatron-LM runs the whole region again, its last op included.
-    """
-    again = set(saved(back, policy, setting.dtypes).recompute_ops)
-    return sum((forward_work(op, back.forward, setting) for op in back.forward.ops if op.path in again), Work())
 
 
 def graph_saved_bytes(graph: Graph, kernels: Kernels, setting: Setting, policies: Mapping[str, Policy]) -> Number:

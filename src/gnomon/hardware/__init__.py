@@ -1,4 +1,4 @@
-"""The machines: types, where ranks stand and what lies between, the catalogue of what exists, specs of clusters.
+"""The machines: types, the catalogue of what exists, specs of clusters, what was measured on one.
 
 Returns frozen values with peaks and their sources. Leaves out what a kernel or a collective reaches of those peaks
 (prices) and measuring anything (runtime).
@@ -26,11 +26,6 @@ from gnomon.hardware.specs import load_cluster as load_cluster
 from gnomon.hardware.specs import load_cluster_file as load_cluster_file
 from gnomon.hardware.specs import local_cluster as local_cluster
 from gnomon.hardware.specs import parse_cluster as parse_cluster
-from gnomon.hardware.topology import Hop as Hop
-from gnomon.hardware.topology import Place as Place
-from gnomon.hardware.topology import link_behind as link_behind
-from gnomon.hardware.topology import link_between as link_between
-from gnomon.hardware.topology import place as place
 from gnomon.hardware.types import Cluster as Cluster
 from gnomon.hardware.types import Device as Device
 from gnomon.hardware.types import Link as Link

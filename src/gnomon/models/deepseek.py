@@ -23,6 +23,7 @@ from gnomon.models.parts import (
     gated_ffn,
     head_block,
     head_call,
+    joined_with_next,
     layers_call,
     moe_ffn,
     positive,
@@ -168,15 +169,8 @@ def layer_block(c: DeepseekConfig, name: str, *, dense: bool) -> Block:
 def mtp_block(c: DeepseekConfig) -> Block:
     """A multi-token prediction module (DeepSeek-V3, section 2.2): x joined with the next token, one layer."""
     hidden = Dim(name="hidden", size=c.hidden_size)
-    vocab, joined = Dim(name="vocab", size=c.vocab_size), Dim(name="joined_hidden", size=2 * c.hidden_size)
-    b = BlockBuilder("mtp")
-    x = b.input("x", BATCH, SEQ, hidden)
-    ids = b.input("next_ids", BATCH, SEQ, dtype="int64")
-    labels = b.input("labels", BATCH, SEQ, dtype="int64")
-    rows = b.norm("enorm", b.embedding("embed_tokens", ids, vocab, hidden), hidden, fn="rms", bias=False)
-    old = b.norm("hnorm", x, hidden, fn="rms", bias=False)
-    pair = b.op("concat", "pair", (rows, old), (BATCH, SEQ, joined))
-    start = b.linear("eh_proj", pair, out=(hidden,), contract=(joined,), bias=False)
+    vocab, b = Dim(name="vocab", size=c.vocab_size), BlockBuilder("mtp")
+    start, labels = joined_with_next(b, vocab, hidden, c.hidden_size)
     y = decoder_layer(b, start, hidden, c, dense=False)
     normed = b.norm("shared_head.norm", y, hidden, fn="rms", bias=False)
     logits = b.linear("shared_head.head", normed, out=(vocab,), contract=(hidden,), bias=False)

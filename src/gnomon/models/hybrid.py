@@ -29,6 +29,7 @@ from gnomon.models.parts import (
     gated_ffn,
     head_block,
     head_call,
+    joined_with_next,
     layers_call,
     moe_ffn,
     positive,
@@ -245,15 +246,8 @@ def layer_block(c: HybridConfig, layer: str) -> Block:
 def mtp_block(c: HybridConfig, vocab: Dim, hidden: Dim) -> Block:
     """A multi-token prediction module: x joined with the next token, its layers, the model's head; outputs `loss`, and
     `y` for the next one. Source: NVIDIA/Megatron-LM megatron/core/transformer/multi_token_prediction.py."""
-    joined = Dim(name="joined_hidden", size=2 * c.hidden_size)
     b = BlockBuilder("mtp")
-    x = b.input("x", BATCH, SEQ, hidden)
-    ids = b.input("next_ids", BATCH, SEQ, dtype="int64")
-    labels = b.input("labels", BATCH, SEQ, dtype="int64")
-    rows = b.norm("enorm", b.embedding("embed_tokens", ids, vocab, hidden), hidden, fn="rms", bias=False)
-    old = b.norm("hnorm", x, hidden, fn="rms", bias=False)
-    pair = b.op("concat", "pair", (rows, old), (BATCH, SEQ, joined))
-    start = b.linear("eh_proj", pair, out=(hidden,), contract=(joined,), bias=False)
+    start, labels = joined_with_next(b, vocab, hidden, c.hidden_size)
     y = _layers(b, c.mtp_layers, start, hidden, c, "y")
     normed = b.norm("final_layernorm", y, hidden, fn="rms", bias=False)
     logits = b.linear("lm_head", normed, out=(vocab,), contract=(hidden,), bias=False)
@@ -296,60 +290,53 @@ _NEMOTRON_H_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 _NEMOTRON_VOCAB = 131_072
 
 
-def nemotron_3_nano(*, mtp_depth: int = 0) -> HybridConfig:
-    """Nemotron 3 Nano 30B-A3B. Source: NVIDIA-NeMo/Megatron-Bridge nemotron_h_provider.py Nemotron3NanoProvider, and
-    its config.json (nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16)."""
+def _nemotron_3(
+    size: str,
+    layers: str,
+    hidden_size: int,
+    mamba_heads: int,
+    mixture: HybridMixture,
+    *,
+    num_heads: int,
+    mtp_depth: int,
+) -> HybridConfig:
+    """What the three sizes of Nemotron 3 have in common: two key-value heads, states of 128, eight groups."""
     return HybridConfig(
-        name="nemotron-3-nano",
-        layers=tuple(_NANO),
-        hidden_size=2688,
+        name=f"nemotron-3-{size}",
+        layers=tuple(layers),
+        hidden_size=hidden_size,
         vocab_size=_NEMOTRON_VOCAB,
-        num_heads=32,
+        num_heads=num_heads,
         num_kv_heads=2,
         head_dim=128,
-        mamba=Mamba2(num_heads=64, head_dim=64, num_groups=8, state_size=128),
-        mixture=HybridMixture(num_experts=128, experts_per_token=6, expert_ffn_size=1856, shared_ffn_size=3712),
+        mamba=Mamba2(num_heads=mamba_heads, head_dim=64, num_groups=8, state_size=128),
+        mixture=mixture,
         mtp_layers=("*", "E") if mtp_depth else (),
         mtp_depth=mtp_depth,
     )
+
+
+def nemotron_3_nano(*, mtp_depth: int = 0) -> HybridConfig:
+    """Nemotron 3 Nano 30B-A3B. Source: NVIDIA-NeMo/Megatron-Bridge nemotron_h_provider.py Nemotron3NanoProvider, and
+    its config.json (nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16)."""
+    mixture = HybridMixture(num_experts=128, experts_per_token=6, expert_ffn_size=1856, shared_ffn_size=3712)
+    return _nemotron_3("nano", _NANO, 2688, 64, mixture, num_heads=32, mtp_depth=mtp_depth)
 
 
 def nemotron_3_super(*, mtp_depth: int = 0) -> HybridConfig:
     """Nemotron 3 Super 120B-A12B. Source: its config.json (nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16)."""
-    return HybridConfig(
-        name="nemotron-3-super",
-        layers=tuple(_SUPER),
-        hidden_size=4096,
-        vocab_size=_NEMOTRON_VOCAB,
-        num_heads=32,
-        num_kv_heads=2,
-        head_dim=128,
-        mamba=Mamba2(num_heads=128, head_dim=64, num_groups=8, state_size=128),
-        mixture=HybridMixture(
-            num_experts=512, experts_per_token=22, expert_ffn_size=2688, shared_ffn_size=5376, latent_size=1024
-        ),
-        mtp_layers=("*", "E") if mtp_depth else (),
-        mtp_depth=mtp_depth,
+    mixture = HybridMixture(
+        num_experts=512, experts_per_token=22, expert_ffn_size=2688, shared_ffn_size=5376, latent_size=1024
     )
+    return _nemotron_3("super", _SUPER, 4096, 128, mixture, num_heads=32, mtp_depth=mtp_depth)
 
 
 def nemotron_3_ultra(*, mtp_depth: int = 0) -> HybridConfig:
     """Nemotron 3 Ultra 550B-A55B. Source: its config.json (nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16)."""
-    return HybridConfig(
-        name="nemotron-3-ultra",
-        layers=tuple(_ULTRA),
-        hidden_size=8192,
-        vocab_size=_NEMOTRON_VOCAB,
-        num_heads=64,
-        num_kv_heads=2,
-        head_dim=128,
-        mamba=Mamba2(num_heads=256, head_dim=64, num_groups=8, state_size=128),
-        mixture=HybridMixture(
-            num_experts=512, experts_per_token=22, expert_ffn_size=5120, shared_ffn_size=10_240, latent_size=2048
-        ),
-        mtp_layers=("*", "E") if mtp_depth else (),
-        mtp_depth=mtp_depth,
+    mixture = HybridMixture(
+        num_experts=512, experts_per_token=22, expert_ffn_size=5120, shared_ffn_size=10_240, latent_size=2048
     )
+    return _nemotron_3("ultra", _ULTRA, 8192, 256, mixture, num_heads=64, mtp_depth=mtp_depth)
 
 
 def nemotron_h_8b() -> HybridConfig:

@@ -46,7 +46,19 @@ def divisible(what: str, size: int, by_what: str, by: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Projections:
+    """Biases and norms of q, k, v and the output, as a config gives them and its layers have them."""
+
+    qkv_bias: bool = False
+    """Biases of q_proj, k_proj and v_proj (Qwen2; Llama with attention_bias)."""
+    out_bias: bool = False
+    """Bias of o_proj (Llama with attention_bias)."""
+    qk_norm: bool = False
+    """RMSNorm over the head_dim of q and k (Qwen3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Projections):
     """Shape and variant of a self-attention with separate q, k, v projections."""
 
     heads: Dim
@@ -57,12 +69,6 @@ class Attention:
     """Width of a head."""
     causal: bool
     """Whether a token sees only earlier ones and itself."""
-    qkv_bias: bool = False
-    """Biases of q_proj, k_proj and v_proj."""
-    out_bias: bool = False
-    """Bias of o_proj."""
-    qk_norm: bool = False
-    """RMSNorm over the head_dim of q and k (Qwen3)."""
     rotary: bool = True
     """Rotary position embedding of q and k."""
     rotary_factor: bool = False
@@ -88,7 +94,7 @@ def attention_dims(heads: int, kv_heads: int, head_dim: int) -> tuple[Dim, Dim, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSizes:
+class DecoderSizes(Projections):
     """What decoders with grouped queries have in common."""
 
     name: str
@@ -107,12 +113,6 @@ class DecoderSizes:
     """Rows of the embedding, padding included."""
     tied: bool = False
     """Whether lm_head is the embedding table."""
-    qkv_bias: bool = False
-    """Biases of q, k, v (Qwen2; Llama with attention_bias)."""
-    out_bias: bool = False
-    """Bias of the attention's output (Llama with attention_bias)."""
-    qk_norm: bool = False
-    """RMSNorm on each head of q and k (Qwen3)."""
 
     def __post_init__(self) -> None:
         positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
@@ -272,6 +272,20 @@ def head_block(
     if softcap:
         logits = b.op("softcap", "lm_head.softcap", (logits,), cap=softcap)
     return b.build(b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32"))
+
+
+def joined_with_next(b: BlockBuilder, vocab: Dim, hidden: Dim, width: int) -> tuple[str, str]:
+    """(what the layers of a multi-token prediction module begin with, its labels): the inputs `x` and `next_ids`, each
+    normed, side by side through one linear (DeepSeek-V3, section 2.2; Megatron-LM's multi_token_prediction.py).
+    width: of the hidden states."""
+    joined = Dim(name="joined_hidden", size=2 * width)
+    x = b.input("x", BATCH, SEQ, hidden)
+    ids = b.input("next_ids", BATCH, SEQ, dtype="int64")
+    labels = b.input("labels", BATCH, SEQ, dtype="int64")
+    rows = b.norm("enorm", b.embedding("embed_tokens", ids, vocab, hidden), hidden, fn="rms", bias=False)
+    old = b.norm("hnorm", x, hidden, fn="rms", bias=False)
+    pair = b.op("concat", "pair", (rows, old), (BATCH, SEQ, joined))
+    return b.linear("eh_proj", pair, out=(hidden,), contract=(joined,), bias=False), labels
 
 
 def embed_call(prefix: str = "model") -> Call:

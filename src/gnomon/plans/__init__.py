@@ -60,5 +60,4 @@ from gnomon.plans.workload import Piece as Piece
 from gnomon.plans.workload import RouterLoad as RouterLoad
 from gnomon.plans.workload import Unit as Unit
 from gnomon.plans.workload import Workload as Workload
-from gnomon.plans.workload import check_cover as check_cover
 from gnomon.plans.workload import normalised as normalised

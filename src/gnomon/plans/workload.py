@@ -101,28 +101,6 @@ def normalised(units: Sequence[Unit]) -> tuple[Unit, ...]:
     return tuple(replace(unit, weight=unit.tokens / total) for unit in units)
 
 
-def check_cover(units: Sequence[Unit], lengths: Sequence[int]) -> None:
-    """PlanError unless every token of every sequence (of `lengths` tokens) is in exactly one unit."""
-    pieces = sorted(piece for unit in units for piece in unit.pieces)
-    reached = [0] * len(lengths)
-    for sequence, start, stop in pieces:
-        if sequence >= len(lengths):
-            raise PlanError(
-                f"a unit names sequence {sequence}, but the batch has {len(lengths)} (0 to {len(lengths) - 1})"
-            )
-        if start != reached[sequence]:
-            what = "missing" if start > reached[sequence] else "taken twice"
-            raise PlanError(
-                f"token {min(start, reached[sequence])} of sequence {sequence} is {what}; cover each token once"
-            )
-        reached[sequence] = stop
-    for sequence, (end, length) in enumerate(zip(reached, lengths, strict=True)):
-        if end != length:
-            raise PlanError(
-                f"units cover {end} tokens of sequence {sequence}, which has {length}; cover each token once"
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLoad:
     """How a router spreads tokens over experts, as a share of the routed tokens for each expert, largest first or as

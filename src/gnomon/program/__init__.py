@@ -37,7 +37,7 @@ from gnomon.program.program import (
     unit_shapes,
 )
 from gnomon.program.text import parse_program, print_program
-from gnomon.program.validate import Structure, over_limit, problems, validate
+from gnomon.program.validate import Structure, problems, validate
 
 __all__ = [
     "EFFECT_OPS",
@@ -78,7 +78,6 @@ __all__ = [
     "lanes",
     "moves",
     "order",
-    "over_limit",
     "parse_program",
     "plain_units",
     "print_program",

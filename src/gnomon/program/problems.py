@@ -22,7 +22,6 @@ PROBLEMS = (
     "wrong order on a communicator",
     "communicator orders disagree",
     "deadlock",
-    "over the memory limit",
 )
 """Every kind of problem, in the order in which causes are looked for."""
 

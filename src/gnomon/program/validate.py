@@ -7,12 +7,10 @@ is looked for only when buffers, messages and collectives are in order, because 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gnomon.errors import ProgramError
 from gnomon.program.dependencies import Dependencies, dependencies
-from gnomon.program.memory import issue_order_peak
 from gnomon.program.messages import collective_orders
 from gnomon.program.order import Deadlock, Order, order
 from gnomon.program.problems import Problem
@@ -42,22 +40,6 @@ def problems(program: Program) -> tuple[Problem, ...]:
     """Everything that keeps the Program from running, first cause first; empty when it can run."""
     found = _examine(program)
     return () if isinstance(found, Structure) else found
-
-
-def over_limit(
-    structure: Structure, sizes: Mapping[str, float], limit: Mapping[int, float] | float
-) -> tuple[Problem, ...]:
-    """Rank classes whose issue-order peak is over the limit.
-
-    limit: bytes for every rank class, or by rank class.
-    """
-    found = []
-    for peak in issue_order_peak(structure.program, structure.deps, sizes):
-        allowed = limit[peak.rank_class] if isinstance(limit, Mapping) else limit
-        if peak.bytes > allowed and peak.row >= 0:
-            why = f"needs {peak.bytes:g} of {allowed:g} bytes at its issue-order peak"
-            found.append(Problem.of(structure.program, "over the memory limit", peak.row, why))
-    return tuple(found)
 
 
 def _examine(program: Program) -> Structure | tuple[Problem, ...]:

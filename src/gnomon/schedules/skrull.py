@@ -2,8 +2,10 @@
 
 Long fine-tuning mixes short and long sequences; dividing the short ones over the context-parallel ranks pays for
 messages and tiny kernels. `dacp` decides for one microbatch which sequences stay whole on one rank, `gds` packs a
-global batch into microbatches for the data-parallel ranks; both are heuristics on lengths alone. `microbatch_s` is the
-objective they lower, `microbatch_step` the Program of one layer over such a microbatch. Left out: profiling of costs.
+global batch into microbatches for the data-parallel ranks; both are heuristics on lengths alone.
+`microbatch_step` is the Program of one layer over such a microbatch; played, its forward takes what they lower: on the
+slowest rank the exchange of keys and values beside the whole sequences, then the divided ones. Left out: profiling of
+costs.
 """
 
 from __future__ import annotations
@@ -144,25 +146,6 @@ def _microbatches(
             return found
     longest = max(lengths[sequence] for sequence in share)
     raise PlanError(f"a sequence of {longest} tokens does not fit {cp} ranks of {capacity} tokens; raise cp")
-
-
-def microbatch_s(unit: Unit, cp: int, *, work_s: Callable[[int], float], exchange_s: Callable[[int], float]) -> float:
-    """Seconds of one microbatch, the objective of DACP: on the slowest rank, the exchange of keys and values of divided
-    sequences beside the whole ones, then the divided ones.
-
-    work_s: seconds for a sequence of so many tokens on one rank; exchange_s: seconds to exchange the keys and values
-    of so many tokens.
-    """
-    tokens: dict[int, int] = {}
-    for sequence, start, stop in unit.pieces:
-        tokens[sequence] = tokens.get(sequence, 0) + stop - start
-    where = dict(unit.local)
-    divided = [count for sequence, count in tokens.items() if sequence not in where]
-    exchange = exchange_s(sum(divided)) if divided else 0.0
-    whole = [
-        sum(work_s(count) for sequence, count in tokens.items() if where.get(sequence) == rank) for rank in range(cp)
-    ]
-    return max(max(exchange, local) for local in whole) + sum(work_s(count) for count in divided) / cp
 
 
 KINDS = with_kinds(

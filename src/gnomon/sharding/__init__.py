@@ -19,13 +19,10 @@ from gnomon.sharding.layout import local_bytes as local_bytes
 from gnomon.sharding.layout import local_size as local_size
 from gnomon.sharding.layout import redistribute as redistribute
 from gnomon.sharding.parameters import ParameterCollective as ParameterCollective
-from gnomon.sharding.parameters import ParameterMemory as ParameterMemory
 from gnomon.sharding.parameters import parameter_collectives as parameter_collectives
-from gnomon.sharding.parameters import parameter_memory as parameter_memory
 from gnomon.sharding.reshard import Message as Message
 from gnomon.sharding.reshard import deal as deal
 from gnomon.sharding.reshard import reshard as reshard
-from gnomon.sharding.reshard import stage_messages as stage_messages
 from gnomon.sharding.strategies import Setting as Setting
 from gnomon.sharding.strategies import Strategy as Strategy
 from gnomon.sharding.strategies import strategies as strategies

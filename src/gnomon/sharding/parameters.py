@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer states over data-parallel ranks: what a rank holds, and what is communicated in
+"""Parameters over data-parallel ranks: how many a rank holds, and what is communicated of them and their gradients in
 a step.
 
 DDP and ZeRO 0–3 with hybrid sharding, experts over their own data-parallel ranks (`edp`), the tensor-parallel sums
@@ -51,25 +51,6 @@ class ParameterCollective:
         return ceil_div(self.bytes * (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1), self.ranks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterMemory:
-    """Bytes of one block that stay on a rank between steps."""
-
-    parameters: int
-    """As they are stored (divided under ZeRO 3)."""
-    gradients: int
-    """The accumulation buffer (divided under ZeRO 2 and 3)."""
-    master: int
-    """The optimizer's own copy (divided from ZeRO 1 on)."""
-    states: int
-    """Moments (divided from ZeRO 1 on)."""
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.parameters + self.gradients + self.master + self.states
-
-
 def local_elements(sharded: ShardedBlock, *, experts: bool, without: frozenset[str] = frozenset()) -> int:
     """Elements of the block's parameters on one rank before ZeRO divides them: routed experts', or all others'; but
     for those `without`, by name."""
@@ -92,21 +73,6 @@ def frozen_bytes(sharded: ShardedBlock, *, experts: bool, only: frozenset[str] |
             bits = sharded.dtypes.bits(tensor.dtype)
             total += _elements(sharded, tensor) * (NF4_BITS if bits == 4 else bits) / 8
     return int(total)
-
-
-def parameter_memory(sharded: ShardedBlock, mesh: Mesh, optimizer: Optimizer, precision: Precision) -> ParameterMemory:
-    """What one rank holds of the block between steps, before offload. Uneven parts are those of the largest rank."""
-    totals = [0, 0, 0, 0]
-    states = STATE_TENSORS[optimizer.kind] * _bytes_of(precision.states)
-    widths = (_bytes_of(precision.param), _bytes_of(precision.grad), _bytes_of(precision.master), states)
-    for experts in (False, True):
-        elements = local_elements(sharded, experts=experts)
-        ways = shard_ranks(mesh, experts=experts)
-        for index, (width, first_stage) in enumerate(zip(widths, (3, 2, 1, 1), strict=True)):
-            part = -(-elements // ways) if optimizer.zero >= first_stage else elements
-            totals[index] += part * width
-    parameters, gradients, master, moments = totals
-    return ParameterMemory(parameters=parameters, gradients=gradients, master=master, states=moments)
 
 
 def shard_ranks(mesh: Mesh, *, experts: bool) -> int:

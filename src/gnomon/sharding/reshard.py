@@ -13,7 +13,6 @@ from fractions import Fraction
 from itertools import accumulate
 
 from gnomon.errors import PlanError
-from gnomon.plans import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +57,3 @@ def reshard(source: Sequence[Fraction], target: Sequence[Fraction]) -> tuple[Mes
             if start < stop:
                 messages.append(Message(source=a, target=b, start=start, rows=stop - start))
     return tuple(messages)
-
-
-def stage_messages(plan: Plan, source: int, target: int, sequences: int) -> tuple[Message, ...]:
-    """Messages from stage `source` to stage `target` for one microbatch of `sequences` sequences over all
-    data-parallel ranks."""
-
-    def dealt(stage: int) -> tuple[Fraction, ...]:
-        shares = plan.stages[stage].shares if plan.stages else ()
-        return deal(sequences, plan.stage_mesh(stage).data_ranks, shares)
-
-    return reshard(dealt(source), dealt(target))

@@ -146,10 +146,7 @@ def _script(structure: Structure) -> Script:
     kept, kept_index = np.unique(source, return_inverse=True)
     slot, num_slots = _slots(order, kept)
     keys = _keys(structure)
-    more: dict[int, list[tuple[Longs, Longs]]] = {}
-    for level, positions, sources, _ in order.more:
-        more.setdefault(level, []).append((positions, sources))
-    groups = {level: (members, starts) for level, members, starts in order.groups}
+    more, groups = _of_levels(order)
     by_target = np.lexsort((distance, target))
     sorted_target = target[by_target]
     levels = []
@@ -176,6 +173,14 @@ def _script(structure: Structure) -> Script:
         kept=slot[kept],
         reach=int(distance.max(initial=1)),
     )
+
+
+def _of_levels(order: Order) -> tuple[dict[int, list[tuple[Longs, Longs]]], dict[int, tuple[Longs, Longs]]]:
+    """Level -> its further (positions, sources), and level -> its groups as (members, starts)."""
+    more: dict[int, list[tuple[Longs, Longs]]] = {}
+    for level, positions, sources, _ in order.more:
+        more.setdefault(level, []).append((positions, sources))
+    return more, {level: (members, starts) for level, members, starts in order.groups}
 
 
 def _keys(structure: Structure) -> Longs:
@@ -270,10 +275,7 @@ def _needed(order: Order) -> NDArray[np.bool_]:
 def _reach_forward(order: Order, bit: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Bits of the streams whose head comes before each position, or is it."""
     out = np.append(bit, np.uint64(0))
-    more: dict[int, list[tuple[Longs, Longs]]] = {}
-    for level, positions, sources, _ in order.more:
-        more.setdefault(level, []).append((positions, sources))
-    groups = {level: (members, starts) for level, members, starts in order.groups}
+    more, groups = _of_levels(order)
     for level, (a, b) in enumerate(pairwise(order.level_ptr.tolist())):
         part = out[a:b]
         for column in (order.lane_before, *order.waits):

@@ -117,6 +117,15 @@ def play(clock: Clock, base: Doubles | None = None) -> Times:
     return Times(start=start, end=end, seen=ends[size + 1 : -1] if lagged else end)
 
 
+def play_steps(structure: Structure, durations: Durations, steps: int) -> list[Times]:
+    """Times of `steps` steps, one after the other, the first from rest."""
+    clock = Clock.of(structure, durations)
+    played = [play(clock)]
+    while len(played) < steps:
+        played.append(play(clock, base_from(structure.order, played)))
+    return played
+
+
 def _only(base: Doubles, positions: NDArray[np.int64]) -> bool:
     """Whether nothing but these positions has an earliest start."""
     others = base.copy()

@@ -17,9 +17,8 @@ from gnomon.errors import InputError
 from gnomon.program import Program, Structure, buffer_moves
 from gnomon.simulate.causes import causes
 from gnomon.simulate.durations import Durations
-from gnomon.simulate.memory import play_steps
 from gnomon.simulate.period import period
-from gnomon.simulate.play import Clock, Times
+from gnomon.simulate.play import Clock, Times, play_steps
 from gnomon.simulate.steady import steady as steady_state
 from gnomon.timeline import NONE, ROLES, Memory, Role, Spans, Timeline, Worker
 

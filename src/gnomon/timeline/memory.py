@@ -1,9 +1,9 @@
 """What each worker holds over time, by class of buffer, and its peak with the moment and the action.
 
 A buffer is held from the start of the action that allocates it to the end of the one that frees it; at one instant
-frees come before allocations. In a timeline that repeats, all steps that overlap are counted: a buffer that outlives
-the period is there twice. Bytes are exact when they are whole numbers. Left out: what a caching allocator sees, which
-is the peak in issue order (`program.issue_order_peak`).
+frees come before allocations, each in the order of spans. In a timeline that repeats, all steps that overlap are
+counted: a buffer that outlives the period is there twice. Bytes are exact when they are whole numbers. Left out: what a
+caching allocator sees, which is the peak in issue order (`program.issue_order_peak`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _events(timeline: Timeline, worker: int) -> _Events:
     if timeline.repeats and len(mine):
         time, before = _folded(timeline, time, change, buffer, worker)
         level += before
-    order = np.lexsort((change > 0, time))
+    order = np.lexsort((span, change > 0, time))
     return _Events(time=time[order], change=change[order], buffer=buffer[order], span=span[order], level=level)
 
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 from math import lcm
+from typing import Any
 
 from gnomon.errors import InputError
 from gnomon.formats.published.bridge import hybrid_mtp, mtp_modules
@@ -216,6 +217,32 @@ def _head_dim(row: Row, name: str) -> int:
     return hidden // heads
 
 
+def _grouped(row: Row, name: str, vocab: int) -> dict[str, Any]:
+    """Fields that configs of decoders with grouped queries share, whatever their feed-forwards."""
+    return {
+        "name": row.model,
+        "num_layers": _int(row, "layers"),
+        "hidden_size": _int(row, "hidden"),
+        "num_heads": _int(row, "heads"),
+        "num_kv_heads": _kv_heads(row),
+        "head_dim": _head_dim(row, name),
+        "vocab_size": vocab,
+    }
+
+
+def _learned(row: Row, vocab: int) -> dict[str, Any]:
+    """Fields that configs of models with learned positions share: GPT and BERT."""
+    return {
+        "name": row.model,
+        "num_layers": _int(row, "layers"),
+        "hidden_size": _int(row, "hidden"),
+        "num_heads": _int(row, "heads"),
+        "ffn_size": _ffn(row),
+        "vocab_size": vocab,
+        "max_positions": _int(row, "seq_len"),
+    }
+
+
 def _gpt(row: Row, vocab: int) -> GptConfig:
     program = row.framework.lower()
     eager = bool(re.search(_HUGGING_FACE, program))
@@ -226,13 +253,7 @@ def _gpt(row: Row, vocab: int) -> GptConfig:
         trained_with = None
     dropout = _DROPOUT if trained_with else 0.0
     return GptConfig(
-        name=row.model,
-        num_layers=_int(row, "layers"),
-        hidden_size=_int(row, "hidden"),
-        num_heads=_int(row, "heads"),
-        ffn_size=_ffn(row),
-        vocab_size=vocab,
-        max_positions=_int(row, "seq_len"),
+        **_learned(row, vocab),
         dropout=dropout,
         attention_dropout=dropout,
         tied=not without,
@@ -244,14 +265,8 @@ def _llama(row: Row, name: str, vocab: int) -> LlamaConfig:
     # nanotron's benchmark script ties the embedding of its two smaller models (notes of those rows).
     tied = "tied emb" in row.notes and bool(re.search(r"llama-(1\.34|3\.57)b", name))
     return LlamaConfig(
-        name=row.model,
-        num_layers=_int(row, "layers"),
-        hidden_size=_int(row, "hidden"),
-        num_heads=_int(row, "heads"),
-        num_kv_heads=_kv_heads(row),
-        head_dim=_head_dim(row, name),
+        **_grouped(row, name, vocab),
         ffn_size=_ffn(row),
-        vocab_size=vocab,
         tied=tied,
         qkv_bias="qwen2" in name,
         qk_norm="qwen3" in name,
@@ -262,14 +277,8 @@ def _nemotron(row: Row, name: str, vocab: int) -> DecoderConfig:
     """Nemotron-3 and 4: an ungated feed-forward with a squared ReLU, LayerNorm, no biases of products (NVIDIA/NeMo
     v2.2.0 nemo/collections/llm/gpt/model/nemotron.py NemotronConfig, read 2026-11-22)."""
     return DecoderConfig(
-        name=row.model,
-        num_layers=_int(row, "layers"),
-        hidden_size=_int(row, "hidden"),
-        num_heads=_int(row, "heads"),
-        num_kv_heads=_kv_heads(row),
-        head_dim=_head_dim(row, name),
+        **_grouped(row, name, vocab),
         ffn_size=_ffn(row),
-        vocab_size=vocab,
         norm="layer",
         norm_bias=True,
         gated=False,
@@ -286,13 +295,7 @@ def _ungated(row: Row, name: str, vocab: int) -> tuple[LlamaConfig, tuple[str, .
 
 def _bert(row: Row, vocab: int) -> BertConfig:
     return BertConfig(
-        name=row.model,
-        num_layers=_int(row, "layers"),
-        hidden_size=_int(row, "hidden"),
-        num_heads=_int(row, "heads"),
-        ffn_size=_ffn(row),
-        vocab_size=vocab,
-        max_positions=_int(row, "seq_len"),
+        **_learned(row, vocab),
         num_token_types=2,
         dropout=_DROPOUT,
         attention_dropout=_DROPOUT,
@@ -311,16 +314,10 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
     oss = bool(re.search(r"gpt.oss", name))  # openai/gpt-oss-120b config.json: sliding_window, layer_types, biases
     dropout = _DROPOUT if is_test(row) else 0.0
     config = MixtralConfig(
-        name=row.model,
-        num_layers=_int(row, "layers"),
-        hidden_size=_int(row, "hidden"),
-        num_heads=_int(row, "heads"),
-        num_kv_heads=_kv_heads(row),
-        head_dim=_head_dim(row, name),
+        **_grouped(row, name, vocab),
         num_experts=int(counts[1]),
         experts_per_token=row.topk,
         expert_ffn_size=int(widths[2]),
-        vocab_size=vocab,
         qk_norm="qwen3" in name,
         dropout=dropout,
         attention_dropout=dropout,

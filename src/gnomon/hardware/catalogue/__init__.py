@@ -111,7 +111,7 @@ def link(name: str) -> Link:
     """The link of that name. CatalogueError with the nearest names if there is none."""
     found = _by_name("links").get(name)
     if not isinstance(found, Link):
-        raise _unknown("link", name, tuple(row.name for row in _file("links").links))
+        raise _unknown("link", name, link_names())
     return found
 
 

@@ -25,8 +25,8 @@ examples, all of which run on a laptop:
   gnomon predict gpt2 --on a100-sxm-40gb --micro-batch-size 8
   gnomon catalogue clusters
 
-exit status: 0 done; 1 predicted, but does not fit in memory or is not as fast as
-asked; 2 the request is wrong; 3 a mistake in Gnomon. GNOMON_DEBUG=1 shows
+exit status: 0 done; 1 predicted, but does not fit in memory or is not as fast
+as asked; 2 the request is wrong; 3 a mistake in Gnomon. GNOMON_DEBUG=1 shows
 tracebacks."""
 
 _PREDICT = """\
@@ -98,9 +98,9 @@ example:
 
 
 _CATALOGUE = """\
-KIND is devices, clusters (nodes that can be named after --on), models or stacks
-(the programs that may run a job). Without KIND: how many of each are known. With
-a name: all that is known of one, where it comes from, and how sure it is.
+Clusters are nodes that can be named after --on, stacks the programs that may run
+a job. Without KIND: how many of each are known.
+With a NAME: all that is known of one, where it comes from, how sure it is.
 
 examples:
   gnomon catalogue devices
@@ -137,7 +137,8 @@ def parser() -> argparse.ArgumentParser:
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
     _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
     catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", _CATALOGUE)
-    catalogue.add_argument("what", nargs="?", choices=("devices", "clusters", "models", "stacks"), metavar="KIND")
+    kinds = ("devices", "clusters", "models", "stacks")
+    catalogue.add_argument("what", nargs="?", choices=kinds, metavar="KIND", help="devices, clusters, models or stacks")
     catalogue.add_argument("name", nargs="?", metavar="NAME", help="one of them, in full")
     catalogue.add_argument("--json", action="store_true", help="for programs")
     return top

@@ -98,8 +98,8 @@ example:
 
 
 _CATALOGUE = """\
-Clusters are nodes that can be named after --on, stacks the programs that may run
-a job. Without KIND: how many of each are known.
+Clusters are nodes that can be named after --on, stacks the programs that may
+run a job. Without KIND: how many of each are known.
 With a NAME: all that is known of one, where it comes from, how sure it is.
 
 examples:

@@ -126,15 +126,30 @@ ATTENTIONS = (
 )
 
 
-TRITON_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-TRITON = {64: (90, 102, 98, 98, 100, 100), 128: (78, 85, 90, 93, 95, 95)}
-"""Head size -> TFLOP/s of forward and backward together without a mask, 16k tokens of 2048 wide on A100: bars of
-"FlashAttention Triton" in assets/flash2_a100_fwd_bwd_benchmark.png of Dao-AILab/flash-attention 4f285b3 (2023-07-17).
-Those with a mask are of a kernel that works on blocks which the mask empties; llm-foundry's skips them both ways
-(flash_attn_triton.py: end_n, begin_m)."""
+BAR_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+Bars = dict[bool, tuple[int, ...]]
+"""Whether with a causal mask -> TFLOP/s of forward and backward together at BAR_LENGTHS, 16k tokens of 2048 wide."""
+TRITON: dict[int, Bars] = {64: {False: (90, 102, 98, 98, 100, 100)}, 128: {False: (78, 85, 90, 93, 95, 95)}}
+"""Head size -> bars of "FlashAttention Triton" in assets/flash2_a100_fwd_bwd_benchmark.png of Dao-AILab/flash-attention
+4f285b3 (2023-07-17). Those with a mask are of a kernel that works on blocks which the mask empties; llm-foundry's skips
+them both ways (flash_attn_triton.py: end_n, begin_m)."""
 TRITON_FORWARD = 0.37 / 0.25
 """FLOP/s of its forward over its backward's, on A100 (triton-lang/triton 00693c1, python/test/regression/
 test_performance.py, 48 heads of 64, 4096 long)."""
+FLASH1: dict[str, dict[int, Bars]] = {
+    "a100-sxm-80gb": {
+        64: {False: (91, 92, 104, 108, 110, 110), True: (58, 70, 77, 87, 92, 97)},
+        128: {False: (76, 72, 76, 80, 82, 83), True: (55, 62, 69, 76, 80, 83)},
+    },
+    "h100-sxm-80gb": {
+        64: {False: (157, 159, 161, 161, 166, 168), True: (104, 123, 136, 138, 149, 156)},
+        128: {False: (127, 127, 128, 131, 137, 139), True: (98, 109, 108, 126, 135, 137)},
+    },
+}
+"""Device -> head size -> bars of "FlashAttention" in assets/flash2_{a100,h100}_fwd_bwd_benchmark.png of the same
+commit."""
+FLASH1_FORWARD = 0.40 / 0.30
+"""FLOP/s of its forward over its backward's: 30 to 50 and 25 to 35% of the peak of an A100 (Dao 2023, section 1)."""
 
 
 def heads(rows: list[Row], causal: bool, width: int) -> Heads:
@@ -322,53 +337,89 @@ def fit_every_attention(data: Path) -> list[Result]:
             found.append(Result(result.arch, row, "flash2 forward 64 a100 (assumed)", "-", NONE))
             found += filter(None, [fit_backward(data, small, values)])
     found += [_borrowed_backward(r, found) for r in found if _lacks_backward(r, found)]
-    return found + [result for width in TRITON for result in _triton(found, width)]
+    return found + [*_triton(found), *_flash1(found)]
 
 
-def _triton(found: list[Result], width: int) -> list[Result]:
-    """Triton's kernel of 2023: on A100 FlashAttention-2's constants at the speed of the bars; on H100 its share of
-    FlashAttention-2 on A100, as the first FlashAttention has (83 of 203 TFLOP/s at 16k, 139 of 338)."""
-    known = {_key(r): r for r in found}
-    machine, made = catalogue.device("a100-sxm-80gb"), []
-    base = {way: known["ampere", "flash2", way, width].row for way in ("forward", "backward")}
-    lengths = np.array(TRITON_LENGTHS, dtype=np.float64)
+def _by_bars(
+    found: list[Result], kernel: AttentionKernel, device: str, width: int, bars: Bars, forward: float
+) -> list[Result]:
+    """Forward and backward of an older kernel: FlashAttention-2's constants at the speed that bars of both directions
+    together show. forward: its FLOP/s over the backward's."""
+    machine, known = catalogue.device(device), {_key(r): r.row for r in found}
+    base = {way: known[machine.arch, "flash2", way, width] for way in ("forward", "backward")}
+    lengths = np.array(BAR_LENGTHS, dtype=np.float64)
     count = np.full_like(lengths, 2048 / width)
-    shape = Heads(
-        batch=16384 / lengths, q_len=lengths, kv_len=lengths, heads=count, kv_heads=count, pairs=lengths**2,
-        width=width, width_v=width, causal=False,
-    )  # fmt: skip
-    seconds = 3.5 * 4 * 16384 * lengths * 2048 / (np.array(TRITON[width]) * 1e12)
+    shapes = [
+        Heads(
+            batch=16384 / lengths, q_len=lengths, kv_len=lengths, heads=count, kv_heads=count,
+            pairs=lengths**2 / (2 if causal else 1), width=width, width_v=width, causal=causal,
+        )
+        for causal in bars
+    ]  # fmt: skip
+    flops = [14 * 2048 * shape.batch * shape.pairs for shape in shapes]
+    seconds = np.concatenate(flops) / (np.concatenate([bars[shape.causal] for shape in shapes]) * 1e12)
 
     def rows(values: dict[str, float]) -> dict[str, AttentionCurve]:
-        speed = {"forward": values["efficiency"] * TRITON_FORWARD, "backward": values["efficiency"]}
+        speed = {"forward": values["efficiency"] * forward, "backward": values["efficiency"]}
         return {
-            way: replace(row, kernel="triton", efficiency=speed[way])
+            way: replace(row, kernel=kernel, efficiency=speed[way])
             for way, row in base.items()
             if isinstance(row, AttentionCurve)
         }
 
     def both(values: dict[str, float]) -> Array:
-        each = [attention_model(shape, machine.flops_per_s("bf16"), machine, row) for row in rows(values).values()]
-        return np.asarray(sum(each))
+        peak = machine.flops_per_s("bf16")
+        return np.concatenate(
+            [sum(attention_model(shape, peak, machine, row) for row in rows(values).values()) for shape in shapes]
+        )
 
     values = rounded(fit({"efficiency": Range(0.1, 1.0, 0.3)}, both, seconds, 500))
     held = Error.of(both(values), seconds)
+    masks = "" if len(bars) > 1 else " without a mask"
+    said = Provenance(
+        data=f"{_BAR_NAMES[kernel]} charts on {machine.name.split('-')[0].upper()}: {len(seconds)} points{masks}, "
+        f"forward {forward:.2f} times as fast as backward; else as flash2",
+        date=DATE,
+        error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out",
+        range="length 512 to 16k",
+    )
+    made = []
     for way, row in rows(values).items():
-        said = Provenance(
-            data="FlashAttention Triton charts on A100: 6 points without a mask, forward "
-            f"{TRITON_FORWARD:.2f} times as fast as backward; else as flash2",
-            date="2026-11-22",
-            error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out",
-            range="length 512 to 16k",
-        )
         row = replace(row, efficiency=float(f"{row.efficiency:.3g}"), provenance=said)
-        made.append(Result("ampere", row, f"triton {way} {width} a100 (charts, all fitted)", "-", held))
-        near, here = base[way], known["hopper", "flash2", way, width].row
-        assert isinstance(near, AttentionCurve) and isinstance(here, AttentionCurve)
-        ratio = row.efficiency / near.efficiency
-        said = replace(assumed(f"flash2 times A100's ratio of triton to flash2, {ratio:.2f}"), date="2026-11-22")
-        there = replace(here, kernel="triton", efficiency=float(f"{here.efficiency * ratio:.3g}"), provenance=said)
-        made.append(Result("hopper", there, f"triton {way} {width} hopper (assumed)", "-", NONE))
+        name = f"{kernel} {way} {width} {machine.name.split('-')[0]} (charts, all fitted)"
+        made.append(Result(machine.arch, row, name, "-", held))
+    return made
+
+
+_BAR_NAMES = {"triton": "FlashAttention Triton", "flash1": "FlashAttention"}
+
+
+def _flash1(found: list[Result]) -> list[Result]:
+    """The first FlashAttention, on A100 and H100."""
+    return [
+        result
+        for device, widths in FLASH1.items()
+        for width, bars in widths.items()
+        for result in _by_bars(found, "flash1", device, width, bars, FLASH1_FORWARD)
+    ]
+
+
+def _triton(found: list[Result]) -> list[Result]:
+    """Triton's kernel of 2023: on A100 by its bars; on H100 its share of FlashAttention-2 on A100, as the first
+    FlashAttention has (83 of 203 TFLOP/s at 16k, 139 of 338)."""
+    known, made = {_key(r): r.row for r in found}, []
+    for width, bars in TRITON.items():
+        for result in _by_bars(found, "triton", "a100-sxm-80gb", width, bars, TRITON_FORWARD):
+            made.append(result)
+            way = _key(result)[2]
+            row, near, here = result.row, known["ampere", "flash2", way, width], known["hopper", "flash2", way, width]
+            assert isinstance(row, AttentionCurve)
+            assert isinstance(near, AttentionCurve) and isinstance(here, AttentionCurve)
+            ratio = row.efficiency / near.efficiency
+            said = assumed(f"flash2 times A100's ratio of triton to flash2, {ratio:.2f}")
+            speed = float(f"{here.efficiency * ratio:.3g}")
+            there = replace(here, kernel="triton", efficiency=speed, provenance=said)
+            made.append(Result("hopper", there, f"triton {way} {width} hopper (assumed)", "-", NONE))
     return made
 
 

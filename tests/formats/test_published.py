@@ -292,6 +292,46 @@ def test_libraries_that_published_benchmarks_ran_on() -> None:
     assert (run(LLAMA).stack.cublas, run(benchmark).stack.cublas) == (None, "12.1")
 
 
+@pytest.mark.parametrize(
+    ("said", "hidden", "seq_len", "kernel", "batch", "each"),
+    [
+        ("FA1", 2048, 2048, "flash1", 512, 8),
+        ("FA2", 2048, 8192, "flash2", 128, 4),
+        ("FA2", 2560, 2048, "flash2", 512, 4),
+        ("no", 2048, 2048, None, 512, 2),
+    ],
+)
+def test_flash_attention_s_own_training_code(
+    said: str, hidden: int, seq_len: int, kernel: str | None, batch: int, each: int
+) -> None:
+    """Which kernel ran is in the row; batches are in the repository's configs."""
+    found = run(
+        GPT3
+        | {"framework": "flash-attention training repo", "flash_attention": said, "hidden": str(hidden)}
+        | {"seq_len": str(seq_len), "micro_batch": "", "global_batch": "", "num_devices": "8"}
+        | {
+            "tp": "1",
+            "pp": "1",
+            "vpp": "",
+            "dp": "8",
+            "zero_or_fsdp": "",
+            "heads": "16",
+            "kv_heads": "16",
+            "layers": "24",
+        }
+        | {"ffn": str(4 * hidden), "metric": "tflops_per_device"}
+    )
+    assert found.stack.attention_kernel == kernel
+    assert found.stack.attention == ("flash" if kernel else "unfused")
+    assert (found.workload.batch_size, found.plan.schedule.micro_batch_size) == (batch, each)
+
+
+def test_a_batch_that_no_config_gives_stays_open() -> None:
+    row = GPT3 | {"framework": "flash-attention training repo", "flash_attention": "no", "seq_len": "8192"}
+    _, refused = read_runs(text(row | {"micro_batch": "", "global_batch": ""}))
+    assert [each.reason for each in refused] == ["global_batch not given"]
+
+
 def test_recipes_that_reduce_partial_sums_in_eight_bits() -> None:
     """Llama's of 405B on H100, and of 70B since NeMo 2 (dgxc's release v25.04)."""
     nemo = GPT3 | {"framework": "NeMo", "device": "h100-sxm-80gb", "precision": "fp8", "vocab": "128256"}

@@ -128,8 +128,9 @@ def test_an_older_library_slows_large_products_where_it_was_measured() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_triton_s_attention_is_about_half_as_fast_as_flash_attention_2(head_dim: int) -> None:
-    """100 and 95 of 176 and 203 TFLOP/s on A100 (bars of the FlashAttention-2 release, 16k tokens, no mask)."""
+def test_older_kernels_are_about_half_as_fast_as_flash_attention_2(head_dim: int) -> None:
+    """Triton's reaches 100 and 95 of 176 and 203 TFLOP/s on A100, the first FlashAttention 110 and 83 (bars of the
+    FlashAttention-2 release, 16k tokens, no mask)."""
     a100, heads = catalogue.device("a100-sxm-80gb"), 2048 // head_dim
     flops = 3.5 * 4 * 16384**2 * 2048
     rate = {
@@ -141,8 +142,9 @@ def test_triton_s_attention_is_about_half_as_fast_as_flash_attention_2(head_dim:
             )
             for backward in (False, True)
         )
-        for kernel in ("triton", "flash2")
+        for kernel in ("flash1", "triton", "flash2")
     }  # fmt: skip
+    assert rate["flash1"] == pytest.approx({64: 110e12, 128: 83e12}[head_dim], rel=0.15)
     assert rate["triton"] == pytest.approx({64: 100e12, 128: 95e12}[head_dim], rel=0.05)
     assert 0.4 < rate["triton"] / rate["flash2"] < 0.65
 

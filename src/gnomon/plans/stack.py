@@ -85,7 +85,7 @@ class Stack:
     attention: Literal["flash", "memory_efficient", "unfused", "unfused_fp32_softmax"] | None = None
     """Attention kernel: `flash` keeps q, k, v, output and the logarithms of row sums; `unfused` keeps scores and
     probabilities; `unfused_fp32_softmax` the latter in fp32 too."""
-    attention_kernel: Literal["flash2", "flash3", "cudnn", "triton"] | None = None
+    attention_kernel: Literal["flash1", "flash2", "flash3", "cudnn", "triton"] | None = None
     """Which fused kernel `flash` is, where the device has it; FlashAttention-2 where it has not."""
     cublas: Literal["12.1"] | None = None
     """Which cuBLAS multiplies, where it is an older one than the curves are of."""

@@ -32,9 +32,10 @@ Time: TypeAlias = "float | NDArray[np.float64]"
 Size: TypeAlias = "int | float | NDArray[np.float64]"
 """A size in elements, or an array of sizes."""
 
-AttentionKernel: TypeAlias = Literal["flash2", "flash3", "cudnn", "triton"]
-"""flash2: FlashAttention-2 (also PyTorch's own). flash3: FlashAttention-3 on Hopper, 4 on Blackwell. cudnn: cuDNN's
-fused attention, as Transformer Engine calls it. triton: Triton's FlashAttention of 2023."""
+AttentionKernel: TypeAlias = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]
+"""flash1: the first FlashAttention (PyTorch's own before 2.2). flash2: FlashAttention-2 (PyTorch's own since). flash3:
+FlashAttention-3 on Hopper, 4 on Blackwell. cudnn: cuDNN's fused attention, as Transformer Engine calls it. triton:
+Triton's FlashAttention of 2023."""
 
 CublasRelease: TypeAlias = Literal["12.1"]
 """Releases of cuBLAS of which there is data beside that of the GEMM rows."""

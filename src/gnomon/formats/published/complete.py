@@ -32,6 +32,16 @@ FINETUNED = r"dgxc-benchmarking/llama3/finetuning"
 """Sources whose recipe puts one sequence into a microbatch whatever the model (NVIDIA/dgxc-benchmarking v25.02.02
 llama3/finetuning/llama3_finetune_utils.py, read 2026-11-22)."""
 
+FLASH_REPO = r"flash-attention training repo"
+FLASH_BATCHES = {(2048, True): 8, (2048, False): 2, (8192, True): 4}
+"""(length, whether with FlashAttention) -> sequences of a device with 80 GB of the 1.3B model, whose step has 1 Mi
+tokens; the 2.7B model has half as many, but for 4 at 8192 (Dao-AILab/flash-attention training/configs/experiment/pile,
+gpt3xl-flash, gpt3xl-flash-8k, gpt3xl-hf, gpt3-2.7B-flash, gpt3-2.7B-flash-8k, gpt3-2.7B-hf; read 2026-11-23). There is
+no config of 8192 without FlashAttention."""
+FLASH_WIDTH = 2048
+"""Width of that 1.3B model."""
+FLASH_TOKENS = 1 << 20
+
 MICROBATCHES = 8
 """Of a step whose batch is not given."""
 
@@ -64,6 +74,8 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
     if row.micro_batch is None and re.search(FINETUNED, row.source or ""):
         row = replace(row, micro_batch=1)
         notes.append("microbatches of 1: what the recipe sets")
+    row, batch_notes = _flash_repo(row)
+    notes += batch_notes
     counted = re.search(NEUSIGHT_STAGES, row.source or "")
     if counted and row.global_batch and row.dp and row.global_batch % (row.dp * int(counted[1])) == 0:
         each = row.global_batch // (row.dp * int(counted[1]))
@@ -79,6 +91,17 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
         row = replace(row, seq_len=int(found[1]) // row.global_batch)
         notes.append(f"sequences of {row.seq_len}: {found[1]} tokens a step")
     return row, tuple(notes)
+
+
+def _flash_repo(row: Row) -> tuple[Row, list[str]]:
+    """The batch that the configs of FlashAttention's own training code set."""
+    flash = not (row.flash_attention or "no").startswith("no")
+    each = FLASH_BATCHES.get((row.seq_len or 0, flash))
+    if row.micro_batch or row.global_batch or not re.search(FLASH_REPO, row.framework.lower()) or each is None:
+        return row, []
+    each = each if row.hidden == FLASH_WIDTH or row.seq_len == 8192 else each // 2
+    row = replace(row, micro_batch=each, global_batch=FLASH_TOKENS // (row.seq_len or 1))
+    return row, [f"{row.global_batch} sequences, microbatches of {each}: the config of the source"]
 
 
 def _of_tokens(row: Row) -> bool:

@@ -370,6 +370,10 @@ FP8_SUMS = (
 BRIDGE_RECIPES = "NVIDIA-NeMo/Megatron-Bridge, performance recipes of the release (formats.published.bridge)"
 
 
+KERNELS = ((r"\bfa1\b", "flash1"), (r"\bfa2\b", "flash2"), (r"\bfa3\b", "flash3"))
+"""(pattern of `flash_attention`, kernel) where a row says which FlashAttention ran."""
+
+
 def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     """What the program does, with what the row says about it."""
     program = row.framework.lower()
@@ -382,11 +386,15 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     attention = None
     if row.flash_attention:
         attention = "unfused" if row.flash_attention.startswith("no") else "flash"
+    said = (row.flash_attention or "").lower()
+    kernel = next((kernel for pattern, kernel in KERNELS if re.search(pattern, said)), None)
     eager = bool(re.search(HUGGING_FACE, program)) and not facts.compiled
     if eager and attention == "unfused" and re.search(r"llama|mistral|mixtral|qwen", row.model.lower()):
         attention = "unfused_fp32_softmax"
     launch = "compiled" if facts.compiled or re.search(XLA, program) else None
-    found = _chosen(name, row.framework, row.family, attention, launch)
+    base = Stack(name=row.framework, version="") if name is None else named_stack(name)
+    told = {"attention": attention, "launch": launch, "attention_kernel": kernel}
+    found = chosen(base, f"published runs, {row.family}", **told)
     if facts.compiled and not re.search(XLA, program):
         found = chosen(found, "torch.compile fuses what lies between products", **COMPILED)
     if re.search(XLA, program):
@@ -481,11 +489,6 @@ def _benchmarked(base: Stack, row: Row) -> Stack:
 
 
 @lru_cache(maxsize=64)
-def _chosen(name: str | None, framework: str, family: str, attention: str | None, launch: str | None) -> Stack:
-    base = Stack(name=framework, version="") if name is None else named_stack(name)
-    return chosen(base, f"published runs, {family}", attention=attention, launch=launch)
-
-
 def cluster(row: Row) -> tuple[Cluster, Notes]:
     """The machines, with the network that the row names."""
     device, note = _device(row)

@@ -49,11 +49,12 @@ SIMPLE = 2
 def switch_bytes(arch: str, kind: str, ranks: int, nccl: tuple[int, int]) -> int:
     """Largest buffer, in bytes, for which NCCL takes LL or LL128 in a group of `ranks` within one node.
 
-    All-to-all is messages: up to NCCL 2.28 their limit is that of all channels of a message together, from 2.29 on that
-    of the channels in use, one for such short messages.
+    All-to-all is messages, one to each rank: up to NCCL 2.28 the limit of one is that of all its channels together,
+    from 2.29 on that of the channels in use, one for such short messages.
     """
-    if kind == "all_to_all":
-        return ranks * P2P_LL_BYTES * (P2P_CHANNELS[_wire(arch)] if nccl < (2, 29) else 1)
+    if kind in ("all_to_all", "send_recv"):
+        message = P2P_LL_BYTES * (P2P_CHANNELS[_wire(arch)] if nccl < (2, 29) else 1)
+        return message * (ranks if kind == "all_to_all" else 1)
     low, high = 2.0**9, 2.0**32
     while high / low > 1.0001:
         middle = math.sqrt(low * high)

@@ -20,7 +20,9 @@ from gnomon.prices.collectives import (
     AcrossFit,
     CollectiveFile,
     InsideFit,
+    SmallAcrossFit,
     SmallFit,
+    across_cost,
     algorithm_costs,
     bound_seconds,
     collective_fits,
@@ -78,6 +80,16 @@ ALPS = {
         # AWS documentation's samples: 2 nodes of p5 and of p4de.
         (link("2xaws-p5", 16, 8), "all_reduce", 16 * GIB, 66132, 0.10),
         (link("2xaws-p4de", 16, 8), "all_reduce", GIB, 26217, 0.10),
+        # nccl-tests on 2 to 32 p5, NCCL 2.28.7 (crazyguitar/aws-gpu-communication-benchmark, CC-BY-4.0): size over the
+        # bandwidth it states.
+        (link("2xaws-p5", 16, 8), "all_gather", 32 * MIB, 240, 0.05),
+        (link("8xaws-p5", 64, 8), "all_gather", 32 * MIB, 713, 0.05),
+        (link("32xaws-p5", 256, 8), "all_gather", 32 * MIB, 2699, 0.10),
+        (link("32xaws-p5", 256, 8), "all_gather", 2 * GIB, 8141, 0.05),
+        (link("32xaws-p5", 256, 8), "all_reduce", 32 * MIB, 1008, 0.10),
+        (link("8xaws-p5", 64, 8), "all_reduce", 8 * GIB, 47590, 0.05),
+        (link("2xaws-p5", 16, 8), "all_to_all", 2 * GIB, 25405, 0.10),
+        (link("32xaws-p5", 256, 8), "all_to_all", 2 * GIB, 52454, 0.10),
         # GH200 Alps, Slingshot-11, medians over settings of NCCL.
         (ALPS[8], "all_reduce", 4 * GIB, 47486, 0.10),
         (ALPS[32], "all_reduce", 4 * GIB, 90072, 0.10),
@@ -168,6 +180,9 @@ def test_no_jumps(kind: str, size: float, seen: AxisLink) -> None:
         (link("8xh100-sxm", 4, 4), "all_gather", 3.01 * MIB, (2 * MIB, 19.1), (4 * MIB, 36.9)),
         (link("8xh100-sxm", 8, 8), "all_to_all", 128 * KIB, (128 * KIB, 9.8), (256 * KIB, 13.0)),
         (link("8xb200-sxm", 8, 8), "all_reduce", 2.14 * MIB, (2 * MIB, 33.6), (4 * MIB, 54.5)),
+        # Rings over EFA: 12 MiB a rank (crazyguitar/aws-gpu-communication-benchmark, 2 and 8 nodes).
+        (link("2xaws-p5", 16, 8), "all_gather", 192 * MIB, (128 * MIB, 536), (256 * MIB, 1167)),
+        (link("8xaws-p5", 64, 8), "all_gather", 768 * MIB, (512 * MIB, 2023), (GIB, 4709)),
     ],
 )
 def test_times_jump_where_nccl_changes_protocol(
@@ -282,6 +297,24 @@ def test_small_buffers_between_sizes_of_group() -> None:
         replace(row, small=replace(small, share=(0.5,)))
     with pytest.raises(InputError, match="must be positive"):
         replace(small, up_to_bytes=(0, 1))
+
+
+def test_small_buffers_of_a_ring_between_nodes() -> None:
+    """By hand: 4 nodes of 8 at 400 GB/s; small 1 us + 3 steps of 10 us + 28 of 0.1 us, and half of the rate."""
+    seen = link("4x8xh100-sxm", 32, 8)
+    small = SmallAcrossFit(up_to_bytes=1000, start_s=1e-6, step_s=1e-5, inside_step_s=1e-7, share=0.5, ramp=0.0)
+    row = AcrossFit(
+        link="wire", collectives=("all_gather",), algorithm="ring", start_s=1e-4, step_s=2e-5, inside_step_s=0.0,
+        share=0.9, ramp=0.0, provenance=SAID, small=small,
+    )  # fmt: skip
+    cost = across_cost(row, "all_gather", seen)
+    assert cost.small_bytes == 32000
+    assert cost.seconds(32000) == pytest.approx(1e-6 + 3e-5 + 28e-7 + 32000 * 31 / 32 / 200e9)
+    assert cost.seconds(32001) == pytest.approx(1e-4 + 6e-5 + 32001 * 31 / 32 / 360e9)
+    with pytest.raises(InputError, match="must be positive"):
+        replace(small, up_to_bytes=0)
+    with pytest.raises(InputError, match="small buffers"):
+        replace(small, share=1.2)
 
 
 def test_rows_outside_of_physics_are_refused() -> None:

@@ -6,8 +6,8 @@ up with size. The fastest algorithm of those known for a link counts, as NCCL's 
 nccl-tests calls size: the whole buffer of one rank. Every price grows with bytes, falls with bandwidth, and is never
 under `bound_seconds`; links in a machine that was measured have their own figures. Constants are rows of
 `collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says from what. Continuous in size but for one named
-switch within a node: where NCCL's tuning turns from its low-latency protocols to Simple, measured times jump up. Leaves
-out contention with compute, and such jumps between nodes.
+switch: where NCCL's tuning turns from its low-latency protocols to Simple, measured times jump up (within nodes, and of
+rings over EFA). Leaves out contention with compute, and such jumps over other networks.
 Source of forms: Thakur, Rabenseifner, Gropp 2005; NCCL's src/graph/tuning.cc.
 """
 
@@ -28,7 +28,7 @@ from gnomon.hardware import Node
 from gnomon.prices.curves import Provenance, Time
 from gnomon.prices.links import AxisLink
 from gnomon.prices.measured import communication_seconds
-from gnomon.units import Seconds
+from gnomon.units import Bytes, Seconds
 
 CollectiveKind: TypeAlias = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"
@@ -132,6 +132,30 @@ class InsideFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SmallAcrossFit:
+    """The same constants of a ring for NCCL's low-latency protocols, which small buffers take."""
+
+    up_to_bytes: Bytes
+    """Largest buffer that takes them, for each rank of the group: by NCCL's own tuning it grows with the steps that
+    they shorten."""
+    start_s: Seconds
+    """As in AcrossFit."""
+    step_s: Seconds
+    """As in AcrossFit."""
+    inside_step_s: Seconds
+    """As in AcrossFit."""
+    share: float
+    """As in AcrossFit."""
+    ramp: float
+    """As in AcrossFit."""
+
+    def __post_init__(self) -> None:
+        _check("small buffers", (self.start_s, self.step_s, self.inside_step_s), (self.share,), (self.ramp,))
+        if not self.up_to_bytes > 0:
+            raise InputError(f"small buffers: up_to_bytes must be positive, got {self.up_to_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AcrossFit:
     """What one algorithm reaches of a network between nodes."""
 
@@ -153,6 +177,8 @@ class AcrossFit:
     """Weight of sqrt(start·wire)."""
     provenance: Provenance
     """Of this row."""
+    small: SmallAcrossFit | None = None
+    """Small buffers; None: one protocol for all."""
     arch: str = ""
     """As in InsideFit."""
 
@@ -311,21 +337,30 @@ def across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
     Of an all-reduce's bytes, a ring sends 2(n−1)/n out of each node; a tree all of them twice, or once where there are
     but two nodes.
     """
+    cost = _across_cost(row, row, kind, link)
+    if row.small is None:
+        return cost
+    small = _across_cost(row, row.small, kind, link)
+    return replace(cost, small=small, small_bytes=float(row.small.up_to_bytes * link.ranks))
+
+
+def _across_cost(row: AcrossFit, by: AcrossFit | SmallAcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
+    """By the constants of the row itself, or those of its small buffers."""
     passes, outer = _passes(kind), link.nodes - 1
-    step = max(row.step_s, link.across_latency_s)
+    step = max(by.step_s, link.across_latency_s)
     if row.algorithm == "tree":
         traffic = (1.0 if link.nodes == 2 else 2.0) * passes / 2
-        start = row.start_s + math.ceil(math.log2(link.nodes)) * step
+        start = by.start_s + math.ceil(math.log2(link.nodes)) * step
     elif row.algorithm == "ring":
         traffic = 1.0 if kind == "broadcast" else passes * (link.ranks - 1) / link.ranks
-        start = row.start_s + passes * (outer * step + (link.ranks - link.nodes) * row.inside_step_s)
+        start = by.start_s + passes * (outer * step + (link.ranks - link.nodes) * by.inside_step_s)
     else:
         traffic = _least_out(kind, link)
-        start = row.start_s + (outer if kind == "all_to_all" else 1) * step
+        start = by.start_s + (outer if kind == "all_to_all" else 1) * step
     return Cost(
         start_s=start,
-        s_per_byte=traffic / (_rate(kind, link) * row.share),
-        ramp=row.ramp,
+        s_per_byte=traffic / (_rate(kind, link) * by.share),
+        ramp=by.ramp,
         floor_s_per_byte=_inside_s_per_byte(row, kind, link),
     )
 

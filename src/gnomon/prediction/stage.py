@@ -103,15 +103,17 @@ class StagePrice:
         counts with the first of them, and a layer's input counts with it, not with the layer that made it."""
         seen: set[tuple[str, str, str]] = set()
         out = []
+        before = None
         for layer, price in zip(self.in_order, self.order, strict=True):
             size = 0
+            away = _read_from(before, layer) if price.input_away else frozenset()
             for kept in price.kept:
                 source = _source(layer, kept, price)
-                away = price.input_away and kept.tensor in {own for _, own in layer.call.chain}
-                if not away and source not in seen:
+                if kept.tensor not in away and source not in seen:
                     size += kept.bytes
                 seen.add(source)
             out.append(size)
+            before = layer
         return tuple(out)
 
     @cached_property
@@ -221,6 +223,15 @@ class StagePrice:
         }
         names = {t.name: layers[0].call.parameter_name(t.name, layers[0].index) for t in price.sharded.block.parameters}
         return frozenset(name for name, full in names.items() if full in earlier)
+
+
+def _read_from(before: Layer | None, layer: Layer) -> frozenset[str]:
+    """Inputs that a layer has from the one before it: by its call's chain, or, where each layer is a call of its own
+    (windows that alternate), by the name of that call. The first of a stage has them from the stage before."""
+    if layer.call.chain:
+        return frozenset(own for _, own in layer.call.chain)
+    makers = [(own, source.partition(".")[0]) for own, source in layer.call.inputs if "." in source]
+    return frozenset(own for own, maker in makers if before is None or before.call.name == maker)
 
 
 def _source(layer: Layer, kept: Kept, price: LayerPrice) -> tuple[str, str, str]:

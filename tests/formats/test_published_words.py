@@ -146,6 +146,52 @@ def test_recompute_in_words() -> None:
     assert len(saved['selective ["layernorm", "moe_act"]'].rules) == 2
 
 
+def test_core_attn_is_the_preset_selective_in_a_list_too() -> None:
+    """It names no tensor where attention is one kernel, so a rule for it would match nothing."""
+    alone, listed = (
+        to_run(replace(LLAMA, recompute=words)).plan.saved for words in ("core_attn", "[core_attn, layernorm]")
+    )
+    assert alone.preset == listed.preset == "selective"
+    assert not alone.rules and [rule.tensors for rule in listed.rules] == [("*norm*",)]
+
+
+@pytest.mark.parametrize(
+    ("program", "zero", "grad"),
+    [
+        ("DeepSpeed (Hugging Face transformers)", "zero3", "bf16"),
+        ("Colossal-AI", "gemini", "bf16"),
+        ("DeepSpeed", "none", "fp32"),
+        ("Megatron-DeepSpeed", "zero1", "fp32"),
+        ("PyTorch (Hugging Face transformers)", "fsdp", "fp32"),
+    ],
+)
+def test_gradients_of_deepspeed_have_the_dtype_of_parameters(program: str, zero: str, grad: str) -> None:
+    """deepspeed/runtime/engine.py get_data_types: under ZeRO; its fork for BLOOM accumulates in fp32."""
+    precision = to_run(replace(LLAMA, framework=program, zero_or_fsdp=zero)).plan.precision
+    assert precision.grad == precision.reduce == grad
+
+
+def test_transformers_code_is_eager_beside_deepspeeds_optimizer() -> None:
+    own, fused = (
+        to_run(replace(LLAMA, framework=f"DeepSpeed (Hugging Face transformers{more})", zero_or_fsdp="zero2")).stack
+        for more in ("", "; FusedAdam")
+    )
+    assert own.norm == fused.norm == own.cross_entropy == fused.cross_entropy == "unfused"
+    assert (own.optimizer_step, fused.optimizer_step) == ("single", "fused")
+
+
+def test_autocast_has_the_softmax_in_fp32_and_nanogpt_holds_logits() -> None:
+    gpt = replace(LLAMA, model="gpt2", kv_heads="32", zero_or_fsdp="none", num_devices=1, dp=1, flash_attention="no")
+    for framework, precision, attention, held in (
+        ("PyTorch", "bf16", "unfused", None),
+        ("PyTorch", "bf16-amp", "unfused_fp32_softmax", None),
+        ("PyTorch (nanoGPT)", "fp16-amp", "unfused_fp32_softmax", True),
+        ("Megatron-LM", "bf16-amp", "unfused", None),
+    ):
+        stack = to_run(replace(gpt, framework=framework, precision=precision)).stack
+        assert (stack.attention, stack.outputs_held) == (attention, held)
+
+
 def test_open_recompute_is_the_least_that_fits() -> None:
     """Four and a half billion parameters with 16384 tokens a device: all activations do not fit 80 GB, some do."""
     tight = replace(LLAMA, device="h100", recompute=None, layers=16, micro_batch=2)

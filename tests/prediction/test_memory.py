@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Fact, Mesh, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, advice, predict
+from gnomon.prediction.memory import temporaries
 from gnomon.report.prediction import prediction_text
 
 SEQ, HIDDEN, HEADS = 2048, 4096, 32
@@ -178,6 +180,32 @@ def test_runs_of_recomputed_layers_keep_one_input_for_each_run() -> None:
         assert inputs == [1024 * 1024 * 2] * (8 // every)
 
 
+@pytest.mark.parametrize(("name", "layers", "width"), [("gpt-oss-20b", 24, 2880), ("gemma-2-2b", 26, 2304)])
+def test_runs_of_layers_that_alternate_keep_one_input_too(name: str, layers: int, width: int) -> None:
+    """Windowed and full layers are calls of their own: 4096 tokens in bf16 for each run, on each of two stages."""
+    for every in (1, 2, 4):
+        job = Plan(
+            mesh=Mesh(pp=2, dp_shard=4),
+            schedule=Schedule(micro_batch_size=1),
+            saved=Saved(preset="full", every=every),
+        )
+        stages = predict(name, "1x8xh100-sxm", job, Workload(global_batch_size=8, seq_len=4096)).step.stages
+        for stage, kept in ((stages[0], stages[0].kept_bytes[1:]), (stages[1], stages[1].kept_bytes[:-1])):
+            run = [4096 * width * 2, *[0] * (every - 1)]
+            assert list(kept) == (run * layers)[: layers // 2], stage.stage
+
+
+def test_layers_that_alternate_move_their_inputs_to_the_host() -> None:
+    """Where what layers read is offloaded, none of it stays: as with layers of one call."""
+    rules = (SavedRule(action="recompute"), SavedRule(tensors=("input",), action="offload"))
+    job = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), saved=Saved(rules=rules))
+    kept = [
+        predict(name, "1x8xh100-sxm", job, Workload(global_batch_size=8, seq_len=4096)).step.stages[0].kept_bytes[1:-1]
+        for name in ("gpt-oss-20b", "qwen3-30b-a3b")
+    ]
+    assert kept == [(0,) * 24, (0,) * 48]
+
+
 def test_offloaded_activations_leave_the_device_and_take_time() -> None:
     job = plan(micro=4)
     rules: Any = (SavedRule(calls="layers[0:8]", tensors=("*",), action="offload"),)
@@ -254,6 +282,20 @@ def test_the_update_makes_an_fp32_gradient_and_roots(step: str, bytes_per_parame
     assert found.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
 
+@pytest.mark.parametrize(("step", "bytes_each"), [("fused", 4 + 2), ("foreach", 4 + 4), ("single", 4 + 2 * 4)])
+def test_zero_3_updates_its_part_in_parts(step: str, bytes_each: float) -> None:
+    """DeepSpeed's sub-groups: fp16 gradients of one are joined and copied to fp32, then roots are made, if at all."""
+    job = replace(plan("full", dp_shard=2), precision=MIXED, optimizer=Optimizer(zero=3))
+    workload = Workload(global_batch_size=2, seq_len=64)
+    for most in (10**7, 10**12):
+        facts = with_facts(optimizer_step=step, grad_buffers="contiguous", update_elements=most)
+        found = predict(gpt_model(8, 1024, 16), "1x2xa100-sxm-80gb", job, workload, facts)
+        part = min(most, found.step.stages[0].elements[0] / 2)
+        updates = np.isin(found.step.program.kind, [k.name == "OPT" for k in found.step.program.kinds].index(True))
+        inside = temporaries(found.step.program, found.pricing)[updates].max()
+        assert inside == pytest.approx(bytes_each * part, rel=1e-6)
+
+
 def test_fp32_gradients_need_no_copy() -> None:
     found = peak(with_facts(optimizer_step="fused"), Precision())
     assert found.tightest.peak_at != "optimizer step"
@@ -309,3 +351,14 @@ def test_a_loop_that_holds_what_the_model_returned_has_the_logits_once_more() ->
     )
     assert more.allocated_bytes - less.allocated_bytes == 1024 * 50257 * 4
     assert more.by_class["temporary"] > less.by_class["temporary"]
+
+
+def test_logits_that_are_held_have_the_width_in_which_they_are_returned() -> None:
+    """nanoGPT's loop under autocast: fp16 beside the fp32 that the loss keeps."""
+    eager = with_facts(cross_entropy="unfused", logits_dtype="compute")
+    held = with_facts(cross_entropy="unfused", logits_dtype="compute", outputs_held=True)
+    less, more = (
+        predict("gpt2", "1x1xv100-sxm-32gb", plan(), Workload(global_batch_size=1, seq_len=1024), stack).tightest
+        for stack in (eager, held)
+    )
+    assert more.allocated_bytes - less.allocated_bytes == 1024 * 50257 * 2

@@ -186,6 +186,8 @@ class Stack:
     """Gradients as backward makes them, in the parameters' dtype, stay beside those accumulated in a wider one."""
     reduce_bucket_elements: int | None = None
     """ZeRO 1 and 2 reduce gradients through one buffer of so many, and update a rank's part as one flat tensor."""
+    update_elements: int | None = None
+    """ZeRO 3 updates a rank's part in flat tensors of so many, one after the other."""
     unsharded_accumulation: bool | None = None
     """Under ZeRO 3, gradients stay whole, in the dtype of computing, from one microbatch to the next and are reduced
     once, as in FSDP's no_sync. Memory counts them; time still counts a reduction for every microbatch."""

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans import Stack
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
@@ -296,17 +295,19 @@ def _inside_backward(pricing: Pricing, block: int) -> int:
     most = freed = 0
     for layer, kept in reversed(parts):
         made = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
-        made += _returned(pricing.stack, layer)
+        made += _returned(pricing, layer)
         most = max(most, layer.transient_bytes + 2 * layer.offloaded_bytes + made - freed)
         freed += kept
     return most
 
 
-def _returned(stack: Stack, layer: LayerPrice) -> int:
-    """Logits that the training loop holds beside what an unfused loss keeps of them."""
-    if not stack.outputs_held or stack.cross_entropy != "unfused":
+def _returned(pricing: Pricing, layer: LayerPrice) -> int:
+    """Logits that the training loop holds beside what an unfused loss keeps of them, in fp32."""
+    stack = pricing.stack
+    if not stack.outputs_held or stack.cross_entropy not in ("unfused", None):
         return 0
-    return sum(kept.bytes for kept in layer.kept if kept.is_logits)
+    each = 4 if stack.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
+    return sum(kept.bytes for kept in layer.kept if kept.is_logits) * each // 4
 
 
 def _held(program: Program, changes: HeldMoves, first: int, row: int) -> dict[tuple[str, int], float]:
@@ -413,19 +414,24 @@ def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
 def _inside_update(pricing: Pricing, block: int) -> int:
     """What the optimizer makes on its way: an fp32 copy of gradients that are narrower, and, where it is not one
     kernel, roots of second moments: of all parameters at once, or two for the largest at a time (DeepSpeed's partition
-    is one parameter)."""
+    is one parameter, under ZeRO 3 each part of it, whose gradients are also copied together first)."""
     stage, stack = pricing.stages[pricing.blocks[block][0]], pricing.stack
-    precision, updated = stage.plan.precision, stage.updated_elements()
+    precision, updated, zero = stage.plan.precision, stage.updated_elements(), pricing.plan.optimizer.zero
     if pricing.plan.optimizer.offload is not None:
         return 0
+    parts = zero == 3 and stack.update_elements is not None
+    if parts:
+        updated = min(updated, stack.update_elements or 0)
     narrow = precision.master != "none" and width(precision.grad) < width(precision.master)
     size = updated * width(precision.master) if narrow else 0
+    joined = updated * width(precision.grad) if parts and narrow else 0
+    roots = 0
     if stack.optimizer_step == "foreach":
-        size += updated * width(precision.states)
+        roots = updated * width(precision.states)
     elif stack.optimizer_step == "single":
-        flat = pricing.plan.optimizer.zero in (1, 2) and stack.grad_buffers == "contiguous"
-        size += 2 * (updated if flat else min(updated, _largest_parameter(stage))) * width(precision.states)
-    return size
+        flat = parts or (zero in (1, 2) and stack.grad_buffers == "contiguous")
+        roots = 2 * (updated if flat else min(updated, _largest_parameter(stage))) * width(precision.states)
+    return size + max(joined, roots)
 
 
 def _flat_bytes(pricing: Pricing, stage: StagePrice) -> int:

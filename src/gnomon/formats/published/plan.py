@@ -142,11 +142,26 @@ NO_SYNC = (
 )
 """Where it is known from that gradients stay whole between microbatches."""
 
-HELD_OUTPUTS = (
-    "examples of huggingface/transformers 2, as scripts made from them still have it (`loss = outputs[0]`, then "
-    "`loss.backward()`): `outputs`, a tuple of loss, logits and presents, lives until the next batch (read 2026-11-22)"
+FUSED_ADAM = (
+    "deepspeedai/DeepSpeed edaa722 deepspeed/runtime/engine.py _configure_basic_optimizer: FusedAdam where a file has "
+    "an optimizer section, in place of the program's own"
 )
-"""Where it is known from that scripts of before Trainer.compute_loss hold logits during the backward."""
+"""Where it is known from that a file's optimizer section takes the place of the eager update."""
+
+HELD_OUTPUTS = (
+    (
+        r"transformers 2\b",
+        "examples of huggingface/transformers 2, as scripts made from them still have it (`loss = outputs[0]`, then "
+        "`loss.backward()`): `outputs`, a tuple of loss, logits and presents, lives until the next batch (read "
+        "2026-11-22)",
+    ),
+    (
+        r"nanogpt",
+        "karpathy/nanoGPT train.py (`logits, loss = model(X, Y)`, then `scaler.scale(loss).backward()`): `logits` live "
+        "until the next microbatch (read 2026-11-23)",
+    ),
+)
+"""(pattern of programs, where it is known from that their loops hold logits during the backward)."""
 
 COMPILED = {"norm": "fused", "activation": "fused", "cross_entropy": "fused", "rotary": "fused"}
 """What torch.compile makes one kernel each of, over a layer and over the loss."""
@@ -389,8 +404,9 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     said = (row.flash_attention or "").lower()
     kernel = next((kernel for pattern, kernel in KERNELS if re.search(pattern, said)), None)
     eager = bool(re.search(HUGGING_FACE, program)) and not facts.compiled
-    if eager and attention == "unfused" and re.search(r"llama|mistral|mixtral|qwen", row.model.lower()):
-        attention = "unfused_fp32_softmax"
+    wide = eager and re.search(r"llama|mistral|mixtral|qwen", row.model.lower())
+    if attention == "unfused" and (wide or (name == "pytorch-fsdp" and "amp" in (row.precision or "").lower())):
+        attention = "unfused_fp32_softmax"  # so does that model's code, or autocast (pytorch docs amp.rst: softmax)
     launch = "compiled" if facts.compiled or re.search(XLA, program) else None
     base = Stack(name=row.framework, version="") if name is None else named_stack(name)
     told = {"attention": attention, "launch": launch, "attention_kernel": kernel}
@@ -403,8 +419,10 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
             found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
     if eager:
         found = chosen(found, "the eager code of transformers", **EAGER)
-        if re.search(r"transformers 2\b", program):
-            found = chosen(found, HELD_OUTPUTS, outputs_held=True)
+        if re.search(r"fusedadam", program):
+            found = chosen(found, FUSED_ADAM, optimizer_step="fused")
+    if held := next((why for pattern, why in HELD_OUTPUTS if re.search(pattern, program)), None):
+        found = chosen(found, held, outputs_held=True)
     if re.search(r"oneflow", program) and (row.tp or 1) == 1:
         found = chosen(found, ONEFLOW_LOSS, cross_entropy="fused")
     if re.search(HUGGING_FACE, program) and "fsdp" in (row.zero_or_fsdp or "").lower():

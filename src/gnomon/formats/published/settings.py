@@ -18,7 +18,7 @@ from gnomon.formats.published import nvidia
 from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule, Vocabulary
-from gnomon.plans.parts import INPUT
+from gnomon.plans.parts import INPUT, Preset
 
 Notes = tuple[str, ...]
 
@@ -38,11 +38,10 @@ MODULES = (
     (r"layernorm|norm", ("*norm*",)),
     (r"moe_act|act\b", ("*.act",)),
     (r"mla_up_proj", MLA_UP_PROJ),
-    (r"core_attn", ("*core:*",)),
     (r"\bmlp\b", MLP),
     (r"\bmoe\b", ("*experts*", "*dispatch*")),
 )
-"""(pattern of Megatron Core's recompute modules, tensors of our blocks)."""
+"""(pattern of Megatron Core's recompute modules, tensors of our blocks), beside `core_attn`, the preset `selective`."""
 
 DENSE_LAYERS = 3
 """Of DeepSeek-V3, whose feed-forward is what `mlp` names; experts are `moe` and `moe_act`."""
@@ -83,6 +82,11 @@ NARROW_GRADIENTS = r"megatron-bridge"
 read 2026-11-22). Of NeMo's before, those whose scripts say so (`nvidia.narrow_gradients`)."""
 
 
+OWN_GRADIENTS = r"^(?!.*megatron).*(?:deepspeed|colossal)"
+"""Programs that under ZeRO accumulate and reduce gradients in the parameters' dtype (deepspeedai/DeepSpeed edaa722
+deepspeed/runtime/engine.py get_data_types, communication_data_type, read 2026-11-23; as `formats.deepspeed` reads its
+files). BigScience's fork of Megatron-DeepSpeed accumulates in fp32."""
+
 ZERO_BUBBLE = r"megatron-lm (?:fork|zero-?bubble)|zero-?bubble"
 """Forks of Megatron-LM for schedules: their example sets fp16, no dropout, an untied embedding and FlashAttention
 (sail-sg/zero-bubble-pipeline-parallelism f6d5d35 examples/pretrain_zero_bubble.sh)."""
@@ -101,6 +105,8 @@ def precision(row: Row) -> tuple[Precision, Notes]:
         and found.param == "bf16"
     ):
         return replace(found, grad="bf16", reduce="bf16"), notes
+    if re.search(OWN_GRADIENTS, program) and re.search(r"zero[-_ ]?[1-3]|gemini", (row.zero_or_fsdp or "").lower()):
+        return replace(found, grad=found.param, reduce=found.param), notes
     return found, notes
 
 
@@ -283,14 +289,16 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
             for pattern, tensors in MODULES
             if re.search(pattern, found[1]) and (calls := _layers_with(tensors, row))
         )
-        return Saved(rules=rules), (f"recompute {row.recompute}: what our blocks have of these modules",), False
+        preset: Preset = "selective" if "core_attn" in found[1] else "none"
+        note = f"recompute {row.recompute}: what our blocks have of these modules"
+        return Saved(preset=preset, rules=rules), (note,), False
     if re.search(r"\bop\b|sac|per.?op|^minimal|save_dot", how):
         note = "recompute of chosen ops: every product kept, what lies between them made again"
         # MaxText's `minimal` is the least of its presets, and what else a recipe moves to the host is not said
         open_ = how.startswith("minimal")
         rule = SavedRule(tensors=("*norm*", "*act*", "*residual*"), action="recompute")
         return Saved(rules=(rule,)), (note,), open_
-    if how.startswith("selective"):
+    if how.startswith("selective") or how == "core_attn":
         return Saved(preset="selective"), (), False
     return Saved(), (f"recompute {row.recompute!r} is not understood: taken as not stated",), True
 

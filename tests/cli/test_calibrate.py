@@ -78,7 +78,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_measuring(
 ) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert main(["calibrate", "-o", str(tmp_path / "file" / "local.toml")]) == 2
-    assert "Cannot write" in capsys.readouterr().err
+    assert "cannot write" in capsys.readouterr().err
     (tmp_path / "folder.toml").mkdir()
     assert main(["calibrate", "-o", str(tmp_path / "folder.toml")]) == 2
     assert "is a folder" in capsys.readouterr().err

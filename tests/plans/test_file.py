@@ -91,9 +91,9 @@ def test_a_broken_file_says_what_is_wrong(wrong: str, right: str, said: str, tmp
 
 def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").mkdir()
-    with pytest.raises(InputError, match="Cannot write"):
+    with pytest.raises(InputError, match="cannot write"):
         save_plan_file(FILE, tmp_path / "plan.toml")
-    with pytest.raises(InputError, match="Cannot write"):
+    with pytest.raises(InputError, match="cannot write"):
         save_plan_file(FILE, tmp_path / "nowhere" / "plan.toml")
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.toml"]
 

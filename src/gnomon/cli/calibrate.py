@@ -77,9 +77,9 @@ def _check_writable(target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"Cannot write {str(target)!r}: {error.strerror}; choose another place with -o") from error
+        raise InputError(f"cannot write {str(target)!r}: {error.strerror}; choose another place with -o") from error
     if problem := not_writable(target):
-        raise InputError(f"Cannot write {str(target)!r}: {problem}; choose another place with -o")
+        raise InputError(f"cannot write {str(target)!r}: {problem}; choose another place with -o")
 
 
 def _check_processes(count: int) -> None:
@@ -95,7 +95,7 @@ def report(cluster: Cluster, target: Path) -> list[str]:
     measured = device.measured
     assert measured is not None
     lines = [f"{measured.host}: {measured.processes} processes of {measured.threads} thread, {measured.software}", ""]
-    lines.append(f"{'operation':<26} {'largest size':<36} {'all busy':>10} {'alone':>10} {'spread':>7}")
+    lines.append(f"{'operation':<23} {'largest size':<28} {'all busy':>9} {'alone':>9} {'spread':>7}")
     by_key = {table.key: table for table in measured.tables}
     lines += [_line(by_key[key]) for key in SHOWN if key in by_key]
     peak = device.dense_peak
@@ -112,7 +112,7 @@ def _line(table: Table) -> str:
     alone = f"{1e3 * table.alone_s[-1]:.3g} ms" if table.alone_s else ""
     name = " ".join(part for part in table.key if part)
     return (
-        f"{name:<26} {sizes:<36} {f'{1e3 * table.seconds[-1]:.3g} ms':>10} {alone:>10} "
+        f"{name:<23} {sizes:<28} {f'{1e3 * table.seconds[-1]:.3g} ms':>9} {alone:>9} "
         f"{f'{100 * median(table.spread):.0f} %':>7}"
     )
 

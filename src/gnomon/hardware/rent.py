@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gnomon.errors import InputError, nearest
-from gnomon.hardware.catalogue import device, device_names, prices
+from gnomon.errors import InputError
+from gnomon.hardware.catalogue import device, device_names, prices, suggest
 from gnomon.hardware.types import Cluster, Price
 from gnomon.units import DollarsPerHour, parse_dollars_per_hour
 
@@ -75,7 +75,7 @@ def parse_prices(texts: tuple[str, ...]) -> dict[str, float]:
         for part in text.split(","):
             name, equals, value = part.strip().rpartition("=")
             if equals and name not in device_names(aliases=True):
-                hint = nearest(name, device_names(aliases=True))
+                hint = suggest(name, device_names(aliases=True))
                 raise InputError(f"--price names no known device: {name[:40]!r}{hint}; write DEVICE=DOLLARS")
             found[device(name).name if equals else ANY] = _dollars(value, text)
     return found

@@ -79,7 +79,7 @@ def load_cluster_file(path: str | Path) -> Cluster:
         with open(path, "rb") as file:
             text = file.read(schema.MAX_TEXT_BYTES + 1)
     except OSError as error:
-        raise InputError(f"Cannot read cluster file {str(path)!r}: {error.strerror}") from error
+        raise InputError(f"cannot read cluster file {str(path)!r}: {error.strerror}") from error
     return load_cluster(text, source=str(path))
 
 

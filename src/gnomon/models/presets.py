@@ -101,5 +101,7 @@ def model(name: str) -> Graph:
     name, adapters = parse_adapters(name)
     make = PRESETS.get(name)
     if make is None:
-        raise CatalogueError(f"unknown model {name!r}{nearest(name, PRESETS)}; known: {', '.join(sorted(PRESETS))}")
+        raise CatalogueError(
+            f"unknown model {name[:64]!r}{nearest(name, PRESETS)}; `gnomon catalogue models` lists all"
+        )
     return make() if adapters is None else with_adapters(make(), adapters)

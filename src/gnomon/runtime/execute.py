@@ -359,7 +359,7 @@ class Executor:
         self.aside[stage, unit], tape.aside = tape.aside, None
         if stage in self.kept and stage not in self.put_aside:
             tensors = [tensor for each in self.aside[stage, unit] for tensor in each.reads]
-            self.put_aside[stage] = Kept.of(tensors, vocab=self._vocab())
+            self.put_aside[stage] = Kept.of(tensors, vocab=self._vocab(), loss=False)
 
     def _w(self, stage: int, unit: int) -> None:
         self._clear(stage)

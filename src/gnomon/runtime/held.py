@@ -26,20 +26,21 @@ class Kept:
     activations: int
     """Bytes without the logits."""
     logits: int
-    """Bytes of tensors with a number for each entry of the vocabulary."""
+    """Bytes of the tensor with a number for each entry of the vocabulary."""
 
     @staticmethod
-    def of(tensors: Iterable[Tensor], *, vocab: int, apart: Sequence[Tensor] = ()) -> Kept:
-        """Of tensors of which some may be views of one storage. vocab: entries on this rank. apart: what is not the
-        microbatch's own."""
+    def of(tensors: Sequence[Tensor], *, vocab: int, loss: bool, apart: Sequence[Tensor] = ()) -> Kept:
+        """Of tensors in the order in which they were saved, some of which may be views of one storage.
+
+        vocab: entries on this rank. loss: whether the run ended in the loss, which saves the one tensor with a number
+        for each of them last; hidden states may be as wide. apart: what is not the microbatch's own.
+        """
+        wide = [t.untyped_storage().data_ptr() for t in tensors if t.shape[-1:] == (vocab,)]
+        logits = wide[-1] if loss and wide else None
         shared = {tensor.untyped_storage().data_ptr() for tensor in apart}
-        found = {(t.untyped_storage().data_ptr(), t.shape[-1:] == (vocab,)): t for t in tensors}
-        sizes = [0, 0]
-        for (at, is_logits), tensor in found.items():
-            if at not in shared:
-                shared.add(at)
-                sizes[is_logits] += tensor.untyped_storage().nbytes()
-        return Kept(activations=sizes[0], logits=sizes[1])
+        found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        own = {at: size for at, size in found.items() if at not in shared}
+        return Kept(activations=sum(own.values()) - own.get(logits or 0, 0), logits=own.get(logits or 0, 0))
 
 
 NOTHING = Kept(activations=0, logits=0)
@@ -59,7 +60,7 @@ def kept(run: Callable[[], Tensor], x: Tensor, *, vocab: int, apart: Sequence[Te
     with saved_tensors_hooks(pack, unpack):
         y = run()
     with torch.no_grad():
-        return y, Kept.of(found, vocab=vocab, apart=apart)
+        return y, Kept.of(found, vocab=vocab, loss=y.ndim == 0, apart=apart)
 
 
 def levels(

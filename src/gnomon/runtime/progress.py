@@ -62,8 +62,8 @@ class Progress:
         self.recent.append(step_s)
         line = self.line(step, loss)
         if self.out.isatty():
-            whole = held_out is not None or last
-            text = f"{line}\n{_held_out(held_out)}" if whole else self.line(step, loss, get_terminal_size().columns - 1)
+            line = self.line(step, loss, get_terminal_size().columns - 1)
+            text = f"{line}\n{_held_out(held_out)}" if held_out is not None or last else line
             print(f"\r\x1b[K{text}", end="", file=self.out, flush=True)
             return
         if monotonic() - self.said >= LOG_S or held_out is not None or last:

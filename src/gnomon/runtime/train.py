@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from textwrap import wrap
 from time import perf_counter
 from types import FrameType
 from typing import Literal
@@ -269,7 +270,7 @@ class _Loop:
             return
         self.slowdown, self.slowdown_said = slowdown_now(self.job.calibrated, step_s=self.job.expected_step_s)
         if self.progress is not None:
-            print(self.slowdown_said, file=sys.stderr, flush=True)
+            print("\n".join(wrap(self.slowdown_said, 80)), file=sys.stderr, flush=True)
             if self.job.expected_step_s is not None:
                 self.progress.expected_step_s = self.job.expected_step_s * self.slowdown
 

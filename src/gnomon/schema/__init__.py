@@ -64,7 +64,7 @@ def read_file(path: str | Path) -> bytes:
         with open(path, "rb") as file:
             return file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
-        raise InputError(f"Cannot read {str(path)!r}: {error.strerror}") from error
+        raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
 def header_of(text: bytes, *, source: str = "<text>") -> str:
@@ -98,7 +98,7 @@ def save_text(text: str, path: str | Path) -> None:
             raise
     except (OSError, ValueError) as error:  # ValueError: no name, or a NUL in it
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"Cannot write {str(path)!r}: {reason}") from error
+        raise InputError(f"cannot write {str(path)!r}: {reason}") from error
 
 
 def dump(value: object) -> str:

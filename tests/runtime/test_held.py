@@ -1,0 +1,28 @@
+"""What is logits of what autograd keeps: the one tensor of the loss, also where hidden states are as wide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from gnomon.models.llama import llama_mini  # noqa: E402
+from gnomon.runtime import Llama  # noqa: E402
+from gnomon.runtime.held import kept  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("vocab", [64, 96])
+def test_hidden_states_as_wide_as_the_vocabulary_are_no_logits(vocab: int) -> None:
+    """Two sequences of 16 tokens, hidden states of 64: cross-entropy keeps the logarithm of each probability, in fp32."""
+    config = replace(llama_mini(), hidden_size=64, vocab_size=vocab)
+    model, ids = Llama(config, seed=0), torch.arange(34).reshape(2, 17) % vocab
+    x = torch.zeros(())
+    loss, found = kept(lambda: model(ids[:, :-1], ids[:, 1:]), x, vocab=vocab, apart=list(model.parameters()))
+    assert loss.ndim == 0 and found.logits == 2 * 16 * vocab * 4
+    assert found.activations > 8 * 2 * 16 * 64 * 4  # of two layers
+    hidden, inner = kept(lambda: model.model(ids[:, :-1]), x, vocab=vocab, apart=list(model.parameters()))
+    assert hidden.shape == (2, 16, 64) and inner.logits == 0

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("vocab", [64, 96])
 def test_hidden_states_as_wide_as_the_vocabulary_are_no_logits(vocab: int) -> None:
-    """Two sequences of 16 tokens, hidden states of 64: cross-entropy keeps the logarithm of each probability, in fp32."""
+    """Two sequences of 16 tokens, hidden states of 64: cross-entropy keeps a number for each entry, in fp32."""
     config = replace(llama_mini(), hidden_size=64, vocab_size=vocab)
     model, ids = Llama(config, seed=0), torch.arange(34).reshape(2, 17) % vocab
     x = torch.zeros(())

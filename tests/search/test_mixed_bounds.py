@@ -68,7 +68,9 @@ def test_no_bound_on_memory_is_above_the_prediction(seed: int) -> None:
     rows, limit_of = Bounds(tables, case.space, limits), {}
     for kind, limit in zip(case.space.kinds, limits, strict=True):
         limit_of |= dict.fromkeys(kind.devices, limit)
-    for point, found in predicted(case):
+    every = list(predicted(case))
+    assert every
+    for point, found in every:
         place = found.plan.device_of
         fullest = max(rank.peak_bytes / limit_of[place[r]] for rank in found.memory for r in rank.ranks)
         made = row_of(case.space, point)

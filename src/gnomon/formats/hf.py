@@ -456,4 +456,4 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
 
 def read_hf_config(text: str, name: str, wanted: Wanted | None = None) -> HfModel:
     """The model that the text of a config.json describes; errors as in `from_hf_config` and `read_json`."""
-    return from_hf_config(read_json(text, name), name, wanted)
+    return from_hf_config(read_json(text, f"config {name!r}"), name, wanted)

@@ -21,7 +21,7 @@
   };
   const partColour = (key) => {
     if (COLOUR[key]) return COLOUR[key];
-    return /communication|SEND|RECV|SHARD|AR$|REDUCE|A2A/.test(key) ? COLOUR.communication : COLOUR.compute;
+    return /communication|SEND|RECV|UNSHARD|AR$|REDUCE|A2A/.test(key) ? COLOUR.communication : COLOUR.compute;
   };
   const word = (kind) => Object.hasOwn(data.words, kind) ? data.words[kind] : kind.toLowerCase().replaceAll("_", " ");
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

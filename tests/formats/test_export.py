@@ -527,6 +527,20 @@ def test_what_nanotron_can_say_comes_back(case: tuple[str, Plan]) -> None:
 # By hand.
 
 
+def test_products_that_are_cut_overlap_their_collectives_on_megatron() -> None:
+    """What `gnomon plan` calls async_tp; Transformer Engine cuts the products, under sequence parallelism only."""
+    plan = Plan(
+        mesh=Mesh(dp_shard=4, tp=2),
+        schedule=Schedule(micro_batch_size=1),
+        layout=Layout(sequence_parallel=True),
+        overlap=Overlap(splits=(Split(op="*", dim="seq", parts=2),)),
+        optimizer=Optimizer(zero=1),
+    )
+    assert "\n    --tp-comm-overlap" in export("megatron", plan).text
+    for without in (replace(plan, layout=Layout()), replace(plan, overlap=Overlap())):
+        assert "\n    --tp-comm-overlap" not in export("megatron", without).text
+
+
 def test_a_megatron_script_in_full() -> None:
     plan = Plan(
         mesh=Mesh(pp=2, dp_shard=2, tp=2),

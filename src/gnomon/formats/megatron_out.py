@@ -23,6 +23,10 @@ REASONS = (
     ("layout.context_order", "Megatron-LM always gives a rank two parts, from both ends"),
     ("layout.keep_gathered", "Megatron-LM gathers again in backward"),
     ("overlap.bucket_bytes", "buckets are --ddp-bucket-size elements; blocks are not told apart"),
+    (
+        "overlap.splits",
+        "under sequence parallelism --tp-comm-overlap, whose products Transformer Engine cuts as it sees fit",
+    ),
     ("overlap.param_gather", "--overlap-param-gather needs --overlap-grad-reduce and ZeRO 1 or more"),
     ("overlap.pipeline_sends", "only the interleaved schedule overlaps its messages"),
     ("optimizer.kind", "Adam there is AdamW; also SGD with momentum, Muon and Lion"),
@@ -173,6 +177,7 @@ def _overlap(asked: Asked) -> Options:
         ("overlap_grad_reduce", overlap.grad_reduce and reduces),
         ("overlap_param_gather", _gathers_early(overlap, zero) and reduces),
         ("overlap_moe_expert_parallel_comm", overlap.experts),
+        ("tp_comm_overlap", bool(overlap.splits) and asked.plan.mesh.tp > 1 and asked.plan.layout.sequence_parallel),
         ("ddp_bucket_size", bucket),
     ]
 

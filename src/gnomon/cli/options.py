@@ -147,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     """One line for a mistake, in place of all options."""
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """As argparse's; what a command does not know is that command's mistake, not that of `gnomon`."""
         found, more = super().parse_known_args(args, namespace)
         if more:

@@ -117,6 +117,7 @@ CHANGES = {
     "schedule.layers_per_stage": Change((20, 12)),
     "schedule.vocabulary": Change("vocab_1"),
     "schedule.passes": Change((Pass(name="mario"),)),
+    "schedule.rounds": Change(2),
     "saved.preset": Change("full"),
     "saved.every": Change(2),
     "saved.rules": Change((SavedRule(tensors=("mlp.*",), action="offload"),)),
@@ -232,7 +233,8 @@ def test_a_field_is_written_or_listed(program: str, field: str) -> None:
         with pytest.raises((PlanError, InputError)):
             export(program, changed(plan, field, change.value), change.name)
         return
-    if plan.mesh.pp == 1 and field in ("schedule.virtual_stages", "schedule.placement", "overlap.pipeline_sends"):
+    of_pipelines = ("schedule.virtual_stages", "schedule.placement", "schedule.rounds", "overlap.pipeline_sends")
+    if plan.mesh.pp == 1 and field in of_pipelines:
         return  # it has no effect on one stage
     if plan.mesh.cp == 1 and field.startswith("layout.context"):
         return

@@ -65,6 +65,44 @@ def test_packed_sequences_are_short() -> None:
     assert found.step_s == 1.32
 
 
+TUNED = DENSE | {"seq_len": "4096", "micro_batch": "1", "global_batch": "32", "sequence_parallel": "yes"}
+OF_2024 = {"source": "NVIDIA/NeMo/docs/source/performance/performance_summary.md@8e3d65dcfe", "family": "nemo-24.07"}
+
+
+TUNED_8B = {"source": "NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02"}
+
+
+def test_fine_tuning_of_2024_is_packed_too() -> None:
+    for section, length in (("Finetuning 24.07 final (2024-09)", 256), ("Pretraining 24.07 final (2024-09)", 4096)):
+        assert run(TUNED | OF_2024 | {"section": section}).workload.seq_len == length
+
+
+def test_adapters_of_2024_have_an_optimizer_of_their_own_on_each_rank() -> None:
+    of = TUNED | OF_2024 | {"section": "Finetuning 24.07 final (2024-09)"}
+    for name, zero, divided in (("LLAMA2-70B LoRA", 0, False), ("LLAMA2-70B SFT", 1, True)):
+        found = run(of | {"model": name})
+        assert (found.plan.optimizer.zero, found.plan.layout.sequence_parallel) == (zero, divided)
+    newer = {"source": "NVIDIA/dgxc-benchmarking/llama3/finetuning/README_70b.md@v25.02.02", "model": "Llama3 70b LORA"}
+    found = run(TUNED | newer)
+    assert (found.plan.optimizer.zero, found.plan.layout.sequence_parallel) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("row", "loss"),
+    [
+        (OF_2024 | {"section": "Pretraining 24.07 final (2024-09)", "model": "LLAMA2-7B"}, "in_place"),
+        (OF_2024 | {"section": "Pretraining 24.07 final (2024-09)", "model": "LLAMA3-8B"}, "fused"),
+        ({"source": "NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02", "model": "8b SFT"}, "fused"),
+        (
+            {"source": "NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02", "model": "8b LORA"},
+            "in_place",
+        ),
+    ],
+)
+def test_the_loss_is_fused_where_the_config_says_so(row: dict[str, str], loss: str) -> None:
+    assert run(TUNED | row).stack.cross_entropy == loss
+
+
 def test_parameters_are_divided_within_sixteen_nodes() -> None:
     row = LLAMA | DGXC | {"framework": "MaxText", "tp": "1", "pp": "1", "dp": "", "zero_or_fsdp": ""}
     source = {"source": "NVIDIA/dgxc-benchmarking/maxtext/README_70b.md@v25.02.02", "micro_batch": "2"}

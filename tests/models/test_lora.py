@@ -9,16 +9,29 @@ import pytest
 
 import gnomon
 from gnomon.errors import GraphError
-from gnomon.graph import BF16
+from gnomon.graph import BF16, Graph
 from gnomon.graph.backward import backward
 from gnomon.graph.kernels import FUSED
+from gnomon.hardware import parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters, with_adapters
 from gnomon.models.presets import model
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
+from gnomon.plans import Fp8, Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
+from gnomon.plans.stacks import stack
+from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.predict import stages_of
+from gnomon.prices.collectives import collective_seconds
 from gnomon.sharding import shard_block
 
 LAYER = "layers"
 BATCH = Workload(global_batch_size=8, seq_len=512)
+
+
+def priced(graph: Graph, *, fp8: bool = False) -> LayerPrice:
+    """A layer under Megatron-Bridge on one H100."""
+    precision = Precision(fp8=Fp8(recipe="delayed")) if fp8 else Precision()
+    plan = Plan(schedule=Schedule(micro_batch_size=1), precision=precision)
+    (stage,) = stages_of(graph, parse_cluster("1x1xh100-sxm"), plan, BATCH, stack("megatron-bridge"))
+    return next(price for price, layers in stage.layers if layers[0].call.block == LAYER)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +68,73 @@ def test_a_joined_projection_has_one_adapter() -> None:
     apart = with_adapters(model("llama-tiny"), Adapters(rank=8, targets=qkv))
     joined = with_adapters(model("llama-tiny"), Adapters(rank=8, targets=qkv, joined=True))
     assert apart.num_parameters() - joined.num_parameters() == 4 * 2 * 8 * 256
+
+
+def test_a_joined_projection_launches_once() -> None:
+    """A, B, its scale and the sum for q, k and v together: 4 launches forward, where each by itself takes 4; backward
+    B's and A's two products and one scale: 5, where each by itself takes 5, and two sums of input gradients more."""
+    qkv = ("q_proj", "k_proj", "v_proj")
+    layers = [
+        priced(with_adapters(model("llama-3.1-8b"), Adapters(rank=8, targets=qkv, joined=joined)))
+        for joined in (False, True)
+    ]
+    apart, joined = ((p.forward.kernels, p.input_grad.kernels + p.weight_grad.kernels) for p in layers)
+    assert apart[0] - joined[0] == 2 * 4
+    assert apart[1] - joined[1] == 2 * 5 + 2
+
+
+def test_where_the_factor_is() -> None:
+    """On 8 numbers a token instead of the output; both ways the gradient passes it once."""
+    wide, inner = (
+        with_adapters(model("llama-tiny"), Adapters(rank=8, targets=("q_proj",), scaled=scaled))
+        for scaled in ("output", "inner")
+    )
+    for graph, dims in ((wide, ("batch", "seq", "heads", "head_dim")), (inner, ("batch", "seq", "lora_rank"))):
+        block = graph.block(LAYER)
+        (scale,) = (op for op in block.ops if op.kind == "scale")
+        assert tuple(dim.name for dim in block.tensor(scale.outputs[0]).dims) == dims
+    assert wide.num_parameters() == inner.num_parameters()
+    assert priced(inner).forward.compute_s < priced(wide).forward.compute_s
+
+
+def test_dropout_after_the_second_product() -> None:
+    plain, dropped = (
+        with_adapters(model("llama-tiny"), Adapters(rank=8, targets=("q_proj",), dropout=p)) for p in (0.0, 0.1)
+    )
+    more = priced(dropped).forward.kernels - priced(plain).forward.kernels
+    assert more == 1
+    kept = {s.tensor.name for s in backward(dropped.block(LAYER), FUSED, BF16).saved}
+    assert "self_attn.q_proj.dropped:mask" in kept
+    with pytest.raises(GraphError, match="at least 0 and under 1"):
+        Adapters(dropout=1.0)
+
+
+def test_frozen_weights_need_no_transposed_input() -> None:
+    """In eight bits, launches of a layer's forward: q, o, gate and down cast what they read, with two each (k, v and up
+    find it cast). Frozen, the norm writes what gate reads, and o, with adapters, and down still cast, but one copy; q
+    reads what the norm wrote. Adapters of o are four more."""
+    trained, frozen = (priced(model(name), fp8=True) for name in ("llama-3.1-8b", "llama-3.1-8b+lora8:o_proj"))
+    assert frozen.forward.kernels == trained.forward.kernels - 2 * 2 + 4
+    adapted = priced(model("llama-3.1-8b+lora8:q_proj,k_proj,v_proj"), fp8=True)  # 16 bits for these, cast for q
+    assert adapted.forward.kernels == trained.forward.kernels - 2 + 3 * 4
+
+
+def test_what_adapters_read_is_gathered_in_sixteen_bits() -> None:
+    """The norm's output for q, k and v, which without adapters travels in eight; and what each `lora_A` writes."""
+    narrow = Precision(fp8=Fp8(recipe="delayed"))
+    plan = Plan(mesh=Mesh(tp=2), layout=Layout(sequence_parallel=True), schedule=Schedule(micro_batch_size=1))
+    found = []
+    for name in ("llama-3.1-8b", "llama-3.1-8b+lora8:q_proj,k_proj,v_proj"):
+        job = replace(plan, precision=narrow)
+        (stage,) = stages_of(model(name), parse_cluster("1x2xh100-sxm"), job, BATCH, stack("megatron-bridge"))
+        layer = next(price for price, layers in stage.layers if layers[0].call.block == LAYER)
+        found.append(layer.forward.comm_s["tp"])
+
+    def gather(size: int) -> float:
+        return float(collective_seconds("all_gather", size, stage.links["tp"]))
+
+    wide = 512 * 4096 * 2
+    assert found[1] - found[0] == pytest.approx(gather(wide) - gather(wide // 2) + 3 * gather(512 * 8 * 2))
 
 
 @pytest.mark.parametrize(("zero", "ways"), [(0, 1), (1, 4)])

@@ -4,7 +4,7 @@
 place of parameters, so they have no gradient and no optimizer state, and no product makes one. Beside each linear of a
 target stand two small ones, `lora_A` and `lora_B`, whose product is scaled and added. `parse_adapters` reads the end of
 a model's name: `llama-3.1-70b+lora16`, `+qlora16`, `+lora16:q_proj,v_proj`. Leaves out adapters on experts and
-embeddings, dropout before them (0 in most recipes), and that the first layer's input needs no gradient.
+embeddings, dropout before them, and that the first layer's input needs no gradient.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from gnomon.errors import GraphError, nearest
 from gnomon.graph import Block, Dim, Graph, Op, Tensor
-from gnomon.graph.types import attrs
+from gnomon.graph.types import AttrValue, attrs
 from gnomon.models.parts import positive
 
 NF4 = "fp4_e2m1"
@@ -35,13 +35,19 @@ class Adapters:
     """Last parts of the paths of linears that get one, or patterns of them (`q_proj`, `*_proj`); (): all linears of
     layers but routers."""
     joined: bool = False
-    """Linears that read one tensor share `lora_A`, as the adapter of a joined projection does (Megatron's
-    `linear_qkv`)."""
+    """Linears that read one tensor have one adapter, as a joined projection does (Megatron's `linear_qkv`): they share
+    `lora_A`, and `lora_B`, its scale and the sum are one kernel each for all of them (`joined` of an op)."""
+    scaled: Literal["output", "inner"] = "output"
+    """What the factor multiplies: what `lora_B` writes, or what `lora_A` does, which is narrow."""
+    dropout: float = 0.0
+    """Of what `lora_B` writes."""
     base: Literal["compute", "nf4"] = "compute"
     """How frozen linears of layers are stored: in the compute dtype, or in NF4, widened before each product."""
 
     def __post_init__(self) -> None:
         positive(rank=self.rank)
+        if not 0 <= self.dropout < 1:
+            raise GraphError(f"dropout of adapters is {self.dropout}; give at least 0 and under 1")
 
     def __str__(self) -> str:
         targets = f":{','.join(self.targets)}" if self.targets else ""
@@ -107,44 +113,59 @@ def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters) -> Block:
         if op.path not in wanted:
             ops.append(op)
             continue
-        made, added = _adapter(block, op, adapters.rank, shared.get(op.inputs[0], ""))
+        made, added = _adapter(block, op, adapters, shared.get(op.inputs[0], ""))
         if adapters.joined:
-            shared.setdefault(op.inputs[0], f"{op.path}.lora_A")
+            shared.setdefault(op.inputs[0], made[-1 - len(_after(adapters))].inputs[0])
         ops += made
         tensors += added
     return replace(block, tensors=tuple(tensors), ops=tuple(ops))
 
 
-def _adapter(block: Block, op: Op, rank: int, before: str) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
+def _after(adapters: Adapters) -> tuple[tuple[str, str, tuple[tuple[str, AttrValue], ...]], ...]:
+    """(kind, name, attributes) of what follows `lora_B`, one after the other; the sum with the linear is last."""
+    scale = ("scale", "lora", attrs(factor=1.0))
+    dropout = ("dropout", "dropped", attrs(p=adapters.dropout))
+    return (
+        *((scale,) if adapters.scaled == "output" else ()),
+        *((dropout,) if adapters.dropout else ()),
+        ("add", "sum", ()),
+    )
+
+
+def _adapter(block: Block, op: Op, adapters: Adapters, before: str) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
     """The linear writing beside its name, the two small ones, their scale and the sum; and the tensors of these.
-    before: what another's `lora_A` wrote, in place of its own."""
+    before: what `lora_B` of another reads, in place of a `lora_A` of its own."""
     x, weight, y = (block.tensor(name) for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
-    inner = Dim(name="lora_rank", size=rank)
+    inner = Dim(name="lora_rank", size=adapters.rank)
     summed = set(op.contracts)
     kept = tuple(dim for dim in x.dims if not summed.issuperset(atom.name for atom in dim.atoms))
     contracted = tuple(dim for dim in weight.dims if summed.issuperset(atom.name for atom in dim.atoms))
     out = tuple(dim for dim in weight.dims if dim not in contracted)
-
-    def written(what: str, dims: tuple[Dim, ...]) -> Tensor:
-        return Tensor(name=f"{op.path}.{what}", dims=dims, dtype=y.dtype)
-
-    def trained(what: str, dims: tuple[Dim, ...]) -> Tensor:
-        return Tensor(name=f"{op.path}.{what}.weight", dims=dims, dtype="param", kind="parameter")
-
-    base, down, up = written("base", y.dims), written("lora_A", (*kept, inner)), written("lora_B", y.dims)
-    a, b, scaled = trained("lora_A", (inner, *contracted)), trained("lora_B", (*out, inner)), written("lora", y.dims)
-    first = Op(kind="linear", path=down.name, inputs=(x.name, a.name), outputs=(down.name,), contracts=op.contracts)
-    made = (
-        replace(op, outputs=(base.name,)),
-        *(() if before else (first,)),
-        Op(
-            kind="linear",
-            path=up.name,
-            inputs=(before or down.name, b.name),
-            outputs=(up.name,),
-            contracts=(inner.name,),
-        ),
-        Op(kind="scale", path=scaled.name, inputs=(up.name,), outputs=(scaled.name,), attrs=attrs(factor=1.0)),
-        Op(kind="add", path=f"{op.path}.sum", inputs=(base.name, scaled.name), outputs=(y.name,)),
+    ops, tensors = (
+        [replace(op, outputs=(f"{op.path}.base",))],
+        [Tensor(name=f"{op.path}.base", dims=y.dims, dtype=y.dtype)],
     )
-    return made, (base, *(() if before else (down, a)), up, b, scaled)
+
+    def step(what: str, kind: str, inputs: tuple[str, ...], dims: tuple[Dim, ...], **rest: Any) -> str:
+        """One op, whose output has its path as name."""
+        path = f"{op.path}.{what}"
+        tensors.append(Tensor(name=path, dims=dims, dtype=y.dtype))
+        ops.append(Op(kind=kind, path=path, inputs=inputs, outputs=(path,), **rest))
+        return path
+
+    def trained(what: str, dims: tuple[Dim, ...]) -> str:
+        tensors.append(Tensor(name=f"{op.path}.{what}.weight", dims=dims, dtype="param", kind="parameter"))
+        return tensors[-1].name
+
+    mate = attrs(joined=True) if before else ()
+    if not before:
+        a = trained("lora_A", (inner, *contracted))
+        before = step("lora_A", "linear", (x.name, a), (*kept, inner), contracts=op.contracts)
+        if adapters.scaled == "inner":
+            before = step("lora", "scale", (before,), (*kept, inner), attrs=attrs(factor=1.0))
+    b = trained("lora_B", (*out, inner))
+    last = step("lora_B", "linear", (before, b), y.dims, contracts=(inner.name,), attrs=mate)
+    for kind, what, given in _after(adapters)[:-1]:
+        last = step(what, kind, (last,), y.dims, attrs=(*given, *mate))
+    add = Op(kind="add", path=f"{op.path}.sum", inputs=(f"{op.path}.base", last), outputs=(y.name,), attrs=mate)
+    return (*ops, add), tuple(tensors)

@@ -16,7 +16,7 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dim, Graph, Layer
 from gnomon.graph import Op as GraphOp
 from gnomon.plans.mesh import Mesh
-from gnomon.plans.parts import INPUT
+from gnomon.plans.parts import INPUT, Schedule
 from gnomon.plans.plan import Plan
 from gnomon.plans.select import select
 from gnomon.plans.stages import dependencies, stage_layers, transfers
@@ -223,12 +223,18 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
             "virtual_stages", f"schedule {name} takes one stage on each rank, but has {virtual}; use an interleaved one"
         )
     if count is not None:
-        yield from _microbatch_rules(name, count, ranks)
+        yield from _microbatch_rules(schedule, count, ranks)
 
 
-def _microbatch_rules(name: str, count: int, ranks: int) -> Iterator[Problem]:
+def _microbatch_rules(schedule: Schedule, count: int, ranks: int) -> Iterator[Problem]:
     """Rules that the schedules' own programs enforce: Megatron-LM divides interleaved microbatches by pp (groups of
-    another size are not expressed here), DeepSeek's dualpipev.py asserts two microbatches for each rank."""
+    another size are not expressed here), DeepSeek's dualpipev.py asserts two microbatches for each rank. Of each round,
+    where there are several."""
+    name = schedule.name
+    if count % schedule.rounds:
+        yield _error("rounds", f"{count} microbatches are not a multiple of rounds = {schedule.rounds}")
+        return
+    count //= schedule.rounds
     if name in ("interleaved_one_f_one_b", "interleaved_zero_bubble") and count % ranks:
         yield _error(
             "microbatches",
@@ -514,4 +520,4 @@ def _batch(plan: Plan, workload: Workload | None) -> Iterator[Problem]:
         yield _error("batch", str(error))
         return
     if plan.schedule.num_microbatches is None:
-        yield from _microbatch_rules(plan.schedule.name, count, plan.num_pipeline_ranks)
+        yield from _microbatch_rules(plan.schedule, count, plan.num_pipeline_ranks)

@@ -128,9 +128,13 @@ class Schedule:
     et al. 2024, nnScaler)."""
     passes: tuple[Pass, ...] = ()
     """Methods applied to the schedule, in order."""
+    rounds: int = 1
+    """Parts of a step's microbatches that go through the pipeline one after the other, each from its first forward to
+    its last backward: programs that accumulate gradients around a schedule (torch.distributed.pipelining, once for each
+    local batch) fill and empty the pipeline for each."""
 
     def __post_init__(self) -> None:
-        for field in ("micro_batch_size", "num_microbatches", "virtual_stages"):
+        for field in ("micro_batch_size", "num_microbatches", "virtual_stages", "rounds"):
             if (value := getattr(self, field)) is not None and value < 1:
                 raise PlanError(f"schedule {field} = {value} must be at least 1")
         if self.layers_per_stage and min(self.layers_per_stage) < 0:

@@ -182,14 +182,21 @@ class _Pricing:
         heads |= {op.path for op in self.block.ops if op.path.endswith((".lora_A", ".lora_B"))}
         return frozenset(heads | {made[name] for name in routed if name in made})
 
+    @cached_property
+    def adapted(self) -> frozenset[str]:
+        """Tensors that adapters read, in 16 bits, beside narrow products."""
+        return frozenset(op.inputs[0] for op in self.block.ops if op.path.endswith(".lora_A"))
+
     def _into_add(self) -> frozenset[str]:
-        """Paths of dropouts whose output only an addition reads."""
+        """Paths of dropouts whose output only an addition reads; not those of adapters, which no kernel fuses."""
         readers: dict[str, list[str]] = {}
         for op in self.block.ops:
             for name in op.inputs:
                 readers.setdefault(name, []).append(op.kind)
         return frozenset(
-            op.path for op in self.block.ops if op.kind == "dropout" and readers.get(op.outputs[0]) == ["add"]
+            op.path
+            for op in self.block.ops
+            if op.kind == "dropout" and readers.get(op.outputs[0]) == ["add"] and not op.path.endswith(".dropped")
         )
 
     def _casts(self) -> dict[str, str]:
@@ -211,14 +218,16 @@ class _Pricing:
     def _gathered(self) -> dict[str, int]:
         """Tensor that narrow products read, or whose gradient they do, and that tensor-parallel ranks gather in eight
         bits -> ranks. Source: NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py grad_output_preprocess
-        (cast, gather, transpose), layernorm_linear.py (the gathered input is what the norm wrote, in 8 bits)."""
+        (cast, gather, transpose), layernorm_linear.py (the gathered input is what the norm wrote, in 8 bits; in 16
+        where adapters read it too, `return_layernorm_output`)."""
         if not self.facts.transformer_engine:
             return {}
         return {c.tensor: c.ranks for c in (*self.sharded.forward, *self.sharded.backward) if self._narrow_gather(c)}
 
     def _narrow_gather(self, collective: Collective) -> bool:
         gathers = collective.kind == "all_gather" and collective.axis == "tp" and not collective.inside
-        return gathers and self.facts.transformer_engine and bool(self._low(collective.path))
+        narrow = self.facts.transformer_engine and collective.tensor not in self.adapted
+        return gathers and narrow and bool(self._low(collective.path))
 
     def _narrow_sum(self, collective: Collective) -> bool:
         sums = collective.kind == "reduce_scatter" and collective.axis == "tp" and not collective.inside
@@ -230,7 +239,10 @@ class _Pricing:
         made = self.makers.get(name)
         again = again or name in self.between
         normed = not backward and self.facts.transformer_engine and made is not None and made.kind == "norm"
-        return Cast(again=again, normed=normed, share=1 / self.gathered.get(name, 1))
+        normed = normed and name not in self.adapted
+        once = not backward and self.facts.transformer_engine and bool(op.contracts)
+        once = once and self.block.tensor(op.inputs[1]).kind != "parameter"
+        return Cast(again=again, normed=normed, share=1 / self.gathered.get(name, 1), once=once)
 
     def _low(self, path: str) -> Low:
         fp8 = self.context.precision.fp8
@@ -270,7 +282,7 @@ class _Pricing:
             causal_share=share,
             fused=self.facts.fused_experts,
         )
-        return price + self._around_experts(op, backward=False)
+        return _launched(price, op) + self._around_experts(op, backward=False)
 
     def _around_experts(self, op: Op, *, backward: bool) -> OpPrice:
         """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch, and
@@ -316,6 +328,9 @@ class _Pricing:
             share = self.causal_share if self._kind(grad.path) == "attention" else None
             if grad.path in self.epilogues:
                 continue
+            if grad.phase == "accumulate":  # what one kernel writes for all is no sum
+                apart = tuple(path for path in grad.reads if not self.ops[path].attr("joined", False))
+                grad = replace(grad, reads=apart)
             price = grad_seconds(
                 grad,
                 self.block,
@@ -329,7 +344,8 @@ class _Pricing:
                 fused=self.facts.fused_experts,
             )
             if grad.path in self.ops and grad.phase != "accumulate":
-                price = price + self._around_experts(self.ops[grad.path], backward=True)
+                op = self.ops[grad.path]
+                price = _launched(price, op) + self._around_experts(op, backward=True)
             found.append((grad.path, price, _real(grad_work(grad, self.block, setting).matmul_flops)))
         return found
 
@@ -536,6 +552,11 @@ def _whole(value: Any) -> Any:
 def _larger(a: Any, b: Any) -> Any:
     """The larger, element by element for arrays."""
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
+
+
+def _launched(price: OpPrice, op: Op) -> OpPrice:
+    """The price without launches of an op that runs in the kernel of one before it (`joined`)."""
+    return replace(price, kernels=0) if op.attr("joined", False) else price
 
 
 def _has_vocab(tensor: Tensor) -> bool:

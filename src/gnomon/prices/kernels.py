@@ -153,6 +153,8 @@ class Cast:
     """The norm that makes it writes eight bits; what is left is the transposed copy."""
     share: float = 1.0
     """Part that a rank casts before the parts are gathered in eight bits; the transposed copy is made of the whole."""
+    once: bool = False
+    """Without the transposed copy, which the weight gradient reads: of a weight that is not trained."""
 
 
 WHOLE = Cast()
@@ -245,6 +247,8 @@ def grad_seconds(
         return OpPrice(device_s=seconds, kernels=BACKWARD_KERNELS)
     if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
         return FREE
+    if op.kind == "mul" and len(grad.grads_out) == 1:  # the other factor is not trained
+        return _streamed(op, {"mul": FORWARD["mul"]}, work, device, curves, _load(op, block, load))
     if op.kind == "embedding" and grad.phase == "weight_grad":
         return _table_grad(work, device, curves)
     return _streamed(op, BACKWARD, work, device, curves, _load(op, block, load))
@@ -356,7 +360,12 @@ def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Cur
         return FREE
     size = nbytes(block.tensor(name), setting.sizes, setting.dtypes)
     elements = numel(block.tensor(name).dims, setting.sizes)
+    if how.once and how.normed:  # the norm wrote what is read
+        return FREE
     read, written = size * how.share, elements * (1 + how.share)
+    if how.once:
+        read, written = size * how.share, elements * how.share
+        return OpPrice(device_s=stream_seconds(read, written, device, curves, kernels=2), kernels=2)
     if how.normed:
         read, written = 0, elements
     if how.normed or how.share < 1:

@@ -42,7 +42,7 @@ from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b, lo
 from gnomon.schedules.messages import with_messages, with_polled
 from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.schedules.optimizer import apply_optimizer, effective_zero, with_meetings
-from gnomon.schedules.rows import Rows
+from gnomon.schedules.rows import Rows, repeated
 from gnomon.schedules.shared import Shared, shared_buffers, shared_stages
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.tensor_sums import tensor_sums, with_tensor_sums
@@ -218,6 +218,12 @@ def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
 
 def _scheduled(schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbatches: int) -> Rows:
     name, ranks = schedule.name, max(pipeline_ranks) + 1
+    if schedule.rounds > 1:
+        each, rest = divmod(num_microbatches, schedule.rounds)
+        if rest or schedule.vocabulary != "ends":
+            what = f"vocabulary = {schedule.vocabulary!r}" if not rest else f"{num_microbatches} microbatches"
+            raise PlanError(f"schedule rounds = {schedule.rounds} with {what}; use rounds that divide the microbatches")
+        return repeated(_scheduled(replace(schedule, rounds=1), pipeline_ranks, each), schedule.rounds)
     chosen = [given for given in schedule.passes if given.name in ROW_PASSES]
     if chosen and name != "one_f_one_b":
         raise PlanError(f"pass {chosen[0].name} changes one_f_one_b, but the schedule is {name}; choose one of the two")

@@ -265,6 +265,32 @@ def of_lists(rows: Sequence[Sequence[tuple[str, int, int]]], *, num_stages: int,
     )
 
 
+def repeated(rows: Rows, times: int) -> Rows:
+    """The rows of compute so many times over, one after the other on every rank, each with units of its own."""
+    if times == 1:
+        return rows
+    sizes = np.diff(rows.class_ptr)
+    # [times, rows] of each class in turn: every repeat of a class's rows, then the next class
+    order = np.concatenate(
+        [np.tile(np.arange(low, low + n), times) for low, n in zip(rows.class_ptr[:-1], sizes, strict=True)]
+    )
+    turn = np.concatenate([np.repeat(np.arange(times), n) for n in sizes])
+    unit, group = rows.unit[order], rows.group[order]
+    groups = int(rows.group.max(initial=-1)) + 1
+    return replace(
+        rows,
+        num_units=rows.num_units * times,
+        class_ptr=rows.class_ptr * times,
+        kind=rows.kind[order],
+        stage=rows.stage[order],
+        unit=np.where(unit >= 0, unit + turn * rows.num_units, unit).astype(np.int32),
+        group=np.where(group >= 0, group + turn * groups, group).astype(np.int32),
+        overrides={
+            int(row): rows.overrides[int(order[row])] for row in np.flatnonzero(np.isin(order, list(rows.overrides)))
+        },
+    )
+
+
 def check_counts(name: str, num_ranks: int, num_microbatches: int) -> None:
     """PlanError unless both are at least 1."""
     if num_ranks < 1 or num_microbatches < 1:

@@ -1,7 +1,7 @@
 """Adapters of published LoRA runs, which no column holds: rank and targets of the recipes behind the tables.
 
 `adapters_of(row)` returns them with a note; None for runs that train all weights. `with_checkpointing(row)` fills in
-what NeMo AutoModel's recipes recompute. Leaves out dropout before adapters, which NeMo AutoModel's 8B recipe has.
+what NeMo AutoModel's recipes recompute; the rest of these is in `automodel`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 
 from gnomon.errors import InputError
+from gnomon.formats.published import automodel
 from gnomon.formats.published.row import Row
 from gnomon.models.lora import Adapters
 
@@ -17,7 +18,6 @@ QKV = ("q_proj", "k_proj", "v_proj")
 """`linear_qkv`."""
 
 ADAPTERS = (
-    (r"automodel", Adapters(rank=16), "NVIDIA-NeMo/Automodel examples/llm_benchmark/*/*_peft_benchmark.yaml"),
     (
         r"megatron-bridge.*70b",
         Adapters(rank=16, targets=QKV, joined=True),
@@ -44,6 +44,8 @@ def adapters_of(row: Row) -> tuple[Adapters | None, tuple[str, ...]]:
         return None, ()
     key = f"{row.family} {row.framework} {row.model}".lower()
     found = next(((made, why) for pattern, made, why in ADAPTERS if re.search(pattern, key)), None)
+    if (of_recipe := automodel.adapters(row)) is not None:
+        found = of_recipe, automodel.SOURCE
     if found is None:
         raise InputError(f"{row.model}: the row does not give rank and targets of its adapters")
     made, why = found

@@ -14,7 +14,7 @@ from math import gcd
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
-from gnomon.formats.published import nvidia, settings
+from gnomon.formats.published import automodel, nvidia, settings
 from gnomon.formats.published.bridge import Recipe, mtp_stages, narrow_calls, recipe
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.model import Config
@@ -453,6 +453,10 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, nvidia.EAGER_ACTIVATION_SOURCE, activation="unfused")
     if nvidia.without_cudnn(row):
         found = chosen(found, nvidia.NO_CUDNN_SOURCE, attention_kernel="flash2")
+    if of_recipe := automodel.kernels(row):
+        found = chosen(found, automodel.SOURCE, **of_recipe)
+    if program == "nemo" and nvidia.unfused_loss(row):
+        found = chosen(found, nvidia.UNFUSED_LOSS, cross_entropy="in_place")
     if program == "nemo" and row.experts and facts.release < CORE_13:
         found = chosen(found, BEFORE_CORE_13, moe_weights="output")
     if name == "nanotron":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
-from gnomon.formats.published import nvidia
+from gnomon.formats.published import automodel, nvidia
 from gnomon.formats.published.adapters import adapters_of, with_checkpointing
 from gnomon.formats.published.bridge import with_recompute, with_sharding
 from gnomon.formats.published.complete import completed, interleaved
@@ -122,6 +122,7 @@ def to_run(row: Row) -> Run:
     row, from_recipe = with_recompute(row, facts.release)
     row, from_sharding = with_sharding(row)
     row, from_adapters = with_checkpointing(row)
+    row, from_script = nvidia.with_script(row)
     adapters, from_lora = adapters_of(row)
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
@@ -133,7 +134,7 @@ def to_run(row: Row) -> Run:
         id=row.id,
         family=row.family,
         model=config,
-        plan=with_test_plan(made, row),
+        plan=with_test_plan(automodel.layout(row, made), row),
         workload=workload(short),
         stack=program,
         cluster=machines,
@@ -153,6 +154,7 @@ def to_run(row: Row) -> Run:
             *from_recipe,
             *from_sharding,
             *from_adapters,
+            *from_script,
             *from_lora,
             *from_model,
             *from_cluster,

@@ -1,0 +1,88 @@
+"""What NeMo AutoModel's recipes, of LoRA above all, set that no column of a row holds, release by release.
+
+Its table names a commit, and recipes and program are public at each: 507bfb751 (December 2025), c0e4fe1bc (March 2026),
+and 2013a4dd6 (April 2026), whose figures the newest table still has. `kernels(row)` returns what layers are made of,
+`layout(row, plan)` the plan with what the recipe divides and overlaps, and the local batches that go through a pipeline
+one after the other. Leaves out what DTensor's dispatch costs on the
+host where layers are not compiled, and what mixtures run between products of experts.
+Source: NVIDIA-NeMo/Automodel at these commits, examples/llm_finetune/*/*_peft_benchmark*.yaml and nemo_automodel
+(_transformers/kernel_patches.py, components/_peft/lora.py, components/models/llama, components/loss/masked_ce.py,
+components/distributed/parallelizer.py). Read 2026-11-23.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gnomon.formats.published.row import Row
+from gnomon.models.lora import Adapters
+from gnomon.plans import Plan, Split
+
+SOURCE = "NVIDIA-NeMo/Automodel 507bfb751, c0e4fe1bc, 2013a4dd6 (formats.published.automodel)"
+
+
+def _release(row: Row) -> str:
+    """Commit of a LoRA run's program; empty for other runs."""
+    if not re.search(r"automodel.*lora", f"{row.framework} {row.model}".lower()):
+        return ""
+    found = re.search(r"@(507bfb751|c0e4fe1bc)", row.source or "")
+    return found[1] if found else "2013a4dd6"
+
+
+def adapters(row: Row) -> Adapters | None:
+    """Rank 16 on all linears of layers, the factor before `lora_B`. Until April 2026 the program's own Llama and Qwen
+    have joined projections; the 8B recipe has dropout."""
+    if not (release := _release(row)):
+        return None
+    dropout = 0.1 if re.search(r"\b8b", row.model.lower()) else 0.0
+    return Adapters(rank=16, scaled="inner", joined=release != "2013a4dd6", dropout=dropout)
+
+
+def kernels(row: Row) -> Mapping[str, str]:
+    """Fields of the stack: FlashAttention-2 of transformers (`DEFAULT_ATTN_IMPLEMENTATION`); Liger's norm, rotary
+    embedding and activation on one device; layers compiled with tensor parallelism in April 2026; before that, of the
+    program's own models, the norm alone in March. Loss and logits are fp32 in all. Of mixtures: Transformer Engine's
+    norm and rotary embedding (`rms_norm: te`, `rope_fusion: true` of examples/llm_benchmark/*/*_te_deepep.yaml)."""
+    release = _release(row)
+    if not release:
+        mixture = "automodel" in row.framework.lower() and row.experts
+        return {"norm": "fused", "rotary": "fused"} if mixture else {}
+    found = {"attention_kernel": "flash2"}
+    if release == "2013a4dd6":
+        found |= {"norm": "fused", "activation": "fused", "rotary": "fused"}
+        found |= {"launch": "compiled"} if (row.tp or 1) > 1 else {}
+    return found | ({"norm": "fused"} if release == "c0e4fe1bc" else {})
+
+
+LOCAL_BATCHES = ((r"70b 2-node", 8), (r"70b", 4))
+"""(pattern of model, `local_batch_size`) of LoRA recipes with pipelines, where the table's product of local batch and
+accumulation is half of the global batch."""
+
+
+def rounds(row: Row, data_ranks: int) -> int:
+    """Local batches of a step, each a whole pass through the pipeline (`_forward_backward_step`: `schedule.step`)."""
+    if "automodel" not in row.framework.lower() or (row.pp or 1) == 1 or not row.global_batch:
+        return 1
+    each = row.global_batch // data_ranks
+    found = re.search(r"LBS=(\d+) GA=(\d+)", row.notes)
+    local = int(found[1]) if found and int(found[1]) * int(found[2]) == each else 0
+    if not local and _release(row):
+        local = next((size for pattern, size in LOCAL_BATCHES if re.search(pattern, row.model.lower())), 0)
+    return each // local if local and each % local == 0 else 1
+
+
+def layout(row: Row, plan: Plan) -> Plan:
+    """In pipelines a local batch at a time. Of LoRA with tensor parallelism: logits are gathered before the loss
+    (`full_tensor`); of 70B in April 2026, sequence parallelism, and products cut to overlap with what tensor-parallel
+    ranks exchange (`enable_async_tensor_parallel`)."""
+    release, tp = _release(row), plan.mesh.tp
+    plan = replace(plan, schedule=replace(plan.schedule, rounds=rounds(row, plan.mesh.data_ranks)))
+    if not release or tp == 1:
+        return plan
+    plan = replace(plan, layout=replace(plan.layout, loss_parallel=False))
+    if release != "2013a4dd6" or "70b" not in row.model.lower():
+        return plan
+    cut = (Split(op="*", dim="seq", parts=tp),)
+    return replace(plan, layout=replace(plan.layout, sequence_parallel=True), overlap=replace(plan.overlap, splits=cut))

@@ -109,3 +109,17 @@ def test_parameters_are_divided_within_sixteen_nodes() -> None:
     for devices, shards in (("256", 256), ("1024", 128)):
         found = run(row | source | {"num_devices": devices, "global_batch": str(2 * int(devices))})
         assert found.plan.mesh.dp_shard == shards
+
+
+def test_megatron_lm_before_core_sends_in_parts() -> None:
+    found = run(GPT3 | {"source": "arXiv 2205.05198 Table 5"})
+    assert found.stack.p2p_partitioned
+    assert not run(GPT3 | {"source": "elsewhere"}).stack.p2p_partitioned
+
+
+@pytest.mark.parametrize(("framework", "gathers"), [("MaxText", True), ("Paxml", False), ("NeMo", False)])
+def test_xla_gathers_in_the_eight_bits_of_its_own_products(framework: str, gathers: bool) -> None:
+    row = LLAMA | DGXC | {"framework": framework, "tp": "1", "pp": "1", "precision": "fp8", "zero_or_fsdp": "fsdp"}
+    found = run(row | {"micro_batch": "2", "global_batch": "128", "dp": "64"})
+    assert found.plan.precision.fp8 is not None and found.plan.precision.fp8.gather == gathers
+    assert bool(found.stack.transformer_engine) != gathers

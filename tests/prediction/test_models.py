@@ -109,6 +109,51 @@ def test_context_parallelism(context: Literal["ring", "all_gather", "ulysses"]) 
         assert uneven.step_s > found.step_s
 
 
+def test_a_ring_merges_what_its_steps_put_out() -> None:
+    """Passes over outputs, keys and gradients, which are no attention."""
+    long = Workload(global_batch_size=2, seq_len=32768)
+
+    def layer(context: Literal["ring", "all_gather"]) -> LayerPrice:
+        return llama(workload=long, mesh=Mesh(dp_shard=2, cp=4), layout=Layout(context=context)).step.stages[0].order[1]
+
+    ring, gathered = layer("ring"), layer("all_gather")
+    assert ring.forward.attention_s == pytest.approx(gathered.forward.attention_s)
+    passes = ring.forward.compute_s - gathered.forward.compute_s
+    assert 0 < passes < 0.2 * ring.forward.attention_s
+    back = sum(
+        getattr(ring, name).compute_s - getattr(gathered, name).compute_s for name in ("input_grad", "weight_grad")
+    )
+    assert back > passes
+
+
+def test_weights_gathered_in_eight_bits_are_cast_by_parts() -> None:
+    def stage(**fields: Any) -> Prediction:
+        narrow = Precision(fp8=Fp8(recipe="delayed", **fields))
+        return llama(mesh=Mesh(dp_shard=8), optimizer=Optimizer(zero=3), precision=narrow)
+
+    whole, parts = (stage(gather=gather).pricing.parts("F", 1)["compute"] for gather in (False, True))
+    cast = stage().step.stages[0].order[1].weight_cast
+    rate = stage().pricing.rates[0].compute
+    copied = stage().step.stages[0].collectives(stage().step.stages[0].order[1])[0].bytes / 2
+    assert whole - parts > 7 / 8 * float(cast.device_s) / rate > 0
+    assert whole - parts < (7 / 8 * float(cast.device_s) + 3 * copied / 3.35e12) / rate
+
+
+def test_a_compiler_fuses_casts() -> None:
+    def step(launch: Literal["eager", "compiled"], precision: Precision) -> float:
+        fact = Fact(field="launch", source="made up", date="2026-11-23")
+        stack = Stack(name="x", version="1", launch=launch, facts=(fact,))
+        schedule = Schedule(micro_batch_size=1)
+        plan = Plan(mesh=Mesh(dp_shard=8), schedule=schedule, optimizer=Optimizer(zero=1), precision=precision)
+        made = predict(LLAMA, "1x8xh100-sxm", plan, Workload(global_batch_size=8, seq_len=2048), stack)
+        layer = made.step.stages[0].order[1]
+        return layer.forward.compute_s + layer.input_grad.compute_s
+
+    narrow = Precision(fp8=Fp8(recipe="delayed"))
+    assert step("compiled", Precision()) == step("eager", Precision())
+    assert step("compiled", narrow) < step("eager", narrow)
+
+
 def test_fp8_is_faster_where_it_is_asked_for() -> None:
     job: dict[str, Any] = {"mesh": Mesh(dp_shard=8), "optimizer": Optimizer(zero=1)}
 

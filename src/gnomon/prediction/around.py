@@ -7,6 +7,7 @@ copied into place, weights cast to eight bits, the loss computed again for metri
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Stack
@@ -17,6 +18,7 @@ from gnomon.prices.curves import curves_for
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds
 from gnomon.prices.stream import stream_seconds
+from gnomon.sharding.parameters import shard_ranks
 
 NOTHING = OpPrice(device_s=0.0, kernels=0)
 
@@ -32,10 +34,17 @@ def around(
         if zero3 and kind in ("F", "B"):
             total = total + _copy_out(stage, layer, "before_backward" if kind == "B" else "before_forward") * times
         if zero3 and kind == "F":
-            total = total + layer.weight_cast * times
+            total = total + _weight_cast(stage, layer) * times
         if stack.loss_metrics and kind == "F":
             total = total + _loss_again(stage, layer) * (times * stack.loss_metrics)
     return total
+
+
+def _weight_cast(stage: StagePrice, layer: LayerPrice) -> OpPrice:
+    """Gathered weights cast to eight bits; where they are gathered in eight bits, each rank casts its part."""
+    fp8, cast = stage.plan.precision.fp8, layer.weight_cast
+    ranks = shard_ranks(stage.mesh, experts=False) if fp8 is not None and fp8.gather else 1
+    return replace(cast, device_s=cast.device_s / ranks)
 
 
 def _loss_again(stage: StagePrice, layer: LayerPrice) -> OpPrice:

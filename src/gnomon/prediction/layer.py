@@ -51,11 +51,19 @@ from gnomon.prices.kernels import (
 )
 from gnomon.prices.links import AxisLink
 from gnomon.prices.power import powered
+from gnomon.prices.ring import ring_seconds
 from gnomon.sharding import Collective, causal_shares, shard_block
 from gnomon.sharding.homes import routed_tensors
 
 _NARROW_BITS: Mapping[str, float] = {"fp8": 8 + 8 / 32, "fp4": 4 + 8 / 16}
 """Bits of a kept element: the value, and a byte of scale for 32 or 16 of them (Open Compute Project, MX v1.0)."""
+
+
+RING = ":ring"
+"""Of an attention's path: the entry of what it runs beside its kernels around a ring."""
+
+UNFUSED_BEFORE_CASTS = frozenset({"attention", "linear", "matmul", "grouped_linear"})
+"""Kinds whose kernels are a library's: no compiler puts a cast into them."""
 
 
 @lru_cache(maxsize=4096)
@@ -118,7 +126,10 @@ class _Pricing:
     @cached_property
     def forward(self) -> dict[str, OpPrice]:
         """Price of each op that runs."""
-        return {op.path: self._op(op.path) for op in self.block.ops if op.kind not in VIEWS}
+        return {
+            **{op.path: self._op(op.path) for op in self.block.ops if op.kind not in VIEWS},
+            **self._rings(self.ops, backward=False),
+        }
 
     @cached_property
     def always(self) -> LayerPrice:
@@ -151,7 +162,7 @@ class _Pricing:
         return replace(
             self.always,
             recompute=self._sum(
-                [(path, forward[path]) for path in again if path in forward],
+                [(path, forward[path]) for op in again for path in (op, op + RING) if path in forward],
                 self._forward_flops(again),
                 self._collectives_again(again),
             ),
@@ -238,11 +249,14 @@ class _Pricing:
         again = not backward and self.casts.get(name, op.path) != op.path
         made = self.makers.get(name)
         again = again or name in self.between
-        normed = not backward and self.facts.transformer_engine and made is not None and made.kind == "norm"
-        normed = normed and name not in self.adapted
-        once = not backward and self.facts.transformer_engine and bool(op.contracts)
-        once = once and self.block.tensor(op.inputs[1]).kind != "parameter"
-        return Cast(again=again, normed=normed, share=1 / self.gathered.get(name, 1), once=once)
+        engine = not backward and self.facts.transformer_engine
+        if self.facts.fused_casts:  # gradients come from what reads the tensor
+            near = next((o for o in self.block.ops if name in o.inputs), None) if backward else made
+            fused = near is not None and near.kind not in UNFUSED_BEFORE_CASTS
+        else:
+            fused = engine and made is not None and made.kind == "norm" and name not in self.adapted
+        once = engine and bool(op.contracts) and self.block.tensor(op.inputs[1]).kind != "parameter"
+        return Cast(again=again, normed=fused, share=1 / self.gathered.get(name, 1), once=once)
 
     def _low(self, path: str) -> Low:
         fp8 = self.context.precision.fp8
@@ -283,6 +297,19 @@ class _Pricing:
             fused=self.facts.fused_experts,
         )
         return _launched(price, op) + self._around_experts(op, backward=False)
+
+    def _rings(self, paths: Iterable[str], *, backward: bool) -> dict[str, OpPrice]:
+        """What attention of these paths runs beside its kernels where keys and values pass around the ranks of cp, as
+        an entry of its own, which is no attention."""
+        cp, found = self.context.mesh.cp, {}
+        if cp == 1 or self.context.layout.context != "ring":
+            return {}
+        for op in (self.ops[path] for path in paths if self._kind(path) == "attention"):
+            sizes = self.sharded.sizes(op.path)
+            queries, *keys = (nbytes(self.block.tensor(name), sizes, self.dtypes) for name in op.inputs[:3])
+            price = ring_seconds(queries, sum(keys), cp, self.device, self.curves, backward=backward)
+            found[op.path + RING] = price
+        return found
 
     def _around_experts(self, op: Op, *, backward: bool) -> OpPrice:
         """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch, and
@@ -347,7 +374,8 @@ class _Pricing:
                 op = self.ops[grad.path]
                 price = _launched(price, op) + self._around_experts(op, backward=True)
             found.append((grad.path, price, _real(grad_work(grad, self.block, setting).matmul_flops)))
-        return found
+        rings = self._rings([path for path, _, _ in found], backward=True)
+        return [*found, *((path, price, 0.0) for path, price in rings.items())]
 
     def _backward(self, *, weight: bool) -> Phase:
         steps = self.grads[weight]
@@ -370,6 +398,7 @@ class _Pricing:
         for path, price in given:
             origin = path.partition(":")[0]
             busy[origin] = busy.get(origin, 0.0) + _real(price.device_s)
+        rings = sum(_real(price.device_s) for path, price in given if path.endswith(RING))
         comm: dict[str, float] = {}
         for path in dict.fromkeys(c.path for c in collectives):
             mine = [c for c in collectives if c.path == path]
@@ -383,7 +412,7 @@ class _Pricing:
             counts[collective.axis] = counts.get(collective.axis, 0) + collective.steps
         return Phase(
             compute_s=compute_s,
-            attention_s=sum(busy.get(path, 0.0) for path in self.attending),
+            attention_s=sum(busy.get(path, 0.0) for path in self.attending) - rings,
             comm_s=comm,
             kernels=sum(price.kernels for _, price in given) + sum(counts.values()),
             collectives=counts,

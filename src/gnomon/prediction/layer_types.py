@@ -29,6 +29,8 @@ class KernelFacts:
     """The library that multiplies, where it is older than that of the curves."""
     transformer_engine: bool = False
     """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
+    fused_casts: bool = False
+    """A compiler fuses a cast to eight bits with the kernel before it, unless that is a product or attention."""
     narrow_sums: bool = False
     """Partial sums of the forward travel in eight bits where products are narrow (`Stack.tp_reduce_dtype`)."""
     dropout_add_fused: bool = False
@@ -47,6 +49,7 @@ class KernelFacts:
             attention_kernel=stack.attention_kernel,
             cublas=stack.cublas,
             transformer_engine=stack.transformer_engine is True,
+            fused_casts=stack.launch == "compiled" and stack.transformer_engine is not True,
             narrow_sums=stack.tp_reduce_dtype == "fp8",
             dropout_add_fused=stack.dropout_add == "fused",
             backward_overlap=stack.backward_overlap is True,

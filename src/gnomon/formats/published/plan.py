@@ -354,6 +354,14 @@ EARLY = r"bigscience|2104\.04473|\(2021|v1\.0"
 """Runs (by program and source) of Megatron-LM of 2021 and its forks, whose backward waits for its collectives
 (bigscience-workshop/Megatron-DeepSpeed 119a0d2 megatron/mpu/layers.py ColumnParallelLinear, read 2026-11-22)."""
 
+BEFORE_CORE = r"^megatron-lm\b.*(2104\.04473|2205\.05198|\(2021|oneflow-inc/libai)"
+"""Runs (by program and source) of Megatron-LM between February 2021 and its pipeline's move to Megatron Core."""
+
+PARTED_MESSAGES = (
+    "NVIDIA/Megatron-LM 27fc468 (2021-02-09) to 3c92fa9 (2023-03-23) megatron/p2p_communication.py: scatter-gather is "
+    "on unless --no-scatter-gather-tensors-in-pipeline is given; read 2026-11-23"
+)
+
 EARLY_FOUNDRY = "mosaicml/llm-foundry 1ef7b4d scripts/train/benchmarking/sweep.sh (May 2023): torch 1.13.1"
 """Where it is known from that MosaicML's A100 runs in pure bf16 precede torch 2.1: the table of that commit has them,
 those of b2a43a1 (October 2023) and 5e85bd6 (January 2024) add the others on torch 2.1.0. Read 2026-11-22."""
@@ -373,6 +381,7 @@ XLA_ATTENTION = (
     "MaxText's attention=cudnn_flash_te, Paxml's NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking v25.02.02 maxtext, "
     "v24.11.1 paxml configure.sh; read 2026-11-22)"
 )
+PAXML_TE = "NVIDIA/dgxc-benchmarking v24.11.1 paxml/configure.sh: ENABLE_TE=1; read 2026-11-23"
 CORE_13 = "v25.08"
 BEFORE_CORE_13 = (
     "NVIDIA/dgxc-benchmarking: releases before v25.08 run NeMo 25.04 and older, on Megatron Core up to 0.12"
@@ -417,6 +426,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "XLA fuses what lies between products", cross_entropy="fused")
         if attention != "unfused":
             found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
+    if re.search(r"paxml", program):
+        found = chosen(found, PAXML_TE, transformer_engine=True)
     if eager:
         found = chosen(found, "the eager code of transformers", **EAGER)
         if re.search(r"fusedadam", program):
@@ -431,6 +442,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
     if found.backward_overlap and re.search(EARLY, f"{program} {row.source or ''}".lower()):
         found = chosen(found, "Megatron-LM of 2021", backward_overlap=False)
+    if re.search(BEFORE_CORE, f"{program} {row.source or ''}".lower()):
+        found = chosen(found, PARTED_MESSAGES, p2p_partitioned=True)
     if name == "llm-foundry" and re.search(r"a100.*pure", f"{row.device} {row.precision}".lower()):
         found = chosen(found, EARLY_FOUNDRY, recompute_stops=False)
     if name == "llm-foundry" and re.search(r"scripts/train/benchmarking", row.source or ""):

@@ -25,6 +25,11 @@ Notes = tuple[str, ...]
 XLA = r"maxtext|paxml|torch.?xla|jax|levanter"
 """Programs that a compiler lays out: their recipes name a few mesh axes, and every other is 1."""
 
+XLA_FP8_GATHERS = r"maxtext"
+"""Programs whose eight-bit products are XLA's own, which casts a weight before it gathers it: openxla/xla pull request
+4462 (2023-07), xla/service/gpu/gemm_rewriter.cc, xla/service/collective_quantizer.h (2024-07). Paxml's are Transformer
+Engine's (ENABLE_TE=1, NVIDIA/dgxc-benchmarking v24.11.1 paxml/configure.sh). Read 2026-11-23."""
+
 RECIPES = (
     (r"nvfp4|fp4", "nvfp4"),
     (r"mx", "mxfp8"),
@@ -125,7 +130,8 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
     if re.search(r"fp8|float8|fp4|mxfp", name):
         base = Precision(param="fp32", master="none") if whole else Precision()
         recipe: Any = next((to for pattern, to in RECIPES if re.search(pattern, name)), "delayed")
-        return replace(base, fp8=Fp8(recipe=recipe)), notes
+        gathers = bool(re.search(XLA_FP8_GATHERS, row.framework.lower()))
+        return replace(base, fp8=Fp8(recipe=recipe, gather=gathers)), notes
     if re.fullmatch(r"(tf32|fp32|float32|32-?(?:true|bit)?)(\+tf32)?", name):
         compute: DType = "tf32" if "tf32" in name else "fp32"
         return Precision(param="fp32", compute=compute, grad="fp32", reduce="fp32", master="none"), notes

@@ -19,6 +19,7 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
 from gnomon.plans import (
+    Mesh,
     Optimizer,
     Overlap,
     Pass,
@@ -51,6 +52,7 @@ from gnomon.schedules.vocabulary import BUFFERS, with_vocabulary
 from gnomon.schedules.workers import Workers, alike, divided_units, meet, split
 from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 from gnomon.schedules.zero_bubble_v import zero_bubble_v
+from gnomon.sharding.homes import routed_tensors
 
 FLAT: Mapping[str, Callable[[int, int], Rows]] = {
     "gpipe": gpipe,
@@ -170,13 +172,21 @@ def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: 
         units=units,
         workers=workers,
         layers=tuple(len(part) for part in layers) if zero == 3 else (),
-        reduced=frozenset(stage for stage, mesh in enumerate(meshes) if mesh.data_ranks * mesh.cp > 1),
+        reduced=frozenset(stage for stage in range(plan.num_stages) if _reduces(graph, meshes[stage], layers[stage])),
         shared=shared_stages(graph, layers, plan.pipeline_ranks),
         tied=tied_stages(graph, [part for _, part in parts]),
         sums=tensor_sums(graph, plan.layout, parts),
         starts=starts,
         skips=skips,
     )
+
+
+def _reduces(graph: Graph, mesh: Mesh, layers: Sequence[Layer]) -> bool:
+    """Whether several ranks add up gradients of a stage: those of data and context parallelism, and for experts those
+    of tensor parallelism too that hold the same ones."""
+    if mesh.data_ranks * mesh.cp > 1:
+        return True
+    return mesh.edp > 1 and any(routed_tensors(graph.block(layer.call.block)) for layer in layers)
 
 
 def build(given: Outline, *, messages: Messages = "buffered") -> Program:

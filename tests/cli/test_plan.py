@@ -208,13 +208,14 @@ def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a word the best plan is refined a little, in a sweep too; --no-refine shows the exact search's."""
+    """Without a word products are cut, and the best plan is refined a little, in a sweep too; --no-refine leaves both
+    out."""
     asked = ["plan", "llama-3.2-1b", "--on", "1x4xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "2048"]
     asked += ["--tp", "4", "--fix", "sequence_parallel=yes"]
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    exact, refined = found["best"][0]["prediction"]["step_s"], found["refined"]["prediction"]["step_s"]
-    assert [step["choice"] for step in found["refined"]["steps"]] == ["async_tp"] and refined < 0.995 * exact
+    refined = found["refined"]["prediction"]["step_s"]
+    assert found["best"][0]["prediction"]["step_s"] == refined and not found["refined"]["steps"]
     assert found["refined"]["starts"] == 2 and found["refined"]["predictions"] <= 40
     assert main([*asked, "--vary", "memory=40GiB,60GiB", "--json"]) == 0
     assert {case["step_s"] for case in json.loads(capsys.readouterr().out)["cases"]} == {refined}
@@ -223,7 +224,8 @@ def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.Captur
     out = " ".join(capsys.readouterr().out.split())
     assert "left as they are: " in out and "tp inside a node (nvlink3)" in out
     file = load_plan_file(path)
-    assert file.predicted is not None and file.predicted.step_s == exact
+    exact = file.predicted.step_s if file.predicted is not None else 0.0
+    assert refined < 0.995 * exact and not file.plan.overlap.splits
     assert main([*asked, "--no-refine", "--vary", "memory=60GiB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cases"][0]["step_s"] == exact
 

@@ -13,6 +13,7 @@ from gnomon.plans import Goal, Optimizer, Overlap, Plan, Precision, Stack, Workl
 from gnomon.plans.stacks import stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Space, make_space
+from gnomon.search.space import BEYOND
 
 CLUSTERS = (
     "1x2xa100-sxm-80gb",
@@ -60,8 +61,9 @@ def model(kind: str, layers: int) -> Graph:
     return gpt.gpt(config)
 
 
-def case(seed: int) -> Case:
-    """A space of at most a few dozen legal points."""
+def case(seed: int, *, beyond: bool = False) -> Case:
+    """A space of at most a few dozen legal points. beyond: with products that are cut, and plans with activations on
+    the host beside those that keep them."""
     draw = random.Random(seed)
     graph = model(draw.choice(("gpt", "tied", "llama", "mixtral")), draw.choice((2, 3, 4, 8)))
     cluster = parse_cluster(draw.choice(CLUSTERS))
@@ -71,8 +73,11 @@ def case(seed: int) -> Case:
     overlap = Overlap(bucket_bytes=draw.choice((None, None, 10**6)), prefetch=draw.choice((0, 1, 2)))
     base = Plan(precision=precision, overlap=overlap, optimizer=Optimizer(clip=draw.random() < 0.85))
     program = draw.choice((PLAIN_STACK, stack("megatron-lm"), stack("torchtitan"), stack("gnomon")))
-    found = make_space(graph, cluster, workload, base=base)
-    return Case(graph, cluster, workload, _few(found, draw), program, Goal(memory_fraction=1.0))
+    found = make_space(graph, cluster, workload, base=base, beyond=BEYOND if beyond else ())
+    few = _few(found, draw)
+    if beyond:
+        few = replace(few, recompute=("none", "offload"), sequence_parallel=(True,))
+    return Case(graph, cluster, workload, few, program, Goal(memory_fraction=1.0))
 
 
 def _few(space: Space, draw: random.Random) -> Space:

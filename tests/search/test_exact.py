@@ -43,9 +43,9 @@ def predicted(given: Case) -> Iterator[tuple[Point, Prediction]]:
             continue
 
 
-def check(seed: int) -> int:
+def check(seed: int, *, beyond: bool = False) -> int:
     """Asserts that the search of a random space finds what predicting all of it finds; the number of points."""
-    given = case(seed)
+    given = case(seed, beyond=beyond)
     every = list(predicted(given))
     assert bool(every) == (seed not in WITHOUT) or seed not in SEEDS
     peaks = sorted({found.tightest.peak_bytes for _, found in every})

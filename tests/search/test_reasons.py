@@ -85,7 +85,7 @@ def test_what_is_said_of_other_machines_is_true_there() -> None:
     held = {"pp": 1, "tp": 2, "cp": 1, "micro_batch_size": 1, "zero": 1, "sequence_parallel": True}
     fixed = {**held, "schedule": "one_f_one_b", "dp_replicate": 1, "dp_shard": 8, "keep_gathered": False}
     goal = Goal(memory_bytes=int(0.92 * cluster.devices[0].memory_bytes))
-    found = plan("llama-3.1-8b", cluster, work, goal=goal, fixed=fixed, top=1)
+    found = plan("llama-3.1-8b", cluster, work, goal=goal, fixed=fixed, top=1, beyond=())  # recomputes
     best, large = found.best[0], [each for each in found.near if each.step_s < found.best[0].step_s]
     told = explain(best.prediction, too_large=[each.plan for each in large])
     lines = {each.what: each for each in told.sensitivities}

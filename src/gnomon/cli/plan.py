@@ -169,6 +169,7 @@ def _other(options: argparse.Namespace, asked: Asked) -> int:
         goal=asked.goal,
         prices=parse_prices(tuple(options.price)),
         improve=None if exact else lambda found: asked.chosen.best(_with_stages(options, found)[0]),
+        beyond=() if sizes else asked.chosen.beyond,
         spare=asked.chosen.spare() if sizes else Spare(),
         tries=options.tries or TRIES,
     )
@@ -218,6 +219,7 @@ def _search(options: argparse.Namespace, asked: Asked, top: int, *, unlike: bool
         base=asked.base,
         fixed=asked.fixed,
         forbid=asked.chosen.forbid,
+        beyond=asked.chosen.beyond,
         top=top,
         unlike=unlike,
         told=told,

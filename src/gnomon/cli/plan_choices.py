@@ -27,7 +27,7 @@ from gnomon.search.choices import (
 )
 from gnomon.search.refine import QUICK, THOROUGH, Effort, Refined, refine
 from gnomon.search.results import Found, Result
-from gnomon.search.space import SCHEDULES
+from gnomon.search.space import BEYOND, SCHEDULES
 from gnomon.search.squeeze import Spare
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
@@ -58,6 +58,8 @@ class Chosen:
     """Limits on choices."""
     open: tuple[Choice, ...]
     """Choices that the refinement tries."""
+    beyond: tuple[str, ...]
+    """Of these, what the exact search has too: all of its values are allowed."""
     effort: Effort | None
     """How much the refinement tries; None where it is left out."""
     asked: bool
@@ -95,6 +97,7 @@ class Chosen:
             )
         asked = bool(options.refine or late)
         opened = allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed)
+        names = [] if options.refine is False else [each.name for each in opened]
         return Chosen(
             point=point,
             fixed=fixed,
@@ -102,6 +105,7 @@ class Chosen:
             forbid=tuple(text for text, limit in limits.items() if limit is None),
             limits=tuple(limit for limit in on_choices if limit.op),
             open=() if options.refine is False else opened,
+            beyond=tuple(name for name in names if name in BEYOND and all(limit.field != name for limit in on_choices)),
             effort=THOROUGH if asked else QUICK if options.refine is None and opened else None,
             asked=asked,
         )

@@ -295,15 +295,23 @@ def bound_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
 
 def copy_seconds(nbytes: Any, node: Node) -> Time:
     """Seconds of a copy between a device and pinned host memory, all devices of the node copying at once."""
-    size = np.asarray(nbytes, float)
+    found = _copy_cost(node).seconds(np.asarray(nbytes, float))
+    return found if np.ndim(nbytes) else float(found)
+
+
+def copy_s_per_byte(node: Node) -> float:
+    """Of each byte of such a copy, without what begins it: no copy is faster."""
+    return _copy_cost(node).s_per_byte
+
+
+def _copy_cost(node: Node) -> Cost:
     rows = [row for row in collective_fits().copies if row.link in (node.host.name, node.host.kind)]
     if not rows:
         raise UnpricedError(f"no price for copies over {node.host.name!r} ({node.host.kind}) of node {node.name!r}")
     row = min(rows, key=lambda r: r.link != node.host.name)
     rate = node.host.bytes_per_s / node.devices_per_host_link
     start = max(row.start_s, node.host.latency_s)
-    found = Cost(start_s=start, s_per_byte=1 / (rate * row.share), ramp=row.ramp).seconds(size)
-    return found if np.ndim(nbytes) else float(found)
+    return Cost(start_s=start, s_per_byte=1 / (rate * row.share), ramp=row.ramp)
 
 
 @cache

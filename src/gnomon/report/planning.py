@@ -116,6 +116,7 @@ def short_plan(plan: Plan) -> str:
     words += ["uneven"] if schedule.layers_per_stage else []
     saved: str = "by stage" if any(rule.action != "offload" for rule in plan.saved.rules) else plan.saved.preset
     again = [saved] if saved != "none" else []
+    again += ["offload"] if any(rule.action == "offload" for rule in plan.saved.rules) else []
     return "; ".join([" ".join(words), *([schedule.name] if mesh.pp > 1 else []), *again])
 
 

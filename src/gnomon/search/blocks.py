@@ -162,10 +162,13 @@ class Blocks:
         return float(found) * (1 - SLACK)
 
     def _layers_s(self, table: KindTable) -> Doubles:
-        """[microbatch sizes] seconds of all layers, at least: those of their kernels and collectives, or of their
-        launches."""
+        """[microbatch sizes] seconds of all layers, at least: those of their kernels and collectives, of copies to the
+        host and back, or of their launches."""
         adding = self.adding(table)[:, None] / table.rates.compute
-        device = self._layers @ (table.forward_s + table.input_s + table.weight_s + adding)
+        back = table.input_s + table.weight_s + adding
+        device, away = self._layers @ (table.forward_s + back), self._layers @ table.copied_s
+        if away.any():
+            device = np.maximum(self._layers @ table.forward_s, away) + np.maximum(self._layers @ back, away)
         host = self._layers @ sum(table.host_s)
         least: Doubles = np.maximum(np.maximum(device, host) - 3 * self._layers.sum() * GRID_S, 0.0)
         return least

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload, shared_parameters, transfers
+from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Stack, Workload, shared_parameters, transfers
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
@@ -112,7 +112,8 @@ class Job:
     def __init__(self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, space: Space) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
         self.kernels, _, self.stack = settle(stack)
-        self.kinds = Kinds(graph, space.base, self.kernels)
+        away: dict[str, Saved] = {name: space.saved(name) for name in space.recompute if name == "offload"}
+        self.kinds = Kinds(graph, space.base, self.kernels, away)
         self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))
         self.uniform = len(cluster.groups) == 1
         self.numbers = fitted()
@@ -235,7 +236,8 @@ class Family:
     def _priced(self, inside: Mapping[str, AxisLink]) -> dict[str, KindTable]:
         job, base = self.job, self.job.space.base
         mesh = replace(self.mesh, pp=1)
-        plan = replace(base, mesh=mesh, layout=self.layout)
+        splits = job.space.splits(self.tp, sequence_parallel=self.layout.sequence_parallel)
+        plan = replace(base, mesh=mesh, layout=self.layout, overlap=replace(base.overlap, splits=splits))
         found = [
             kind_tables(
                 job.kinds, plan, job.cluster, job.stack, job.kernels, job.sizes, self.micro, job.load(self.ep), device,
@@ -291,27 +293,30 @@ def actions(
     adding: [kinds] seconds that weight gradients take to be added up; unsharding: [kinds] seconds of copying gathered
     parameters. An action lasts as long as its kernels and collectives, where layers of one kind that are launched
     slower than they run starve the device, or as its launches, whichever is longer; under ZeRO 3 (`by_layer`) that
-    holds for each layer by itself. What is left out (copies of offloaded activations, launches of what is added up)
-    only makes it longer.
+    holds for each layer by itself. Nor is it shorter than the copies of its activations over the host link. What is
+    left out (launches of what is added up) only makes it longer.
     """
     unit = table.rates.host_unit_s
     mixed = ((counts > 0).sum(axis=1) > 1)[:, None]  # layers of one kind alone starve nobody
 
-    def longest(device: Doubles, extra: Doubles | float, host: Doubles) -> Doubles:
+    def longest(device: Doubles, extra: Doubles | float, host: Doubles, away: Doubles | float = 0.0) -> Doubles:
         if by_layer:
-            return counts @ np.maximum(np.maximum(device + extra, host + unit) - GRID_S, 0.0)
+            return counts @ np.maximum(np.maximum(np.maximum(device + extra, host + unit), away) - GRID_S, 0.0)
         spent = counts @ (device + extra) + mixed * (counts @ np.maximum(host - device, 0.0))
-        found: Doubles = np.maximum(np.maximum(spent, counts @ host + unit) - GRID_S, 0.0)
+        held = np.maximum(spent, counts @ host + unit)
+        if np.ndim(away):
+            held = np.maximum(held, counts @ away)
+        found: Doubles = np.maximum(held - GRID_S, 0.0)
         return found
 
     chosen = slice(None) if column is None else slice(column, column + 1)
     f, i, w = (host[:, chosen] for host in table.host_s)
     extra, copied = adding[:, None] / table.rates.compute, unsharding[:, None] / table.rates.compute
-    input_s, weight_s = table.input_s[:, chosen], table.weight_s[:, chosen]
+    input_s, weight_s, away = table.input_s[:, chosen], table.weight_s[:, chosen], table.copied_s[:, chosen]
     return Actions(
-        forward=longest(table.forward_s[:, chosen], copied, f),
-        whole=longest(input_s + weight_s, extra + copied, i + w),
-        input=longest(input_s, 0.0, i),
+        forward=longest(table.forward_s[:, chosen], copied, f, away),
+        whole=longest(input_s + weight_s, extra + copied, i + w, away),
+        input=longest(input_s, 0.0, i, away),
         weight=longest(weight_s, extra, w),
     )
 

@@ -16,7 +16,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split, Stack
 from gnomon.plans.mesh import DENSE_AXES
-from gnomon.search.space import Limit
+from gnomon.search.space import Limit, repeated_layers
 from gnomon.units import parse_bytes, show_bytes
 
 Value = bool | int | str
@@ -103,7 +103,7 @@ def _kept_on_host(plan: Plan) -> int:
 def _activations(plan: Plan, graph: Graph, value: Value) -> Plan:
     rules = tuple(rule for rule in plan.saved.rules if rule.action != "offload")
     if value:
-        name, count = _layers(graph)
+        name, count = repeated_layers(graph)
         rules += (SavedRule(calls=f"{name}[0:{count}]", action="offload", first_per_stage=int(value)),)
     return replace(plan, saved=replace(plan.saved, rules=rules))
 
@@ -111,14 +111,8 @@ def _activations(plan: Plan, graph: Graph, value: Value) -> Plan:
 def _activation_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
     if plan.saved.preset != "none":
         return ()
-    each = -(-_layers(graph)[1] // plan.num_stages)
+    each = -(-repeated_layers(graph)[1] // plan.num_stages)
     return tuple(dict.fromkeys((0, max(1, each // 4), max(1, each // 2), each)))
-
-
-def _layers(graph: Graph) -> tuple[str, int]:
-    """(name of the call with the most repeats, how many)."""
-    call = max(graph.calls, key=lambda each: each.repeat)
-    return call.name, call.repeat
 
 
 def _low(plan: Plan) -> Value:

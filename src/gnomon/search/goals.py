@@ -95,6 +95,8 @@ class Question:
     """A plan made of a search's, no slower: `search.refine`. None: the search's best as it is."""
     tries: int = TRIES
     """Predictions of a search over several kinds of devices, at most; its answer may then not be the best."""
+    beyond: tuple[str, ...] = ()
+    """Choices that the exact search has too, as `make_space` takes them, on devices of one kind."""
     spare: Spare = field(default_factory=Spare)
     """Choices that make further work fit, and plans of a front with less memory, on devices of one kind."""
 
@@ -117,7 +119,14 @@ class Question:
         try:
             check_request(self.graph, cluster, workload, self.base, self.fixed, cluster.num_devices)
             space = make_space(
-                self.graph, cluster, workload, base=self.base, fixed=self.fixed, limits=self.limits, stack=self.stack
+                self.graph,
+                cluster,
+                workload,
+                base=self.base,
+                fixed=self.fixed,
+                limits=self.limits,
+                stack=self.stack,
+                beyond=self.beyond,
             )
         except PlanError as error:
             return replace(case, why=str(error))

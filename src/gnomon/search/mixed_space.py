@@ -28,7 +28,7 @@ from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, Schedule, Stack, Stage, Workload, stage_layers
 from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES
-from gnomon.plans.parts import ScheduleName
+from gnomon.plans.parts import Preset, ScheduleName
 from gnomon.plans.plan import pipeline_rank
 from gnomon.plans.select import format_layers, format_ranks
 from gnomon.search.space import (
@@ -342,7 +342,7 @@ class MixedSpace:
                 virtual_stages=point.virtual,
                 placement=point.placement,
             ),
-            saved=base.saved if base.saved.rules else Saved(preset=point.recompute),
+            saved=base.saved if base.saved.rules else Saved(preset=cast(Preset, point.recompute)),
             layout=replace(base.layout, sequence_parallel=point.sequence_parallel, context=point.context),
             optimizer=replace(base.optimizer, zero=cast(Literal[0, 1, 2, 3], point.zero)),
             placement=() if len(used) == self.all_devices else tuple(used),

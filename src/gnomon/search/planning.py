@@ -6,7 +6,7 @@ and where. Leaves out printing and files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError
@@ -20,7 +20,7 @@ from gnomon.search.choices import runs
 from gnomon.search.requests import SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
-from gnomon.search.space import Limit, make_space, parse_limit
+from gnomon.search.space import BEYOND, Limit, make_space, parse_limit
 from gnomon.units import show_seconds
 
 
@@ -36,23 +36,31 @@ def plan(
     forbid: Iterable[str | Limit] = (),
     top: int = 5,
     unlike: bool = False,
+    beyond: Container[str] | None = None,
     told: Callable[[int, int], None] | None = None,
 ) -> Result:
     """The fastest plan that fits, and the next `top` - 1; with `unlike`, alternatives to it (`shortlist.Unlike`).
 
     model, cluster: as for `predict`. base: what the search does not vary; left out, the default plan, in a precision
-    that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. told: is called with the
-    number of points covered and of all points. PlanError when nothing can run or nothing fits, with what is nearest.
+    that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. beyond: choices of
+    `space.BEYOND` that are searched too; left out, those that the stack runs. (With the optimizer on the host and the
+    gradients not clipped, points count twice.) told: is called with the number of points
+    covered and of all points. PlanError when nothing can run or nothing fits, with what is nearest.
     """
     graph = preset(model) if isinstance(model, str) else model
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
     base = base or Plan(precision=default_precision(machines))
     check_request(graph, machines, workload, base, fixed or {}, machines.num_devices)
-    space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack)
+    beyond = [name for name in BEYOND if runs(stack, name)] if beyond is None else beyond
+    space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack, beyond=beyond)
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
     found = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress)
+    if "optimizer_offload" in beyond and not base.optimizer.clip and base.optimizer.offload is None:
+        away = replace(space, base=replace(base, optimizer=replace(base.optimizer, offload=Offload())))
+        more = solve(graph, machines, workload, away, stack, goal, top=top, unlike=unlike, known=found.best)
+        found = replace(found, best=more.best, counts=found.counts + more.counts)
     if found.best:
         return found
     if not found.counts.priced and not found.counts.too_large:

@@ -13,7 +13,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.prediction import Prediction
-from gnomon.search.space import Point, Space
+from gnomon.search.space import Point, Space, saving_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def sort_of(plan: Plan) -> Sort:
     axes = [len(plan.stages) or plan.mesh.pp]
     for mesh in meshes:
         axes += mesh.data_ranks, mesh.cp, mesh.tp, mesh.ep
-    return tuple(axes), plan.saved.preset, plan.optimizer.zero, plan.schedule.micro_batch_size
+    return tuple(axes), saving_of(plan.saved), plan.optimizer.zero, plan.schedule.micro_batch_size
 
 
 def sort_of_point(point: Point) -> Sort:
@@ -111,6 +111,12 @@ class Counts:
     def covered(self) -> int:
         """All of these."""
         return self.priced + self.bounded + self.duplicates + self.illegal
+
+    def __add__(self, other: Counts) -> Counts:
+        """Of two searches together."""
+        names = ("space", "priced", "too_slow", "too_large", "duplicates", "illegal")
+        why = dict(Counter(self.why) + Counter(other.why))
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names}, why=why)
 
     def reject(self, why: str, points: int) -> None:
         """Counts points that break a rule."""

@@ -10,14 +10,14 @@ and says how many points went which way. Leaves out reasons (`reasons`) and othe
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count as counter
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Stack, Workload
-from gnomon.prediction import Timed
+from gnomon.prediction import Timed, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.blocks import SLACK, Blocks, Row
 from gnomon.search.bounds import MIXED, Family, Job
@@ -39,16 +39,20 @@ def solve(
     top: int = 5,
     prune: bool = True,
     unlike: bool = False,
+    known: Iterable[Found] = (),
     told: Callable[[int], None] | None = None,
 ) -> Result:
     """The `top` fastest plans of a space within the goal's memory; with `unlike`, the best and the fastest that are
     unlike it and each other (`shortlist.Unlike`).
 
-    prune: without it every legal point is predicted, which shows that the bounds are right. told: is called with the
+    prune: without it every legal point is predicted, which shows that the bounds are right. known: plans of another
+    space that are among those looked for. told: is called with the
     points covered so far. PlanError if no plan fits.
     """
     goal = goal or Goal()
     search = Search(graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, told=told)
+    for found in known:
+        search.list.add(found)
     search.run()
     return search.result()
 
@@ -210,7 +214,7 @@ class Search:
             return  # whether it fits does not matter
         found = timed.prediction()
         made = Found(point=point, plan=plan, prediction=found)
-        if all(rank.peak_bytes <= self.limit for rank in found.memory):
+        if all(rank.peak_bytes <= self.limit for rank in found.memory) and host_memory(found).fits:
             self.list.add(made)
         elif len(self.near) < self.top:
             self.near = sorted([*self.near, made], key=lambda each: each.step_s)

@@ -7,21 +7,29 @@ proof. Leaves out what a plan costs, and fields of the plan that the space does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
-from gnomon.errors import PlanError, nearest
+from gnomon.errors import PlanError, UnpricedError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import is_mixed, kinds_of
-from gnomon.plans import Plan, Schedule, Stack, Workload
+from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Stack, Workload
 from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES
 from gnomon.plans.parts import ScheduleName
+from gnomon.prices.collectives import copy_seconds
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "full", "offload"]
+"""What happens to activations between forward and backward: a preset of recomputation, or `offload`, which recomputes
+nothing and has them wait on the host. (Selective recomputation with offload is left out: with flash attention it makes
+the sums of rows again, at the price of all of attention.)"""
 Context = Literal["ring", "all_gather", "ulysses"]
+
+BEYOND = ("async_tp", "activation_offload", "optimizer_offload")
+"""Choices (`search.choices`) that the exact search can have too."""
 
 FLAT_SCHEDULES: tuple[ScheduleName, ...] = ("one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
 """Schedules of one stage on each rank."""
@@ -144,6 +152,13 @@ class Space:
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that the stack runs with several pipeline ranks."""
 
+    cut: int = 0
+    """Tensor-parallel ranks, at most, between which products are cut, a part travelling while another is computed,
+    wherever sequences are divided among these ranks too. See `splits`."""
+
+    repeated: tuple[str, int] = ("", 0)
+    """(name, how many) of the layers whose activations may wait on the host."""
+
     def runs(self, pp: int, zero: int) -> bool:
         """Whether the stack runs a ZeRO stage over several ranks with so many pipeline ranks."""
         if pp > 1 and zero not in self.zero_in_pipeline:
@@ -171,10 +186,39 @@ class Space:
                 keep_gathered=point.keep_gathered,
                 context=point.context,
             ),
-            saved=replace(base.saved, preset=point.recompute),
+            saved=self.saved(point.recompute, point.pp * point.virtual_stages),
             optimizer=replace(base.optimizer, zero=point.zero),  # type: ignore[arg-type]
-            overlap=replace(base.overlap, grad_reduce=point.overlap, param_gather=point.overlap),
+            overlap=replace(
+                base.overlap,
+                grad_reduce=point.overlap,
+                param_gather=point.overlap,
+                splits=self.splits(point.tp, sequence_parallel=point.sequence_parallel),
+            ),
         )
+
+    def saved(self, recompute: str, stages: int = 1) -> Saved:
+        """What a way of saving is in a plan of so many stages."""
+        base = self.base.saved
+        if recompute != "offload":
+            return replace(base, preset=recompute)  # type: ignore[arg-type]
+        name, count = self.repeated
+        each = -(-count // stages) if count == self.num_layers else count  # at least those of any stage
+        rule = SavedRule(calls=f"{name}[0:{count}]", action="offload", first_per_stage=each)
+        return replace(base, preset="none", rules=(*base.rules, rule))
+
+    def splits(self, tp: int, *, sequence_parallel: bool) -> tuple[Split, ...]:
+        """Ops that are cut.
+
+        Plans with products left whole are not looked at where cut ones may be: a cut product takes as long, keeps the
+        same tensors and sends the same bytes, and of the seconds t that a collective takes beside a product of b
+        seconds, max(t / n, t - b (n - 1) / n) are waited for, never more than t (`prediction.layer`). A step is no
+        shorter for longer actions, which all bounds rest on, so the same plan with products left whole is not faster.
+        Under ZeRO 3 two rounds of losses to collectives (`prediction.contention`) come on top, which are not proved to
+        be as monotone: there `tests/search/test_beyond.py` looks.
+        """
+        if not (1 < tp <= self.cut and sequence_parallel):
+            return self.base.overlap.splits
+        return (Split(op="*", dim="seq", parts=tp),)
 
     def axes(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(tp, cp, ep, pp, dp) with tp x cp x pp x dp = devices."""
@@ -286,11 +330,13 @@ def make_space(
     limits: Iterable[Limit] = (),
     stack: Stack | None = None,
     devices: int | None = None,
+    beyond: Container[str] = (),
 ) -> Space:
     """All choices that make sense for a model on a cluster, less what is fixed, forbidden or beyond the stack.
 
     base: what does not vary. fixed: field of Point -> its one value. devices: ranks, in place of all devices of the
-    cluster. PlanError when a field is left without a choice.
+    cluster. beyond: those of `BEYOND` that the space has too, where the base plan leaves them open. PlanError when a
+    field is left without a choice.
     """
     if is_mixed(cluster):
         names = " and ".join(kind.name for kind in kinds_of(cluster))
@@ -306,6 +352,9 @@ def make_space(
     experts = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
     ranks = divisors(count)
     longest = max(workload.sequence_lengths(), default=1)
+    ways: tuple[Recompute, ...] = ("none", "selective", "full")
+    if "activation_offload" in beyond and base.saved == Saved() and _copies(cluster):
+        ways += ("offload",)
     attends = any(op.kind == "attention" for block in graph.blocks for op in block.ops)
     choices: dict[str, tuple[object, ...]] = {
         "tp": ranks,
@@ -320,7 +369,7 @@ def make_space(
         "sequence_parallel": (False, True),
         "keep_gathered": (False, True),
         "context": ("ring", "all_gather", "ulysses"),
-        "recompute": ("none", "selective", "full"),
+        "recompute": ways,
         "zero": (0, 1, 2, 3),
         "overlap": (True, False),
     }
@@ -338,11 +387,39 @@ def make_space(
         experts=bool(experts),
         tied_whole=stack is not None and stack.name == "gnomon" and has_tied(graph),
         zero_in_pipeline=(stack.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
+        cut=cut_ranks(cluster, base.mesh) if "async_tp" in beyond and not base.overlap.splits else 0,
+        repeated=repeated_layers(graph),
         **choices,  # type: ignore[arg-type]
     )
     if not found.size:
         raise PlanError(_no_axes(choices, count))
     return found
+
+
+def saving_of(saved: Saved) -> str:
+    """The way of saving that a plan has, layers that differ left out."""
+    away = saved.preset == "none" and any(rule.action == "offload" for rule in saved.rules)
+    return "offload" if away else saved.preset
+
+
+def repeated_layers(graph: Graph) -> tuple[str, int]:
+    """(name that selectors know them by, how many) of the layers that are repeated most."""
+    counts = Counter(layer.call.group or layer.call.name for layer in graph.layers() if layer.call.first is not None)
+    return counts.most_common(1)[0] if counts else (graph.layers()[0].call.name, 1)
+
+
+def cut_ranks(cluster: Cluster, mesh: Mesh) -> int:
+    """Tensor-parallel ranks between which products are cut, at most: those of a node, as programs that cut them write
+    into each other's memory over its links (Transformer Engine's userbuffers, torch's symmetric memory)."""
+    return min(group.node.count for group in cluster.groups) if mesh.order[-1] == "tp" else 0
+
+
+def _copies(cluster: Cluster) -> bool:
+    """Whether copies between every device and its host have a price."""
+    try:
+        return all(copy_seconds(1, group.node) > 0 for group in cluster.groups)
+    except UnpricedError:
+        return False
 
 
 def refuse_divided(base: Plan) -> None:

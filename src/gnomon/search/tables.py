@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from gnomon.graph import Block, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
-from gnomon.plans import LayerSaving, Plan, Precision, Stack, savings, select, stage_layers
+from gnomon.plans import LayerSaving, Plan, Precision, Saved, Stack, savings, select, stage_layers
 from gnomon.prediction.layer import price_layer_saved
 from gnomon.prediction.layer_types import KernelFacts, LayerPrice, LocalContext, Phase
 from gnomon.prediction.stage import StagePrice
+from gnomon.prices.collectives import copy_s_per_byte
 from gnomon.prices.fitted import Fitted, Rates, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
@@ -39,7 +40,7 @@ class Kind:
     block: Block
     no_grad: tuple[str, ...]
     savings: Mapping[str, LayerSaving]
-    """Recompute preset -> what is kept."""
+    """Way of saving -> what is kept."""
     narrow: bool
     """Eight-bit products."""
     layers: tuple[Layer, ...]
@@ -48,13 +49,15 @@ class Kind:
 class Kinds:
     """The kinds of a graph's layers, and how stages are made of them."""
 
-    def __init__(self, graph: Graph, plan: Plan, kernels: Kernels) -> None:
-        """plan: precision and rules of saving."""
+    def __init__(self, graph: Graph, plan: Plan, kernels: Kernels, more: Mapping[str, Saved] | None = None) -> None:
+        """plan: precision and rules of saving. more: further ways of saving, by name."""
         self.graph = graph
         self.layers = graph.layers()
+        presets = PRESETS if not plan.saved.rules and plan.saved.every == 1 else (plan.saved.preset,)
+        ways = {name: replace(plan.saved, preset=name) for name in presets}  # type: ignore[arg-type]
         by_preset = {
-            preset: savings(replace(plan, saved=replace(plan.saved, preset=preset)), graph, kernels)  # type: ignore[arg-type]
-            for preset in (PRESETS if not plan.saved.rules and plan.saved.every == 1 else (plan.saved.preset,))
+            name: savings(replace(plan, saved=saved), graph, kernels)
+            for name, saved in {**ways, **(more or {})}.items()
         }
         fp8 = plan.precision.fp8
         narrow = {layer.label for layer in select(fp8.calls, graph)} if fp8 else set()
@@ -150,6 +153,8 @@ class KindTable:
     """Launches of the three."""
     kept_bytes: Doubles
     """At least what a layer keeps for its backward."""
+    copied_s: Doubles
+    """Of sending what a forward keeps to the host, and of its way back, without what begins a copy."""
     inside_bytes: Doubles
     """What its backward needs beside that."""
     output_bytes: Doubles
@@ -188,7 +193,7 @@ def kind_tables(
     presets: Sequence[str],
     known: dict[object, tuple[LayerPrice, ...]],
 ) -> dict[str, KindTable]:
-    """Recompute preset -> numbers of all kinds under the axes and layout of `plan`, whose pp is 1.
+    """Way of saving -> numbers of all kinds under the axes and layout of `plan`, whose pp is 1.
 
     sizes: of the workload, without `batch`. micro: sequences of a microbatch on one data-parallel rank. links: what the
     axes run over. known: prices of kinds by what they see of all this; new ones are added.
@@ -226,7 +231,7 @@ def kind_tables(
         known[key] = price_layer_saved(context, {**sizes, "batch": batch}, ways)
         prices.append(known[key])
     return {
-        name: _table(kinds, plan, stack, tuple(each[i] for each in prices), len(micro), device, links, numbers)
+        name: _table(kinds, plan, cluster, stack, tuple(each[i] for each in prices), len(micro), device, links, numbers)
         for i, name in enumerate(presets)
     }
 
@@ -234,6 +239,7 @@ def kind_tables(
 def _table(
     kinds: Kinds,
     plan: Plan,
+    cluster: Cluster,
     stack: Stack,
     prices: tuple[LayerPrice, ...],
     width: int,
@@ -274,6 +280,7 @@ def _table(
             rows([host(p.weight_grad) for p in prices]),
         ),
         kept_bytes=rows(_least_kept(kinds, plan, prices, device, links)),
+        copied_s=_copied(prices, width, cluster, device),
         inside_bytes=rows([_inside(p, device) for p in prices]),
         output_bytes=rows([p.output_bytes for p in prices]),
         input_bytes=rows([p.input_bytes for p in prices]),
@@ -285,6 +292,14 @@ def _table(
         rates=own,
         launch_s=launch_s,
     )
+
+
+def _copied(prices: Sequence[LayerPrice], width: int, cluster: Cluster, device: Device) -> Doubles:
+    """[kinds, microbatch sizes] as `KindTable` has it: several layers are copied at once, no faster than the wire."""
+    sizes = np.array([np.broadcast_to(np.asarray(p.offloaded_bytes, float), (width,)) for p in prices])
+    if not sizes.any():
+        return sizes
+    return sizes * copy_s_per_byte(next(node for node in cluster.nodes if node.device.name == device.name))
 
 
 def _precision(precision: Precision, narrow: bool) -> Precision:

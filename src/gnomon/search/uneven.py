@@ -137,6 +137,11 @@ class _Pass:
             if shape in self.done:
                 continue
             self.done.add(shape)
+            if (
+                point.recompute == "offload"
+            ):  # what is on the host is not divided further: the same plan, all of it kept
+                point = point._replace(recompute="none")
+                prediction = predict(self.found.graph, self.found.cluster, shape, self.found.workload, self.found.stack)
             trials = Trials(prediction)
             hope = self._hope(trials)
             if hope < self.worst:
@@ -196,7 +201,8 @@ class _Pass:
 
     def neighbours(self, leader: Found) -> Iterator[tuple[Point, Prediction]]:
         """Plans one change of axes, microbatch or schedule away that the search was free to take, predicted."""
-        saved = Saved(preset=leader.point.recompute if self.unit == "none" else "none")
+        own = "none" if leader.point.recompute == "offload" else leader.point.recompute
+        saved = Saved(preset=own if self.unit == "none" else "none")
         plain = replace(_shape(leader.plan), saved=saved)
         for what, plan in changes(plain):
             point = point_of(plan, leader.point)

@@ -1,0 +1,173 @@
+"""Choices that the exact search has where it is allowed to: products that are cut, activations on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from search.spaces import Case, case
+from search.test_exact import bounds_of, check, check_bounds, predicted
+
+from gnomon.errors import PlanError
+from gnomon.hardware import parse_cluster
+from gnomon.models.gpt import GptConfig, gpt
+from gnomon.models.presets import model
+from gnomon.plans import Goal, Optimizer, Plan, Workload
+from gnomon.plans.stacks import stack
+from gnomon.prediction import Prediction, host_memory
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search import Point, make_space, plan, solve
+from gnomon.search.choices import CHOICES, allowed, choice
+from gnomon.search.refine import THOROUGH, refine
+from gnomon.search.solve import Search
+from gnomon.search.space import BEYOND, saving_of
+
+SEEDS = range(1001, 1010)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_search_finds_what_predicting_everything_finds(seed: int) -> None:
+    check(seed, beyond=True)
+
+
+@cache
+def large() -> Case:
+    """Layers of which kernels, collectives and copies take longer than launches, on two nodes."""
+    graph = gpt(
+        GptConfig(
+            name="g", num_layers=8, hidden_size=4096, num_heads=32, vocab_size=8192, max_positions=2048, tied=False
+        )
+    )
+    machines, work = parse_cluster("2x4xh100-sxm"), Workload(global_batch_size=16, seq_len=2048)
+    space = make_space(graph, machines, work, base=Plan(), beyond=BEYOND)
+    few = replace(
+        space,
+        tp=(2, 4),
+        cp=(1,),
+        pp=(1, 2),
+        schedule=("one_f_one_b", "zero_bubble_h1"),
+        micro_batch_size=(1, 2),
+        recompute=("none", "offload"),
+        sequence_parallel=(True,),
+        keep_gathered=(False,),
+        overlap=(True,),
+        dp_replicate=(1,),
+    )
+    return Case(graph, machines, work, few, PLAIN_STACK, Goal(memory_fraction=1.0))
+
+
+@cache
+def every(*, cut: bool) -> dict[Point, Prediction]:
+    """Predictions of all its points, with products cut or left whole."""
+    given = large()
+    return dict(predicted(given if cut else replace(given, space=replace(given.space, cut=0))))
+
+
+def test_cut_products_are_not_slower() -> None:
+    """What `Space.splits` proves of ZeRO 0 to 2 and says of ZeRO 3; and they take as much memory."""
+    cut, whole = every(cut=True), every(cut=False)
+    assert cut.keys() == whole.keys()
+    for point, found in cut.items():
+        assert found.step_s <= whole[point].step_s, point
+        assert found.tightest.peak_bytes == whole[point].tightest.peak_bytes, point
+    assert sum(found.step_s < whole[point].step_s for point, found in cut.items()) > len(cut) / 2
+
+
+def test_activations_on_the_host_never_gain_time() -> None:
+    """So a plan that fits without is not slower, and only where memory decides may it pay to send them there."""
+    found = every(cut=False)
+    away = {point: each for point, each in found.items() if point.recompute == "offload"}
+    others = {point: found[point._replace(recompute="none")] for point in away}
+    for point, each in away.items():
+        assert saving_of(each.plan.saved) == point.recompute
+        assert each.step_s >= others[point].step_s, point
+    assert any(each.step_s > 1.05 * others[point].step_s for point, each in away.items())
+    assert sum(each.tightest.peak_bytes < others[point].tightest.peak_bytes for point, each in away.items())
+
+
+def test_bounds_know_of_copies_to_the_host() -> None:
+    """None is above its plan, and where copies take longest the last one is close."""
+    given, found = large(), every(cut=True)
+    some = [(point, each) for point, each in found.items() if given.space.canonical(point) == point]
+    check_bounds(given, some)
+    search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, given.goal)
+    away = [(p, f) for p, f in some if p.recompute == "offload" and f.breakdown.get("offload", 0) > 0.1 * f.step_s]
+    assert away
+    assert all(max(bounds_of(search, point)[0]) > 0.85 * each.step_s for point, each in away)
+
+
+def test_a_plan_that_sends_activations_to_the_host_is_found_where_memory_decides() -> None:
+    """Faster than any without, and once both are refined not slower."""
+    machines, work = parse_cluster("1x8xh100-sxm"), Workload(global_batch_size=16, seq_len=65536)
+    fixed = {"pp": 1, "tp": 8, "sequence_parallel": True}
+    found = plan("llama-3.1-8b", machines, work, fixed=fixed, top=1)
+    plain = plan("llama-3.1-8b", machines, work, fixed=fixed, top=1, beyond=())
+    assert found.best[0].point.recompute == "offload" and host_memory(found.best[0].prediction).fits
+    assert found.best[0].step_s < 0.99 * plain.best[0].step_s
+    both = [refine(each, effort=THOROUGH).found.step_s for each in (found, plain)]
+    assert both[0] <= both[1] * (1 + 1e-9)
+
+
+def test_what_the_stack_does_not_run_is_not_searched() -> None:
+    work, machines = Workload(global_batch_size=8, seq_len=512), parse_cluster("1x2xh100-sxm")
+    fixed = {"tp": 2, "sequence_parallel": True, "schedule": "one_f_one_b"}
+    none = plan("llama-tiny", machines, work, stack("gnomon"), fixed=fixed)
+    assert not none.space.cut and "offload" not in none.space.recompute
+    megatron = plan("llama-tiny", machines, work, stack("megatron-lm"), fixed=fixed)
+    assert megatron.space.cut == 2 and "offload" not in megatron.space.recompute
+    assert all(choice("async_tp").of(each.plan) for each in megatron.best)
+    open_ = plan("llama-tiny", machines, work, fixed=fixed)
+    assert "offload" in open_.space.recompute
+
+
+def test_products_are_not_cut_between_nodes() -> None:
+    machines = parse_cluster("2x2xh100-sxm")
+    space = make_space(model("llama-tiny"), machines, Workload(global_batch_size=8, seq_len=512), beyond=BEYOND)
+    cut = {tp: bool(space.splits(tp, sequence_parallel=True)) for tp in (1, 2, 4)}
+    assert cut == {1: False, 2: True, 4: False}
+    assert not space.splits(2, sequence_parallel=False)
+
+
+def test_a_base_plan_that_offloads_by_itself_is_left_as_it_is() -> None:
+    graph, machines = model("llama-tiny"), parse_cluster("1x2xh100-sxm")
+    work = Workload(global_batch_size=8, seq_len=512)
+    base = choice("activation_offload").make(Plan(), graph, 2)
+    assert "offload" not in make_space(graph, machines, work, base=base, beyond=BEYOND).recompute
+
+
+def test_choices_that_are_searched_are_choices() -> None:
+    names = {each.name for each in allowed(stack("gnomon"), allow=(), forbid=(), fixed=())}
+    assert set(BEYOND) <= {each.name for each in CHOICES} and not names & {*BEYOND}
+
+
+def test_an_optimizer_on_the_host_is_searched_where_gradients_are_not_clipped() -> None:
+    """Where it alone makes a plan fit, and where it does not help."""
+    work = Workload(global_batch_size=4, seq_len=2048)
+    free = Plan(optimizer=Optimizer(clip=False))
+    away = choice("optimizer_offload")
+    with pytest.raises(PlanError, match="optimizer on the host"):
+        plan("llama-3.1-8b", "1x1xh100-sxm", work)
+    found = plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free)
+    assert all(away.of(each.plan) and host_memory(each.prediction).fits for each in found.best)
+    assert found.counts.space == 2 * found.space.size == found.counts.covered
+    with pytest.raises(PlanError, match="fits"):
+        plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free, beyond=("async_tp", "activation_offload"))
+    roomy = plan("llama-3.1-8b", "1x8xh100-sxm", replace(work, global_batch_size=16), base=free)
+    plain = plan("llama-3.1-8b", "1x8xh100-sxm", replace(work, global_batch_size=16), base=free, beyond=BEYOND[:2])
+    assert [each.step_s for each in roomy.best] == [each.step_s for each in plain.best]
+
+
+@pytest.mark.parametrize("seed", range(1001, 1006))
+def test_two_searches_together_find_what_predicting_both_spaces_finds(seed: int) -> None:
+    given = case(seed, beyond=True)
+    base = replace(given.space.base, optimizer=replace(given.space.base.optimizer, clip=False))
+    one = replace(given.space, base=base)
+    other = replace(one, base=choice("optimizer_offload").make(base, given.graph, True))
+    every = [*predicted(replace(given, space=one)), *predicted(replace(given, space=other))]
+    peaks = sorted({found.tightest.peak_bytes for _, found in every})
+    goal = Goal(memory_fraction=1.0, memory_bytes=peaks[len(peaks) // 3])
+    fits = sorted(found.step_s for _, found in every if found.tightest.peak_bytes <= peaks[len(peaks) // 3])
+    first = solve(given.graph, given.cluster, given.workload, one, given.stack, goal, top=3)
+    both = solve(given.graph, given.cluster, given.workload, other, given.stack, goal, top=3, known=first.best)
+    assert {each.step_s for each in both.best} <= set(fits) and both.best[0].step_s == fits[0]

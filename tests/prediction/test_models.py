@@ -21,6 +21,8 @@ from gnomon.plans import (
     Plan,
     Precision,
     RouterLoad,
+    Saved,
+    SavedRule,
     Schedule,
     Split,
     Stack,
@@ -247,6 +249,16 @@ def test_asynchronous_tensor_parallelism_hides_communication() -> None:
     split = Overlap(splits=(Split(op="*down_proj", dim="seq", parts=4),))
     whole, cut = llama(**job), llama(overlap=split, **job)
     assert cut.breakdown["tp communication"] < whole.breakdown["tp communication"]
+
+
+def test_what_no_run_has_shown_is_said() -> None:
+    """Cut products and activations on the host are priced, not measured."""
+    job: dict[str, Any] = {"mesh": Mesh(tp=8), "layout": Layout(sequence_parallel=True)}
+    cut = llama(overlap=Overlap(splits=(Split(op="*down_proj", dim="seq", parts=4),)), **job)
+    away = llama(saved=Saved(rules=(SavedRule(tensors=("*act",), action="offload"),)), **job)
+    told = [[line.split(":")[0] for line in found.assumptions] for found in (llama(**job), cut, away)]
+    said = ("cut products (async_tp) hide all parts of a collective but one", "activations on the host")
+    assert [[text in lines for text in said] for lines in told] == [[False, False], [True, False], [False, True]]
 
 
 def test_errors_name_what_is_missing() -> None:

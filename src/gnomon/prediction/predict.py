@@ -7,7 +7,7 @@ result is a frozen `Prediction` with the same content as the command line shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -382,6 +382,19 @@ def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
     return kernels, assumed, filled
 
 
+def _untried(plan: Plan) -> Iterator[str]:
+    """What a plan rests on that no run on record has shown (docs/accuracy.md)."""
+    if plan.overlap.priority:
+        yield "overlap.priority: collectives run in the order of issue"
+    if plan.overlap.splits and plan.mesh.tp > 1:
+        yield (
+            "cut products (async_tp) hide all parts of a collective but one: runs that are said to cut theirs are "
+            "predicted better as if they did not"
+        )
+    if any(rule.action == "offload" for rule in plan.saved.rules):
+        yield "activations on the host: their copies slow no kernel; no run on GPUs tells"
+
+
 def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Prediction:
     structure, pricing, workload, assumed = played.structure, played.pricing, played.workload, played.assumed
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
@@ -400,10 +413,9 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
             *assumed,
             "eight-bit products: not in routers and logits, all recipes alike; MFU over the compute dtype's peak",
         )
-    if plan.overlap.priority:
-        assumed = (*assumed, "overlap.priority: collectives run in the order of issue")
     assumptions = (
         *assumed,
+        *_untried(plan),
         *cluster.assumptions,
         *(
             line

@@ -27,7 +27,7 @@ from gnomon.formats.published.row import COMPOSED
 from gnomon.prices.curves import Provenance
 from gnomon.prices.fitted import ANY, MODEL_FOLDS, Fitted, Fold, Folds, fitted, fold_of, folds
 
-DATE = "2026-11-22"
+DATE = "2026-11-23"
 LEFT = ("megatron-ci",)
 """Times of tiny models of which the source does not say what they cover."""
 APART = (COMPOSED,)
@@ -121,8 +121,6 @@ JOBS = (
             ("host_kernel_s", ""),
             ("compute", "hopper"),
             ("compute", "blackwell"),
-            ("attention", ""),
-            ("flash2", ""),
             ("exposed", ""),
         ),
     ),

@@ -231,9 +231,9 @@ def centre(name: str, arch: str, base: Fitted, job: Job) -> float:
         return given[name]
     if name.startswith("link:"):
         return 1.0
-    every, of_all = base.universal, "attention" if name == "flash2" else name
-    found = [n.value for n in (every.numbers if every else ()) if n.name == of_all and arch.startswith(n.arch)]
-    return found[-1] if found else next(n.centre for n in UNIVERSAL if n.name == of_all)
+    every = base.universal
+    found = [n.value for n in (every.numbers if every else ()) if n.name == name and arch.startswith(n.arch)]
+    return found[-1] if found else next(n.centre for n in UNIVERSAL if n.name == name)
 
 
 def provenance(given: Sequence[Case], error: str) -> Provenance:

@@ -35,7 +35,6 @@ SPREADS = {
     "host_unit_s": 1.0,
     "compute": 0.12,
     "attention": 0.2,
-    "flash2": 0.2,
     "triton": 0.2,
     "exposed": 0.4,
     "link": 0.5,

@@ -25,15 +25,9 @@ from gnomon.prices.curves import Provenance
 from gnomon.prices.links import AxisLink
 from gnomon.units import Seconds
 
-Name = Literal[
-    "host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "flash2", "triton", "exposed"
-]
-"""Numbers of a stack: the fields of `Rates`. `flash2` and `triton` stand for `attention` where that runs as
-FlashAttention-2, in a stack that has runs of several kernels, and as Triton's kernel of 2023, of which what other
-kernels reach says nothing."""
-
-OF_KERNELS = ("flash2", "triton")
-"""Numbers of one attention kernel."""
+Name = Literal["host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "triton", "exposed"]
+"""Numbers of a stack: the fields of `Rates`. `triton` stands for `attention` where that runs as Triton's kernel of
+2023."""
 
 OLDER_KERNELS = ("flash1", "triton")
 """Kernels at about half the speed of FlashAttention-2, of which what other kernels lose in training says nothing: on
@@ -46,7 +40,6 @@ LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "host_unit_s": (0.0, 0.2),
         "compute": (0.3, 1.0),
         "attention": (0.2, 2.0),
-        "flash2": (0.2, 2.0),
         "triton": (0.2, 2.0),
         "exposed": (0.0, 2.0),
     }
@@ -197,10 +190,10 @@ class Fitted:
             record.numbers if record else (),
             stack.own.numbers if stack.own else (),
         )
+        # What is of another kernel than the stack's.
+        others = {"triton"} if kernel != "triton" else set()
+        others |= {"attention"} if kernel in OLDER_KERNELS else set()
         for numbers in layers:
-            # What is of another kernel than the stack's.
-            told = kernel in OLDER_KERNELS or any(n.name == kernel for n in numbers)
-            others = {name for name in OF_KERNELS if name != kernel} | ({"attention"} if told else set())
             for number in sorted(numbers, key=lambda n: n.arch):
                 if number.name not in LIMITS:
                     known = ", ".join(LIMITS)
@@ -210,7 +203,7 @@ class Fitted:
                     )
                 own = isinstance(number, OwnNumber)  # of the kernel that ran, whatever it was
                 if arch.startswith(number.arch) and (own or number.name not in others):
-                    chosen["attention" if number.name in OF_KERNELS else number.name] = number.value
+                    chosen["attention" if number.name == "triton" else number.name] = number.value
         return Rates(**chosen)
 
     def of_generations(self) -> Fitted:

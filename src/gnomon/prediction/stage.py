@@ -227,9 +227,12 @@ class StagePrice:
 
 def _read_from(before: Layer | None, layer: Layer) -> frozenset[str]:
     """Inputs that a layer has from the one before it: by its call's chain, or, where each layer is a call of its own
-    (windows that alternate), by the name of that call. The first of a stage has them from the stage before."""
+    (windows that alternate), by the name of that call. The first of a stage has them from the stage before; what is no
+    layer, as the head, has none."""
     if layer.call.chain:
         return frozenset(own for _, own in layer.call.chain)
+    if layer.call.first is None:
+        return frozenset()
     makers = [(own, source.partition(".")[0]) for own, source in layer.call.inputs if "." in source]
     return frozenset(own for own, maker in makers if before is None or before.call.name == maker)
 

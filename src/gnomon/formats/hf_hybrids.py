@@ -223,30 +223,23 @@ def _llama4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         notes.append("its norm of q and k, which has no weights, is left out")
     chunk = k.integer("attention_chunk_size", 8192)
     notes.append(f"attention within {chunk} tokens is counted as over all: the same for sequences up to that length")
-    heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
     expert = k.integer("intermediate_size")
-    return hybrid(
-        HybridConfig(
-            name=name,
-            layers=tuple("*-" if (index + 1) % step else "*E" for index in range(count)),
-            hidden_size=k.integer("hidden_size"),
-            vocab_size=k.integer("vocab_size"),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            rotary=True,
-            ffn_size=k.integer("intermediate_size_mlp"),
-            gated=True,
-            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
-            mixture=HybridMixture(
-                num_experts=k.integer("num_local_experts"),
-                experts_per_token=k.integer("num_experts_per_tok", 1),
-                expert_ffn_size=expert,
-                shared_ffn_size=expert,
-                sigmoid=False,  # it is one, but no bias chooses
-            ),
-            tied=k.flag("tie_word_embeddings", False),
-        )
+    return _with_attention(
+        k,
+        name,
+        tuple("*-" if (index + 1) % step else "*E" for index in range(count)),
+        rotary=True,
+        ffn_size=k.integer("intermediate_size_mlp"),
+        gated=True,
+        activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        mamba=None,
+        mixture=HybridMixture(
+            num_experts=k.integer("num_local_experts"),
+            experts_per_token=k.integer("num_experts_per_tok", 1),
+            expert_ffn_size=expert,
+            shared_ffn_size=expert,
+            sigmoid=False,  # it is one, but no bias chooses
+        ),
     )
 
 

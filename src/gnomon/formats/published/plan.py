@@ -1,15 +1,14 @@
-"""Plan, workload, cluster and stack of a published run.
+"""Plan, workload and stack of a published run.
 
 Each function returns a value with notes on what the row leaves open and how it was filled in; InputError says what is
-missing or what no plan can say. Leaves out whether the plan can run: `plans.check` and `predict` decide that.
+missing or what no plan can say. Leaves out whether the plan can run, which `plans.check` and `predict` decide, and the
+machines (`machines`).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import lru_cache
-from math import gcd
 
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
@@ -21,7 +20,6 @@ from gnomon.formats.published.model import Config
 from gnomon.formats.published.notes import NANOTRON_BENCHMARK, NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.formats.published.settings import XLA
-from gnomon.hardware import Cluster, NodeGroup, catalogue, parse_cluster
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import (
     Layout,
@@ -55,72 +53,6 @@ known."""
 SAME = r"^vtrain|nanotron|megatron-deepspeed|megatron-bridge|torchtitan|composer|^megatron-lm(?: ci)?$"
 """Frameworks that the stack's record is about; for others it is the nearest, and a note says so."""
 
-DEVICES = {
-    "unstated (V100-class by magnitude)": ("v100-sxm-32gb", "device not stated: a V100 32 GB by its speed"),
-    "a100": ("a100-sxm-80gb", "memory of the A100 not stated: taken as 80 GB"),
-    "a100-sxm-80gb?": ("a100-sxm-80gb", "device not in the source that was read: taken as A100 80 GB"),
-    "a100-40gb": ("a100-sxm-40gb", "form of the A100 not stated: taken as SXM"),
-    "v100-sxm3-32gb(DGX-2H)": ("v100-sxm3-32gb", ""),
-    "tpu7x-ironwood(chip)": ("tpu-7x", ""),
-}
-"""Names of the table -> (name in the catalogue, what was assumed)."""
-
-DEVICE_WORDS = (
-    (r"h100.*(96|hbm2e|500 ?w)", "h100-sxm-96gb"),
-    (r"h100.*nvl", "h100-nvl-94gb"),
-    (r"h100.*pcie", "h100-pcie-80gb"),
-    (r"h100", "h100-sxm-80gb"),
-    (r"gb300", "gb300-nvl72"),
-    (r"gb200", "gb200-nvl72"),
-    (r"h200", "h200-sxm-141gb"),
-    (r"b200", "b200-sxm-180gb"),
-    (r"b300", "b300-sxm-288gb"),
-    (r"a100.*pcie.*40|a100.*40.*pcie", "a100-pcie-40gb"),
-    (r"gh200", "gh200-96gb"),
-    (r"h800", "h800-sxm-80gb"),
-    (r"h20", "h20-sxm-96gb"),
-    (r"a800", "a800-sxm-80gb"),
-    (r"rtx.?a6000|a6000", "rtx-a6000-48gb"),
-    (r"6000.?ada", "rtx-6000-ada-48gb"),
-    (r"3090", "rtx-3090-24gb"),
-    (r"4090", "rtx-4090-24gb"),
-    (r"5090", "rtx-5090-32gb"),
-    (r"titan.?rtx", "titan-rtx-24gb"),
-    (r"2080.?ti", "rtx-2080-ti-11gb"),
-    (r"l40s", "l40s-48gb"),
-    (r"l40", "l40-48gb"),
-    (r"l4", "l4-24gb"),
-    (r"a40", "a40-48gb"),
-    (r"a30", "a30-24gb"),
-    (r"a10g", "a10g-24gb"),
-    (r"a10", "a10-24gb"),
-    (r"(?:tesla.?)?t4", "t4-16gb"),
-    (r"(?:tesla.?)?p100", "p100-sxm-16gb"),
-    (r"v100.*dgx-?2|dgx-?2.*v100", "v100-sxm3-32gb"),
-    (r"a100.*pcie", "a100-pcie-80gb"),
-    (r"a100.*40", "a100-sxm-40gb"),
-    (r"a100", "a100-sxm-80gb"),
-    (r"v100.*16", "v100-sxm-16gb"),
-    (r"v100", "v100-sxm-32gb"),
-    (r"mi355", "mi355x-288gb"),
-    (r"mi325", "mi325x-256gb"),
-    (r"mi350", "mi350x-288gb"),
-    (r"mi300", "mi300x-192gb"),
-    (r"mi100", "mi100-32gb"),
-    (r"mi210", "mi210-64gb"),
-    (r"mi250x", "mi250x-gcd"),
-    (r"mi250", "mi250-gcd"),
-    (r"tpu.*(7x|v7|ironwood)", "tpu-7x"),
-    (r"tpu.*v6e|trillium", "tpu-v6e"),
-    (r"tpu.*v5p", "tpu-v5p"),
-    (r"tpu.*(v5e|v5 ?lite)", "tpu-v5e"),
-    (r"tpu.*v4", "tpu-v4"),
-    (r"tpu.*v3", "tpu-v3"),
-)
-"""(pattern of a device that the catalogue does not list by that name, the device it is)."""
-
-TITAN_H100 = r"torchtitan"
-"""Its benchmarks' H100 have 96 GB of HBM2e at 2.4 TB/s and 500 W (torchtitan benchmarks/llama3_h100_202412)."""
 
 HUGGING_FACE = r"hugging ?face|transformers|\bhf\b"
 """Programs whose model is transformers' own code."""
@@ -165,19 +97,6 @@ HELD_OUTPUTS = (
 
 COMPILED = {"norm": "fused", "activation": "fused", "cross_entropy": "fused", "rotary": "fused"}
 """What torch.compile makes one kernel each of, over a layer and over the loss."""
-
-NETWORKS = (
-    (r"AWS EFA", "aws-p5", None, 0),
-    (r"Omni-Path", "jean-zay-a100", None, 0),
-    (r"1600 Gbps", None, "roce-200", 8),
-    (r"800 Gbps total/node", None, "infiniband-hdr", 4),
-    (r"EDR", None, "infiniband-edr", 1),
-    (r"RoCE 400 Gbps per GPU", None, "roce-400", 8),
-    (r"^400 Gbps$", None, "roce-100", 4),
-    (r"^800 Gbps$", None, "roce-100", 8),
-)
-"""(pattern of the interconnect column, node, port, ports a node). What matches none keeps the device's usual node."""
-
 
 DATA_PARALLEL = r"fsdp|\bddp\b|hugging|transformers|accelerate|\bhf\b|trainer|composer|zero-?[23]"
 """Programs and shardings without tensor or pipeline parallelism unless they say so."""
@@ -521,69 +440,6 @@ def _benchmarked(base: Stack, row: Row) -> Stack:
     large = (row.params_b or 0.0) >= AGAIN_PARAMS_B and (row.micro_batch or 1) > 1
     once = nodes >= LATE_NODES or tp >= LATE_TP or (nodes >= AGAIN_NODES and (zero_1 or large))
     return chosen(base, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S if once else None)
-
-
-@lru_cache(maxsize=64)
-def cluster(row: Row) -> tuple[Cluster, Notes]:
-    """The machines, with the network that the row names."""
-    device, note = _device(row)
-    if row.num_devices is None:
-        raise InputError("num_devices not given")
-    devices = row.num_devices
-    if device == "v100-sxm-32gb" and row.devices_per_node == 16:
-        device = "v100-sxm3-32gb"  # only a DGX-2 has sixteen
-    per_node, most = row.devices_per_node or _usual_tray(device), _largest_node(device)
-    if per_node > most:
-        note = f"{note}; " * bool(note) + f"nodes of {per_node} taken as nodes of {most}, the most on record"
-        per_node = most
-    if devices > per_node and devices % per_node:
-        fitting = gcd(devices, per_node)
-        note = f"{note}; " * bool(note) + f"{devices} devices do not fill nodes of {per_node}: nodes of {fitting}"
-        per_node = fitting
-    shape = (devices // per_node, per_node) if devices > per_node else (1, devices)
-    found = next((rest for p, *rest in NETWORKS if re.search(p, row.interconnect or "")), (None, None, 0))
-    return _cluster(device, shape, *found), (note,) if note else ()
-
-
-def _usual_tray(device: str) -> int:
-    """Devices of a host where the source does not say: trays and TPU hosts are packed into domains and slices."""
-    if device not in catalogue.device_names(aliases=True):
-        return 8
-    usual = catalogue.default_row(catalogue.device(device))
-    return usual.tray or min(usual.count, 8)
-
-
-def _largest_node(device: str) -> int:
-    known = device in catalogue.device_names(aliases=True)
-    return catalogue.default_row(catalogue.device(device)).count if known else 1 << 20
-
-
-def _device(row: Row) -> tuple[str, str]:
-    """(name in the catalogue, what was assumed). A name of no device is returned as it is: the catalogue refuses it."""
-    name, text = row.device, row.device.lower()
-    if name in DEVICES:
-        return DEVICES[name]
-    if re.search(TITAN_H100, row.framework.lower()) and name in ("h100", "h100-sxm-80gb"):
-        return "h100-sxm-96gb", "torchtitan's H100: the 96 GB part of its benchmark pages"
-    if name in catalogue.device_names(aliases=True):
-        return name, ""
-    found = next((to for pattern, to in DEVICE_WORDS if re.search(rf"(?<![a-z])(?:{pattern})(?!\d)", text)), None)
-    return (name, "") if found is None else (found, f"device {name!r} taken as {found}")
-
-
-@lru_cache(maxsize=512)
-def _cluster(device: str, shape: tuple[int, int], node: str | None, port: str | None, ports: int) -> Cluster:
-    nodes, per_node = shape
-    if node is not None and catalogue.node(node).device.name == catalogue.device(device).name:
-        return parse_cluster(f"{nodes}x{per_node}x{node}")
-    made = parse_cluster(f"{nodes}x{per_node}x{device}")
-    if port is None or nodes == 1:
-        return made
-    groups = tuple(
-        NodeGroup(node=replace(group.node, nic=catalogue.link(port), nics=ports), count=group.count)
-        for group in made.groups
-    )
-    return replace(made, groups=groups)
 
 
 def _overlap(row: Row) -> Overlap:

@@ -17,11 +17,12 @@ from gnomon.formats.published.adapters import adapters_of, with_checkpointing
 from gnomon.formats.published.bridge import with_recompute, with_sharding
 from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.composed import with_composition
+from gnomon.formats.published.machines import cluster
 from gnomon.formats.published.measured import Peak, readings
 from gnomon.formats.published.megatron_ci import with_test_facts, with_test_plan
 from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
-from gnomon.formats.published.plan import cluster, plan, stack, with_stages, workload
+from gnomon.formats.published.plan import plan, stack, with_stages, workload
 from gnomon.formats.published.row import Refused, Row, read_table
 from gnomon.formats.published.settings import saved as saved_of
 from gnomon.formats.published.sizes import with_sizes

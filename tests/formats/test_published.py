@@ -111,9 +111,14 @@ def test_narayanan_flops() -> None:
         "second_value": "44",
     }
     assert run(row).step_s == pytest.approx(1.02122e18 / 7.0656e16, rel=1e-5)
-    # A source whose formula is not known: FLOPs of the mathematics, without the recomputed forward.
-    other = run(row | {"family": "somebody", "recompute": "full"}).step_s
+    # A source whose formula is not known: FLOPs of the mathematics, with the recomputed forward where the row says so.
+    unknown = row | {"family": "somebody", "recompute": "full"}
+    assert run(unknown).step_s == pytest.approx(1.02122e18 / 7.0656e16, rel=0.01)
+    bare = unknown | {"second_metric": "", "second_value": ""}
+    other = run(bare).step_s
     assert other == pytest.approx(1.02122e18 * 72 / 96 / 7.0656e16, rel=0.01)
+    assert run(bare | {"notes": "96*B*s*l*h^2 incl. full recompute"}).step_s == pytest.approx(other * 4 / 3)
+    assert run(bare | {"notes": "MFU; recompute not in table"}).step_s == other
     mfu = run(row | {"family": "somebody", "metric": "mfu_pct", "value": str(100 * 138 / 312)})
     assert mfu.step_s == pytest.approx(other, rel=1e-3)
 

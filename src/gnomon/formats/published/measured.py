@@ -16,6 +16,9 @@ from gnomon.formats.published.row import Row
 BEFORE_FIX = 1.03
 """BLOOM's TFLOP/s before 'TFLOPs calculation improved' read about 3% low (chronicles-prequel.md)."""
 
+HARDWARE = r"(?i)\bHFU[- ]like|\bincl(?:\.|udes|uding) (?:full )?recomput|\bhardware FLOP"
+"""Notes of FLOP/s that count what is recomputed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
@@ -49,11 +52,18 @@ def readings(row: Row, vocab: int, usual: Callable[[], Peak] | None = None) -> t
 
 
 def _by_model_flops(row: Row, usual: Peak) -> float:
-    """HFU counts a recomputed forward, a third more, where the whole of it runs again."""
+    """Hardware FLOPs count a recomputed forward, a third more, where the whole of it runs again."""
+    again = 4 / 3 if _hardware(row) and (row.recompute or "").startswith("full") else 1.0
     if row.metric == "tflops_per_device":
-        return usual.flops / (row.value * 1e12 * _need(row, "num_devices"))
-    again = 4 / 3 if row.metric == "hfu_pct" and (row.recompute or "").startswith("full") else 1.0
+        return usual.flops * again / (row.value * 1e12 * _need(row, "num_devices"))
     return usual.flops * again / (row.value / 100 * usual.flops_per_s)
+
+
+def _hardware(row: Row) -> bool:
+    """Whether the figure is said to count what is recomputed: HFU, FLOP/s with an HFU beside it, or in the notes."""
+    if row.metric != "tflops_per_device":
+        return row.metric == "hfu_pct"
+    return row.second_metric == "hfu_pct" or re.search(HARDWARE, row.notes) is not None
 
 
 def _timed(row: Row, metric: str, value: float) -> float | None:

@@ -126,7 +126,6 @@ def test_narayanan_flops() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"model": "llama2-7b LoRA"}, "the row does not give rank and targets"),
         ({"micro_batch": "", "pp": "1", "dp": "8", "vpp": "1"}, "micro_batch not given"),
         ({"global_batch": "16M tokens"}, "global_batch = '16M tokens' is not a whole number"),
         ({"dp": "2"}, "dp = 2, but 64 devices / (tp 8 x pp 8 x cp 1) = 1"),
@@ -146,6 +145,13 @@ def test_narayanan_flops() -> None:
 )
 def test_refusals_name_the_reason(change: Mapping[str, str], why: str) -> None:
     assert why in reason(GPT3 | change)
+
+
+def test_adapters_that_no_recipe_gives_are_an_assumption_in_words() -> None:
+    found = run(LLAMA | {"family": "somebody", "model": "llama2-7b LoRA"})
+    assert "LoRA of rank 16 on q_proj, k_proj, v_proj: assumed, the row does not give them" in found.notes
+    layer = next(block for block in found.graph.blocks if any("lora_A" in tensor.name for tensor in block.tensors))
+    assert sum(tensor.kind == "parameter" and "lora_A" in tensor.name for tensor in layer.tensors) == 3
 
 
 def test_a_column_that_is_not_given_is_an_assumption_in_words() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gnomon.errors import InputError
 from gnomon.formats.published import automodel
 from gnomon.formats.published.row import Row
 from gnomon.models.lora import Adapters
@@ -38,17 +37,20 @@ ADAPTERS = (
 """(pattern of family, program and model, adapters, where they are from); read 2026-11-22."""
 
 
+USUAL = Adapters(rank=16, targets=QKV)
+"""Where nothing says. Megatron's programs join the three."""
+
+
 def adapters_of(row: Row) -> tuple[Adapters | None, tuple[str, ...]]:
-    """The adapters of a LoRA run and where they are from. InputError for a recipe that is not known."""
+    """The adapters of a LoRA run and where they are from; the usual ones, assumed, for a recipe that is not known."""
     if not re.search(r"lora", row.model.lower()):
         return None, ()
     key = f"{row.family} {row.framework} {row.model}".lower()
     found = next(((made, why) for pattern, made, why in ADAPTERS if re.search(pattern, key)), None)
     if (of_recipe := automodel.adapters(row)) is not None:
         found = of_recipe, automodel.SOURCE
-    if found is None:
-        raise InputError(f"{row.model}: the row does not give rank and targets of its adapters")
-    made, why = found
+    joined = re.search(r"nemo|megatron", row.framework.lower()) is not None
+    made, why = found or (replace(USUAL, joined=joined), "assumed, the row does not give them")
     return made, (f"LoRA of rank {made.rank} on {', '.join(made.targets) or 'all linears of layers'}: {why}",)
 
 

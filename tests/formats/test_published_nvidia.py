@@ -51,6 +51,26 @@ def test_nemotrons_squared_relu_is_compiled_in_nemo_1_only() -> None:
         assert found.stack.activation == how
 
 
+@pytest.mark.parametrize(
+    ("model", "path", "release", "rows"),
+    [
+        ("Llama 3.1 405b FP8", "llama3.1/README_405b.md", "v24.11.1", 50_688),
+        ("Llama 3.1 405b FP8", "llama3.1/README_405b.md", "v25.02.02", 50_688),
+        ("Llama 3.1 405b FP8", "llama3.1/README.md", "v25.04.02", 128_512),
+        ("Llama 3.1 70b FP8", "llama3.1/README_70b.md", "v25.02.02", 128_512),
+    ],
+)
+def test_the_scripts_tokenizer_makes_the_vocabulary(model: str, path: str, release: str, rows: int) -> None:
+    """50,257 and 128,256, each padded to a multiple of 128 times four ranks."""
+    found = run(DENSE | {"model": model, "source": f"NVIDIA/dgxc-benchmarking/{path}@{release}", "vocab": ""})
+    assert found.model.vocab_size == rows
+
+
+def test_grok_1_has_the_tokenizer_of_llama_3() -> None:
+    found = run(GROK | {"source": "NVIDIA/dgxc-benchmarking/grok1/README_314b.md@v24.11.1", "vocab": ""})
+    assert found.model.vocab_size == 128_512
+
+
 def test_gpt_3_of_nemo_has_dropout() -> None:
     found = run(GPT3 | DGXC | {"model": "NeMo Megatron BF16", "tp": "4", "pp": "2", "dp": "8"})
     assert isinstance(found.model, GptConfig) and found.model.dropout == found.model.attention_dropout == 0.1

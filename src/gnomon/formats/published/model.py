@@ -17,6 +17,7 @@ from gnomon.errors import InputError
 from gnomon.formats.published.bridge import hybrid_mtp, mtp_modules
 from gnomon.formats.published.megatron_ci import is_test
 from gnomon.formats.published.notes import read_notes
+from gnomon.formats.published.nvidia import tokenizer
 from gnomon.formats.published.row import Row
 from gnomon.formats.published.settings import METHODS, ZERO_BUBBLE
 from gnomon.formats.published.sizes import MAXTEXT
@@ -170,7 +171,8 @@ def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
     size = row.vocab
     notes: tuple[str, ...] = ()
     if size is None:
-        found = next(((rows, why) for pattern, rows, why in VOCABULARIES if re.search(pattern, name)), None)
+        named = next(((rows, why) for pattern, rows, why in VOCABULARIES if re.search(pattern, name)), None)
+        found = tokenizer(row) or named
         if found is None:
             raise InputError(f"vocab not given, and none is known for {row.model!r}")
         size, notes = found[0], (f"vocab {found[0]} not in the row: {found[1]}",)

@@ -60,6 +60,32 @@ def narrow_gradients(row: Row) -> bool:
     return row.framework.lower() == "nemo" and bool(re.search(NARROW_GRADIENTS, (row.source or "").lower()))
 
 
+TOKENIZERS = (
+    (
+        r"dgxc-benchmarking/llama3\.1/readme_405b.*@v(24|25\.0[1-3])",
+        50_257,
+        "GPT-2's tokenizer: llama3.1_405b.yaml of v24.11.1 (megatron, GPT2BPETokenizer), llama3.1/configure.sh of "
+        "v25.02.02 (huggingface, /megatron-gpt2-345m)",
+    ),
+    (
+        r"dgxc-benchmarking/grok1",
+        128_256,
+        "Llama 3's tokenizer: grok1_314b.yaml of v24.11.1 to v25.04.02, NVIDIA/NeMo 7a8f1cc "
+        "scripts/performance/llm/pretrain_grok1_314b.py",
+    ),
+)
+"""(pattern of sources, rows, why) where a run on made-up data has another tokenizer, and with it another vocabulary,
+than the model it is named after: NeMo makes embedding and head by the tokenizer. Read 2026-11-23."""
+
+
+def tokenizer(row: Row) -> tuple[int, str] | None:
+    """(rows, why) of the tokenizer that the scripts of a run set, where it is not the model's."""
+    source = (row.source or "").lower()
+    if row.framework.lower() != "nemo":
+        return None
+    return next(((rows, why) for pattern, rows, why in TOKENIZERS if re.search(pattern, source)), None)
+
+
 EAGER_ACTIVATION = r"dgxc-benchmarking/nemotron/.*@v25\.(0[4-9]|1)"
 """Sources on NeMo 2, whose squared ReLU is not compiled; NeMo 1 compiles it."""
 

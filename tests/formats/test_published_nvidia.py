@@ -137,9 +137,34 @@ def test_megatron_lm_before_core_sends_in_parts() -> None:
     assert not run(GPT3 | {"source": "elsewhere"}).stack.p2p_partitioned
 
 
-@pytest.mark.parametrize(("framework", "gathers"), [("MaxText", True), ("Paxml", False), ("NeMo", False)])
+@pytest.mark.parametrize(("framework", "gathers"), [("MaxText", True), ("Paxml", False)])
 def test_xla_gathers_in_the_eight_bits_of_its_own_products(framework: str, gathers: bool) -> None:
     row = LLAMA | DGXC | {"framework": framework, "tp": "1", "pp": "1", "precision": "fp8", "zero_or_fsdp": "fsdp"}
     found = run(row | {"micro_batch": "2", "global_batch": "128", "dp": "64"})
     assert found.plan.precision.fp8 is not None and found.plan.precision.fp8.gather == gathers
     assert bool(found.stack.transformer_engine) != gathers
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "gathers"),
+    [
+        ("NeMo", "fp8", True),
+        ("Megatron-Bridge", "fp8-cs", True),
+        ("Megatron-Bridge", "mxfp8", False),
+        ("Megatron-Bridge", "nvfp4", False),
+        ("Megatron-LM", "fp8", False),
+    ],
+)
+def test_parameters_in_eight_bits_are_gathered_so(framework: str, precision: str, gathers: bool) -> None:
+    found = run(DENSE | {"framework": framework, "precision": precision}).plan.precision.fp8
+    assert found is not None and found.gather is gathers
+
+
+@pytest.mark.parametrize(("release", "layers"), [("25.09", 0), ("25.11", 20), ("26.02", 0)])
+def test_dense_recipes_with_megatron_fsdp_move_activations(release: str, layers: int) -> None:
+    """70B on GB300; from 26.02 on its rows say themselves what they move."""
+    row = DENSE | {"model": "LLAMA3_70B", "framework": "Megatron-Bridge", "device": "gb300", "precision": "fp8-cs"}
+    row |= {"tp": "1", "pp": "1", "dp": "64", "zero_or_fsdp": "fsdp(megatron)", "recompute": "", "offload": ""}
+    found = run(row | {"notes": f"NeMo container {release}"})
+    assert [rule.calls for rule in found.plan.saved.rules] == ([f"layers[0:{layers}]"] if layers else [])
+    assert found.recompute_open is (layers == 0)

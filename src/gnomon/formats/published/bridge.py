@@ -98,6 +98,15 @@ _NEMO_RECOMPUTE = ((r"deepseek.?v3.*gb200", "selective"), (r"deepseek.?v3.*h100"
 """`core_attn` and `mla_up_proj`: NVIDIA/dgxc-benchmarking v25.05 and v25.05.05 deepseek_v3/pretraining/launch.sh, `RM`;
 read 2026-11-22."""
 
+OFFLOADED = (
+    (r"llama3_70b gb200 fp8", "25.09", "25.12", 40),
+    (r"llama3_70b gb300 fp8", "25.11", "25.12", 20),
+    (r"llama3.1_405b gb200 fp8", "25.09", "25.10", 95),
+)
+"""(pattern of model, device and precision, first release, last, `cpu_offloading_num_layers`) of dense recipes with
+Megatron-FSDP whose rows do not say it (later ones do): scripts/performance/configs/llama3*/ of v0.1.0rc4 (25.09) and
+v0.2.0 (25.11). Read 2026-11-23."""
+
 _LATER = "release-time recipe may differ"
 """In the notes of rows whose recompute was read from the newest recipe."""
 
@@ -126,6 +135,20 @@ def with_recompute(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
     if found is None or found == row.recompute:
         return row, ()
     return replace(row, recompute=found), (f"recompute {found}: the recipe of release {release}",)
+
+
+def with_offloading(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
+    """The row with the layers whose activations its recipe moves to the host, where the row does not say it."""
+    sharded = re.search(r"megatron-bridge", row.framework.lower()) and "fsdp" in (row.zero_or_fsdp or "")
+    if row.offload or not sharded:
+        return row, ()
+    key = f"{row.model} {row.device} {row.precision}".lower()
+    found = (n for pattern, first, last, n in OFFLOADED if re.match(pattern, key) and first <= release <= last)
+    count = next(found, 0)
+    if not count:
+        return row, ()
+    moved = replace(row, offload=f"activation cpu offload num_layers={count}", recompute=row.recompute or "none")
+    return moved, (f"activations of {count} layers on the host: the recipe of release {release}",)
 
 
 def mtp_modules(row: Row) -> int:

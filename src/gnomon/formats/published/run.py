@@ -14,7 +14,7 @@ from typing import Literal
 from gnomon.errors import GnomonError, InputError
 from gnomon.formats.published import automodel, nvidia
 from gnomon.formats.published.adapters import adapters_of, with_checkpointing
-from gnomon.formats.published.bridge import with_recompute, with_sharding
+from gnomon.formats.published.bridge import with_offloading, with_recompute, with_sharding
 from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.composed import with_composition
 from gnomon.formats.published.machines import cluster
@@ -122,6 +122,7 @@ def to_run(row: Row) -> Run:
         raise InputError(f"the source contradicts itself: {facts.inconsistent.strip()}")
     row, from_recipe = with_recompute(row, facts.release)
     row, from_sharding = with_sharding(row)
+    row, from_offloading = with_offloading(row, facts.release)
     row, from_adapters = with_checkpointing(row)
     row, from_script = nvidia.with_script(row)
     adapters, from_lora = adapters_of(row)
@@ -154,6 +155,7 @@ def to_run(row: Row) -> Run:
             *from_code,
             *from_recipe,
             *from_sharding,
+            *from_offloading,
             *from_adapters,
             *from_script,
             *from_lora,

@@ -30,6 +30,16 @@ XLA_FP8_GATHERS = r"maxtext"
 4462 (2023-07), xla/service/gpu/gemm_rewriter.cc, xla/service/collective_quantizer.h (2024-07). Paxml's are Transformer
 Engine's (ENABLE_TE=1, NVIDIA/dgxc-benchmarking v24.11.1 paxml/configure.sh). Read 2026-11-23."""
 
+TE_FP8_GATHERS = r"megatron-bridge|^nemo$"
+"""Programs whose recipes keep eight-bit parameters, which their distributed optimizer and Megatron-FSDP gather as they
+are: `fp8_params` of NVIDIA/dgxc-benchmarking's yamls (v24.11.1, v25.02.02) and NVIDIA/NeMo 7a8f1cc nemo/collections/llm/
+recipes/precision/mixed_precision.py bf16_with_fp8_mixed; `fp8_param_gather` of NVIDIA-NeMo/Megatron-Bridge v0.2.0 src/
+megatron/bridge/training/mixed_precision.py (not with NVFP4; under MXFP8 sixteen bits travel in the gradients' buffer);
+`torch.uint8` in Megatron-FSDP's param_and_grad_buffer.py (NVIDIA/Megatron-LM core_v0.15.1). Read 2026-11-23."""
+
+GATHERED_RECIPES = ("delayed", "tensorwise")
+"""Recipes under which they do."""
+
 RECIPES = (
     (r"nvfp4|fp4", "nvfp4"),
     (r"mx", "mxfp8"),
@@ -130,7 +140,10 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
     if re.search(r"fp8|float8|fp4|mxfp", name):
         base = Precision(param="fp32", master="none") if whole else Precision()
         recipe: Any = next((to for pattern, to in RECIPES if re.search(pattern, name)), "delayed")
-        gathers = bool(re.search(XLA_FP8_GATHERS, row.framework.lower()))
+        program = row.framework.lower()
+        gathers = bool(re.search(XLA_FP8_GATHERS, program)) or (
+            recipe in GATHERED_RECIPES and bool(re.search(TE_FP8_GATHERS, program))
+        )
         return replace(base, fp8=Fp8(recipe=recipe, gather=gathers)), notes
     if re.fullmatch(r"(tf32|fp32|float32|32-?(?:true|bit)?)(\+tf32)?", name):
         compute: DType = "tf32" if "tf32" in name else "fp32"

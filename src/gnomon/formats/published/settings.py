@@ -32,10 +32,11 @@ Engine's (ENABLE_TE=1, NVIDIA/dgxc-benchmarking v24.11.1 paxml/configure.sh). Re
 
 TE_FP8_GATHERS = r"megatron-bridge|^nemo$"
 """Programs whose recipes keep eight-bit parameters, which their distributed optimizer and Megatron-FSDP gather as they
-are: `fp8_params` of NVIDIA/dgxc-benchmarking's yamls (v24.11.1, v25.02.02) and NVIDIA/NeMo 7a8f1cc nemo/collections/llm/
-recipes/precision/mixed_precision.py bf16_with_fp8_mixed; `fp8_param_gather` of NVIDIA-NeMo/Megatron-Bridge v0.2.0 src/
-megatron/bridge/training/mixed_precision.py (not with NVFP4; under MXFP8 sixteen bits travel in the gradients' buffer);
-`torch.uint8` in Megatron-FSDP's param_and_grad_buffer.py (NVIDIA/Megatron-LM core_v0.15.1). Read 2026-11-23."""
+are: `fp8_params` of NVIDIA/dgxc-benchmarking's yamls (v24.11.1, v25.02.02) and of NVIDIA/NeMo 7a8f1cc
+nemo/collections/llm/recipes/precision/mixed_precision.py bf16_with_fp8_mixed; `fp8_param_gather` of
+NVIDIA-NeMo/Megatron-Bridge v0.2.0 src/megatron/bridge/training/mixed_precision.py (not with NVFP4; under MXFP8 sixteen
+bits travel in the gradients' buffer); `torch.uint8` in Megatron-FSDP's param_and_grad_buffer.py (NVIDIA/Megatron-LM
+core_v0.15.1). Read 2026-11-23."""
 
 GATHERED_RECIPES = ("delayed", "tensorwise")
 """Recipes under which they do."""

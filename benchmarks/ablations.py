@@ -20,9 +20,8 @@ from stack_fit import Case, cases, spread_evenly
 from gnomon.formats.published import Run, read_runs
 from gnomon.formats.published.row import COMPOSED
 from gnomon.prediction import contention, step
-from gnomon.prediction.around import around
 from gnomon.prediction.layer_types import Phase
-from gnomon.prediction.step import PHASES, Pricing
+from gnomon.prediction.step import Pricing
 from gnomon.prices.fitted import fitted, folds
 from gnomon.program import Key
 
@@ -37,6 +36,13 @@ KERNELS: dict[str, dict[str, object]] = {
     "all three": {"attention_kernel": "flash2", "cublas": None, "loss_metrics": None},
 }
 """What MosaicML's benchmarks ran on, with what a stack has in its place."""
+SIMULATED: dict[str, dict[str, object]] = {
+    "as its code has it": {},
+    "a launch forward costs as much as one backward": {"forward_launches": None},
+    "and collectives are issued, in embedding and head too": {"forward_launches": None, "composed": None},
+    "and messages travel over the link": {"forward_launches": None, "composed": None, "p2p_bytes_per_s": None},
+}
+"""What vTrain's simulator does, taken out one after the other."""
 TERMS = ("host", "attention", "collectives in layers", "recompute", "head", "data-parallel", "contention")
 
 
@@ -125,43 +131,15 @@ def kernels(runs: Iterable[Run]) -> None:
 
 
 def composed(runs: Iterable[Run]) -> None:
-    """Rows that vTrain's simulator made, layers as it puts them together; its stack's numbers fitted again."""
+    """Rows that vTrain's simulator made, with and without what its code does; its stack's numbers fitted again."""
     mine = [run for run in runs if run.family == COMPOSED]
-    some, every = cases(spread_evenly(mine, 60)), cases(spread_evenly(mine, 260))
-    job, whole = next(job for job in JOBS if COMPOSED in job.families), Pricing.parts
+    job = next(job for job in JOBS if COMPOSED in job.families)
     print("\n| vtrain's rows, 260 of 780 | median / mean / 90th percentile |\n|---|---|")
-    for name, forward in (
-        ("as they are", 0.0),
-        *((f"a launch forward costs {n:g} backward", n) for n in (1, 1.5, 2, 3)),
-    ):
-        Pricing.parts = one_by_one(forward) if forward else whole  # type: ignore[method-assign]
-        forget([*some, *every])
-        numbers = Without({COMPOSED: some}).job(job, lambda case: True, fitted())
+    for name, changes in SIMULATED.items():
+        every = cases(without(run, changes) for run in spread_evenly(mine, 260))
+        numbers = Without({COMPOSED: every[::4]}).job(job, lambda case: True, fitted())
         off = np.abs(np.expm1([case.log_error(numbers) for case in every]))
         print(f"| {name} | {np.median(off):.1%} / {off.mean():.1%} / {np.percentile(off, 90):.1%} |", flush=True)
-    Pricing.parts = whole  # type: ignore[method-assign]
-
-
-def one_by_one(forward: float) -> Callable[[Pricing, str, int], dict[str, float]]:
-    """Seconds of an action whose layers each take their kernels or launches, whichever is longer, and then their
-    collectives, which no host issues. forward: what a launch of the forward costs over one of the backward."""
-
-    def parts(self: Pricing, kind: str, block: int) -> dict[str, float]:
-        stage, found = self.blocks[block][0], {"compute": 0.0, "again": 0.0, "tp": 0.0, "launch": 0.0, "offload": 0.0}
-        added = around(kind, *self._layers(block), self.stack, self.count).device_s
-        for layer, times in self._layers(block)[1]:
-            phases = [getattr(layer, name) for name in PHASES[kind]]
-            device = sum(self._sustained_s(stage, phase) for phase in phases)
-            launches = sum(phase.kernels - sum(phase.collectives.values()) for phase in phases)
-            host = self.launch_s[stage] * launches * (forward if kind == "F" else 1.0)
-            found["compute"] += times * device
-            found["launch"] += times * max(host - device, 0.0)
-            if layer.sharded.block.name == "layers":  # embedding and head have none in it
-                found["tp"] += times * sum(self._waited_s(stage, phase, a) for phase in phases for a in phase.comm_s)
-        found["compute"] += float(added) / self.rates[stage].compute
-        return found
-
-    return parts
 
 
 def main() -> None:

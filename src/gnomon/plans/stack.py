@@ -129,6 +129,13 @@ class Stack:
     it; there are two for each tensor. Left out: it does not sleep."""
     p2p_partitioned: bool | None = None
     """Ranks of a tp group that hold the same activation each send their part of it, and the receivers gather it."""
+    p2p_bytes_per_s: float | None = None
+    """Bytes of a message a second, whatever it runs over, as a simulator has them. Left out: those of the link."""
+    composed: bool | None = None
+    """A simulator puts times of single layers one behind the other: each takes its kernels or their launches, whichever
+    is longer, then its collectives, which no host issues; embedding and head have none."""
+    forward_launches: float | None = None
+    """Host time of a launch forward over that of one backward, read where times are `composed`. Left out: 1."""
     moe_dispatch: Literal["all_to_all", "all_gather", "fused"] | None = None
     """How tokens get to their experts when ep > 1. `fused`: DeepEP's or HybridEP's kernels, which send a token once to
     each node that holds one of its experts; the others are priced as an all-to-all of one copy an expert."""

@@ -135,6 +135,11 @@ class Phase:
         """Kernels and the collectives they wait for."""
         return self.compute_s + sum(self.comm_s.values())
 
+    @property
+    def launches(self) -> int:
+        """Launches that are no collectives."""
+        return self.kernels - sum(self.collectives.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:

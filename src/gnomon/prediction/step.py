@@ -258,6 +258,8 @@ class Pricing:
         if (kind, block) not in self._extras:
             self._extras[kind, block] = around(kind, *self._layers(block), self.stack, self.count)
         extra = self._extras[kind, block]
+        if self.stack.composed:
+            return self._one_by_one(kind, block, extra)
         spent = [self._sustained_s(stage, phase) for phase in phases]
         again = sum(s for n, s in zip(PHASES[kind], spent, strict=True) if n == "recompute")
         compute = sum(spent) + float(extra.device_s) / self.rates[stage].compute
@@ -275,6 +277,32 @@ class Pricing:
             "launch": held - device,
             "offload": max(copies - held, 0.0),
         }
+
+    def _one_by_one(self, kind: str, block: int, extra: OpPrice) -> dict[str, float]:
+        """The same where a simulator puts layers one behind the other (`Stack.composed`)."""
+        stage, layers = self._layers(block)
+        at, found = self.blocks[block][0], {"compute": 0.0, "again": 0.0, "launch": 0.0, "offload": 0.0}
+        repeated = {id(price) for price, alike in stage.layers if alike[0].call.first is not None}
+        for layer, times in layers:
+            device, launches, launch_s = 0.0, 0.0, self._launch_s(at, layer)
+            for name in PHASES[kind]:
+                phase: Phase = getattr(layer, name)
+                spent = self._sustained_s(at, phase)
+                device += spent
+                launches += launch_s[name] * phase.launches
+                found["again" if name == "recompute" else "compute"] += times * spent
+                for axis in phase.comm_s if id(layer) in repeated else ():
+                    found[axis] = found.get(axis, 0.0) + times * self._waited_s(at, phase, axis)
+            found["launch"] += times * max(launches - device, 0.0)
+        found["compute"] += float(extra.device_s) / self.rates[at].compute
+        return found
+
+    def _launch_s(self, stage: int, layer: LayerPrice) -> dict[str, float]:
+        """Host seconds of a launch in each phase of a layer, `host_kernel_s` on average over forward and backward."""
+        dear = self.stack.forward_launches or 1.0
+        forward, backward = layer.forward.launches, layer.input_grad.launches + layer.weight_grad.launches
+        each = self.launch_s[stage] * (forward + backward) / max(dear * forward + backward, 1.0)
+        return {"forward": dear * each, "recompute": dear * each, "input_grad": each, "weight_grad": each}
 
     def _vocabulary(self, kind: str, block: int) -> float:
         """An action of a divided embedding or head: its kernels or their launches, and what ranks exchange in it."""

@@ -491,6 +491,8 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
             f"stack {stack.name!r} polls messages or checks collectives (p2p_poll_s, checked_collectives), of which "
             f"the search has no bounds; leave both out to plan, and predict the plan with them"
         )
+    if stack.composed:
+        raise PlanError(f"stack {stack.name!r} is a simulator, which runs nothing; plan for the program it stands for")
     found = []
     if stack.name == "gnomon":
         found += _own_limits(graph, ranks)

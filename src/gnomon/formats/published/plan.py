@@ -451,6 +451,8 @@ def _overlap(row: Row) -> Overlap:
     program = row.framework.lower()
     if re.search(r"nanotron", program):  # DDP's buckets of 25 MiB in bf16, reduced in fp32; gathers after the update
         return Overlap(bucket_bytes=50 * 2**20, param_gather=False, pipeline_sends=False)
+    if re.search(r"^vtrain\b", program):  # messages are gaps behind a stage's last kernel (src/predictor.py)
+        return Overlap(grad_reduce=False, param_gather=False, pipeline_sends=False)
     if re.search(r"megatron-deepspeed|megatron\+deepspeed|megatron-lm", program):
         return Overlap(grad_reduce=False, param_gather=False)
     if re.search(r"oneflow", program) and ((row.tp or 1) > 1 or "libai" in program and (row.pp or 1) > 1):

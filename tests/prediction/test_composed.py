@@ -1,0 +1,71 @@
+"""Times that a simulator puts together: layers one behind the other, collectives that no host issues, messages at one
+rate."""
+
+from __future__ import annotations
+
+import pytest
+
+from gnomon.errors import PlanError
+from gnomon.plans import Fact, Mesh, Overlap, Plan, Schedule, Stack, Workload
+from gnomon.plans.stacks import stack
+from gnomon.prediction import Prediction, predict
+from gnomon.search.space import stack_limits
+
+WORK = Workload(global_batch_size=16, seq_len=1024)
+
+
+def stack_with(**values: object) -> Stack:
+    facts = tuple(Fact(field=name, source="a test", date="2026-11-23") for name in values)
+    return Stack(name="test", version="0", facts=facts, **values)  # type: ignore[arg-type]
+
+
+def run(program: Stack, batch: int = 1, **axes: int) -> Prediction:
+    schedule = Schedule(name="one_f_one_b", micro_batch_size=batch)
+    copies = 8 // (axes.get("tp", 1) * axes.get("pp", 1))
+    plan = Plan(mesh=Mesh(dp_replicate=copies, **axes), schedule=schedule, overlap=Overlap(pipeline_sends=False))
+    return predict("gpt2", "1x8xa100-sxm-80gb", plan, WORK, program)
+
+
+def parts(found: Prediction, kind: str) -> dict[str, float]:
+    return found.pricing.parts(kind, 0)
+
+
+def test_vtrains_messages_are_twice_as_large_over_a_quarter_of_800_gigabits() -> None:
+    found = run(stack("vtrain"), batch=2, pp=4)
+    sent = next(key for key in found.structure.program.keys if key.kind == "SEND_F")
+    activation = 2 * 1024 * 768 * 2  # sequences, tokens, hidden, bytes
+    assert found.pricing.seconds(sent) == pytest.approx(2 * activation / (800 * 2**30 / 8 / 4))
+
+
+def test_no_host_runs_ahead_beside_a_collective() -> None:
+    """The second of four stages has three layers and nothing else. gpt2's are shorter than their launches."""
+    found = run(stack_with(composed=True), tp=2, pp=4).pricing
+    ((layer, alike),) = found.stages[1].layers
+    host = layer.forward.launches * found.launch_s[1]
+    assert len(alike) == 3 and host > layer.forward.compute_s / found.rates[1].compute
+    waited = layer.forward.comm_s["tp"] * found.rates[1].exposed
+    assert sum(found.parts("F", 1).values()) == pytest.approx(3 * (host + waited))
+
+
+def test_embedding_and_head_have_no_collective() -> None:
+    """Twelve layers' alone, of the fourteen blocks that sum over ranks forward."""
+    found = run(stack_with(composed=True), tp=4).pricing
+    (layers,) = [price for price, alike in found.stages[0].layers if len(alike) == 12]
+    waited = 12 * layers.forward.comm_s["tp"] * found.rates[0].exposed
+    assert found.parts("F", 0)["tp"] == pytest.approx(waited)
+    assert run(stack_with(), tp=4).pricing.parts("F", 0)["tp"] > waited
+
+
+def test_launches_forward_are_dearer_and_those_of_a_layer_as_dear_together() -> None:
+    even, uneven = run(stack_with(composed=True), tp=4), run(stack_with(composed=True, forward_launches=2.0), tp=4)
+    host = [{kind: parts(found, kind)["launch"] for kind in "FB"} for found in (even, uneven)]
+    layer = even.pricing.stages[0].layers[0][0]
+    assert layer.forward.launches < layer.forward.kernels  # collectives are no launches here
+    assert host[1]["F"] > host[0]["F"] and host[1]["B"] < host[0]["B"]
+    assert host[1]["F"] - host[0]["F"] == pytest.approx(host[0]["B"] - host[1]["B"], rel=0.1)
+
+
+def test_nobody_plans_for_a_simulator() -> None:
+    found = run(stack("vtrain"))
+    with pytest.raises(PlanError, match="is a simulator, which runs nothing"):
+        stack_limits(stack("vtrain"), found.pricing.graph)

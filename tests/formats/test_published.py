@@ -286,6 +286,8 @@ def test_megatron_of_2021_waits_for_the_collectives_of_its_backward() -> None:
     sc21 = run(GPT3 | {"source": "arXiv 2104.04473 Table 1"})
     assert run(GPT3).stack.backward_overlap and sc21.stack.backward_overlap is False
     assert any(fact.field == "backward_overlap" for fact in sc21.stack.facts)
+    assert run(GPT3).stack.grad_accumulation_fused and sc21.stack.grad_accumulation_fused is False
+    assert sc21.stack.update_in_passes and not run(GPT3 | {"source": "elsewhere"}).stack.update_in_passes
 
 
 def test_libraries_that_published_benchmarks_ran_on() -> None:

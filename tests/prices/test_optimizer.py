@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gnomon.errors import UnpricedError
@@ -25,6 +27,28 @@ def test_fused_adam_in_mixed_precision_moves_thirty_bytes_a_parameter() -> None:
     launches = 48  # of 320 x 65536 elements
     assert price.kernels == launches
     assert price.device_s == stream_seconds(16e9, 14e9, H100, CURVES, kernels=launches)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grad", "read", "written", "passes"),
+    [
+        # copy 2 + 4, norm and Adam 2 + 2 more, unscaling 4 + 4, masters read 4
+        ("fp16", "fp16", 2 + 2 + 2 + 4 + 4, 4 + 4, 3),
+        ("bf16", "bf16", 2 + 2 + 2 + 4, 4, 2),
+        ("bf16", "fp32", 4, 0, 1),
+    ],
+)
+def test_megatrons_update_copies_gradients_and_masters(
+    dtype: str, grad: str, read: int, written: int, passes: int
+) -> None:
+    fact = Fact(field="update_in_passes", source="test", date="2026-11-23")
+    precision = Precision(param=dtype, compute=dtype, grad=grad, reduce=grad)  # type: ignore[arg-type]
+    program = stack("fused")
+    apart = replace(program, update_in_passes=True, facts=(*program.facts, fact))
+    whole, parts = (optimizer_seconds(ELEMENTS, Optimizer(), precision, H100, CURVES, s) for s in (program, apart))
+    more = stream_seconds(read * 1e9, written * 1e9, H100, CURVES, kernels=48 * passes)
+    assert parts.device_s - whole.device_s == pytest.approx(more)
+    assert parts.kernels - whole.kernels == 48 * passes
 
 
 def test_clipping_reads_the_gradients_once_more() -> None:

@@ -195,6 +195,9 @@ class Stack:
     """ZeRO 1 and 2 reduce gradients through one buffer of so many, and update a rank's part as one flat tensor."""
     update_elements: int | None = None
     """ZeRO 3 updates a rank's part in flat tensors of so many, one after the other."""
+    update_in_passes: bool | None = None
+    """Around an update with master weights, passes of their own: gradients of 16 bits copied to fp32, those of fp16
+    unscaled, updated masters copied to the parameters. Time counts them; memory does not count the copy."""
     unsharded_accumulation: bool | None = None
     """Under ZeRO 3, gradients stay whole, in the dtype of computing, from one microbatch to the next and are reduced
     once, as in FSDP's no_sync. Memory counts them; time still counts a reduction for every microbatch."""

@@ -16,7 +16,7 @@ from gnomon.graph import DTYPE_BITS
 from gnomon.hardware.measured import Measured
 from gnomon.hardware.types import Device
 from gnomon.plans import Optimizer, Precision, Stack
-from gnomon.prices.curves import Curves, Size, Time, as_time
+from gnomon.prices.curves import Array, Curves, Size, Time, as_time
 from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.kernels import FREE, OpPrice
 from gnomon.prices.measured import has, table_seconds
@@ -83,7 +83,23 @@ def optimizer_seconds(
         total = total + OpPrice(device_s=stream_seconds(grad, 0, device, curves, kernels=2), kernels=2)
         if not fused:
             total = total + OpPrice(device_s=stream_seconds(grad, grad, device, curves), kernels=1)
+    if stack.update_in_passes and master:
+        total = total + _passes(count, precision, device, curves, launches)
     return total + (_muon(matrices, device, curves) if optimizer.kind == "muon" else FREE)
+
+
+def _passes(elements: Array, precision: Precision, device: Device, curves: Curves, launches: int) -> OpPrice:
+    """What an update reads and writes more where gradients and parameters are copied around it (`update_in_passes`)."""
+    width = {name: DTYPE_BITS[dtype] / 8 for name, dtype in _dtypes(precision).items()}
+    read, write, passes = width["master"], 0.0, 1  # updated masters are read again to write the parameters
+    if width["grad"] < width["master"]:  # the copy, and what norm and update read of it beyond the gradient
+        read, write, passes = read + width["grad"] + 2 * (width["master"] - width["grad"]), width["master"], 2
+    if precision.param == "fp16":
+        read, write, passes = read + width["master"], write + width["master"], passes + 1
+    kernels = passes * launches
+    return OpPrice(
+        device_s=stream_seconds(elements * read, elements * write, device, curves, kernels=kernels), kernels=kernels
+    )
 
 
 def accumulate_seconds(

@@ -281,6 +281,16 @@ PARTED_MESSAGES = (
     "on unless --no-scatter-gather-tensors-in-pipeline is given; read 2026-11-23"
 )
 
+UPDATE_IN_PASSES = (
+    "NVIDIA/Megatron-LM 0076441 megatron/optimizer/optimizer.py FP16OptimizerWithFP16Params.step: "
+    "_copy_model_grads_to_main_grads, _unscale_main_grads_and_check_for_nan, _copy_main_params_to_model_params; read "
+    "2026-11-23"
+)
+ADDED_GRADIENTS = (
+    "NVIDIA/Megatron-LM 01d65bd megatron/model/distributed.py param_hook: main_grad.add_; no product of megatron/mpu/"
+    "layers.py (02bb1f5, 2022) adds into it yet; read 2026-11-23"
+)
+
 EARLY_FOUNDRY = "mosaicml/llm-foundry 1ef7b4d scripts/train/benchmarking/sweep.sh (May 2023): torch 1.13.1"
 """Where it is known from that MosaicML's A100 runs in pure bf16 precede torch 2.1: the table of that commit has them,
 those of b2a43a1 (October 2023) and 5e85bd6 (January 2024) add the others on torch 2.1.0. Read 2026-11-22."""
@@ -359,10 +369,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, NO_SYNC, unsharded_accumulation=True)
     if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):
         found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
-    if found.backward_overlap and re.search(EARLY, f"{program} {row.source or ''}".lower()):
-        found = chosen(found, "Megatron-LM of 2021", backward_overlap=False)
-    if re.search(BEFORE_CORE, f"{program} {row.source or ''}".lower()):
-        found = chosen(found, PARTED_MESSAGES, p2p_partitioned=True)
+    found = _before_core(found, f"{program} {row.source or ''}".lower())
     if name == "llm-foundry" and re.search(r"a100.*pure", f"{row.device} {row.precision}".lower()):
         found = chosen(found, EARLY_FOUNDRY, recompute_stops=False)
     if name == "llm-foundry" and re.search(r"scripts/train/benchmarking", row.source or ""):
@@ -394,6 +401,18 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     if name == "nanotron":
         found = _benchmarked(found, row)
     return with_test_options(found, row), notes
+
+
+def _before_core(base: Stack, said: str) -> Stack:
+    """Megatron-LM, and its forks, as they were before Megatron Core. said: program and source."""
+    if base.backward_overlap and re.search(EARLY, said):
+        base = chosen(base, "Megatron-LM of 2021", backward_overlap=False)
+    if base.grad_accumulation_fused and re.search(EARLY, said):
+        base = chosen(base, ADDED_GRADIENTS, grad_accumulation_fused=False)
+    if re.search(BEFORE_CORE, said):
+        base = chosen(base, PARTED_MESSAGES, p2p_partitioned=True)
+        base = chosen(base, UPDATE_IN_PASSES, update_in_passes=True)
+    return base
 
 
 def _sums_in_fp8(row: Row, release: str) -> bool:

@@ -51,7 +51,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 def test_every_file_and_every_reader_is_tried() -> None:
     assert {path.stem for path in CONFIGS.glob("*.json")} == set(PUBLISHED)
-    others = {"roberta", "xlm-roberta", *DECODERS, *HYBRIDS}  # read as BERT; in test_hf_decoders, test_hf_hybrids
+    others = {"roberta", "xlm-roberta", "mt5", "kimi_k2", *DECODERS, *HYBRIDS}  # below; test_hf_decoders, …_hybrids
     assert {config(name)["model_type"] for name in PUBLISHED} == set(READERS) - others
 
 
@@ -127,6 +127,49 @@ def test_an_unknown_model_type_lists_the_nearest() -> None:
 def test_roberta_is_a_bert_of_one_kind_of_token() -> None:
     facts = {"model_type": "roberta", "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
     assert from_hf_config(config("bert-base-uncased", **facts), "m").graph.num_parameters() == 124_645_632
+
+
+def test_mt5_is_a_gated_t5_with_a_head_of_its_own() -> None:
+    """mt5-small: 300,176,768 parameters on the hub."""
+    facts = {"model_type": "mt5", "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
+    more = {"num_decoder_layers": 8, "vocab_size": 250112, "feed_forward_proj": "gated-gelu"}
+    assert from_hf_config({**facts, **more, "tie_word_embeddings": False}, "m").graph.num_parameters() == 300_176_768
+
+
+def test_kimi_k2_is_a_deepseek_v3_of_more_experts() -> None:
+    """A trillion parameters, says its model card."""
+    facts = {"model_type": "kimi_k2", "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64}
+    more = {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "vocab_size": 163840}
+    graph = from_hf_config(config("deepseek-v3", **facts, **more), "m").graph
+    assert graph.num_parameters() / 1e12 == pytest.approx(1.03, abs=0.005)
+
+
+def test_a_file_with_all_keys_of_the_base_class_is_read() -> None:
+    """As releases before 4.3x wrote them inside others: generation, labels and pruning stand there too."""
+    base = {"torchscript": False, "pruned_heads": {}, "is_encoder_decoder": False, "num_beam_groups": 1}
+    more = {"chunk_size_feed_forward": 0, "bad_words_ids": None, "id2label": {"0": "LABEL_0"}, "typical_p": 1.0}
+    whole = from_hf_config(config("llama-3.1-8b", **base, **more), "m").graph
+    assert whole.num_parameters() == 8_030_261_248
+    with pytest.raises(InputError, match=r"add_cross_attention=True changes the mathematics"):
+        from_hf_config(config("llama-3.1-8b", add_cross_attention=True), "m")
+
+
+def test_the_rotated_fraction_by_both_its_names() -> None:
+    """transformers 4.57 writes GPT-NeoX's twice."""
+    twice = from_hf_config(config("gpt-neox-20b", rotary_pct=0.25, partial_rotary_factor=0.25), "m")
+    assert twice.graph.num_parameters() == 20_554_567_680
+    with pytest.raises(InputError, match="understood is 0.25"):
+        from_hf_config(config("gpt-neox-20b", rotary_pct=0.25, partial_rotary_factor=0.5), "m")
+
+
+def test_infinity_is_read_where_nothing_is_counted_by_it() -> None:
+    """Mamba-2's configs hold "time_step_limit": [0.0, Infinity]."""
+    mamba = {"model_type": "mamba2", "hidden_size": 256, "num_heads": 8, "head_dim": 64, "num_hidden_layers": 2}
+    more = {"state_size": 128, "n_groups": 1, "vocab_size": 512, "time_step_limit": [0.0, float("inf")]}
+    assert read_hf_config(json.dumps({**mamba, **more}), "m").graph.num_parameters() > 0
+    broken = json.dumps(config("gpt2", resid_pdrop=float("inf")))
+    with pytest.raises(InputError, match="expected a number of at least 0, got inf"):
+        read_hf_config(broken, "m")
 
 
 def test_biases_windows_and_ties_follow_the_keys() -> None:

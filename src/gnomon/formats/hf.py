@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
 from gnomon.formats.hf_decoders import DECODERS
 from gnomon.formats.hf_hybrids import HYBRIDS
+from gnomon.formats.hf_nested import language_model
 from gnomon.formats.hf_parts import (
     ACTIVATIONS,
     SILU,
@@ -42,9 +43,24 @@ HARMLESS = frozenset(
     rms_norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon rope_theta rope_scaling rope_parameters
     rope_interleave attn_implementation _attn_implementation _attn_implementation_autoset cache_implementation
     max_length min_length do_sample temperature top_k top_p num_beams suppress_tokens forced_eos_token_id
+    early_stopping typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id diversity_penalty
+    remove_invalid_values exponential_decay_length_penalty begin_suppress_tokens num_beam_groups id2label label2id
+    torchscript use_bfloat16 tf_legacy_loss is_decoder cross_attention_hidden_size
     """.split()
 )
-"""Keys that change neither shapes nor work: names, token ids, generation, initialisation, epsilons, rotary angles."""
+"""Keys that change neither shapes nor work: names, token ids, labels, generation, initialisation, epsilons, rotary
+angles. Files of older releases hold all keys of the base class, PretrainedConfig."""
+
+EVERY_CLASS: Mapping[str, object] = {
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "tie_encoder_decoder": False,
+    "chunk_size_feed_forward": 0,
+    "pruned_heads": {},
+}
+"""Keys of the base class that would change the mathematics -> their value in a decoder or encoder as usual; a reader
+that knows one asks for it itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +208,8 @@ def _gpt_neox(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptNeoxCo
     for key in ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"):
         k.must_be(key, 0.0, 0)
     k.ignore("max_position_embeddings", "rotary_emb_base", "classifier_dropout")
+    rotary = k.number("rotary_pct", 0.25)
+    k.must_be("partial_rotary_factor", rotary)  # the same by its newer name
     return gpt.GptNeoxConfig(
         name=name,
         num_layers=k.integer("num_hidden_layers"),
@@ -199,7 +217,7 @@ def _gpt_neox(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptNeoxCo
         num_heads=k.integer("num_attention_heads"),
         ffn_size=k.integer("intermediate_size"),
         vocab_size=k.integer("vocab_size"),
-        rotary_fraction=k.number("rotary_pct", 0.25),
+        rotary_fraction=rotary,
         parallel_residual=k.flag("use_parallel_residual", True),
         tied=k.flag("tie_word_embeddings", False),
         activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
@@ -377,25 +395,18 @@ READERS: Mapping[str, Reader] = {
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
     "deepseek_v3": _deepseek_v3,
+    "kimi_k2": _deepseek_v3,
     "bert": _bert,
     "roberta": _bert,
     "xlm-roberta": _bert,
     "t5": _t5,
+    "mt5": _t5,
     "vit": _vit,
     **DECODERS,
     **HYBRIDS,
 }
 """model_type -> reader."""
 
-
-TEXT_MODELS = {
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
-    "llama4_text": "llama4_text",
-}
-"""model_type of a language model inside another -> the reader's, where they differ in name only."""
 
 NOT_DESCRIBED = {
     "qwen3_next": "three of four layers are gated DeltaNet, whose kernels have no price",
@@ -410,22 +421,6 @@ NOT_DESCRIBED = {
 """model_type -> why there is no reader, for models that people ask for."""
 
 
-def _language_model(values: Mapping[str, object], name: str, wanted: Wanted | None) -> HfModel | None:
-    """The language model inside a config of several models (images and text), with a note; None if there is none that
-    a reader knows."""
-    inner = values.get("text_config")
-    if not isinstance(inner, Mapping):
-        return None
-    kind = str(inner.get("model_type", ""))
-    kind = TEXT_MODELS.get(kind, kind)
-    if kind not in READERS:
-        return None
-    tied = {k: values[k] for k in ("tie_word_embeddings",) if k in values and k not in inner}
-    found = from_hf_config({**inner, **tied, "model_type": kind}, name, wanted)
-    note = f"only its language model ({kind}): what reads images or sound, and its projector, are left out"
-    return replace(found, notes=(note, *found.notes))
-
-
 def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | None = None) -> HfModel:
     """The model that a parsed config.json describes, called `name`.
 
@@ -437,8 +432,9 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
         raise InputError(f"{name}: a config.json names its model_type; got {kind!r}", "$.model_type")
     reader = READERS.get(kind)
     if reader is None:
-        if (inner := _language_model(values, name, wanted)) is not None:
-            return inner
+        if (inside := language_model(values, READERS)) is not None:
+            found = from_hf_config(inside[0], name, wanted)
+            return replace(found, notes=(*inside[1], *found.notes))
         if kind in NOT_DESCRIBED:
             raise CatalogueError(f"{name}: model_type {kind!r} has no reader: {NOT_DESCRIBED[kind]}")
         raise CatalogueError(
@@ -450,10 +446,13 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
         graph = read if isinstance(read, Graph) else build(read)
     except GraphError as error:
         raise InputError(f"{name}: {error}", "$") from error
+    for key, usual in EVERY_CLASS.items():
+        if not keys.asked(key):
+            keys.must_be(key, usual)
     keys.finish(HARMLESS)
     return HfModel(graph=graph, notes=tuple(notes), config=None if isinstance(read, Graph) else read)
 
 
 def read_hf_config(text: str, name: str, wanted: Wanted | None = None) -> HfModel:
     """The model that the text of a config.json describes; errors as in `from_hf_config` and `read_json`."""
-    return from_hf_config(read_json(text, f"config {name!r}"), name, wanted)
+    return from_hf_config(read_json(text, f"config {name!r}", infinite=True), name, wanted)

@@ -31,6 +31,7 @@ from gnomon.models import deepseek, mixtral
 from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
 
 ALIBI = "ALiBi is counted as attention without positions: its slopes are no kernel of their own"
+HEAD_NORMS = "its norms over all heads of q and k are counted as norms of each head"
 GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
 ROUTER_KEYS = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "routed_scaling_factor")
 
@@ -119,11 +120,11 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,)) -> Graph:
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
-    notes.append("its norms over all heads of q and k are counted as norms of each head")
+    notes.append(HEAD_NORMS)
     return decoder(
         DecoderConfig(
             name=name,
@@ -132,7 +133,36 @@ def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             qk_norm=True,
             qkv_bias=bias,
             out_bias=bias,
+            windows=windows,
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _olmo3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    window, layers = k.integer("sliding_window", 4096), k.integer("num_hidden_layers")
+    check_layer_types(k, [("sliding" if (i + 1) % 4 else "full") + "_attention" for i in range(layers)])
+    return _olmo2(k, name, wanted, notes, windows=(window, window, window, 0))
+
+
+def _olmoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("attention_bias", False)
+    k.choice("hidden_act", SILU, "silu")
+    if k.number("clip_qkv", 0.0):
+        notes.append("clip_qkv, which cuts q, k and v off, is counted as free")
+    k.ignore("max_position_embeddings", *ROUTER_KEYS)
+    notes.append(HEAD_NORMS)
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k),
+            qk_norm=True,
+            mixture=Mixture(
+                num_experts=k.integer("num_experts"),
+                experts_per_token=k.integer("num_experts_per_tok"),
+                expert_ffn_size=k.integer("intermediate_size"),
+            ),
         )
     )
 
@@ -229,6 +259,7 @@ def _opt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     for key in ("layerdrop", "activation_dropout"):
         k.must_be(key, 0.0, 0)
     bias = k.flag("enable_bias", True)
+    k.ignore("init_std")
     return decoder(
         DecoderConfig(
             name=name,
@@ -422,6 +453,8 @@ DECODERS: Mapping[str, Reader] = {
     "smollm3": _smollm3,
     "granite": _granite,
     "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "olmoe": _olmoe,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
     "falcon": _falcon,

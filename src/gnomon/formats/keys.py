@@ -20,15 +20,18 @@ MAX_CHARACTERS = 8 * 2**20
 T = TypeVar("T", int, float, str)
 
 
-def read_json(text: str, source: str) -> Mapping[str, object]:
-    """The object that `text` holds. `source` names it in errors.
+def read_json(text: str, source: str, *, infinite: bool = False) -> Mapping[str, object]:
+    """The object that `text` holds. `source` names it in errors. infinite: take `Infinity`, which Python writes without
+    being asked (time_step_limit of Mamba-2's configs); a number that `Keys` hands out is finite all the same.
 
     Raises InputError for over 8 Mi characters, bad syntax, NaN or infinity, a key given twice, or too much nesting.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{source} has {len(text)} characters; the limit is {MAX_CHARACTERS}", "$")
 
-    def constant(name: str) -> NoReturn:
+    def constant(name: str) -> float:
+        if infinite and name == "Infinity":
+            return math.inf
         raise InputError(f"{source} holds {name}; numbers must be finite", "$")
 
     def finite(digits: str) -> float:
@@ -73,6 +76,10 @@ class Keys:
         """Whether the key is given, be it null: null can mean something else than leaving it out."""
         return key in self._values
 
+    def asked(self, key: str) -> bool:
+        """Whether the key counts as understood already."""
+        return key in self._asked
+
     def raw(self, key: str) -> object:
         """The value as it is, None if absent; counts as understood."""
         self._asked.add(key)
@@ -92,7 +99,7 @@ class Keys:
         value = self.raw(key)
         if value is None:
             value = self._default(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             self.fail(key, f"expected a number of at least 0, got {value!r}")
         return float(value)
 

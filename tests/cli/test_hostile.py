@@ -72,7 +72,7 @@ REFUSED = [
     ("explain s.timeline", "Not TOML: Expected '=' after a key"),
     ("predict --plan utf16.toml", "Not UTF-8: byte 0xff; save it as text in UTF-8 - at `utf16.toml:1`"),
     ("predict --plan twice.toml", "Duplicate key"),
-    (f"predict inf.json {H100}", "numbers must be finite"),
+    (f"predict inf.json {H100}", "expected an integer of at least 1, got inf"),
     (f"predict nan.json {H100}", "numbers must be finite"),
     (f"predict negative.json {H100}", "expected an integer of at least 1, got -4 - at `$.num_attention_heads`"),
     (f"predict deep.json {H100}", "num_layers is 1000000000: at most 10000"),

@@ -25,6 +25,7 @@ from gnomon.search.goals import (
     up_to,
 )
 from gnomon.search.largest import grown, largest, largest_of, unit
+from gnomon.search.results import Found, Result
 from gnomon.search.vary import Varied, sequences, sweep, vary
 
 CLUSTER = parse_cluster("1x2xa100-sxm-80gb")
@@ -90,6 +91,24 @@ def test_each_value_has_its_best_plan() -> None:
         assert case.found is not None and case.found.step_s == best
     with pytest.raises(PlanError, match="cannot vary"):
         vary(ASKED, CLUSTER, WORK, "heads", (1,))
+
+
+def test_a_case_takes_a_faster_plan_of_another_that_fits_it() -> None:
+    """What comes after the exact search begins from few plans: one case may find what others miss."""
+    own = {case.label: case for case in vary(ASKED, CLUSTER, WORK, "links", (0.5, 1.0, 2.0))}
+    worse = pareto(ASKED, CLUSTER, WORK)[-1].found
+    assert isinstance(worse, Found) and worse.step_s > max(c.found.step_s for c in own.values() if c.found)
+
+    def lucky_on_slow_links(result: Result) -> Found:
+        return result.best[0] if result.cluster == own["links=0.5x"].cluster else worse
+
+    cases = vary(replace(ASKED, improve=lucky_on_slow_links), CLUSTER, WORK, "links", (0.5, 1.0, 2.0))
+    steps = [case.found.step_s for case in cases if case.found is not None]
+    assert steps == sorted(steps, reverse=True) and len(steps) == 3
+    first, middle, last = (case.found.plan for case in cases if isinstance(case.found, Found))
+    assert first == middle == last != worse.plan
+    longer = vary(replace(ASKED, improve=lucky_on_slow_links), CLUSTER, WORK, "seq_len", (128, 256))
+    assert all(case.found is worse for case in longer)  # other work is another case's
 
 
 def test_two_things_vary_together() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from gnomon.cli.values import at_most, count, new_file, some
+from gnomon.cli.values import at_most, count, new_file, some, tokens
 
 SHOWN = 5
 """Unlike plans that `gnomon plan` shows."""
@@ -69,9 +69,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     for name, text in (
         ("--global-batch", "sequences in an optimizer step"),
         ("--micro-batch-size", "sequences of a microbatch on one data-parallel rank"),
-        ("--seq-len", "tokens of a sequence"),
     ):
         work.add_argument(name, type=count, metavar="N", help=text)
+    work.add_argument("--seq-len", type=tokens, metavar="N", help="tokens of a sequence; 8k = 8192")
     work.add_argument(
         "--tokens-per-batch",
         type=some,
@@ -179,7 +179,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         help="the best plan at each value; may be given twice",
     )
     other.add_argument("--pareto", action="store_true", help="the front of time and memory")
-    other.add_argument("--longest", type=count, metavar="N", help="the longest sequence that fits, a multiple of N")
+    other.add_argument("--longest", type=tokens, metavar="N", help="the longest sequence that fits, a multiple of N")
     other.add_argument(
         "--largest",
         type=some,

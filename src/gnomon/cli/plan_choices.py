@@ -81,7 +81,9 @@ class Chosen:
                 fixed[name] = read_value(choice(name), value)
             else:
                 known = (*NAMES, *Point._fields)
-                raise InputError(f"--fix names no field{nearest(name, known)}; there are {', '.join(known)}")
+                raise InputError(
+                    f"--fix {text[:40]!r} names no field{nearest(name, known)}; there are {', '.join(known)}"
+                )
         if unknown := [name for name, v in fixed.items() if v and not _runs(stack, name, v)]:
             raise PlanError(
                 f"--fix {unknown[0]}: stack {stack.name} is not known to run it; it runs "

@@ -52,6 +52,26 @@ FORMATS = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate
 V_SCHEDULES = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
 """Schedules that need two virtual stages placed as a V."""
 
+OTHER_NAMES = {
+    "1f1b": "one_f_one_b",
+    "interleaved": "interleaved_one_f_one_b",
+    "interleaved_1f1b": "interleaved_one_f_one_b",
+    "interleaved1f1b": "interleaved_one_f_one_b",
+    "vpp": "interleaved_one_f_one_b",
+    "bfs": "looped_bfs",
+    "loopedbfs": "looped_bfs",
+    "zb_h1": "zero_bubble_h1",
+    "zbh1": "zero_bubble_h1",
+    "zb_h2": "zero_bubble_h2",
+    "zbh2": "zero_bubble_h2",
+    "interleavedzerobubble": "interleaved_zero_bubble",
+    "zbv": "zero_bubble_v",
+    "zb_v": "zero_bubble_v",
+    "zbvzerobubble": "zero_bubble_v",
+    "dualpipev": "dualpipe_v",
+}
+"""What papers, torch and other programs call schedules, in lower case with `_` -> our name, for a hint."""
+
 SEQ_LEN = 4096
 """Tokens of a sequence when nobody says, and the model has positions for so many."""
 
@@ -300,7 +320,9 @@ def _schedule(schedule: Schedule, options: argparse.Namespace) -> Schedule:
     if options.schedule is not None:
         if options.schedule not in known:
             asked = options.schedule[:40]
-            raise PlanError(f"unknown schedule {asked!r}{nearest(asked, known)}; known: {', '.join(known)}")
+            ours = OTHER_NAMES.get(asked.lower().replace("-", "_"))
+            hint = f" (here it is {ours!r})" if ours else nearest(asked, known)
+            raise PlanError(f"unknown schedule {asked!r}{hint}; known: {', '.join(known)}")
         changes["name"] = options.schedule
     if options.vpp is not None:
         changes["virtual_stages"] = options.vpp

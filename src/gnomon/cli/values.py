@@ -41,6 +41,15 @@ count = at_most(MOST)
 """A whole number of at least 1."""
 
 
+def tokens(text: str) -> int:
+    """Tokens of a sequence, at least 1; `8k` is 8,192, as in the names of models."""
+    number, factor = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+    try:
+        return count(str(int(number) * factor))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number, as in 8192 or 8k") from None
+
+
 def some(text: str) -> str:
     """Text that is not empty."""
     if not text.strip():

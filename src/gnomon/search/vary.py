@@ -10,10 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from gnomon.errors import PlanError, nearest
+from gnomon.errors import GnomonError, PlanError, nearest
 from gnomon.hardware import Cluster, scaled
-from gnomon.plans import Workload
+from gnomon.hardware.kinds import is_mixed
+from gnomon.plans import Plan, Workload
+from gnomon.prediction import host_memory, predict
 from gnomon.search.goals import Case, Question, of_nodes
+from gnomon.search.results import Found, memory_limit
 from gnomon.units import show_bytes
 
 VARIED = ("seq_len", "global_batch", "nodes", "on", "network", "links", "memory")
@@ -57,7 +60,8 @@ def sweep(
     """The best plan at each combination of values, the last thing varying fastest.
 
     tokens_per_batch: tokens of a step, from which the number of sequences follows at each length, in place of the
-    workload's. PlanError for a thing that varies twice, and for more than two.
+    workload's. Every case is given the plans of those with the same work and devices too. PlanError for a thing that
+    varies twice, and for more than two.
     """
     names = [each.name for each in varied]
     if len(set(names)) != len(names) or len(names) > 2:
@@ -72,7 +76,38 @@ def sweep(
         if tokens_per_batch is not None:
             work = replace(work, global_batch_size=sequences(tokens_per_batch, work.seq_len))
         cases.append(asked.best(machines, work, label=" ".join(labels)))
-    return tuple(cases)
+    return tuple(_with_plans_of(asked, case, cases) for case in cases)
+
+
+def _with_plans_of(asked: Question, case: Case, cases: Sequence[Case]) -> Case:
+    """The case with the fastest of all cases' plans that it can run: those for the same work on as many devices.
+
+    Only the search for equal stages is exact. Uneven stages and choices beyond it begin from a few plans, which differ
+    from case to case, so that slower links could get the faster plan.
+    """
+    if is_mixed(case.cluster):
+        return case
+    plans: dict[Plan, Found] = {}
+    for other in cases:
+        same = other.workload == case.workload and other.cluster.num_devices == case.cluster.num_devices
+        if other is not case and same and isinstance(other.found, Found) and not is_mixed(other.cluster):
+            plans.setdefault(other.found.plan, other.found)
+    if isinstance(case.found, Found):
+        plans.pop(case.found.plan, None)
+    tried = [case.found, *(_tried(asked, case, each) for each in plans.values())]
+    able = [each for each in tried if each is not None]
+    return replace(case, found=min(able, key=lambda each: each.step_s), why="") if able else case
+
+
+def _tried(asked: Question, case: Case, found: Found) -> Found | None:
+    """Another case's plan on this one's machines; None where it cannot run or does not fit."""
+    try:
+        prediction = predict(asked.graph, case.cluster, found.plan, case.workload, asked.stack)
+    except GnomonError:
+        return None
+    limit = memory_limit(case.cluster, asked.goal)
+    fits = all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits
+    return Found(point=found.point, plan=found.plan, prediction=prediction) if fits else None
 
 
 def _changed(cluster: Cluster, workload: Workload, name: str, value: Value) -> tuple[Cluster, Workload]:

@@ -168,3 +168,19 @@ def test_dense_recipes_with_megatron_fsdp_move_activations(release: str, layers:
     found = run(row | {"notes": f"NeMo container {release}"})
     assert [rule.calls for rule in found.plan.saved.rules] == ([f"layers[0:{layers}]"] if layers else [])
     assert found.recompute_open is (layers == 0)
+
+
+@pytest.mark.parametrize(
+    ("framework", "source", "release", "cudnn"),
+    [
+        ("NeMo", "NVIDIA/NeMo/docs/source/performance/performance_long_sequence.md", "", "9.1"),
+        ("NeMo", "NVIDIA/dgxc-benchmarking/llama3.1/README_70b.md@v25.02.02", "", None),
+        ("Megatron-Bridge", "", "25.09", "9.11"),
+        ("Megatron-Bridge", "", "26.02.01", "9.18"),
+        ("Megatron-Bridge", "", "26.08", "9.21"),
+    ],
+)
+def test_cudnn_of_the_container(framework: str, source: str, release: str, cudnn: str | None) -> None:
+    said = {"framework": framework, "source": source, "notes": f"NeMo container {release}" if release else ""}
+    found = run(DENSE | said | {"section": "LLAMA2-7B (FP8) - H100 with CP"})
+    assert found.stack.attention_kernel == "cudnn" and found.stack.cudnn == cudnn

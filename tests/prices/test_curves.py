@@ -158,3 +158,31 @@ def test_a_stack_s_attention_kernel_is_used_where_the_device_has_it() -> None:
     assert any(
         "does not say which kernel" in line for line in curves_with(catalogue.device("a100-sxm-80gb"), None).assumptions
     )
+
+
+def test_cudnns_attention_by_release() -> None:
+    """Four sequences of 4096 under a causal mask: NVIDIA's benchmark has 542 and 444 TFLOP/s under 9.1, 591 and 474 (of
+    one, with eight key heads) under 9.19; releases between are between."""
+    h100 = catalogue.device("h100-sxm-80gb")
+
+    def tflops(cudnn: str | None, batch: int, heads: int, kv_heads: int, *, backward: bool) -> float:
+        curves = curves_with(h100, "cudnn", cudnn=cudnn)
+        sizes = (batch, 4096, 4096, heads, kv_heads, 128)
+        seconds = attention_seconds(*sizes, causal=True, backward=backward, device=h100, curves=curves)
+        return float(2 * batch * heads * 4096**2 * 128 * (2.5 if backward else 1) / seconds / 1e12)
+
+    assert tflops("9.1", 4, 16, 16, backward=False) == pytest.approx(542, rel=0.04)
+    assert tflops("9.1", 4, 16, 16, backward=True) == pytest.approx(444, rel=0.04)
+    assert tflops("9.19", 1, 64, 8, backward=False) == pytest.approx(591, rel=0.08)
+    assert tflops("9.19.1", 1, 64, 8, backward=True) == pytest.approx(474, rel=0.08)
+    speeds = [tflops(release, 4, 16, 16, backward=True) for release in ("9.0", "9.1", "9.4", "9.13", "9.19", "9.22")]
+    assert speeds[0] == speeds[1] and speeds[2] < speeds[3] < speeds[4] == speeds[5]
+
+
+def test_a_release_of_cudnn_is_of_account_where_it_was_measured() -> None:
+    """Not on Blackwell, whose rows are of 9.22 alone; not for other kernels and head sizes."""
+    gb200, h100 = catalogue.device("gb200-nvl72"), catalogue.device("h100-sxm-80gb")
+    assert curves_with(gb200, "cudnn", cudnn="9.1") == curves_with(gb200, "cudnn")
+    old, new = curves_with(h100, "cudnn", cudnn="9.1"), curves_with(h100, "cudnn")
+    changed = {(a.kernel, a.head_dim) for a, b in zip(old.attention, new.attention, strict=True) if a != b}
+    assert changed == {("cudnn", 128)}

@@ -7,6 +7,7 @@ stacks, and how prices read them, are elsewhere.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
@@ -89,6 +90,8 @@ class Stack:
     """Which fused kernel `flash` is, where the device has it; FlashAttention-2 where it has not."""
     cublas: Literal["12.1"] | None = None
     """Which cuBLAS multiplies, where it is an older one than the curves are of."""
+    cudnn: str | None = None
+    """Release of cuDNN whose attention runs, as in `9.13`, where `attention_kernel` is cuDNN's and it is known."""
     norm: Fusion | None = None
     """Norm in one kernel, keeping its input and the row statistics, or op by op."""
     activation: Fusion | None = None
@@ -218,6 +221,8 @@ class Stack:
     def __post_init__(self) -> None:
         if "none" in self.contexts and len(self.contexts) > 1:
             raise PlanError(f"stack {self.name!r}: contexts has 'none' beside others; leave it out")
+        if self.cudnn is not None and not re.fullmatch(r"\d+(\.\d+)+", self.cudnn):
+            raise PlanError(f"stack {self.name!r}: cudnn = {self.cudnn!r} is no release; write it as in '9.13'")
         known = {f.name for f in fields(self)} - {"name", "version", "facts", "own"}
         proven = {fact.field for fact in self.facts}
         if wrong := sorted(proven - known):

@@ -102,7 +102,9 @@ class _Pricing:
         self.back = backward(context.block, context.kernels, self.dtypes, no_grad_inputs=context.no_grad)
         self.block = self.back.forward
         self.device = powered(context.device)
-        self.curves: Curves = curves_with(context.device, self.facts.attention_kernel, self.facts.cublas)
+        self.curves: Curves = curves_with(
+            context.device, self.facts.attention_kernel, self.facts.cublas, self.facts.cudnn
+        )
         self.links = dict(context.links)
         self.causal_share = self._causal_share(sizes)
         self.ops = {op.path: op for op in self.block.ops}

@@ -27,6 +27,8 @@ class KernelFacts:
     """Fused attention that the stack prefers; None: not known."""
     cublas: CublasRelease | None = None
     """The library that multiplies, where it is older than that of the curves."""
+    cudnn: str | None = None
+    """Release of cuDNN whose attention runs, where it is known."""
     transformer_engine: bool = False
     """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
     fused_casts: bool = False
@@ -48,6 +50,7 @@ class KernelFacts:
         return KernelFacts(
             attention_kernel=stack.attention_kernel,
             cublas=stack.cublas,
+            cudnn=stack.cudnn,
             transformer_engine=stack.transformer_engine is True,
             fused_casts=stack.launch == "compiled" and stack.transformer_engine is not True,
             narrow_sums=stack.tp_reduce_dtype == "fp8",

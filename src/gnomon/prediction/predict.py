@@ -420,7 +420,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         *(
             line
             for device in kinds.values()
-            for line in curves_with(device, stack.attention_kernel, stack.cublas).assumptions
+            for line in curves_with(device, stack.attention_kernel, stack.cublas, stack.cudnn).assumptions
         ),
         *(host.assumption for host in hosts if host.assumption),
         *(sustained(stack, device).note for device in kinds.values()),

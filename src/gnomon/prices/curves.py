@@ -188,6 +188,36 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CudnnRelease:
+    """How fast cuDNN's fused attention is in one of its releases."""
+
+    cudnn: str
+    """The release, as in `9.4`."""
+    forward: float
+    """Speed over that of the rows."""
+    backward: float
+    """The same of gradients."""
+    head_dim: int
+    """The class of head sizes that was measured."""
+    provenance: Provenance
+    """Of this row."""
+
+    def __post_init__(self) -> None:
+        _between(f"attention of cuDNN {self.cudnn}", 0.5, 2, forward=self.forward, backward=self.backward)
+
+    @property
+    def number(self) -> int:
+        """What orders releases."""
+        return release_number(self.cudnn)
+
+
+def release_number(release: str) -> int:
+    """`9.13` and `9.13.1` -> 913."""
+    major, minor = release.split(".")[:2]
+    return int(major) * 100 + int(minor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CurveFile:
     """One file of curves."""
 
@@ -205,6 +235,8 @@ class CurveFile:
     """Rows."""
     libraries: tuple[Library, ...] = ()
     """Older libraries that are known to be slower on this generation."""
+    cudnn: tuple[CudnnRelease, ...] = ()
+    """Releases of cuDNN whose attention was measured, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,10 +344,34 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
 
 
 @cache
-def curves_with(device: Device, attention: AttentionKernel | None, cublas: CublasRelease | None = None) -> Curves:
+def curves_with(
+    device: Device,
+    attention: AttentionKernel | None,
+    cublas: CublasRelease | None = None,
+    cudnn: str | None = None,
+) -> Curves:
     """The curves of a device with the attention kernel that a stack prefers, or FlashAttention-2 where the device has
     none of it, as libraries choose. None: FlashAttention-2, said among the assumptions. cublas: the library that
-    multiplies, where it is older than that of the curves; of no account where no difference was measured."""
+    multiplies, where it is older than that of the curves; of no account where no difference was measured. cudnn: the
+    release of cuDNN whose attention runs; None: what the rows are of."""
+    found = _with_libraries(device, attention, cublas)
+    stem = RELATIVES.get(device.arch, device.arch)
+    if cudnn is None or device.measured or stem not in _FILES or not _file(stem).cudnn:
+        return found
+    return replace(found, attention=tuple(_at_release(row, _file(stem).cudnn, cudnn) for row in found.attention))
+
+
+def _at_release(row: AttentionCurve, known: tuple[CudnnRelease, ...], release: str) -> AttentionCurve:
+    """A row under a release of cuDNN: between two that were measured in proportion, before and after them as the
+    nearest; rows of other kernels and head sizes as they are."""
+    if row.kernel != "cudnn" or row.head_dim != known[0].head_dim:
+        return row
+    speeds = [one.forward if row.direction == "forward" else one.backward for one in known]
+    speed = float(np.interp(release_number(release), [one.number for one in known], speeds))
+    return replace(row, efficiency=row.efficiency * speed)
+
+
+def _with_libraries(device: Device, attention: AttentionKernel | None, cublas: CublasRelease | None) -> Curves:
     found = curves_for(device)
     if attention is not None:
         known = {row.kernel for row in found.attention}

@@ -34,6 +34,30 @@ def without_cudnn(row: Row) -> bool:
     return row.framework.lower() == "nemo" and any(re.search(pattern, source) for pattern in NO_CUDNN)
 
 
+CUDNN = (
+    (r"^nemo.*performance_long_sequence.*h100", "", "9.1"),
+    (r"^megatron-bridge", "25.09", "9.11"),
+    (r"^megatron-bridge", "25.11", "9.13"),
+    (r"^megatron-bridge", "26.02", "9.18"),
+    (r"^megatron-bridge", "26.04", "9.20"),
+    (r"^megatron-bridge", "26.06", "9.21"),
+)
+"""(pattern of program, source and section, release of the container from which on it holds, cuDNN in it)."""
+
+CUDNN_SOURCE = (
+    "NVIDIA-NeMo/Megatron-Bridge v0.6.0 docs/releases/software-versions.md (25.09: 9.11.0; 25.11: 9.13.1; 26.02: "
+    "9.18.0; 26.04: 9.20.0; 26.06: 9.21.1); NVIDIA/NeMo docs/source/performance/performance_long_sequence.md: H100 on "
+    "container 24.03.01, older than PyTorch's 24.05, which has 9.1.0; read 2026-11-23"
+)
+
+
+def cudnn(row: Row, release: str) -> str | None:
+    """The release of cuDNN that a run's container has, where it is known."""
+    key = f"{row.framework} {row.source or ''} {row.section or ''}".lower()
+    known = (number for pattern, first, number in CUDNN if re.match(pattern, key) and first <= release)
+    return next(reversed(tuple(known)), None)
+
+
 EXPERT_SLICES = (
     (r"dgxc-benchmarking/grok1/.*@v(24|25\.0[1-4])", 4),
     (r"dgxc-benchmarking/grok1/.*@v25\.05.*gb200", 4),

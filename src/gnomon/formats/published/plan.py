@@ -392,6 +392,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, nvidia.EAGER_ACTIVATION_SOURCE, activation="unfused")
     if nvidia.without_cudnn(row):
         found = chosen(found, nvidia.NO_CUDNN_SOURCE, attention_kernel="flash2")
+    if found.attention_kernel == "cudnn":
+        found = chosen(found, nvidia.CUDNN_SOURCE, cudnn=nvidia.cudnn(row, facts.release))
     if of_recipe := automodel.kernels(row):
         found = chosen(found, automodel.SOURCE, **of_recipe)
     if program == "nemo" and nvidia.unfused_loss(row):

@@ -6,12 +6,18 @@ CUDNN_FRONTEND is a checkout of NVIDIA/cudnn-frontend, whose benchmark/sdpa_benc
 device, model, mask and dtype. Fits two constants of a row (efficiency and prologue; the others stay as they are) to
 its lengths in bf16 and keeps a quarter of them out; prints what eight bits and windows take over that. GB200's rows
 are Blackwell's; GB300's and B300's are GB300's.
+
+    python benchmarks/fit_cudnn.py CUDNN_FRONTEND --releases
+
+prints how fast it is on Hopper under three releases of cuDNN, over the rows of hopper.toml: its older results are read
+from the tags that had them.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +30,8 @@ from fitting import Error, Row, column, fit, kept_out, rounded
 from gnomon import schema
 from gnomon.hardware import catalogue
 from gnomon.hardware.types import Device
-from gnomon.prices.attention import Heads, attention_model
-from gnomon.prices.curves import Array, AttentionCurve, CurveFile, Provenance
+from gnomon.prices.attention import Heads, attention_model, attention_seconds
+from gnomon.prices.curves import Array, AttentionCurve, CurveFile, Provenance, curves_with
 
 SOURCE = "NVIDIA/cudnn-frontend 3929da2 benchmark/sdpa_benchmark_training/results, cuDNN 9.22"
 DATE = "2026-11-22"
@@ -36,6 +42,50 @@ MODELS = {128: ("llama3.1", "ltx2", "wan22_a14b"), 192: ("dsv3", "kimiK26")}
 
 DEVICES = {"NVIDIA GB200": ("gb200-nvl72", ("",)), "NVIDIA GB300": ("gb300-nvl72", ("gb300-nvl72", "b300-sxm-288gb"))}
 """Device of the results -> (in the catalogue, devices that its rows are for; empty: the whole generation)."""
+
+
+RELEASES = {
+    "9.1": ("v1.5.0", "benchmark/benchmark_results.csv"),
+    "9.4": ("v1.7.0", "benchmark/benchmark_results.csv"),
+    "9.19": ("v1.23.0", f"{RESULTS}/h200_919_only_cudnn/llama3.1_20260227_034703.csv"),
+}
+"""Release of cuDNN -> (tag, its results on H200)."""
+
+
+def speeds_of(folder: Path, release: str) -> dict[tuple[int, int, int, int], tuple[float, float]]:
+    """(sequences, length, heads, key heads) -> FLOP/s forward and backward: bf16, a causal mask, heads of 128."""
+    tag, path = RELEASES[release]
+    text = subprocess.run(["git", "-C", folder, "show", f"{tag}:{path}"], check=True, capture_output=True, text=True)
+    lines, found = text.stdout.splitlines(), {}
+    if "q_seqlen" in lines[0]:
+        for row in csv.DictReader(lines):
+            if (row["data_type"], row["attn_mask"]) == ("bfloat16", "top_left"):
+                sizes = (row["batch_size"], row["q_seqlen"], row["num_q_heads"], row["num_kv_heads"])
+                found[tuple(map(int, sizes))] = float(row["fwd_tflops"]), float(row["bwd_tflops"])
+    else:  # columns were renamed in between: sizes, then PyTorch's three speeds, then cuDNN's forward, backward, both
+        shift = 1 if "dropout_p" in lines[0] else 0
+        for batch, heads, length, _, causal, *speeds in csv.reader(lines[1:]):
+            if causal == "True":
+                key = (int(batch), int(length), int(heads), int(heads))
+                found[key] = float(speeds[shift + 3]), float(speeds[shift + 4])
+    return {key: (a * 1e12, b * 1e12) for key, (a, b) in found.items() if 4096 <= key[1] <= 32768}
+
+
+def print_releases(folder: Path) -> None:
+    """Speed of each release over the rows', median and range over lengths."""
+    h100 = catalogue.device("h100-sxm-80gb")
+    curves = curves_with(h100, "cudnn")
+    print("| cuDNN | lengths | forward | backward |\n|---|---:|---|---|")
+    for release in RELEASES:
+        parts: tuple[list[float], list[float]] = ([], [])
+        for (batch, length, heads, kv_heads), speeds in sorted(speeds_of(folder, release).items()):
+            for part, speed, backward in zip(parts, speeds, (False, True), strict=True):
+                work = 2 * batch * heads * length**2 * 128 * (2.5 if backward else 1)
+                sizes = (batch, length, length, heads, kv_heads, 128)
+                price = attention_seconds(*sizes, causal=True, backward=backward, device=h100, curves=curves)
+                part.append(speed * float(price) / work)
+        said = (f"{np.median(part):.3f} ({min(part):.2f} to {max(part):.2f})" for part in parts)
+        print(f"| {release} | {len(parts[0])} | {' | '.join(said)} |")
 
 
 def rows_of(folder: Path) -> Iterator[Row]:
@@ -123,7 +173,11 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="put the rows into src/gnomon/prices/curves/blackwell.toml"
     )
+    parser.add_argument("--releases", action="store_true", help="print speeds of releases on Hopper instead")
     args = parser.parse_args()
+    if args.releases:
+        print_releases(args.folder)
+        return
     rows, path = list(rows_of(args.folder)), CURVES / "blackwell.toml"
     file = schema.load_file(CurveFile, path)
     found = list(found_rows(rows, file))

@@ -144,7 +144,7 @@ def test_terminals_of_other_encodings(words: str, encoding: str, folder: Path) -
     (folder / "mödel 😀.json").rename(folder / "mödel.json")
     program = f"import sys; from gnomon.cli import main; sys.exit(main({words.split()!r}))"
     environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONIOENCODING": encoding}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=600)
     (folder / "mödel.json").rename(folder / "mödel 😀.json")
     assert (done.returncode, done.stderr) == (0, b"")
     if "--json" in words:
@@ -167,7 +167,7 @@ def started(words: str, **options: object) -> subprocess.Popen[str]:
 def test_an_output_that_is_full_is_no_mistake_of_ours() -> None:
     with open("/dev/full", "w") as full:
         process = started("catalogue devices", stdout=full, stderr=subprocess.PIPE)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (2, "starts\ngnomon: cannot write the output: No space left on device\n")
 
 
@@ -178,7 +178,7 @@ def test_an_interrupted_search_says_so_and_writes_nothing(tmp_path: Path) -> Non
     assert process.stderr is not None and process.stderr.readline() == "starts\n"
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (130, "", "gnomon: interrupted\n")
     assert not list(tmp_path.iterdir())
 

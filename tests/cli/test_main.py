@@ -47,7 +47,7 @@ def fresh(words: Sequence[str], *, code: str = "") -> subprocess.CompletedProces
     program = f"import sys; from gnomon.cli import main; status = main({list(words)!r}); {code}; sys.exit(status)"
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source}
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=600)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ def test_a_sequence_is_no_longer_than_learned_positions_unless_asked(capsys: pyt
 def test_the_package_is_a_program() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     words = [sys.executable, "-m", "gnomon", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=600)
     assert (done.returncode, done.stdout) == (0, f"gnomon {__version__}\n")
 
 
@@ -255,7 +255,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     source = str(Path(__file__).parents[2] / "src")
     line = f"set -o pipefail; {code} | true"
     done = subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source}, timeout=60
+        ["bash", "-c", line], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source}, timeout=600
     )
     assert (done.returncode, done.stderr) == (0, "")
 

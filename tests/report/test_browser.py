@@ -61,7 +61,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
     file.write_text(page.replace("</body>", PROBE), encoding="utf-8")
     assert CHROMIUM is not None
     command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={net}"]
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=600, check=False)
     dom = done.stdout
 
     assert "CONSOLE" not in done.stderr, done.stderr  # neither an error nor a refusal of the policy

@@ -153,6 +153,7 @@ def account(name: str) -> Accounted:
     recorder = Recorder(memory=True)
     with patch.object(Buffers, "end_finished", lambda self: None):
         executor.step(batch(), recorder)
+    executor.leave()
     return Accounted(flops=products.flops, timeline=executor.per_class(timeline), held=tuple(recorder.held), live=live)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from runtime import accounted, measured, parity, traced
 
@@ -20,6 +21,8 @@ class Results:
     traced: dict[str, traced.Traced]
     measured: dict[str, tuple[Timeline, Timeline]]
     accounted: dict[str, accounted.Accounted]
+    threads: tuple[int, int]
+    """Of the process, before the first plan and after the last; (0, 0) where the system does not say."""
 
 
 def results(world_size: int) -> dict[int, Results]:
@@ -39,7 +42,7 @@ def _outcome(world_size: int) -> dict[int, Results] | Exception:
 
 
 def run(world_size: int) -> Results:
-    names = [name for name, plan in parity.PLANS.items() if plan.world_size == world_size]
+    names, before = [name for name, plan in parity.PLANS.items() if plan.world_size == world_size], threads()
     return Results(
         trained=parity.train_all(names),
         gradients=parity.gradients_all(names),
@@ -48,4 +51,10 @@ def run(world_size: int) -> Results:
             [name for name, plan in accounted.PLANS.items() if plan.world_size == world_size]
         ),
         measured=measured.measure_all([name for name in names if name in measured.PLANS]),
+        threads=(before, threads()),
     )
+
+
+def threads() -> int:
+    """Of this process, torch's and gloo's too."""
+    return len(list(Path("/proc/self/task").glob("*")))

@@ -19,6 +19,7 @@ def measure(name: str) -> tuple[Timeline, Timeline]:
     executor.step(parity.batch(0))
     result, timeline = executor.measured_step(parity.batch(1))
     assert executor.total_loss(result) > 0
+    executor.leave()
     return timeline, executor.per_class(timeline)
 
 

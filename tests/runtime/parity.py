@@ -291,6 +291,7 @@ def train(
         for slot, (low, high) in held.pieces():
             found[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].numpy().copy())
     assert not executor.buffers.tensors and not executor.saved and not executor.aside
+    executor.leave()
     return curve, found
 
 
@@ -307,6 +308,7 @@ def gradients(plan: Plan) -> list[tuple[float, Part]]:
 
     with patch.object(AdamW, "update", note):
         norms = [float(executor.step(batch(step)).grad_norm) for step in range(STEPS)]
+    executor.leave()
     return [(norm, part) for norm, (_, part) in zip(norms, steps, strict=True)]
 
 

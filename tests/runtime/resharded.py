@@ -31,6 +31,7 @@ def write(folder: Path) -> dict[str, parity.Curve]:
         result = running.step(parity.batch(0))
         found[name] = [(running.total_loss(result), float(result.grad_norm))]
         save(folder / name, running, 1)
+        running.leave()
     return found
 
 
@@ -45,7 +46,7 @@ def read(folder: Path, world_size: int) -> dict[tuple[str, str], parity.Curve]:
             for step in range(done, parity.STEPS):
                 result = running.step(parity.batch(step))
                 curve.append((running.total_loss(result), float(result.grad_norm)))
-            running.synchronise()
+            running.leave()
             found[writer, name] = curve
     return found
 

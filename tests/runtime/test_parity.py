@@ -59,6 +59,15 @@ def test_it_trains_as_the_plain_model(name: str, case: str) -> None:
         assert all(bool(each.all()) for each in seen.values())
 
 
+@pytest.mark.parametrize("world_size", sorted({plan.world_size for plan in parity.PLANS.values()}))
+def test_a_plan_that_was_left_keeps_no_threads(world_size: int) -> None:
+    """Groups have some each, which wake a hundred times a second: a thousand of them once took most of both cores. A
+    few are torch's own, and the first plan starts them."""
+    for results in jobs.results(world_size).values():
+        before, after = results.threads
+        assert after - before <= 16
+
+
 def test_every_schedule_that_trains_is_in_some_plan() -> None:
     assert {plan.schedule.name for plan in parity.PLANS.values()} == parity.SCHEDULES
 

@@ -35,6 +35,7 @@ def losses(given: tuple[tuple[LlamaConfig, Plan], ...]) -> list[float]:
     for config, plan in given:
         executor = Executor(config, plan, WORKLOAD)
         found.append(executor.total_loss(executor.step(token_ids(config))))
+        executor.leave()
     return found
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 
 SOURCE = Path(__file__).parents[2] / "src"
 GNOMON = (sys.executable, "-c", "import sys; from gnomon.cli import main; sys.exit(main())")
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 FOREVER = "1000000"
 TRAIN = ("run", "plan.toml", "--data", "text")
 

@@ -187,6 +187,7 @@ def trace(name: str) -> Traced:
     executor.step(ids)
     with watching(executor, ids) as found:
         executor.step(ids)
+    executor.leave()
     return found.actions, expected_actions(executor), found.calls, (found.most_saved, foreseen(executor))
 
 

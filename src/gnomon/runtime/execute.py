@@ -268,6 +268,13 @@ class Executor:
         """Waits for everything that was started, so that parameters are those after the last update."""
         self.buffers.wait_all()
 
+    def leave(self) -> None:
+        """Ends this job's process groups, for a process that goes on to another plan. Every rank must call it, and none
+        runs a step after it."""
+        self.synchronise()
+        self.groups.leave()
+        self.rows.clear()  # they hold this object, and with it the groups, until garbage is collected
+
     def total_loss(self, result: StepResult) -> float:
         """The mean loss over all tokens of the step; all ranks must ask."""
         total = result.loss.clone()

@@ -93,6 +93,13 @@ class Groups:
                     found[name] = made
         return Groups(mesh=meshes[here.pipeline_rank], here=here, by_comm=found)
 
+    def leave(self) -> None:
+        """Ends the groups, each of which has threads that wake a hundred times a second. Every rank must call it."""
+        dist.barrier()  # before that, another rank may still be told something in one
+        for group in self.by_comm.values():
+            if group is not None:
+                dist.destroy_process_group(group)
+
 
 def channel_name(channel: Channel, route: Route) -> str:
     """`0>1 X 3>5`: of messages of one kind from rank 3 to rank 5."""

@@ -241,6 +241,7 @@ def train(job: Job) -> Outcome:
             loop.step(step)
             if loop.ends(step, _anyone(asked)):
                 break
+        executor.leave()
         return loop.outcome()
 
 

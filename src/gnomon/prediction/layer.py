@@ -69,12 +69,14 @@ UNFUSED_BEFORE_CASTS = frozenset({"attention", "linear", "matmul", "grouped_line
 @lru_cache(maxsize=4096)
 def layer_price(context: LocalContext) -> LayerPrice:
     """The price. UnpricedError names an op, link or number format without one."""
-    return price_layer(context, dict(context.sizes))
+    saving = context.saving
+    kept = replace(context, saving=LayerSaving(policy=(), input="keep"), whole_recompute=False)
+    return _priced(kept).price(saving, whole=context.whole_recompute)
 
 
 def price_layer(context: LocalContext, sizes: Mapping[str, Any]) -> LayerPrice:
     """The price at sizes other than the context's own; arrays of sizes give arrays in every number (see `batch`)."""
-    return _Pricing(context, sizes).price()
+    return _Pricing(context, sizes).price(context.saving, whole=context.whole_recompute)
 
 
 def price_layer_saved(
@@ -83,15 +85,17 @@ def price_layer_saved(
     """The prices under several ways of (saving, whole_recompute) in place of the context's own; what does not depend on
     them is priced once."""
     pricing = _Pricing(context, sizes)
-    found = []
-    for saving, whole in ways:
-        pricing.context = replace(context, saving=saving, whole_recompute=whole)
-        found.append(pricing.price())
-    return tuple(found)
+    return tuple(pricing.price(saving, whole=whole) for saving, whole in ways)
+
+
+@lru_cache(maxsize=512)
+def _priced(context: LocalContext) -> _Pricing:
+    """What plans share that keep and recompute other tensors."""
+    return _Pricing(context, dict(context.sizes))
 
 
 class _Pricing:
-    """One layer being priced."""
+    """One layer being priced, however its tensors are saved."""
 
     def __init__(self, context: LocalContext, sizes: Mapping[str, Any]) -> None:
         self.context, self.facts = context, context.facts
@@ -156,11 +160,11 @@ class _Pricing:
             sharded=self.sharded,
         )
 
-    def price(self) -> LayerPrice:
-        """All phases and bytes."""
+    def price(self, saving: LayerSaving, *, whole: bool) -> LayerPrice:
+        """All phases and bytes. whole: as `LocalContext.whole_recompute`."""
         forward = self.forward
-        fates = saved(self.back, dict(self.context.saving.policy), self.dtypes)
-        again = self._again(fates.recompute_ops)
+        fates = saved(self.back, dict(saving.policy), self.dtypes)
+        again = self._all() if whole else fates.recompute_ops
         return replace(
             self.always,
             recompute=self._sum(
@@ -170,9 +174,9 @@ class _Pricing:
             ),
             kept=self._kept(fates.kept),
             offloaded_bytes=sum(self._bytes(entry.tensor) for entry in fates.offloaded)
-            + (self.always.input_bytes if self.context.saving.input == "offload" else 0),
+            + (self.always.input_bytes if saving.input == "offload" else 0),
             remade_bytes=sum(self._bytes(entry.tensor) for entry in fates.recomputed),
-            input_away=self.context.saving.input != "keep",
+            input_away=saving.input != "keep",
         )
 
     def _causal_share(self, sizes: Mapping[str, Any]) -> float | None:
@@ -494,11 +498,9 @@ class _Pricing:
     def _attends(self, path: str) -> bool:
         return self.context.block.op(path).kind == "attention"
 
-    def _again(self, least: tuple[str, ...]) -> tuple[str, ...]:
-        """Paths of ops that run a second time."""
-        if self.context.whole_recompute:
-            return tuple(op.path for op in self.block.ops if op.kind not in VIEWS)
-        return least
+    def _all(self) -> tuple[str, ...]:
+        """Paths of all ops that run."""
+        return tuple(op.path for op in self.block.ops if op.kind not in VIEWS)
 
     def _collectives_again(self, again: Sequence[str]) -> list[Collective]:
         origins = {path.partition(":")[0] for path in again}

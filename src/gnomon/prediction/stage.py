@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.graph import DTYPE_BITS, Graph, Kernels, Layer
+from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Layout, Mesh, Plan, Precision, divided_layers, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
@@ -24,6 +24,7 @@ from gnomon.prediction.layer_types import Kept, KernelFacts, LayerPrice, LocalCo
 from gnomon.prediction.vocabulary import VocabularyShare
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
+from gnomon.sharding.block import INNER_AXES
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.parameters import STATE_TENSORS, frozen_bytes, parameter_collectives, shard_ranks
 
@@ -391,13 +392,15 @@ def _stage_price(
         name, no_grad, saved, low = alike
         key = known, id(links), name, no_grad, saved, low
         if key not in made.prices:
+            block = graph.block(name)
+            inside, among = _inside(block, mesh, links)
             context = LocalContext(
-                block=graph.block(name),
+                block=block,
                 no_grad=no_grad,
                 sizes=known[1],
-                mesh=mesh,
+                mesh=inside,
                 layout=layout,
-                links=tuple(sorted(links.items(), key=lambda item: item[0])),
+                links=among,
                 saving=saved,
                 whole_recompute=saved.whole,
                 precision=_precision(plan, low),
@@ -443,7 +446,16 @@ def _stage_price(
 
 
 def _precision(plan: Plan, narrow: bool) -> Precision:
-    return plan.precision if narrow or plan.precision.fp8 is None else replace(plan.precision, fp8=None)
+    """What prices of layers know of it, so that plans share them."""
+    return Precision(compute=plan.precision.compute, fp8=plan.precision.fp8 if narrow else None)
+
+
+def _inside(block: Block, mesh: Mesh, links: Mapping[str, AxisLink]) -> tuple[Mesh, tuple[tuple[str, AxisLink], ...]]:
+    """The axes and links that the price of a layer follows from, so that plans with other data parallelism share it;
+    without experts, nothing lies on theirs."""
+    ep, etp = (mesh.ep, mesh.etp) if routed_tensors(block) else (1, 1)
+    inside = Mesh(dp_shard=ep * etp, cp=mesh.cp, tp=mesh.tp, ep=ep, etp=etp)
+    return inside, tuple((axis, links[axis]) for axis in INNER_AXES if axis in links and getattr(inside, axis) > 1)
 
 
 def stage_links(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from gnomon.simulate.durations import Durations
 from gnomon.simulate.walk import walk
 
 Doubles = NDArray[np.float64]
+Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,10 +61,21 @@ def _by_position(structure: Structure, by_row: Doubles) -> Doubles:
         return by_row[order.rows]
     out = np.zeros(order.size)
     np.maximum.at(out, order.position, by_row)
-    for _, members, starts in order.groups:
-        longest = np.maximum.reduceat(out[members], starts)
-        out[members] = np.repeat(longest, np.diff(np.append(starts, len(members))))
+    members, starts, group = _met(order)
+    if len(members):
+        out[members] = np.maximum.reduceat(out[members], starts)[group]
     return out
+
+
+@lru_cache(maxsize=64)
+def _met(order: Order) -> tuple[Longs, Longs, Longs]:
+    """(members of all groups, one group after another; the first of each; the group of each member)."""
+    members = [np.zeros(0, np.int64), *(each for _, each, _ in order.groups)]
+    before = np.cumsum([0, *map(len, members)])
+    starts = [np.zeros(0, np.int64), *(first + at for (_, _, first), at in zip(order.groups, before[1:], strict=False))]
+    first = np.concatenate(starts)
+    size = int(before[-1])
+    return np.concatenate(members), first, np.repeat(np.arange(len(first)), np.diff(np.append(first, size)))
 
 
 def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubles:
@@ -90,26 +104,17 @@ def play(clock: Clock, base: Doubles | None = None) -> Times:
     ends = np.empty((2 if lagged else 1) * (size + 1))
     ends[size :: size + 1] = -np.inf
     start = np.empty(size)
-    lane, first, second = _columns(order, lagged)
-    groups = {level: (members, starts) for level, members, starts in order.groups}
-    more: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
-    for level, positions, sources, data in order.more:
-        more.setdefault(level, []).append((positions, sources + data * (size + 1) if lagged else sources))
-    two = _any_by_level(order, order.waits[1])
-    ptr = order.level_ptr.tolist()
     busy, lag, take, maximum = clock.busy, clock.lag, ends.take, np.maximum
-    for level, (a, b) in enumerate(zip(ptr[:-1], ptr[1:], strict=True)):
+    for a, b, lane, first, second, more, groups in _levels(order, lagged):
         t = start[a:b]
-        maximum(take(lane[a:b]), base[a:b], out=t)
-        maximum(t, take(first[a:b]), out=t)
-        if two[level]:
-            maximum(t, take(second[a:b]), out=t)
-        for positions, sources in more.get(level, ()):
+        maximum(take(lane), base[a:b], out=t)
+        maximum(t, take(first), out=t)
+        if second is not None:
+            maximum(t, take(second), out=t)
+        for positions, sources in more:
             start[positions] = maximum(start[positions], take(sources))
-        if level in groups:
-            members, starts = groups[level]
-            together = maximum.reduceat(start[members], starts)
-            start[members] = np.repeat(together, np.diff(np.append(starts, len(members))))
+        for members, starts, group in groups:
+            start[members] = maximum.reduceat(start[members], starts)[group]
         np.add(t, busy[a:b], out=ends[a:b])
         if lag is not None:
             np.add(ends[a:b], lag[a:b], out=ends[size + 1 + a : size + 1 + b])
@@ -131,6 +136,32 @@ def _only(base: Doubles, positions: NDArray[np.int64]) -> bool:
     others = base.copy()
     others[positions] = -np.inf
     return bool(np.isneginf(others).all())
+
+
+_Level: TypeAlias = (
+    "tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32] | None, list[tuple[Longs, Longs]],"
+    "list[tuple[Longs, Longs, Longs]]]"
+)
+"""Its slice of positions; what these wait for, first on their stream (the third is None where nothing waits for so
+many); further (positions, what they wait for); (members of groups, the first of each, the group of each member)."""
+
+
+@lru_cache(maxsize=16)
+def _levels(order: Order, lagged: bool) -> tuple[_Level, ...]:
+    """Level by level, what `play` does, as indices into ends, or into ends followed by seen times."""
+    lane, first, second = _columns(order, lagged)
+    more: dict[int, list[tuple[Longs, Longs]]] = {}
+    for level, positions, sources, data in order.more:
+        more.setdefault(level, []).append((positions, sources + data * (order.size + 1) if lagged else sources))
+    groups: dict[int, list[tuple[Longs, Longs, Longs]]] = {}
+    for level, members, starts in order.groups:
+        group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(members))))
+        groups.setdefault(level, []).append((members, starts, group))
+    ptr, two = order.level_ptr.tolist(), _any_by_level(order, order.waits[1])
+    return tuple(
+        (a, b, lane[a:b], first[a:b], second[a:b] if two[at] else None, more.get(at, []), groups.get(at, []))
+        for at, (a, b) in enumerate(zip(ptr[:-1], ptr[1:], strict=True))
+    )
 
 
 def _columns(order: Order, lagged: bool) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:

@@ -158,6 +158,7 @@ CHANGES = {
     "precision.fp8.except_ops": Change(("mlp.down_proj",), fp8=True),
     "precision.fp8.gather": Change(True, fp8=True),
     "precision.fp8.attention": Change(True, fp8=True),
+    "precision.fp8.fixed": Change(True, fp8=True),
     "placement": Change(tuple(reversed(range(32)))),
 }
 """Of each field of a plan. A new field fails the next test until it is here, and the one after until it is handled."""

@@ -360,6 +360,39 @@ def test_what_recipes_of_tpus_move_to_the_host() -> None:
     assert stated.plan.saved.rules == ()
 
 
+def test_recipes_of_tpu_7x_say_what_stays_and_who_shares_a_sequence() -> None:
+    """70B keeps what attention reads and puts out; its long sequences lie on four chips. 405B moves two tensors in
+    bf16 and one in eight bits, whose scales are constants; its loss in bf16 is computed part by part."""
+    llama = replace(
+        QWEN,
+        source="AI-Hypercomputer/tpu-recipes/training/ironwood/README.md",
+        model="llama3.1-70b",
+        device="tpu7x-ironwood(chip)",
+        framework="MaxText",
+        precision="bf16",
+        recompute=None,
+        num_devices=256,
+        experts=None,
+        ffn="28672",
+        topk=None,
+        dp=None,
+        ep=None,
+        seq_len=8192,
+        global_batch=1024,
+    )
+    again, kept = to_run(llama).plan.saved.rules
+    assert again.action == "recompute" and kept.action == "keep"
+    assert kept.tensors == ("*q_proj", "*k_proj", "*v_proj", "*attn.core*")
+    long = to_run(replace(llama, seq_len=131072, global_batch=64)).plan
+    assert (long.mesh.cp, long.mesh.dp_shard, long.layout.context) == (4, 64, "all_gather")
+    assert long.saved.rules[-1].calls == "head"
+    big = replace(llama, model="llama3.1-405b", global_batch=1536)
+    assert [rule.action for rule in to_run(big).plan.saved.rules] == ["recompute", "keep", "offload", "recompute"]
+    narrow = to_run(replace(big, precision="fp8_full")).plan
+    assert [rule.tensors for rule in narrow.saved.rules[1:]] == [("input",)]
+    assert narrow.precision.fp8 is not None and narrow.precision.fp8.fixed and narrow.precision.fp8.gather
+
+
 def test_a_recipe_gives_the_length_of_its_tokens_a_step() -> None:
     """DeepSeek-V3 on 512 v5p: six sequences of 8192 a chip; GPT-3's recipe runs in int8, which no row says."""
     row = replace(

@@ -346,6 +346,9 @@ class Fp8:
     """Gather parameters in eight bits under ZeRO 3."""
     attention: bool = False
     """Fused attention multiplies in eight bits too."""
+    fixed: bool = False
+    """Scales of weights and activations are constants. Gradients are searched for their maxima, and cast once for each
+    of their two products, by row and by column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

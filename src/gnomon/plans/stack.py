@@ -148,6 +148,10 @@ class Stack:
     moe_weights: Literal["output", "activation"] | None = None
     """Where the router's weights multiply: what experts put out, or their activation, so that nothing of the output is
     kept for backward. Left out: the output."""
+    moe_rows: Literal["sorted"] | None = None
+    """How rows get into the order of experts and back. `sorted`: tokens are copied once for each of their experts, and
+    all copies are then put into order; of what experts put out too, before it is added up. Left out: in one pass with
+    the copying and the adding."""
     moe_capacity_factor: float | None = None
     """Tokens an expert takes, over the mean; None while unknown, 0 for dropless."""
     schedules: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from gnomon.prices.curves import curves_for
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds
 from gnomon.prices.stream import stream_seconds
+from gnomon.prices.tpu import devices_of
 from gnomon.sharding.parameters import shard_ranks
 
 NOTHING = OpPrice(device_s=0.0, kernels=0)
@@ -33,7 +34,7 @@ def around(
             total = total + _accumulate(stage, layer, stack, microbatches) * times
         if zero3 and kind in ("F", "B"):
             total = total + _copy_out(stage, layer, "before_backward" if kind == "B" else "before_forward") * times
-        if zero3 and kind == "F":
+        if zero3 and (kind == "F" or (kind == "B" and layer.recompute.flops)):  # products that run again cast again
             total = total + _weight_cast(stage, layer) * times
         if stack.loss_metrics and kind == "F":
             total = total + _loss_again(stage, layer) * (times * stack.loss_metrics)
@@ -43,8 +44,9 @@ def around(
 def _weight_cast(stage: StagePrice, layer: LayerPrice) -> OpPrice:
     """Gathered weights cast to eight bits; where they are gathered in eight bits, each rank casts its part."""
     fp8, cast = stage.plan.precision.fp8, layer.weight_cast
-    ranks = shard_ranks(stage.mesh, experts=False) if fp8 is not None and fp8.gather else 1
-    return replace(cast, device_s=cast.device_s / ranks)
+    if fp8 is not None and fp8.gather:
+        return replace(cast, device_s=cast.device_s / shard_ranks(stage.mesh, experts=False))
+    return replace(cast, device_s=cast.device_s * devices_of(stage.device))
 
 
 def _loss_again(stage: StagePrice, layer: LayerPrice) -> OpPrice:
@@ -72,6 +74,7 @@ def _accumulate(stage: StagePrice, layer: LayerPrice, stack: Stack, microbatches
     if own is not None:
         return own
     if to_reduce:
+        elements = elements * devices_of(device)
         moved = (elements * (DTYPE_BITS[precision.compute] // 8), elements * (DTYPE_BITS[precision.reduce] // 8))
         return OpPrice(device_s=float(stream_seconds(*moved, device, curves_for(device), kernels=1)), kernels=1)
     if precision.grad == precision.compute and microbatches == 1:
@@ -87,4 +90,5 @@ def _copy_out(stage: StagePrice, layer: LayerPrice, wanted: str) -> OpPrice:
     size = sum(c.bytes for c in stage.collectives(layer) if c.when == wanted)
     if not size:
         return NOTHING
+    size = size * devices_of(stage.device)
     return OpPrice(device_s=float(stream_seconds(size, size, stage.device, curves_for(stage.device))), kernels=1)

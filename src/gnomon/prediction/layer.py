@@ -37,7 +37,7 @@ from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Curves, curves_with
 from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
-from gnomon.prices.experts import extra_passes, loop_launches, row_passes
+from gnomon.prices.experts import extra_passes, loop_launches, order_pass, row_passes
 from gnomon.prices.kernels import (
     FREE,
     WHOLE,
@@ -262,7 +262,9 @@ class _Pricing:
         else:
             fused = engine and made is not None and made.kind == "norm" and name not in self.adapted
         once = engine and bool(op.contracts) and self.block.tensor(op.inputs[1]).kind != "parameter"
-        return Cast(again=again, normed=fused, share=1 / self.gathered.get(name, 1), once=once)
+        fp8 = self.context.precision.fp8
+        searched = backward and fp8 is not None and fp8.fixed
+        return Cast(again=again, normed=fused, share=1 / self.gathered.get(name, 1), once=once, searched=searched)
 
     def _low(self, path: str) -> Low:
         fp8 = self.context.precision.fp8
@@ -321,6 +323,8 @@ class _Pricing:
         """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch, and
         beside a rotary embedding that its fused kernel cannot do."""
         context, experts = self.context, self.local_experts
+        if self.facts.sorted_rows and experts:
+            return order_pass(op, self.block, self._setting(op.path), context.load, self.device, self.curves, backward)
         if not self.facts.transformer_engine or not experts:
             return FREE
         if op.attr("factor", False):

@@ -41,6 +41,8 @@ class KernelFacts:
     """A backward's collectives travel beside the products that do not need them."""
     fused_dispatch: bool = False
     """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
+    sorted_rows: bool = False
+    """Rows of experts are brought into order in passes of their own (`Stack.moe_rows`)."""
     fused_experts: bool = False
     """Narrow products of experts, their activation and its casts are one kernel each way (`Stack.moe_experts`)."""
 
@@ -57,6 +59,7 @@ class KernelFacts:
             dropout_add_fused=stack.dropout_add == "fused",
             backward_overlap=stack.backward_overlap is True,
             fused_dispatch=stack.moe_dispatch == "fused",
+            sorted_rows=stack.moe_rows == "sorted",
             fused_experts=stack.moe_experts == "fused",
         )
 

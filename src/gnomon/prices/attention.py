@@ -17,17 +17,13 @@ import numpy as np
 from gnomon.errors import UnpricedError
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Array, AttentionCurve, AttentionKernel, Curves, Size, Time, as_time
+from gnomon.prices.tpu import lanes_of
 
 BLOCK = 128
 """Queries and keys of a tile of a window."""
 
 LANE = 32
 """Head sizes are worked on in multiples of this (FlashAttention; measured: 72 takes no less time than 80)."""
-
-TPU_LANES = {"tpu-v6e": 256, "tpu-7x": 256}
-"""Side of the matrix units of a generation of TPUs, which head sizes fill up: 128 up to v5p (Google Cloud, TPU system
-architecture and the pages of v6e and TPU7x, read 2026-11-22)."""
-
 
 TPU_TILES = {"tpu-7x": (1024, 2048)}
 """Queries and keys of a tile, forward and backward: what MaxText's recipes of a generation set (AI-Hypercomputer/
@@ -44,7 +40,7 @@ def tiled_window(window: int, device: Device, *, backward: bool) -> int:
 
 def lane_of(device: Device) -> int:
     """What head sizes are multiples of as a device multiplies them."""
-    return TPU_LANES.get(device.arch, 128) if device.kind == "tpu" else LANE
+    return lanes_of(device) if device.kind == "tpu" else LANE
 
 
 def attention_seconds(

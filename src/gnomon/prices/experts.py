@@ -1,5 +1,5 @@
-"""What Megatron Core's mixture layers run around the products of experts: launches one expert at a time, and passes
-over the rows that its all-to-all needs.
+"""What mixture layers run around the products of experts. Megatron Core's: launches one expert at a time, and passes
+over the rows that its all-to-all needs. MaxText's: rows brought into order in passes of their own.
 
 A grouped product of Transformer Engine is a loop in its library: for each expert a product, and in eight bits a cast
 and the layout of scales. Rows that come from an all-to-all lie by rank and are sorted by expert; eight bits want rows
@@ -12,7 +12,7 @@ transformer_engine/pytorch/module/grouped_linear.py; read 2026-11-22.
 
 from __future__ import annotations
 
-from gnomon.graph import Op
+from gnomon.graph import Block, Op, Setting, nbytes
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Curves, Size
 from gnomon.prices.kernels import Low, OpPrice
@@ -78,3 +78,18 @@ def row_passes(
         return price
     moved = stream_seconds(rows_bytes * passes, rows_bytes * passes, device, curves, kernels=passes)
     return price + OpPrice(device_s=moved, kernels=0)
+
+
+def order_pass(
+    op: Op, block: Block, setting: Setting, load: float, device: Device, curves: Curves, backward: bool
+) -> OpPrice:
+    """Rows read in one order and written in another, where that is a pass of its own (`Stack.moe_rows`): copies of
+    tokens before the experts and their gradients after; what the last product puts out, which is kept in the order of
+    tokens, and its gradient. load: rows over those of balanced routing."""
+    combined = {other.inputs[0] for other in block.ops if other.kind == "combine"}
+    last = op.kind == "grouped_linear" and op.outputs[0] in combined and not backward
+    if not (last or op.kind == "dispatch" or (op.kind == "combine" and backward)):
+        return OpPrice(device_s=0.0, kernels=0)
+    rows = block.tensor(op.inputs[0] if op.kind == "combine" else op.outputs[0])
+    moved = nbytes(rows, setting.sizes, setting.dtypes) * load
+    return OpPrice(device_s=stream_seconds(moved, moved, device, curves, kind="reduce"), kernels=1)

@@ -9,7 +9,7 @@ does: what is lowered as separate ops is priced as separate kernels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,6 +26,7 @@ from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.measured import RULES, attention_points, matmul_seconds, rule_seconds, table_seconds
 from gnomon.prices.state_space import BACKWARD_KERNELS, FORWARD_KERNELS, scan_seconds
 from gnomon.prices.stream import stream_seconds
+from gnomon.prices.tpu import Shape, apart, devices_of, filled
 from gnomon.sharding.homes import routed_tensors
 
 Low: TypeAlias = Literal["", "fp8", "fp4"]
@@ -155,6 +156,8 @@ class Cast:
     """Part that a rank casts before the parts are gathered in eight bits; the transposed copy is made of the whole."""
     once: bool = False
     """Without the transposed copy, which the weight gradient reads: of a weight that is not trained."""
+    searched: bool = False
+    """Read for its maxima by row and by column, then cast with either."""
 
 
 WHOLE = Cast()
@@ -355,16 +358,21 @@ def _streamed(op: Op, table: Mapping[str, Steps], work: Work, device: Device, cu
 
 def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Curves, how: Cast) -> OpPrice:
     """To 8 bits, as is and transposed (Hopper multiplies 8-bit operands along rows only), and the maximum for the
-    scale. Source: Transformer Engine's cast-transpose; fp8_transpose after a gather in 8 bits."""
+    scale. A TPU multiplies along both, from one copy. Source: Transformer Engine's cast-transpose; fp8_transpose after
+    a gather in 8 bits; two casts of a gradient: see `Fp8.fixed`."""
     if how.again:
         return FREE
     size = nbytes(block.tensor(name), setting.sizes, setting.dtypes)
     elements = numel(block.tensor(name).dims, setting.sizes)
+    if how.searched:  # the kernel before finds the maxima, if it is fused with that
+        passes = 1 if how.normed else 2
+        found = stream_seconds(size * passes, elements * 2, device, curves, kind="reduce", kernels=2)
+        return OpPrice(device_s=found, kernels=2)
+    how = replace(how, once=how.once or device.kind == "tpu")
     if how.once and how.normed:  # the norm wrote what is read
         return FREE
-    read, written = size * how.share, elements * (1 + how.share)
+    read, written = size * how.share, elements * ((0 if how.once else 1) + how.share)
     if how.once:
-        read, written = size * how.share, elements * how.share
         return OpPrice(device_s=stream_seconds(read, written, device, curves, kernels=2), kernels=2)
     if how.normed:
         read, written = 0, elements
@@ -373,24 +381,14 @@ def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Cur
     return OpPrice(device_s=stream_seconds(read, written, device, curves, kernels=2), kernels=2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """m×k by k×n, `batch` times."""
-
-    m: Size
-    n: Size
-    k: Size
-    batch: Size = 1
-
-
-def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> _Shape:
+def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape:
     """The products of a contraction: rows of the left operand, columns of the right, what both share is the batch."""
     left, right, out = (block.tensor(name).atoms for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
     if op.kind == "conv2d":  # an implicit product: a row for each output pixel
         weight = block.tensor(op.inputs[1]).dims
         depth = [dim for dim in weight if dim.name in op.contracts]
         channels = [dim for dim in weight if dim.name not in op.contracts]
-        return _Shape(
+        return Shape(
             _count([dim for dim in out if dim not in channels], sizes), _count(channels, sizes), _count(depth, sizes)
         )
     names = {dim.name for dim in right}
@@ -400,10 +398,10 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> _Shap
         rows = _count([dim for dim in left if dim.name not in op.contracts], sizes) * load
         busy = np.minimum(experts, rows)
         columns = [d for d in right if d.name not in (*op.contracts, op.attr("groups", "experts"))]
-        return _Shape(np.maximum(rows / busy, 1), _count(columns, sizes), k, np.maximum(busy, 1))
+        return Shape(np.maximum(rows / busy, 1), _count(columns, sizes), k, np.maximum(busy, 1))
     shared = {dim.name for dim in left} & names & {dim.name for dim in out}
     rest = [*op.contracts, *shared]
-    return _Shape(
+    return Shape(
         _count([dim for dim in left if dim.name not in rest], sizes),
         _count([dim for dim in right if dim.name not in rest], sizes),
         k,
@@ -436,6 +434,10 @@ def _products(
 ) -> OpPrice:
     """One of the three products of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
     shape = _shape(op, block, setting.sizes, load)
+    weights: Size = 0
+    if device.kind == "tpu" and op.kind in ("linear", "grouped_linear"):
+        shape = apart(shape, device)
+        weights = nbytes(block.tensor(op.inputs[1]), setting.sizes, setting.dtypes) * (devices_of(device) - 1)
     m, n, k = {
         "forward": (shape.m, shape.n, shape.k),
         "left": (shape.m, shape.k, shape.n),
@@ -448,7 +450,10 @@ def _products(
         own = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
         return OpPrice(device_s=own, kernels=1)
     dtype = low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
-    moved = None if low else work.read_bytes + work.write_bytes
+    moved = None if low else work.read_bytes + work.write_bytes + weights
+    if device.kind == "tpu":
+        held = op.kind == "grouped_linear" and role != "right"
+        m, n, k = filled(m, n, k, device, columns_held=held)
     seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
     if op.kind == "grouped_linear" and not (low and fused):
         share = GROUPED_LOW_SHARE if low else GROUPED_SHARE

@@ -120,6 +120,7 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
     elif missing:
         raise InputError(f"{', '.join(missing)} not given")
     devices, tp, pp, cp, ep = (getattr(row, c) or 1 for c in ("num_devices", "tp", "pp", "cp", "ep"))
+    cp = _context_by_recipe(row) if row.cp is None else cp
     if devices % (tp * pp * cp):
         raise InputError(f"{devices} devices are not a multiple of tp x pp x cp = {tp} x {pp} x {cp}")
     dp = devices // (tp * pp * cp)
@@ -147,6 +148,17 @@ fewer than all: 64 and 256 devices, two of a chip. AI-Hypercomputer/tpu-recipes 
 read 2026-11-22."""
 
 
+LONG_RECIPES = ((r"training/ironwood.*llama3\.1-70b", 65536, 4),)
+"""(pattern of source and model, tokens of a sequence beyond which they hold, chips that share a sequence): recipes with
+`ici_context_parallelism=8`, two devices of a chip. Read there 2026-11-23."""
+
+
+def _context_by_recipe(row: Row) -> int:
+    key = f"{row.source or ''} {row.model}".lower()
+    found = (c for pattern, longer, c in LONG_RECIPES if re.search(pattern, key) and (row.seq_len or 0) > longer)
+    return next(found, 1)
+
+
 def _divided_by_recipe(row: Row) -> int:
     key = f"{row.source or ''} {row.model}".lower()
     return next((chips for pattern, chips in DIVIDED_BY_RECIPES if re.search(pattern, key)), 0)
@@ -172,12 +184,14 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
     if facts.method and schedule.name == "one_f_one_b":
         # sail-sg/VocabularyParallelism 6191c3b megatron/core/pipeline_parallel: all of them refuse overlap_p2p_comm
         overlap = replace(overlap, pipeline_sends=False)
+    # MaxText configs/base.yml context_parallel_strategy; benchmarks on GPUs say cp themselves
+    gathers_context = axes.cp > 1 and bool(re.search(r"maxtext", row.framework.lower()))
     splits = (Split(op="*", dim="seq", parts=axes.tp),) if facts.async_tp and axes.tp > 1 else ()
     made = Plan(
         mesh=axes,
         schedule=schedule,
         saved=saved,
-        layout=Layout(sequence_parallel=sequence),
+        layout=Layout(sequence_parallel=sequence, context="all_gather" if gathers_context else "ring"),
         overlap=replace(overlap, splits=splits, experts=set_by.overlap),
         optimizer=optimizer,
         precision=precision,
@@ -310,6 +324,12 @@ XLA_ATTENTION = (
     "MaxText's attention=cudnn_flash_te, Paxml's NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking v25.02.02 maxtext, "
     "v24.11.1 paxml configure.sh; read 2026-11-22)"
 )
+MAXTEXT_ROWS = (
+    "AI-Hypercomputer/maxtext e591f30 src/maxtext/layers/moe.py permute, unpermute, _sort_activations; read 2026-11-23"
+)
+DROPS_TOKENS = r"training/trillium.*mixtral"
+"""Recipes with `sparse_matmul=False`, which multiply by masks (maxtext e591f30 benchmarks/
+maxtext_trillium_model_configs.py mixtral_8x7b_dropped, mixtral_8x22b_dropped; read 2026-11-23)."""
 PAXML_TE = "NVIDIA/dgxc-benchmarking v24.11.1 paxml/configure.sh: ENABLE_TE=1; read 2026-11-23"
 CORE_13 = "v25.08"
 BEFORE_CORE_13 = (
@@ -355,6 +375,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "XLA fuses what lies between products", cross_entropy="fused")
         if attention != "unfused":
             found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
+    if row.experts and re.search(r"maxtext", program) and not re.search(DROPS_TOKENS, (row.source or "").lower()):
+        found = chosen(found, MAXTEXT_ROWS, moe_rows="sorted")
     if re.search(r"paxml", program):
         found = chosen(found, PAXML_TE, transformer_engine=True)
     if eager:

@@ -8,7 +8,7 @@ with InputError where a guess would change what runs. Leaves out meshes and mach
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,15 @@ core_v0.15.1). Read 2026-11-23."""
 
 GATHERED_RECIPES = ("delayed", "tensorwise")
 """Recipes under which they do."""
+
+FIXED_SCALES = r"ironwood.*fp8_full"
+"""Recipes that set `weight_quantization_calibration_method` and that of activations to a constant, and leave
+`bwd_quantization_calibration_method` at `absmax`: AI-Hypercomputer/tpu-recipes c8cfe2f training/ironwood/*/*fp8*; what
+MaxText then does: e591f30 src/maxtext/kernels/megablox/ops.py _bwd_quantize_gradient. Read 2026-11-23."""
+
+WIDE_EXPERTS = r"ironwood.*qwen3-235b"
+"""Recipes without `shard_exp_on_fsdp`, whose experts MaxText gathers before it casts them (layers/moe.py
+explicitly_weight_ag): every device casts all of them."""
 
 RECIPES = (
     (r"nvfp4|fp4", "nvfp4"),
@@ -142,10 +151,11 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
         base = Precision(param="fp32", master="none") if whole else Precision()
         recipe: Any = next((to for pattern, to in RECIPES if re.search(pattern, name)), "delayed")
         program = row.framework.lower()
-        gathers = bool(re.search(XLA_FP8_GATHERS, program)) or (
+        gathers = (bool(re.search(XLA_FP8_GATHERS, program)) and not _wide_experts(row)) or (
             recipe in GATHERED_RECIPES and bool(re.search(TE_FP8_GATHERS, program))
         )
-        return replace(base, fp8=Fp8(recipe=recipe, gather=gathers)), notes
+        fixed = bool(re.search(FIXED_SCALES, f"{row.source or ''} {name}".lower()))
+        return replace(base, fp8=Fp8(recipe=recipe, gather=gathers, fixed=fixed)), notes
     if re.fullmatch(r"(tf32|fp32|float32|32-?(?:true|bit)?)(\+tf32)?", name):
         compute: DType = "tf32" if "tf32" in name else "fp32"
         return Precision(param="fp32", compute=compute, grad="fp32", reduce="fp32", master="none"), notes
@@ -181,8 +191,8 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
             raise InputError(f"offload {row.offload!r} with pp = {row.pp}: which layers is not said")
         rules = (SavedRule(calls=f"layers[0:{found[1]}]", action="offload"),)
         return Saved(rules=rules), () if how else (_OPEN,), not how
-    if not how and offload == "none" and (moved := _moved_by_recipe(row)):
-        return _remat(moved, row)
+    if not how and offload == "none" and (by_recipe := _by_recipe(row)) is not None:
+        return by_recipe
     if (found_there := _remat_of_release(row)) is not None:
         return found_there
     if offload == "fused_group_mlp":  # Megatron-Bridge: what experts' activation reads, where it is large
@@ -206,7 +216,7 @@ def again(layers: int) -> SavedRule:
 
 
 REMAT = {"query_proj": "*q_proj", "key_proj": "*k_proj", "value_proj": "*v_proj", "out_proj": "*o_proj",
-         "mlpwo": "*down_proj"}  # fmt: skip
+         "mlpwo": "*down_proj", "context": "*attn.core*"}  # fmt: skip
 REMAT_OF_GPT = {"combined_qkv": "*attn.c_attn*", "out_proj": "*attn.c_proj", "ffn_layer1": "*mlp.c_fc",
                 "ffn_layer2": "*mlp.c_proj"}  # fmt: skip
 REMAT_OF_EXPERTS = {"mlpwo": "*.experts.w2"}
@@ -216,30 +226,59 @@ REMAT_OF_EXPERTS = {"mlpwo": "*.experts.w2"}
 MOVED_BY_RECIPES = (
     (r"training/ironwood.*gpt-oss", ["decoder_layer_input", "mlpwo"]),
     (r"training/ironwood.*(deepseek|qwen3-235b)", ["decoder_layer_input"]),
+    (r"training/ironwood.*405b.*fp8", ["decoder_layer_input"]),
+    (r"training/ironwood.*405b", ["decoder_layer_input", "mlpwo"]),
     (r"training/v5p.*deepseek", ["decoder_layer_input", "out_proj"]),
     (r"training/v5p.*llama3\.1-405b", ["mlpwo"]),
     (r"training/trillium.*8x22b", ["decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"]),
 )
-"""(pattern of source and model, tensors on the host under `remat_policy=custom`): AI-Hypercomputer/tpu-recipes
-training/ironwood/*/*/xpk/run_recipe.sh; others: AI-Hypercomputer/maxtext e591f30 benchmarks/maxtext_*_model_configs.py.
-Read 2026-11-22."""
+"""(pattern of source, model and precision, tensors on the host under `remat_policy=custom`): AI-Hypercomputer/
+tpu-recipes training/ironwood/*/*/xpk/run_recipe.sh; others: AI-Hypercomputer/maxtext e591f30
+benchmarks/maxtext_*_model_configs.py. Read 2026-11-22."""
+
+KEPT_BY_RECIPES: tuple[tuple[str, list[str]], ...] = (
+    (r"training/ironwood.*llama3\.1-70b.* 131072", ["query_proj", "key_proj", "value_proj", "context", "mlpwo"]),
+    (r"training/ironwood.*llama3\.1-70b", ["query_proj", "key_proj", "value_proj", "context"]),
+    (r"training/ironwood.*405b bf16", ["key_proj", "value_proj"]),
+    (r"training/ironwood.*gemma4-31b", ["out_proj", "mlpwo"]),
+    (r"training/ironwood.*gemma4", []),
+)
+"""(pattern of source, model, precision and length, tensors that stay on the device) there (c8cfe2f, read 2026-11-23);
+of Gemma 4 nothing but what layers read."""
 
 
-def _moved_by_recipe(row: Row) -> list[str]:
-    key = f"{row.source or ''} {row.model}".lower()
-    return next((moved for pattern, moved in MOVED_BY_RECIPES if re.search(pattern, key)), [])
+TILED_BY_RECIPES = r"training/ironwood.*(gemma4-(31|2|4)b|405b bf16|llama3\.1-70b.* 131072)"
+"""Of those the ones with `num_vocab_tiling`: the loss keeps no logits, and its backward multiplies for them again
+(src/maxtext/utils/vocabulary_tiling.py)."""
 
 
-def _remat(moved: list[str], row: Row) -> tuple[Saved, Notes, bool]:
-    """MaxText's `remat_policy: custom` with tensors on the host: they are not made again, everything else is."""
+def _by_recipe(row: Row) -> tuple[Saved, Notes, bool] | None:
+    """What a recipe for TPUs keeps, here or on the host."""
+    key = f"{row.source or ''} {row.model} {row.precision or ''} {row.seq_len or ''}".lower()
+    moved = next((names for pattern, names in MOVED_BY_RECIPES if re.search(pattern, key)), [])
+    kept = next((names for pattern, names in KEPT_BY_RECIPES if re.search(pattern, key)), None)
+    if kept is None and not moved:
+        return None
+    made, notes, is_open = _remat(moved, row, kept or [])
+    if re.search(TILED_BY_RECIPES, key):
+        made = replace(made, rules=(*made.rules, SavedRule(calls="head", action="recompute")))
+        notes = (*notes, "the loss part by part: its logits again, whole ones in memory")
+    return made, notes, is_open
+
+
+def _remat(moved: list[str], row: Row, kept: Sequence[str] = ()) -> tuple[Saved, Notes, bool]:
+    """MaxText's `remat_policy: custom` with tensors on the host or kept: these are not made again, all else is."""
     latent_or_dense = not row.experts or row.kv_heads == "MLA"
     known = REMAT if latent_or_dense else {**REMAT, **REMAT_OF_EXPERTS}
     names = [known[name] for name in moved if name in known]
     tensors = ((INPUT,) if "decoder_layer_input" in moved else ()) + tuple(names)
-    rules = (SavedRule(tensors=tensors, action="offload"),) if tensors else ()
+    rules = [SavedRule(tensors=tensors, action="offload")] if tensors else []
+    if kept:
+        rules.insert(0, SavedRule(tensors=tuple(known[name] for name in kept), action="keep"))
+    words = [f"{', '.join(kept)} kept"] * bool(kept) + [f"{', '.join(moved)} on the host"] * bool(moved)
     return (
         Saved(rules=(again(row.layers or 0), *rules)),
-        (f"custom remat: {', '.join(moved)} on the host, the rest again",),
+        (f"custom remat: {', '.join([*words, 'the rest again'])}",),
         False,
     )
 
@@ -269,6 +308,10 @@ def _remat_of_release(row: Row) -> tuple[Saved, Notes, bool] | None:
         (f"as the recipe of its release: {', '.join(kept)} kept",),
         False,
     )
+
+
+def _wide_experts(row: Row) -> bool:
+    return bool(re.search(WIDE_EXPERTS, f"{row.source or ''} {row.model}".lower()))
 
 
 def moves_optimizer(row: Row) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from gnomon.errors import InputError
 from gnomon.formats.published import Row, Run, to_run
 from gnomon.formats.published.megatron_ci import with_test_facts
+from gnomon.models.decoder import DecoderConfig
 from gnomon.models.mixtral import MixtralConfig
 from gnomon.prediction import predict
 
@@ -62,6 +63,19 @@ def allocated_gib(run: Run) -> float:
 def test_peak_of_a_test(section: str, changes: Mapping[str, object], measured: float) -> None:
     row = replace(TEST, section=section, **changes)  # type: ignore[arg-type]
     assert allocated_gib(to_run(row)) == pytest.approx(measured, rel=0.025)
+
+
+@pytest.mark.parametrize(("tp", "pp", "micro_batch", "measured"), [(1, 4, 1, 56.5507), (4, 1, 2, 53.2193)])
+def test_gpt_with_groups_of_heads_has_biases_and_dropout(tp: int, pp: int, micro_batch: int, measured: float) -> None:
+    """The tests of memory and speed; the greater of all ranks is within 1%."""
+    changes = {"layers": 32, "hidden": 4096, "heads": 32, "ffn": "16384", "seq_len": 8192, "recompute": "none"}
+    axes = {"tp": tp, "pp": pp, "dp": 2, "vpp": "layers/vstage=1" if pp > 1 else None, "micro_batch": micro_batch}
+    test = replace(TEST, section=f"gpt3_7b_tp{tp}_pp{pp}_memory_speed", device="h100-sxm-80gb", global_batch=8)
+    found = to_run(replace(test, **changes, **axes, zero_or_fsdp="zero1"))  # type: ignore[arg-type]
+    assert isinstance(found.model, DecoderConfig) and found.model.ffn_bias and not found.model.gated
+    assert found.stack.grad_accumulation_fused is False
+    made = predict(found.graph, found.cluster, found.plan, found.workload, found.stack)
+    assert max(memory.allocated_bytes for memory in made.memory) / 2**30 == pytest.approx(measured, rel=0.01)
 
 
 def test_the_log_is_the_last_ranks() -> None:

@@ -152,6 +152,7 @@ def with_test_options(stack: Stack, row: Row) -> Stack:
         stack,
         source,
         cublas_workspace_bytes=size,
+        grad_accumulation_fused=False if "memory_speed" in test else None,  # --no-gradient-accumulation-fusion
         transformer_engine=bool(re.search("_te_|memory_speed", test)),
         cross_entropy="unfused" if "cross_entropy_loss_fusion" in test else None,
         attention="unfused_fp32_softmax" if "uninstall_te" in test else None,  # --no-masked-softmax-fusion

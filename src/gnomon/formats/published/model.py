@@ -135,6 +135,8 @@ def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
         config, more = _llama(row, name, vocab), ()
     elif "nemotron" in name:
         config, more = _nemotron(row, name, vocab), ()
+    elif is_test(row) and _kv_heads(row) != _int(row, "heads"):
+        config, more = _grouped_gpt(row, name, vocab), ()
     elif re.match(MAXTEXT, name) or _kv_heads(row) != _int(row, "heads"):
         config, more = _ungated(row, name, vocab)
     else:
@@ -285,6 +287,27 @@ def _nemotron(row: Row, name: str, vocab: int) -> DecoderConfig:
         norm_bias=True,
         gated=False,
         activation="relu2",
+    )
+
+
+def _grouped_gpt(row: Row, name: str, vocab: int) -> DecoderConfig:
+    """Megatron-LM's GPT with groups of heads, as its tests of memory and speed leave it: LayerNorm, biases, GELU,
+    learned positions, dropout, a head of its own (NVIDIA/Megatron-LM 1739859 tests/functional_tests/test_cases/gpt/
+    gpt3_7b_tp4_pp1_memory_speed/model_config.yaml and the defaults of training/arguments.py, read 2026-11-23)."""
+    return DecoderConfig(
+        **_grouped(row, name, vocab),
+        ffn_size=_ffn(row),
+        norm="layer",
+        norm_bias=True,
+        gated=False,
+        activation="gelu_tanh",
+        qkv_bias=True,
+        out_bias=True,
+        ffn_bias=True,
+        rotary=False,
+        position_rows=_int(row, "seq_len"),
+        dropout=_DROPOUT,
+        attention_dropout=_DROPOUT,
     )
 
 

@@ -378,6 +378,18 @@ def test_job_files_of_other_programs(
     assert "assumed" in out
 
 
+def test_the_precision_option_fills_what_a_file_leaves_to_its_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the dtypes only that: DeepSpeed's gradients stay in bf16, which Gnomon's own default has in fp32."""
+    file = str(FIXTURES / "deepspeed" / "zero3_auto.json")
+    words = ("predict", "llama-tiny", "--on", "8xh100-sxm", "--from", "deepspeed", file, "--micro-batch-size", "1")
+    status, _, err = ask(capsys, *words)
+    assert status == 2 and "bf16.enabled is left to the trainer; give --precision" in err
+    status, out, _ = ask(capsys, *words, "--precision", "bf16", "--json")
+    assert status == 0 and json.loads(out)["plan"]["precision"]["grad"] == "bf16"
+    status, out, _ = ask(capsys, *words, "--precision", "fp32", "--json")
+    assert status == 0 and json.loads(out)["plan"]["precision"]["param"] == "fp32"
+
+
 def test_adapters_are_asked_for_by_options_or_by_the_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     job = ("--on", "1x2xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "256", "--json")
     found = [

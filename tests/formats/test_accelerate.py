@@ -9,6 +9,7 @@ import pytest
 
 from gnomon.errors import InputError
 from gnomon.formats.accelerate import read_accelerate
+from gnomon.formats.deepspeed import read_deepspeed
 from gnomon.formats.job import Job
 from gnomon.plans import Saved, check
 
@@ -69,6 +70,30 @@ def test_ddp_and_one_process() -> None:
     assert job("distributed_type: 'NO'").devices == 1
 
 
+DEEPSPEED = "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\ndeepspeed_config:\n  "
+
+
+def test_a_deepspeed_config_is_read_as_deepspeed_reads_its_own() -> None:
+    """The file that TRL's examples start by."""
+    text = DEEPSPEED + (
+        "gradient_accumulation_steps: 4\n  gradient_clipping: 1.0\n  offload_optimizer_device: none\n"
+        "  offload_param_device: none\n  zero3_init_flag: true\n  zero3_save_16bit_model: true\n  zero_stage: 3"
+    )
+    found = job(text)
+    own = read_deepspeed(
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "gradient_clipping": 1.0, '
+        '"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}',
+        devices=8,
+        seq_len=1024,
+        model="gpt2",
+    )
+    assert (found.plan, found.workload, found.stack) == (own.plan, own.workload, own.stack)
+    assert found.workload.global_batch_size == 2 * 4 * 8 and found.plan.precision.compute == "bf16"
+    assert job(text, gradient_accumulation_steps=1).workload.global_batch_size == 16
+    offloaded = job(text.replace("offload_optimizer_device: none", "offload_optimizer_device: cpu"))
+    assert offloaded.plan.optimizer.offload is not None
+
+
 FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  "
 
 
@@ -76,7 +101,10 @@ FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  "
     ("text", "said"),
     [
         ("num_processes: 8", "missing key 'distributed_type'"),
-        ("distributed_type: DEEPSPEED\nnum_processes: 8", "read_deepspeed"),
+        ("distributed_type: MEGATRON_LM\nnum_processes: 8", "--from megatron"),
+        (DEEPSPEED + "deepspeed_config_file: ds.json", "--from deepspeed ds.json"),
+        (DEEPSPEED + "zero_stag: 3", "did you mean 'deepspeed_config.zero_stage'"),
+        (DEEPSPEED + "zero_stage: 4", "ZeRO has stages 0 to 3"),
         ("distributed_type: FSDP", "missing key 'num_processes'"),
         (FSDP + "fsdp_sharding_strategy: FULL_SHARDS", "is not one of FULL_SHARD"),
         (FSDP + "fsdp_reshard_after_forward: true", "names a strategy"),

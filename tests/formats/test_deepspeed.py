@@ -50,12 +50,12 @@ def test_auto_is_filled_by_arguments() -> None:
     assert found.plan.saved == Saved(preset="full")
     assert found.graph().num_parameters() == 124_439_808
     check(found.plan, found.graph(), None, found.workload)
-    with pytest.raises(InputError, match="give micro_batch_size="):
+    with pytest.raises(InputError, match="give --micro-batch-size"):
         read_deepspeed(FILES / "zero3_auto.json", devices=8, seq_len=512, mixed_precision="bf16")
 
 
 def test_auto_that_arguments_do_not_fill() -> None:
-    with pytest.raises(InputError, match="bf16.enabled is left to the trainer; give mixed_precision="):
+    with pytest.raises(InputError, match="bf16.enabled is left to the trainer; give --precision"):
         read_deepspeed(FILES / "zero3_auto.json", devices=8, seq_len=512, micro_batch_size=2)
     file = FILES / "zero3_auto.json"
     found = read_deepspeed(file, devices=8, seq_len=512, micro_batch_size=2, mixed_precision="no")
@@ -65,6 +65,11 @@ def test_auto_that_arguments_do_not_fill() -> None:
         "reduce_bucket_size",
         "stage3_prefetch_bucket_size",
     }
+
+
+def test_auto_that_means_nothing_to_a_step_is_not_listed() -> None:
+    text = '{"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "scheduler": {"params": {"warmup": "auto"}}}'
+    assert read_deepspeed(text, devices=8, seq_len=512, micro_batch_size=1).unexpressed == ()
 
 
 @given(micro=st.integers(1, 8), steps=st.integers(1, 8), devices=st.integers(1, 64))

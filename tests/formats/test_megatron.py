@@ -20,7 +20,7 @@ from gnomon.formats.megatron import read_megatron
 from gnomon.formats.megatron_bridge import read_megatron_bridge
 from gnomon.formats.megatron_recompute import module_rules
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3_671b
-from gnomon.models.gpt import gpt2
+from gnomon.models.gpt import GptConfig, gpt2
 from gnomon.models.llama import LlamaConfig, llama3_1_70b
 from gnomon.models.mixtral import mixtral_8x7b
 from gnomon.models.presets import build
@@ -240,6 +240,12 @@ def test_what_has_no_place_is_reported() -> None:
         none.graph()
 
 
+def test_without_a_tokenizer_it_is_that_of_pretrain_gpt() -> None:
+    """GPT-2's 50,257 tokens in multiples of 128 x tp, as in Megatron-LM's own example of GPT-3."""
+    found = job(GPT, vocab_size=None, tensor_model_parallel_size=8)
+    assert isinstance(found.model, GptConfig) and found.model.vocab_size == 51200
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -263,7 +269,10 @@ def test_what_has_no_place_is_reported() -> None:
         ({"num_virtual_stages_per_pipeline_rank": 2}, "at least 2 pipeline ranks"),
         ({"step_batch_size_schedule": "0:16"}, "keep one of them"),
         ({"checkpoint_activations": True}, "no longer valid"),
-        ({"vocab_size": None}, "give vocab_size="),
+        (
+            {"vocab_size": None, "tokenizer_type": "HuggingFaceTokenizer"},
+            "tokenizer's file .HuggingFaceTokenizer., .* --vocab-size",
+        ),
         ({"tensor_model_paralel_size": 2}, "did you mean '--tensor-model-parallel-size'"),
         ({"micro_batch_size": "two"}, "expected an integer"),
         ({"optimizer": "adam2"}, "understood are adam"),

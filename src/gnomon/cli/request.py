@@ -117,7 +117,10 @@ def read_request(options: argparse.Namespace) -> Request:
     graph, notes = _model(options.model or (file.model if file else None), job)
     base = _base_plan(given_plan, job)
     start = base or Plan(precision=given_precision(options, machines, assumed))
-    plan = _with_batch(_changed(start, options, machines, keep_mesh=base is not None), options, job, assumed)
+    # --precision also fills in what a file leaves to its trainer; the rest of the file's dtypes then stays.
+    filled = job is not None and options.precision == job.plan.precision.compute
+    changed = _changed(start, options, machines, keep_mesh=base is not None, keep_precision=filled)
+    plan = _with_batch(changed, options, job, assumed)
     given = job.workload if job else file.workload if file else None
     workload = _workload(graph, plan, options, given, assumed)
     if job is not None:
@@ -163,6 +166,8 @@ def _left_open(program: str, options: argparse.Namespace, devices: int, assumed:
         seq_len = SEQ_LEN
         assumed.append(f"{program} files do not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
     found: dict[str, object] = {"devices": devices, "seq_len": seq_len, "micro_batch_size": micro}
+    if program == "deepspeed" and options.precision is not None:
+        found["mixed_precision"] = {"fp32": "no", "fp8": "bf16"}.get(options.precision, options.precision)
     if program == "accelerate" and micro is None:
         found["micro_batch_size"] = micro = 1
         assumed.append("accelerate files do not say the micro batch: 1 sequence on each rank (--micro-batch-size)")
@@ -265,7 +270,9 @@ def _base_plan(given: PlanFile | Plan | None, job: Job | None) -> Plan | None:
     return None if job is None else job.plan
 
 
-def _changed(plan: Plan, options: argparse.Namespace, machines: Cluster, *, keep_mesh: bool) -> Plan:
+def _changed(
+    plan: Plan, options: argparse.Namespace, machines: Cluster, *, keep_mesh: bool, keep_precision: bool
+) -> Plan:
     """The plan with what the options say."""
     changes: dict[str, Any] = {}
     axes = ("tp", "pp", "cp", "ep", "dp_shard", "dp_replicate")
@@ -278,7 +285,7 @@ def _changed(plan: Plan, options: argparse.Namespace, machines: Cluster, *, keep
         changes["optimizer"] = replace(plan.optimizer, zero=options.zero)
     if options.recompute is not None:
         changes["saved"] = Saved(preset=options.recompute)
-    if options.precision is not None:
+    if options.precision is not None and not keep_precision:
         changes["precision"] = PRECISIONS[options.precision]
     layout: dict[str, Any] = {"sequence_parallel": True} if options.sequence_parallel else {}
     layout |= {"context": options.context} if options.context is not None else {}

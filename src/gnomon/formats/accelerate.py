@@ -1,18 +1,20 @@
-"""accelerate's YAML configuration (FSDP, FSDP2 or DDP) to a Job.
+"""accelerate's YAML configuration (FSDP, FSDP2, DDP, or DeepSpeed by its deepspeed_config) to a Job.
 
 `read_accelerate(source, seq_len=…, micro_batch_size=…)` takes a file or its text. The file says nothing of the model or
 the batch: those are arguments. What a field means was read from huggingface/accelerate at commit
 16cb6eb80dd9aa8b4df1a63ef57863e455d53b83 (2026-07-24, version 1.15.0.dev0): src/accelerate/parallelism_config.py,
-src/accelerate/utils/{dataclasses,fsdp_utils}.py, src/accelerate/commands/config/config_args.py. Leaves out: DeepSpeed
-and Megatron-LM sections (they have readers of their own), SageMaker, TPU.
+src/accelerate/utils/{dataclasses,fsdp_utils}.py, src/accelerate/commands/config/config_args.py. Leaves out: DeepSpeed's
+own file and Megatron-LM sections (they have readers of their own), SageMaker, TPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import InputError
+from gnomon.formats.deepspeed import job_of
 from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
@@ -27,6 +29,15 @@ IRRELEVANT = frozenset(
     parallelism_config.parallelism_config_cp_backend parallelism_config.parallelism_config_sp_backend
     parallelism_config.parallelism_config_sp_seq_length* dynamo_config.dynamo_use_fullgraph
     dynamo_config.dynamo_use_dynamic dynamo_config.dynamo_use_regional_compilation
+    """.split()
+)
+
+DEEPSPEED_IRRELEVANT = frozenset(
+    """
+    deepspeed_config.zero3_init_flag deepspeed_config.zero3_save_16bit_model deepspeed_config.offload_*_nvme_path
+    deepspeed_config.deepspeed_multinode_launcher deepspeed_config.deepspeed_hostfile
+    deepspeed_config.deepspeed_inclusion_filter deepspeed_config.deepspeed_exclusion_filter
+    deepspeed_config.deepspeed_moe_layer_cls_names
     """.split()
 )
 
@@ -58,20 +69,27 @@ def read_accelerate(
     *,
     seq_len: int,
     micro_batch_size: int,
-    gradient_accumulation_steps: int = 1,
+    gradient_accumulation_steps: int | None = None,
     devices: int | None = None,
     model: ModelConfig | str | None = None,
 ) -> Job:
     """The job of a configuration file (a Path, or its text) around a script of its own.
 
-    seq_len: tokens; micro_batch_size: sequences on one rank; devices: in place of num_processes.
+    seq_len: tokens; micro_batch_size: sequences on one rank; gradient_accumulation_steps: 1, or what a deepspeed_config
+    says; devices: in place of num_processes.
     Raises InputError for what is missing, unknown or refused, with the fix.
     """
     text, file = read_source(source)
     f = Fields(flatten(read_yaml(text, file)), file)
     kind = f.choice("distributed_type", {k: k for k in ("FSDP", "MULTI_GPU", "NO", "DEEPSPEED", "MEGATRON_LM")})
-    if kind in ("DEEPSPEED", "MEGATRON_LM"):
-        f.fail("distributed_type", f"{kind}: read that program's own file, with read_deepspeed or read_megatron")
+    if kind == "MEGATRON_LM":
+        f.fail("distributed_type", f"{kind}: read Megatron-LM's own script, --from megatron (in Python read_megatron)")
+    if kind == "DEEPSPEED":
+        given = {
+            "train_micro_batch_size_per_gpu": micro_batch_size,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+        }
+        return _by_deepspeed(f, file, devices or f.integer("num_processes"), seq_len, model, given)
     devices = 1 if kind == "NO" else devices or f.integer("num_processes")
     f.ignore("num_processes")
     axes, optimizer = sharding_of(f, devices, kind == "FSDP")
@@ -100,13 +118,51 @@ def read_accelerate(
         model=model,
         plan=plan,
         workload=Workload(
-            global_batch_size=micro_batch_size * gradient_accumulation_steps * axes.data_ranks, seq_len=seq_len
+            global_batch_size=micro_batch_size * (gradient_accumulation_steps or 1) * axes.data_ranks, seq_len=seq_len
         ),
         stack=record,
         devices=devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
     )
+
+
+def _by_deepspeed(
+    f: Fields,
+    file: str,
+    devices: int,
+    seq_len: int,
+    model: ModelConfig | str | None,
+    given: Mapping[str, int | None],
+) -> Job:
+    """The job of a deepspeed_config, as DeepSpeedPlugin writes DeepSpeed's configuration from it."""
+    own = f.raw("deepspeed_config.deepspeed_config_file")
+    if own is not None:
+        f.fail(
+            "deepspeed_config.deepspeed_config_file",
+            f"the settings are in that file; read it: --from deepspeed {own} (in Python read_deepspeed)",
+        )
+    zero: dict[str, object] = {"stage": f.integer("deepspeed_config.zero_stage", 2, least=0)}
+    for part in ("offload_optimizer", "offload_param"):
+        device = f.raw(f"deepspeed_config.{part}_device")
+        if device not in (None, "none"):
+            zero[part] = {"device": device}
+    values: dict[str, object] = {"zero_optimization": zero}
+    for key in ("gradient_accumulation_steps", "gradient_clipping"):
+        value = f.raw(f"deepspeed_config.{key}")
+        if value not in (None, "none"):
+            values[key] = value
+    mixed = f.choice("mixed_precision", {"no": "no", "bf16": "bf16", "fp16": "fp16"}, "no")
+    values |= {} if mixed == "no" else {mixed: {"enabled": True}}
+    f.ignore("num_processes", "num_machines", "distributed_type")
+    for section in ("fsdp_config", "dynamo_config", "fp8_config", "megatron_lm_config"):
+        if f.peek(section) in (None, {}):
+            f.ignore(section)
+    f.account(IRRELEVANT | DEEPSPEED_IRRELEVANT, INEXPRESSIBLE, ())
+    job = job_of(
+        values, file, devices=devices, seq_len=seq_len, model=model, given=given, mixed_precision=mixed, saved=Saved()
+    )
+    return replace(job, notes=(*f.notes, *job.notes), unexpressed=(*f.unexpressed, *job.unexpressed))
 
 
 def sharding_of(f: Fields, devices: int, fsdp: bool) -> tuple[Mesh, Optimizer]:

@@ -10,6 +10,7 @@ engines (their stages are code), sparse attention, compression, autotuning.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -146,13 +147,17 @@ def job_of(
     # Hugging Face's Trainer and accelerate fill these in: from their own arguments, or from the model's hidden size.
     auto = [key for key, value in flat.items() if value == "auto"]
     if not mixed_precision and (key := next((key for key in auto if key in PRECISION_KEYS), "")):
-        raise InputError(f"{file}: {key} is left to the trainer; give mixed_precision= (no, bf16 or fp16)", f"$.{key}")
+        raise InputError(
+            f"{file}: {key} is left to the trainer; give --precision (in Python mixed_precision=, no, bf16 or fp16)",
+            f"$.{key}",
+        )
     flat = {key: value for key, value in flat.items() if key not in auto}
     flat |= {key: mixed_precision == PRECISION_KEYS[key] for key in auto if key in PRECISION_KEYS}
     flat |= {key: value for key, value in given.items() if value is not None}
     f = Fields(flat, file)
     for key in auto:
-        if key not in flat and key not in given and key != "train_batch_size":
+        matters = not any(fnmatchcase(key, pattern) for pattern in IRRELEVANT)
+        if matters and key not in flat and key not in given and key != "train_batch_size":
             f.note_default(key, "auto", "filled in by the trainer; DeepSpeed's own default is taken here")
     mesh = mesh_of(f, devices)
     total, micro = batch_of(f, mesh.data_ranks)
@@ -200,7 +205,11 @@ def batch_of(f: Fields, ranks: int) -> tuple[int, int]:
     total, micro, steps = (f.integer(name) if f.has(name) else None for name in names)
     f.ignore(*names)
     if total is None and micro is None:
-        f.fail(names[1], f"neither {names[0]} nor {names[1]} is given (or both are 'auto'); give micro_batch_size=")
+        f.fail(
+            names[1],
+            f"neither {names[0]} nor {names[1]} is given (or both are 'auto'); give --micro-batch-size (in Python "
+            f"micro_batch_size=)",
+        )
     if micro is None and total is not None:
         product = ranks * (steps or 1)
         if total % product:

@@ -21,6 +21,9 @@ from gnomon.models.mixtral import MixtralConfig
 VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 """Tokenizers whose vocabulary is the same for everybody: GPT-2's merges, Llama 2's model file."""
 
+DEFAULT_TOKENIZER = "GPT2BPETokenizer"
+"""Without --tokenizer-type: pretrain_gpt.py's args_defaults."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -40,13 +43,13 @@ class Shape:
 
 def vocabulary(f: Fields, tp: int, given: int | None) -> int:
     """Rows of the embedding, padded to a multiple of make_vocab_size_divisible_by × tp as Megatron does."""
-    tokenizer = f.raw("tokenizer_type")
+    tokenizer = f.raw("tokenizer_type") or DEFAULT_TOKENIZER
     size = f.raw("vocab_size") or given or VOCABULARIES.get(str(tokenizer))
     if not isinstance(size, int):
         f.fail(
             "vocab_size",
-            f"the size of the vocabulary is in the tokenizer's file ({tokenizer or 'no --tokenizer-type'}), not in the "
-            f"job; give vocab_size=",
+            f"the size of the vocabulary is in the tokenizer's file ({tokenizer}), not in the job; add --vocab-size to "
+            f"its options (in Python give vocab_size=)",
         )
     if f.flag("no_pad_vocab_size", False) or f.flag("disable_pad_vocab_size", False):
         divides("vocab_size", size, "tensor_model_parallel_size", tp)

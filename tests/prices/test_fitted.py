@@ -108,6 +108,21 @@ def test_a_generation_comes_before_all_devices() -> None:
     assert schema.load(Fitted, schema.dump(found)) == found
 
 
+def test_a_generation_without_a_number_has_that_of_the_nearest() -> None:
+    """TPU 7x has v6e's, before that of all TPUs, until it has one of its own; v6e never has 7x's."""
+    every = StackNumber(stack="test", name="compute", value=0.9, arch="tpu")
+    v6e, ironwood = (replace(every, value=x, arch=arch) for x, arch in ((0.8, "tpu-v6e"), (0.7, "tpu-7x")))
+    stack = Stack(name="test", version="")
+
+    def compute(arch: str, *numbers: StackNumber) -> float:
+        return Fitted(stacks=(StackRecord(numbers=numbers, provenance=SOURCE),)).rates(stack, arch).compute
+
+    assert compute("tpu-7x", every) == 0.9
+    assert compute("tpu-7x", every, v6e) == 0.8
+    assert compute("tpu-7x", every, v6e, ironwood) == 0.7
+    assert compute("tpu-v6e", every, ironwood) == 0.9
+
+
 def test_a_stack_without_runs_has_the_rates_of_all_stacks_and_says_so() -> None:
     unknown = Stack(name="unheard-of", version="0")
     assert rates(unknown, H100, Fitted()) == Rates()

@@ -10,6 +10,7 @@ from gnomon.hardware import catalogue
 from gnomon.models.mixtral import mixtral, qwen3_30b_a3b
 from gnomon.plans import Fact, Fp8, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Stack, Workload
 from gnomon.prediction import Prediction, predict
+from gnomon.prices import curves_for, gemm_seconds
 from gnomon.prices.tpu import Shape, apart, devices_of, filled, lanes_of
 
 V5P, V6E, IRONWOOD = (catalogue.device(name) for name in ("tpu-v5p", "tpu-v6e", "tpu-7x"))
@@ -34,6 +35,15 @@ def test_each_device_of_a_chip_multiplies_its_rows_by_all_weights() -> None:
     two = apart(one, IRONWOOD)
     assert (two.m, two.batch) == (4096, 8)
     assert two.m * two.n * two.k * two.batch == one.m * one.n * one.k * one.batch
+
+
+@pytest.mark.parametrize(
+    ("side", "flops_per_s"), [(1024, 349.7e12), (2048, 679.3e12), (4096, 892.9e12), (32768, 956.4e12)]
+)
+def test_products_of_tpu_7x_take_what_google_measured(side: int, flops_per_s: float) -> None:
+    """Squares in bf16 on one of a chip's two devices, which is two such products on the chip."""
+    found = gemm_seconds(side, side, side, 2, dtype="bf16", device=IRONWOOD, curves=curves_for(IRONWOOD))
+    assert found == pytest.approx(2 * side**3 / flops_per_s, rel=0.05)
 
 
 def experts(rows: str | None, precision: Precision | None = None, *, again: bool = False) -> Prediction:

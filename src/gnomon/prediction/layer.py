@@ -65,6 +65,10 @@ RING = ":ring"
 UNFUSED_BEFORE_CASTS = frozenset({"attention", "linear", "matmul", "grouped_linear"})
 """Kinds whose kernels are a library's: no compiler puts a cast into them."""
 
+ORDERING = frozenset({"dispatch", "combine"})
+"""Nor into these where rows are put in order apart: SparseCores gather them (recipes of TPU 7x,
+`xla_tpu_enable_offloading_gather_to_sparsecore`)."""
+
 
 @lru_cache(maxsize=4096)
 def layer_price(context: LocalContext) -> LayerPrice:
@@ -258,7 +262,8 @@ class _Pricing:
         engine = not backward and self.facts.transformer_engine
         if self.facts.fused_casts:  # gradients come from what reads the tensor
             near = next((o for o in self.block.ops if name in o.inputs), None) if backward else made
-            fused = near is not None and near.kind not in UNFUSED_BEFORE_CASTS
+            alone = UNFUSED_BEFORE_CASTS | (ORDERING if self.facts.sorted_rows else frozenset())
+            fused = near is not None and near.kind not in alone
         else:
             fused = engine and made is not None and made.kind == "norm" and name not in self.adapted
         once = engine and bool(op.contracts) and self.block.tensor(op.inputs[1]).kind != "parameter"

@@ -295,7 +295,7 @@ def gemm_dtype(dtype: str) -> str:
 RELATIVES = {"blackwell-ultra": "blackwell", "ampere-ga102": "ampere", "cdna4": "cdna3"}
 """Generations that borrow the curves of another: same matrix units, other sizes."""
 
-_FILES = ("volta", "turing", "ampere", "hopper", "blackwell", "ada", "cdna1", "cdna2", "cdna3")
+_FILES = ("volta", "turing", "ampere", "hopper", "blackwell", "ada", "cdna1", "cdna2", "cdna3", "tpu-7x")
 _KINDS: tuple[StreamKind, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
 
 

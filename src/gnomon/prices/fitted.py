@@ -59,6 +59,9 @@ SHARED_NUMBERS = 20
 ANY = "*"
 """Name of the record that holds for every stack."""
 
+NEAREST = {"tpu-7x": "tpu-v6e"}
+"""Generation -> the one whose number it has without one of its own: TPU 7x has v6e's matrix units, of 256 a side."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
@@ -194,7 +197,7 @@ class Fitted:
         others = {"triton"} if kernel != "triton" else set()
         others |= {"attention"} if kernel in OLDER_KERNELS else set()
         for numbers in layers:
-            for number in sorted(numbers, key=lambda n: n.arch):
+            for number in sorted(numbers, key=lambda n: (n.arch == arch, n.arch == NEAREST.get(arch), n.arch)):
                 if number.name not in LIMITS:
                     known = ", ".join(LIMITS)
                     raise InputError(
@@ -202,7 +205,8 @@ class Fitted:
                         f"{nearest(number.name[:40], LIMITS)}; known: {known}"
                     )
                 own = isinstance(number, OwnNumber)  # of the kernel that ran, whatever it was
-                if arch.startswith(number.arch) and (own or number.name not in others):
+                of_arch = arch.startswith(number.arch) or number.arch == NEAREST.get(arch)
+                if of_arch and (own or number.name not in others):
                     chosen["attention" if number.name == "triton" else number.name] = number.value
         return Rates(**chosen)
 

@@ -94,3 +94,21 @@ def test_local_batches_go_through_the_pipeline_one_by_one(model: str, notes: str
     row = {"model": model, "notes": notes, "num_devices": str(devices), "dp": str(devices // 8), "pp": "4", "vpp": "10"}
     fixed = {"global_batch": "32", "micro_batch": "1", "zero_or_fsdp": "fsdp2 shard=1"}
     assert tuned("@c0e4fe1bc", **row, **fixed).plan.schedule.rounds == rounds
+
+
+def test_what_the_recipe_recomputes_and_divides() -> None:
+    """Whole models of 70B are compiled with checkpoints inside; experts of GPT-OSS 20B are on eight ranks."""
+    whole = tuned("x@HEAD", model="Llama3 70B", tp="1", dp="8", zero_or_fsdp="fsdp2 shard=8")
+    assert (whole.plan.saved.preset, whole.stack.launch, whole.stack.recompute_stops) == ("full", "compiled", True)
+    precision = whole.plan.precision
+    assert (precision.param, precision.grad, precision.reduce, precision.states) == ("bf16", "bf16", "bf16", "bf16")
+    experts = {"model": "GPT-OSS 20B", "arch": "moe", "experts": "8", "topk": "2", "tp": "1", "dp": "8"}
+    mixture = tuned("x@HEAD", **experts, zero_or_fsdp="fsdp2 shard=8", ep="")
+    assert mixture.plan.mesh.ep == 8 and "ep_size 8: the recipe's" in mixture.notes
+    assert (mixture.plan.saved.preset, mixture.plan.precision.reduce) == ("none", "fp32")
+
+
+def test_compiled_layers_run_again_what_the_backward_reads() -> None:
+    """A frozen product whose output nothing reads is not among it; eager layers run it before what adapters keep."""
+    assert tuned("x@HEAD").stack.recompute_stops is True
+    assert tuned("@507bfb751").stack.recompute_stops is None

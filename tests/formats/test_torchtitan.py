@@ -44,6 +44,7 @@ def test_the_405b_file() -> None:
     assert (plan.precision.param, plan.precision.compute, plan.precision.master) == ("fp32", "bf16", "none")
     assert plan.layout.sequence_parallel and plan.layout.loss_parallel
     assert (found.stack.launch, found.stack.norm, found.stack.cross_entropy) == ("compiled", "fused", "fused")
+    assert found.stack.recompute_stops is True  # the checkpoint is inside what is compiled
     assert [u.field for u in found.unexpressed] == ["parallelism.enable_async_tensor_parallel"]
     check(plan, found.graph(), None, found.workload)
 
@@ -56,6 +57,21 @@ def test_the_newer_flags_mean_the_same() -> None:
     changed = read_torchtitan([*words.split(), "--parallelism.num_pp_microbatches=4"], devices=8)
     assert changed.workload.global_batch_size == 1 * 4 * 4  # one sequence, four microbatches, four data ranks
     assert changed.plan.schedule.layers_per_stage == (16, 16)
+
+
+def test_accumulated_gradients_are_rounds_of_the_pipeline() -> None:
+    """32 sequences on two data-parallel ranks, four of them a local batch: four passes of four microbatches each."""
+    pipeline = {"pipeline_parallel_degree": 4, "pipeline_parallel_microbatch_size": 1}
+    training = {"local_batch_size": 4, "global_batch_size": 32}
+    found = job(parallelism=pipeline, training=training)
+    assert (found.plan.schedule.rounds, found.plan.mesh.data_ranks) == (4, 2) and not found.notes
+    check(found.plan, found.graph(), None, found.workload)
+    assert job(training=training).plan.schedule.rounds == 1
+    words = "--module llama3 --config llama3_8b --parallelism.pipeline-parallel-degree 2"
+    words += " --parallelism.num_pp_microbatches 4"
+    tokens = 8192 * 4 * 4
+    newer = read_torchtitan([*words.split(), f"--training.num_tokens_per_train_step={3 * tokens}"], devices=8)
+    assert newer.plan.schedule.rounds == 3 and newer.workload.global_batch_size == 3 * 4 * 4
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -171,10 +172,10 @@ def read_torchtitan(
     mesh = mesh_of(f, devices)
     config = model or flavor(f.text("model.name", "llama3"), f.text("model.flavor", "debugmodel"))
     f.ignore("model.name", "model.flavor")
-    workload, micro = batch_of(f, mesh)
+    workload, micro, rounds = batch_of(f, mesh)
     plan = Plan(
         mesh=mesh,
-        schedule=schedule_of(f, mesh, config, micro),
+        schedule=replace(schedule_of(f, mesh, config, micro), rounds=rounds),
         saved=saved_of(f, config, mesh),
         layout=layout_of(f, mesh, workload.seq_len),
         overlap=Overlap(optimizer=f.flag("optimizer.early_step_in_backward", False)),
@@ -277,8 +278,10 @@ def mesh_of(f: Fields, devices: int | None) -> Mesh:
     return Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp if ep > 1 else 1)
 
 
-def batch_of(f: Fields, mesh: Mesh) -> tuple[Workload, int]:
-    """(workload, sequences of a microbatch). Gradient accumulation runs the whole pipeline again."""
+def batch_of(f: Fields, mesh: Mesh) -> tuple[Workload, int, int]:
+    """(workload, sequences of a microbatch, rounds). Gradient accumulation runs the whole pipeline again (train.py
+    train_step: `forward_backward_step` for each local batch, in which `pp_schedule.step`); without stages it is one
+    microbatch after another, as any."""
     if f.has("training.num_tokens_per_microbatch_per_dp_rank") or f.has("training.max_context_length"):
         return _batch_in_tokens(f, mesh)
     seq_len = f.integer("training.seq_len", 2048)
@@ -290,17 +293,11 @@ def batch_of(f: Fields, mesh: Mesh) -> tuple[Workload, int]:
     if mesh.pp > 1:
         micro = f.integer("parallelism.pipeline_parallel_microbatch_size", 1)
         divides("local_batch_size", local, "pipeline_parallel_microbatch_size", micro)
-        if steps > 1:
-            f.note_default(
-                "training.global_batch_size",
-                str(total),
-                f"{steps} accumulation steps, with the pipeline emptied after each; read as one run of it, so too fast",
-            )
     f.ignore("parallelism.pipeline_parallel_microbatch_size")
-    return Workload(global_batch_size=total, seq_len=seq_len), micro
+    return Workload(global_batch_size=total, seq_len=seq_len), micro, steps if mesh.pp > 1 else 1
 
 
-def _batch_in_tokens(f: Fields, mesh: Mesh) -> tuple[Workload, int]:
+def _batch_in_tokens(f: Fields, mesh: Mesh) -> tuple[Workload, int, int]:
     """The newer fields count tokens."""
     seq_len = f.integer("training.max_context_length", 2048)
     tokens = f.integer("training.num_tokens_per_microbatch_per_dp_rank", 16384)
@@ -310,7 +307,8 @@ def _batch_in_tokens(f: Fields, mesh: Mesh) -> tuple[Workload, int]:
     total = tokens * runs * mesh.data_ranks if total == -1 else total
     if total % (tokens * runs * mesh.data_ranks):
         f.fail("training.num_tokens_per_train_step", f"{total} is not a multiple of {tokens * runs * mesh.data_ranks}")
-    return Workload(global_batch_size=total // seq_len, seq_len=seq_len), micro
+    rounds = total // (tokens * runs * mesh.data_ranks) if mesh.pp > 1 else 1
+    return Workload(global_batch_size=total // seq_len, seq_len=seq_len), micro, rounds
 
 
 def schedule_of(f: Fields, mesh: Mesh, config: ModelConfig, micro: int) -> Schedule:
@@ -527,6 +525,8 @@ def stack_of(f: Fields) -> Stack:
         if "model" in parts:
             fused = "fused"
             record = chosen(record, "compile", launch="compiled", norm=fused, activation=fused, rotary=fused)
+            # a compiled layer has its checkpoint inside, of which only what the backward reads is run again
+            record = chosen(record, "torch/_functorch/partitioners.py of torch 2.8", recompute_stops=True)
         if "loss" in parts:
             record = chosen(record, "compile.components", cross_entropy="fused")
     kinds = {"fused": "fused", "foreach": "foreach", "for-loop": "single"}

@@ -89,9 +89,9 @@ def _flavor(model: ModelConfig) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _training(asked: Asked) -> dict[str, object]:
-    """Batch and dtypes. A pipeline takes its whole step at once; without one microbatches are accumulated."""
+    """Batch and dtypes. A pipeline takes a round of the step at once; without one microbatches are accumulated."""
     plan, precision = asked.plan, asked.plan.precision
-    local = asked.micro * (asked.microbatches if plan.mesh.pp > 1 else 1)
+    local = asked.micro * (asked.microbatches // plan.schedule.rounds if plan.mesh.pp > 1 else 1)
     half = _half(precision)
     return {
         "local_batch_size": local,

@@ -1,7 +1,6 @@
 """Adapters of published LoRA runs, which no column holds: rank and targets of the recipes behind the tables.
 
-`adapters_of(row)` returns them with a note; None for runs that train all weights. `with_checkpointing(row)` fills in
-what NeMo AutoModel's recipes recompute; the rest of these is in `automodel`.
+`adapters_of(row)` returns them with a note; None for runs that train all weights. NeMo AutoModel's are in `automodel`.
 """
 
 from __future__ import annotations
@@ -52,11 +51,3 @@ def adapters_of(row: Row) -> tuple[Adapters | None, tuple[str, ...]]:
     joined = re.search(r"nemo|megatron", row.framework.lower()) is not None
     made, why = found or (replace(USUAL, joined=joined), "assumed, the row does not give them")
     return made, (f"LoRA of rank {made.rank} on {', '.join(made.targets) or 'all linears of layers'}: {why}",)
-
-
-def with_checkpointing(row: Row) -> tuple[Row, tuple[str, ...]]:
-    """The row with full recompute where NeMo AutoModel's LoRA recipes set `activation_checkpointing`: 32B and 70B."""
-    key = f"{row.framework} {row.model}".lower()
-    if row.recompute or not re.search(r"automodel.*(32b|70b).*lora", key):
-        return row, ()
-    return replace(row, recompute="full"), ("activation_checkpointing: the recipe's",)

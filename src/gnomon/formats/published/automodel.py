@@ -2,10 +2,12 @@
 
 Its table names a commit, and recipes and program are public at each: 507bfb751 (December 2025), c0e4fe1bc (March 2026),
 and 2013a4dd6 (April 2026), whose figures the newest table still has. `kernels(row)` returns what layers are made of,
-`layout(row, plan)` the plan with what the recipe divides and overlaps, and the local batches that go through a pipeline
-one after the other. Leaves out what DTensor's dispatch costs on the
-host where layers are not compiled, and what mixtures run between products of experts.
-Source: NVIDIA-NeMo/Automodel at these commits, examples/llm_finetune/*/*_peft_benchmark*.yaml and nemo_automodel
+`with_recipe(row)` the row with what the recipe recomputes and divides, `precision` its dtypes, `layout(row, plan)` the
+plan with what the recipe overlaps, and the local batches that go through a pipeline one after the other. Leaves out
+what DTensor's dispatch costs on the host where layers are not compiled, gradients that are reduced once a step, and
+what mixtures run between products of experts.
+Source: NVIDIA-NeMo/Automodel at these commits and 36044ad3d (runs that train all weights),
+examples/llm_finetune/*/*_peft_benchmark*.yaml, examples/llm_benchmark and nemo_automodel
 (_transformers/kernel_patches.py, components/_peft/lora.py, components/models/llama, components/loss/masked_ce.py,
 components/distributed/parallelizer.py). Read 2026-11-23.
 """
@@ -18,7 +20,7 @@ from dataclasses import replace
 
 from gnomon.formats.published.row import Row
 from gnomon.models.lora import Adapters
-from gnomon.plans import Plan, Split
+from gnomon.plans import DType, Plan, Precision, Split
 
 SOURCE = "NVIDIA-NeMo/Automodel 507bfb751, c0e4fe1bc, 2013a4dd6 (formats.published.automodel)"
 
@@ -40,20 +42,62 @@ def adapters(row: Row) -> Adapters | None:
     return Adapters(rank=16, scaled="inner", joined=release != "2013a4dd6", dropout=dropout)
 
 
-def kernels(row: Row) -> Mapping[str, str]:
+COMPILED = r"llama ?3 70b"
+"""Models trained whole whose recipes set `enable_compile`."""
+
+
+def kernels(row: Row) -> Mapping[str, str | bool]:
     """Fields of the stack: FlashAttention-2 of transformers (`DEFAULT_ATTN_IMPLEMENTATION`); Liger's norm, rotary
     embedding and activation on one device; layers compiled with tensor parallelism in April 2026; before that, of the
     program's own models, the norm alone in March. Loss and logits are fp32 in all. Of mixtures: Transformer Engine's
-    norm and rotary embedding (`rms_norm: te`, `rope_fusion: true` of examples/llm_benchmark/*/*_te_deepep.yaml)."""
+    norm and rotary embedding (`rms_norm: te`, `rope_fusion: true` of examples/llm_benchmark/*/*_te_deepep.yaml), and
+    checkpoints without reentry around whole layers, which stop early. Compiled layers have their checkpoints inside:
+    only what the backward reads is run again. Of LoRA without compilation all is: a frozen product comes before what
+    its adapter keeps."""
     release = _release(row)
+    if not release and re.search(COMPILED, row.model.lower()) and "automodel" in row.framework.lower():
+        fused = {"norm": "fused", "activation": "fused", "rotary": "fused"}
+        return {**fused, "launch": "compiled", "recompute_stops": True}
     if not release:
         mixture = "automodel" in row.framework.lower() and row.experts
-        return {"norm": "fused", "rotary": "fused"} if mixture else {}
-    found = {"attention_kernel": "flash2"}
+        return {"norm": "fused", "rotary": "fused", "recompute_stops": True} if mixture else {}
+    found: dict[str, str | bool] = {"attention_kernel": "flash2"}
     if release == "2013a4dd6":
         found |= {"norm": "fused", "activation": "fused", "rotary": "fused"}
-        found |= {"launch": "compiled"} if (row.tp or 1) > 1 else {}
+        found |= {"launch": "compiled", "recompute_stops": True} if (row.tp or 1) > 1 else {}
     return found | ({"norm": "fused"} if release == "c0e4fe1bc" else {})
+
+
+CHECKPOINTED = r"llama ?3 70b|32b lora|nemotron v3 super|deepseek v3|kimi k2"
+"""Models whose recipes set `activation_checkpointing`, each decoder layer or its attention and its MLP."""
+
+EXPERT_RANKS = ((r"gpt-oss 20b", 8),)
+"""(pattern of model, `ep_size` of its recipe) where the table's column is empty."""
+
+
+def with_recipe(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """The row with full recompute and the ranks of experts that its recipe sets, where the table does not say."""
+    if "automodel" not in row.framework.lower():
+        return row, ()
+    notes: list[str] = []
+    if not row.recompute and re.search(CHECKPOINTED, row.model.lower()):
+        row = replace(row, recompute="full")
+        notes.append("activation_checkpointing: the recipe's")
+    ranks = next((ranks for pattern, ranks in EXPERT_RANKS if re.search(pattern, row.model.lower())), 0)
+    if ranks and not row.ep:
+        row = replace(row, ep=ranks)
+        notes.append(f"ep_size {ranks}: the recipe's")
+    return row, tuple(notes)
+
+
+def precision(row: Row, found: Precision) -> Precision:
+    """Parameters as they are published, in bf16, and so their gradients and Adam's states (`torch_dtype: bf16`, or that
+    of the model's own config; `torch.optim.Adam`). FSDP2 reduces dense models' gradients in bf16 (FSDP2Config's
+    `mp_policy`), mixtures' in fp32 (components/moe/parallelizer.py)."""
+    if "automodel" not in row.framework.lower() or found.compute != "bf16" or found.fp8 is not None:
+        return found
+    reduce: DType = "fp32" if row.experts or row.ep else "bf16"
+    return Precision(param="bf16", compute="bf16", grad="bf16", reduce=reduce, master="none", states="bf16")
 
 
 LOCAL_BATCHES = ((r"70b 2-node", 8), (r"70b", 4))

@@ -95,8 +95,12 @@ HELD_OUTPUTS = (
 )
 """(pattern of programs, where it is known from that their loops hold logits during the backward)."""
 
-COMPILED = {"norm": "fused", "activation": "fused", "cross_entropy": "fused", "rotary": "fused"}
-"""What torch.compile makes one kernel each of, over a layer and over the loss."""
+COMPILED = {
+    **dict.fromkeys(("norm", "activation", "cross_entropy", "rotary"), "fused"),
+    "recompute_stops": True,
+}
+"""What torch.compile makes one kernel each of, over a layer and over the loss; and of a checkpoint it runs again only
+what the backward reads (pytorch/pytorch v2.8.0 torch/_functorch/partitioners.py takes out what no gradient needs)."""
 
 DATA_PARALLEL = r"fsdp|\bddp\b|hugging|transformers|accelerate|\bhf\b|trainer|composer|zero-?[23]"
 """Programs and shardings without tensor or pipeline parallelism unless they say so."""
@@ -168,6 +172,7 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
     """Every decision of the run."""
     axes, notes = mesh(row)
     precision, more = settings.precision(row)
+    precision = automodel.precision(row, precision)
     saved, again, _ = settings.saved(row)
     micro, guessed = _micro_batch(row, axes)
     schedule = settings.schedule(row, facts, axes.pp, micro)

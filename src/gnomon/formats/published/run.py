@@ -13,7 +13,7 @@ from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
 from gnomon.formats.published import automodel, nvidia
-from gnomon.formats.published.adapters import adapters_of, with_checkpointing
+from gnomon.formats.published.adapters import adapters_of
 from gnomon.formats.published.bridge import with_offloading, with_recompute, with_sharding
 from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.composed import with_composition
@@ -123,7 +123,7 @@ def to_run(row: Row) -> Run:
     row, from_recipe = with_recompute(row, facts.release)
     row, from_sharding = with_sharding(row)
     row, from_offloading = with_offloading(row, facts.release)
-    row, from_adapters = with_checkpointing(row)
+    row, from_adapters = automodel.with_recipe(row)
     row, from_script = nvidia.with_script(row)
     adapters, from_lora = adapters_of(row)
     config, from_model = model_config(row)

@@ -50,13 +50,24 @@ def test_report_of_a_timeline_and_its_plan(tmp_path: Path, capsys: pytest.Captur
     assert data["notes"] == [] and "gnomon.planfile/1" in str(data["plan"])
 
 
-def test_report_says_when_the_plan_is_another(tmp_path: Path) -> None:
+def test_report_says_when_the_plan_is_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step, plan, page = (tmp_path / n for n in ("step.timeline", "plan.toml", "page.html"))
     main([*TINY, "--timeline", str(step)])
     work = Workload(global_batch_size=8, seq_len=64)
     save_plan_file(PlanFile(model="llama-tiny", on="1x2xh100-sxm", workload=work, plan=PLAN), plan)
     assert main(["report", str(step), "--plan", str(plan), "-o", str(page)]) == 0
-    assert "not of this plan" in str(embedded(page)["notes"])
+    assert "not of this plan" in str(embedded(page)["notes"]) and "not of this plan" in capsys.readouterr().out
+
+
+def test_a_timeline_of_other_ranks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step, plan, page = (tmp_path / n for n in ("step.timeline", "plan.toml", "page.html"))
+    main([*TINY, "--timeline", str(step)])
+    work, other = Workload(global_batch_size=4, seq_len=64), Plan(mesh=Mesh(dp_shard=2), schedule=PLAN.schedule)
+    save_plan_file(PlanFile(model="llama-tiny", on="1x2xh100-sxm", workload=work, plan=other), plan)
+    capsys.readouterr()
+    assert main(["report", str(step), "--plan", str(plan), "-o", str(page)]) == 2
+    err = capsys.readouterr().err
+    assert "it has workers class 0 (1), class 1 (1), the plan class 0 (2)" in err and not page.exists()
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

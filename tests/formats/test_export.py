@@ -598,6 +598,15 @@ def test_another_recomputation_keeps_no_more() -> None:
         assert lost(export(program, plan))["saved.preset"] == ("selective", "full")
 
 
+@pytest.mark.parametrize(
+    ("program", "said"), [("megatron", "scaling of rotary embeddings"), ("nanotron", "rope_theta")]
+)
+def test_what_changes_results_and_no_time_is_said(program: str, said: str) -> None:
+    """A Llama 3 trained with the program's own rotary base would be another model."""
+    plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1))
+    assert any(said in line for line in export(program, plan).elsewhere)
+
+
 def test_a_llama_that_torchtitan_has_not_is_to_be_registered() -> None:
     plan = Plan(
         mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=3), precision=FSDP

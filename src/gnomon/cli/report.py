@@ -31,7 +31,10 @@ def run(options: argparse.Namespace) -> int:
     """Write the page."""
     timelines = [read_timeline(path) for path in (options.before, options.after) if path is not None]
     prediction, asked, plan = _plan(options.plan)
-    notes = (*(asked.notes if asked else ()), *_doubts(timelines, prediction))
+    for timeline, path in zip(timelines, (options.before, options.after), strict=False):
+        _check_ranks(timeline, path, prediction, options.plan)
+    doubts = _doubts(timelines, prediction)
+    notes = (*(asked.notes if asked else ()), *doubts)
     notes += accuracy(asked.cluster, asked.stack) if asked else ()
     data = page_data(
         timelines,
@@ -46,7 +49,8 @@ def run(options: argparse.Namespace) -> int:
     if options.trace:
         save_text(json.dumps(perfetto_trace(timelines, title=data["title"]), allow_nan=False), options.trace)
         written.append(options.trace)
-    print_lines([*wrapped(data["sentence"], indent=""), *(f"wrote {path}" for path in written)])
+    said = [line for text in (data["sentence"], *doubts) for line in wrapped(text, indent="")]
+    print_lines([*said, *(f"wrote {path}" for path in written)])
     return 0
 
 
@@ -75,6 +79,21 @@ def _plan(path: str | None) -> tuple[Prediction | None, Request | None, str]:
         )
     asked = read_request(parser().parse_args(["predict", "--plan", path]))
     return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), asked, text
+
+
+def _check_ranks(timeline: Timeline, path: str, prediction: Prediction | None, plan: str | None) -> None:
+    """InputError for a timeline whose workers are not those of the plan."""
+    if prediction is None:
+        return
+    found, wanted = (
+        {worker.name: worker.count for worker in each.workers} for each in (timeline, prediction.timeline(steady=False))
+    )
+    if found != wanted:
+        a, b = (", ".join(f"{name} ({count})" for name, count in each.items()) for each in (found, wanted))
+        raise InputError(
+            f"{path!r} is not of the plan in {plan!r}: it has workers {a}, the plan {b} (ranks of each); give the "
+            f"plan that it was made by, or leave --plan out"
+        )
 
 
 def _doubts(timelines: list[Timeline], prediction: Prediction | None) -> tuple[str, ...]:

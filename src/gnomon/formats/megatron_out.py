@@ -64,10 +64,17 @@ def draft(asked: Asked) -> Draft:
         job=read_megatron(text, name=asked.label),
         elsewhere=(
             "--mock-data, NullTokenizer, --train-iters and --lr are placeholders: give your data, tokenizer and rates",
+            UNTIMED,
             *(("HEAD is host:port of the first machine, for all of them",) if asked.num_nodes > 1 else ()),
         ),
         reasons=REASONS,
     )
+
+
+UNTIMED = (
+    "what changes results and no time is at Megatron-LM's defaults: --norm-epsilon, --init-method-std, the base and "
+    "scaling of rotary embeddings, what a router adds to the loss"
+)
 
 
 def _script(asked: Asked, options: Options) -> str:

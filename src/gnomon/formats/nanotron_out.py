@@ -67,6 +67,7 @@ def draft(asked: Asked) -> Draft:
         elsewhere=(
             "data_stages and tokenizer: yours; without them nanotron trains on made-up batches",
             "learning rate and train_steps are placeholders",
+            "rope_theta, rms_norm_eps and init_method change results and no time: give your model's",
         ),
         reasons=REASONS,
     )

@@ -23,6 +23,19 @@ def job(devices: int = 8, **values: Any) -> Job:
     return read_deepspeed(json.dumps({**base, **values}), devices=devices, seq_len=1024, model="gpt2")
 
 
+def test_parameters_on_the_host() -> None:
+    """ZeRO-Infinity: at stage 3 only; on NVMe they are read as on the host, and that is said."""
+    zero = {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}, "offload_optimizer": {"device": "cpu"}}
+    found = job(zero_optimization=zero, gradient_clipping=0.0)
+    assert found.plan.optimizer.offload_parameters and found.plan.optimizer.offload == Offload()
+    assert not found.unexpressed
+    alone = job(zero_optimization={"stage": 3, "cpu_offload_param": True})
+    assert alone.plan.optimizer.offload_parameters and alone.plan.optimizer.offload is None
+    below = job(zero_optimization={**zero, "stage": 2}, gradient_clipping=0.0)
+    assert not below.plan.optimizer.offload_parameters and any("stage 3 only" in note for note in below.notes)
+    assert job(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}}).plan.optimizer.offload_parameters
+
+
 def test_zero_offload() -> None:
     found = read_deepspeed(FILES / "zero2_offload.json", devices=16, seq_len=2048)
     assert found.plan.optimizer.offload == Offload() and found.plan.optimizer.zero == 2

@@ -144,6 +144,7 @@ CHANGES = {
     "optimizer.offload": Change(Offload()),
     "optimizer.offload.fraction": Change(0.5, offload=True),
     "optimizer.offload.tiles": Change(4, offload=True),
+    "optimizer.offload_parameters": Change(True, zero=3),
     "optimizer.delay": Change(1),
     "optimizer.clip": Change(False),
     "precision.param": Change("fp16"),
@@ -440,6 +441,7 @@ def deepspeed_plans(draw: st.DrawFn) -> tuple[str, Plan]:
             kind=draw(st.sampled_from(["adam", "adamw", "sgd", "lion", "muon"])),
             zero=zero,  # type: ignore[arg-type]
             offload=offload if offloaded else None,
+            offload_parameters=zero == 3 and draw(st.booleans()),
             clip=not offloaded and draw(st.booleans()),
         ),
         precision=Precision(

@@ -29,7 +29,7 @@ from gnomon.plans import (
     Stage,
     Workload,
 )
-from gnomon.prediction import Prediction, predict
+from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.layer_types import LayerPrice
 
 MESHES: dict[str, dict[str, Any]] = {
@@ -178,6 +178,36 @@ def test_optimizer_on_the_host(zero: Literal[0, 1, 2, 3]) -> None:
     assert away.breakdown["offload"] > 0
     assert away.step_s > here.step_s
     assert away.tightest.peak_bytes < here.tightest.peak_bytes
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_parameters_on_the_host(ranks: int) -> None:
+    """They leave the device but for what is gathered, and each gather waits for its copy: with one rank, which gathers
+    nothing, for that of whole blocks."""
+    mesh, cluster = Mesh(dp_shard=ranks), f"1x{ranks}xa100-sxm-80gb"
+    schedule = Schedule(micro_batch_size=1)
+
+    def step(**optimizer: Any) -> Prediction:
+        plan = Plan(mesh=mesh, schedule=schedule, optimizer=Optimizer(zero=3, clip=False, **optimizer))
+        return predict(LLAMA, cluster, plan, Workload(global_batch_size=16, seq_len=2048))
+
+    here, there = step(), step(offload_parameters=True)
+    elements = sum(here.pricing.stages[0].elements)
+    assert there.step.stages[0].static_bytes()["parameters"] == 0
+    assert here.step.stages[0].static_bytes()["parameters"] == 2 * elements / ranks
+    gathered = max(size for name, size in there.step.sizes.items() if name.endswith("P"))
+    assert gathered == 2 * (128_256 + 1) * 4096  # the head and the norm before it, in bf16
+    assert there.tightest.peak_bytes < here.tightest.peak_bytes
+    assert there.step_s > here.step_s and there.breakdown["offload"] > 0
+    assert host_memory(there).bytes == 2 * elements  # of a node, whole
+    assert any("parameters on the host" in each for each in there.assumptions)
+    # every microbatch's two passes copy all parameters over the link of the device, at most 32 GB/s
+    least = 16 // ranks * 2 * 2 * elements / ranks / 32e9
+    assert there.step_s > least
+    both = step(offload_parameters=True, offload=Offload())
+    assert both.tightest.peak_bytes < step(offload=Offload()).tightest.peak_bytes
+    with pytest.raises(PlanError, match="use zero = 3"):
+        llama(mesh=mesh, optimizer=Optimizer(zero=2, offload_parameters=True))
 
 
 def test_a_delayed_update_hides_under_the_step() -> None:

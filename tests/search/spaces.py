@@ -9,7 +9,7 @@ from functools import cache
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models import gpt, llama, mixtral
-from gnomon.plans import Goal, Optimizer, Overlap, Plan, Precision, Stack, Workload
+from gnomon.plans import Goal, Offload, Optimizer, Overlap, Plan, Precision, Stack, Workload
 from gnomon.plans.stacks import stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Space, make_space
@@ -61,9 +61,9 @@ def model(kind: str, layers: int) -> Graph:
     return gpt.gpt(config)
 
 
-def case(seed: int, *, beyond: bool = False) -> Case:
+def case(seed: int, *, beyond: bool = False, away: bool = False) -> Case:
     """A space of at most a few dozen legal points. beyond: with products that are cut, and plans with activations on
-    the host beside those that keep them."""
+    the host beside those that keep them. away: with parameters on the host (and of two seeds in three the update)."""
     draw = random.Random(seed)
     graph = model(draw.choice(("gpt", "tied", "llama", "mixtral")), draw.choice((2, 3, 4, 8)))
     cluster = parse_cluster(draw.choice(CLUSTERS))
@@ -77,6 +77,11 @@ def case(seed: int, *, beyond: bool = False) -> Case:
     few = _few(found, draw)
     if beyond:
         few = replace(few, recompute=("none", "offload"), sequence_parallel=(True,))
+    if away:
+        optimizer = replace(base.optimizer, offload_parameters=True)
+        if seed % 3:
+            optimizer = replace(optimizer, clip=False, offload=Offload())
+        few = replace(few, base=replace(base, optimizer=optimizer), zero=(3,))
     return Case(graph, cluster, workload, few, program, Goal(memory_fraction=1.0))
 
 

@@ -13,7 +13,7 @@ from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.models.presets import model
-from gnomon.plans import Goal, Optimizer, Plan, Workload
+from gnomon.plans import Goal, Offload, Optimizer, Plan, Workload
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
@@ -29,6 +29,44 @@ SEEDS = range(1001, 1010)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_search_finds_what_predicting_everything_finds(seed: int) -> None:
     check(seed, beyond=True)
+
+
+@pytest.mark.parametrize("seed", range(2001, 2010))
+def test_with_parameters_on_the_host_it_finds_what_predicting_everything_finds(seed: int) -> None:
+    check(seed, away=True)
+
+
+def test_bounds_know_of_updates_and_parameters_on_the_host() -> None:
+    """None is above its plan, and where the host's update takes most of the step the last one is close."""
+    given = case(2)
+    graph = gpt(
+        GptConfig(
+            name="g", num_layers=4, hidden_size=4096, num_heads=32, vocab_size=8192, max_positions=2048, tied=False
+        )
+    )
+    machines, work = parse_cluster("1x4xh100-sxm"), Workload(global_batch_size=4, seq_len=1024)
+    for moved in (False, True):
+        optimizer = Optimizer(clip=False, offload=Offload(), offload_parameters=moved)
+        space = make_space(graph, machines, work, base=Plan(optimizer=optimizer))
+        few = replace(space, cp=(1,), micro_batch_size=(1,), recompute=("none",), pp=(1, 2), virtual_stages=(1,))
+        few = replace(few, schedule=("one_f_one_b",), keep_gathered=(False,), sequence_parallel=(True,))
+        here = replace(given, graph=graph, cluster=machines, workload=work, space=few, stack=PLAIN_STACK)
+        some = [(point, each) for point, each in predicted(here) if few.canonical(point) == point]
+        assert some and all(each.breakdown["offload"] > 0.5 * each.step_s for _, each in some)
+        check_bounds(here, some)
+        search = Search(graph, machines, work, few, PLAIN_STACK, given.goal)
+        assert all(max(bounds_of(search, point)[0]) > 0.7 * each.step_s for point, each in some)
+
+
+def test_parameters_are_put_on_the_host_where_memory_decides() -> None:
+    """One device that holds gradients, and no parameters beside them."""
+    work, base = Workload(global_batch_size=2, seq_len=4096), Plan(optimizer=Optimizer(clip=False))
+    goal, machines = Goal(memory_bytes=48 * 2**30), parse_cluster("1x1xh100-sxm")
+    found = plan("llama-3.1-8b", machines, work, goal=goal, base=base, top=1).best[0]
+    assert found.plan.optimizer.offload_parameters and found.plan.optimizer.offload is not None
+    assert found.prediction.tightest.peak_bytes <= 48 * 2**30 and host_memory(found.prediction).fits
+    with pytest.raises(PlanError, match="--fix optimizer_offload=yes --fix parameter_offload=yes"):
+        plan("llama-3.1-8b", machines, work, goal=goal, top=1)
 
 
 @cache
@@ -150,7 +188,8 @@ def test_an_optimizer_on_the_host_is_searched_where_gradients_are_not_clipped() 
         plan("llama-3.1-8b", "1x1xh100-sxm", work)
     found = plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free)
     assert all(away.of(each.plan) and host_memory(each.prediction).fits for each in found.best)
-    assert found.counts.space == 2 * found.space.size == found.counts.covered
+    assert found.counts.space == found.counts.covered  # those of ZeRO 3 again, with parameters on the host
+    assert found.counts.space == 2 * found.space.size + found.space.size // 4
     with pytest.raises(PlanError, match="fits"):
         plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free, beyond=("async_tp", "activation_offload"))
     roomy = plan("llama-3.1-8b", "1x8xh100-sxm", replace(work, global_batch_size=16), base=free)

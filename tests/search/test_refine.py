@@ -145,11 +145,15 @@ def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
     assert "optimizer_offload" not in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
 
 
+BY_BLOCK = ("reshard_after_forward", "prefetch", "parameter_offload")
+"""Choices of ZeRO 3."""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_makes_a_plan_that_has_it(name: str) -> None:
     of, graph = choice(name), model("llama-3.2-1b")
     hopper = parse_cluster("2x4xh100-sxm")
-    base = Plan(optimizer=Optimizer(zero=3 if name in ("reshard_after_forward", "prefetch") else 1, clip=False))
+    base = Plan(optimizer=Optimizer(zero=3 if name in BY_BLOCK else 1, clip=False))
     base = replace(base, mesh=replace(base.mesh, tp=2, dp_shard=4), layout=replace(base.layout, sequence_parallel=True))
     base = replace(base, schedule=replace(base.schedule, micro_batch_size=1))
     values = of.values(base, graph, hopper)

@@ -193,11 +193,16 @@ def sharding_of(f: Fields, devices: int, fsdp: bool) -> tuple[Mesh, Optimizer]:
         sizes["dp_replicate"], left = machines, left // machines
     offload = None
     if f.flag("fsdp_config.fsdp_offload_params", False):
-        f.report("fsdp_config.fsdp_offload_params", "parameters live on the host too; read as states and update only")
         offload = Offload()
     f.notes.append("gradient clipping: the script's own; assumed to be on")
     clip = clips(f, "gradient clipping", True, offloaded=offload is not None)
-    optimizer = Optimizer(zero=stage, reshard_after_forward=reshard, offload=offload, clip=clip)  # type: ignore[arg-type]
+    optimizer = Optimizer(
+        zero=stage,  # type: ignore[arg-type]
+        reshard_after_forward=reshard,
+        offload=offload,
+        offload_parameters=stage == 3 and offload is not None,
+        clip=clip,
+    )
     return mesh(left, sizes), optimizer
 
 

@@ -90,7 +90,7 @@ def _fsdp(plan: Plan) -> dict[str, object]:
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_reshard_after_forward": plan.optimizer.reshard_after_forward,
         "fsdp_activation_checkpointing": plan.saved == Saved(preset="full"),
-        "fsdp_offload_params": plan.optimizer.offload is not None,
+        "fsdp_offload_params": plan.optimizer.offload is not None or plan.optimizer.offload_parameters,
         "fsdp_cpu_ram_efficient_loading": True,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }

@@ -39,8 +39,7 @@ IRRELEVANT = frozenset(
 )
 
 INEXPRESSIBLE = {
-    "zero_optimization.offload_param.*": "parameters live on the host or NVMe and come in when needed",
-    "zero_optimization.cpu_offload_param": "parameters live on the host and come in when needed",
+    "zero_optimization.offload_param.*": "how parameters on NVMe move",
     "zero_optimization.offload_optimizer.*": "how the offloaded optimizer moves its data",
     "zero_optimization.zenflow*": "ZenFlow: part of the gradients is applied at once",
     "zero_optimization.stage3_param_persistence_threshold": "smaller parameters are never divided",
@@ -279,14 +278,28 @@ def optimizer_of(f: Fields) -> Optimizer:
         )
     f.ignore("zero_optimization.offload_optimizer.ratio", "zero_optimization.contiguous_gradients")
     f.ignore("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "zero_optimization")
-    if f.raw("zero_optimization.offload_param.device") not in (None, "none"):
-        f.report("zero_optimization.offload_param.device", INEXPRESSIBLE["zero_optimization.offload_param.*"])
     return Optimizer(
         kind=kind,  # type: ignore[arg-type]
         zero=stage,  # type: ignore[arg-type]
         offload=offload,
+        offload_parameters=_on_host(f, stage),
         clip=clips(f, "gradient_clipping", f.number("gradient_clipping", 1.0) > 0, offloaded=offload is not None),
     )
+
+
+def _on_host(f: Fields, stage: int) -> bool:
+    """Whether parameters wait on the host, which is at stage 3 only."""
+    key = "zero_optimization.offload_param.device"
+    device = f.raw(key)
+    if f.flag("zero_optimization.cpu_offload_param", False):
+        device = device or "cpu"
+    if device in (None, "none"):
+        return False
+    if stage != 3:
+        f.notes.append(f"{key} = {device}: has an effect at stage 3 only, and this is stage {stage}")
+    elif device != "cpu":
+        f.report(key, "parameters on NVMe; read as on the host: too fast")
+    return stage == 3
 
 
 def overlap_of(f: Fields, stage: int, reduce: str) -> Overlap:

@@ -24,6 +24,7 @@ REASONS = (
     ("overlap.bucket_bytes", "reduce_bucket_size is in elements; it has a default (500,000,000) and no blocks"),
     ("overlap.*", "DeepSpeed has one switch, overlap_comm"),
     ("optimizer.kind", "DeepSpeed has Adam, AdamW, SGD, Lion and Muon"),
+    ("optimizer.offload_parameters", "offload_param has an effect at ZeRO 3 only"),
     ("optimizer.offload*", "the whole update is offloaded, or at ZeRO 3 a share of it; in pieces of its own"),
     ("optimizer.*", "ZeRO 3 gathers and frees by its own trace of the model"),
     ("precision.fp8*", "the configuration has no eight-bit products"),
@@ -103,6 +104,8 @@ def _zero(asked: Asked) -> dict[str, object]:
     if optimizer.offload is not None and optimizer.zero > 0:
         ratio = {"ratio": optimizer.offload.fraction} if optimizer.zero == 3 else {}
         table["offload_optimizer"] = {"device": "cpu", **ratio}
+    if optimizer.offload_parameters:
+        table["offload_param"] = {"device": "cpu"}
     return table
 
 

@@ -462,14 +462,16 @@ def optimizer_of(f: Fields, mesh: Mesh) -> Optimizer:
         )
     offload = None
     if f.flag("training.enable_cpu_offload", False):
-        f.report("training.enable_cpu_offload", "parameters live on the host too; read as states and update only")
         offload = Offload()
+        if not sharded:
+            f.report("training.enable_cpu_offload", "FSDP2 moves what it divides, and here it divides nothing")
     return Optimizer(
         kind=kind,  # type: ignore[arg-type]
         zero=3 if sharded else 0,
         reshard_after_forward=policy == "always" or (policy == "default" and mesh.pp == 1),
         keep_last_block=policy != "always",
         offload=offload,
+        offload_parameters=sharded and offload is not None,
         clip=clips(f, "training.max_norm", True, offloaded=offload is not None),
     )
 

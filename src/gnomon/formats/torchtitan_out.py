@@ -31,7 +31,7 @@ REASONS = (
     ("optimizer.keep_last_block", "in a pipeline fsdp_reshard_after_forward is always or never, for every block"),
     ("optimizer.zero", "torchtitan divides parameters (ZeRO 3, FSDP2) or, with replicas alone, nothing"),
     ("optimizer.clip", "the update on the host is clipped too, which is not described here"),
-    ("optimizer.offload", "enable_cpu_offload moves everything, in one piece"),
+    ("optimizer.offload*", "enable_cpu_offload moves everything, in one piece"),
     ("precision.param", "FSDP2 keeps one copy of the parameters, divided, and casts as it gathers"),
     ("precision.*", "FSDP2 keeps parameters, gradients and states in training.dtype, and reduces in fp32"),
     ("saved.*", "torchtitan recomputes whole layers, all or every n-th, or every other product of a Llama's"),
@@ -100,7 +100,7 @@ def _training(asked: Asked) -> dict[str, object]:
         "dtype": "bfloat16" if half else "float32",
         "mixed_precision_param": "bfloat16" if precision.compute in ("bf16", "fp16") else "float32",
         "mixed_precision_reduce": "float32",
-        "enable_cpu_offload": plan.optimizer.offload is not None,
+        "enable_cpu_offload": plan.optimizer.offload is not None or plan.optimizer.offload_parameters,
     }
 
 

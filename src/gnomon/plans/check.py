@@ -500,7 +500,14 @@ def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
         )
     if plan.layout.sequence_parallel and all(mesh.tp == 1 for mesh in meshes):
         yield _note("no_effect", "sequence_parallel has no effect at tp = 1")
-    if plan.optimizer.zero and all(mesh.dp_shard * mesh.cp == 1 for mesh in meshes):
+    away = plan.optimizer.offload_parameters
+    if away and plan.optimizer.zero != 3:
+        yield _error(
+            "parameters_on_host",
+            f"optimizer.offload_parameters copies parameters to the device block by block, as ZeRO 3 gathers them, but "
+            f"optimizer.zero = {plan.optimizer.zero}; use zero = 3",
+        )
+    if plan.optimizer.zero and not away and all(mesh.dp_shard * mesh.cp == 1 for mesh in meshes):
         yield _note(
             "no_effect",
             f"ZeRO {plan.optimizer.zero} has no effect: dp_shard x cp = 1, so there is nothing to divide over",

@@ -325,6 +325,10 @@ class Optimizer:
     """Under ZeRO 3, do not free the block that backward needs first."""
     offload: Offload | None = None
     """Update on the host. Left out: on the device."""
+    offload_parameters: bool = False
+    """Under ZeRO 3, a rank's part of the parameters waits in host memory: it is copied to the device before each gather
+    of a block, and back after an update on the device (ZeRO-Infinity's `offload_param`, FSDP's CPU offload). With one
+    rank to divide over, whole blocks are copied."""
     delay: Literal[0, 1] = 0
     """Steps by which the update lags (ZeRO-Offload's delayed update). 1 changes the mathematics."""
     clip: bool = True

@@ -43,10 +43,25 @@ def step_parts(structure: Structure, step: Step, pricing: Pricing) -> dict[str, 
     worker = min(range(len(found.workers)), key=lambda w: found.idle_s(found.workers[w]))
     out: dict[str, float] = {}
     for share in found.of(found.workers[worker]):
-        split = _split(structure, pricing, worker, share) if share.busy else {_idle(share): share.seconds}
+        split = (_split if share.busy else _waited)(structure, pricing, worker, share)
         for name, seconds in split.items():
             out[name] = out.get(name, 0.0) + seconds
     return {name: seconds for name, seconds in out.items() if seconds}
+
+
+def _waited(structure: Structure, pricing: Pricing, worker: int, share: Share) -> dict[str, float]:
+    """Idle seconds of one cause; those that wait for gathers of parameters that come from the host, divided as the
+    gathers are."""
+    if share.action != "UNSHARD" or not pricing.plan.optimizer.offload_parameters:
+        return {_idle(share): share.seconds}
+    program = structure.program
+    rows = slice(int(program.class_ptr[worker]), int(program.class_ptr[worker + 1]))
+    keys = [program.keys[index] for index in program.key[rows].tolist()]
+    gathers = [key for key in keys if key.kind == share.action]
+    whole = sum(pricing.seconds(key) for key in gathers)
+    copied = sum(pricing.fetched_s(key.stage) for key in gathers)
+    away = min(quantise(share.seconds * copied / whole), share.seconds) if whole else 0.0
+    return {OFFLOAD: away, _idle(share): share.seconds - away}
 
 
 def _idle(share: Share) -> str:

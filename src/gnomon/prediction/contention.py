@@ -8,6 +8,7 @@ are no public measurements of kernels beside NCCL to fit more to.
 A collective weighs by the bytes that its link can move past each device a second, up to FULL_RATE: memory traffic and
 the SMs that copy grow with them, and one that waits for a slow network moves few. That form, a straight line through
 the origin, is a choice: runs set its upper end, and six runs over slower networks fit it.
+Copies to and from the host go by copy engines and weigh nothing.
 Leaves out messages between stages, and collectives of whole stages, which are priced with the computing beside them
 (`step`): ZeRO 0 to 2, where runs show nothing (benchmarks/contention.py).
 """
@@ -99,7 +100,10 @@ def weight(pricing: Pricing, key: Key, busy: float) -> float:
         return 0.0
     carried = pricing.carried(key)
     whole = sum(seconds for seconds, _ in carried)
-    return sum(seconds * share(link) for seconds, link in carried) / whole if whole else 0.0
+    if not whole:
+        return 0.0
+    copied = pricing.fetched_s(pricing.alike[key.stage]) if key.kind == "UNSHARD" else 0.0
+    return sum(seconds * share(link) for seconds, link in carried) / whole * max(1 - copied / busy, 0.0)
 
 
 def share(link: AxisLink) -> float:

@@ -1,7 +1,8 @@
 """What a plan that offloads holds in a node's host memory, against what the node has.
 
-`host_memory(prediction)` counts optimizer states, master copies and gradients of an update on the host, and activations
-that wait there. Leaves out the pages of the program itself, data loading, and copies that libraries pin on the way.
+`host_memory(prediction)` counts optimizer states, master copies and gradients of an update on the host, and parameters
+and activations that wait there. Leaves out the pages of the program itself, data loading, and copies that libraries pin
+on the way.
 """
 
 from __future__ import annotations
@@ -46,4 +47,7 @@ def _rank_bytes(prediction: Prediction, stage: StagePrice) -> int:
         own, whole = stage.static_bytes(), replace(stage, plan=here).static_bytes()
         total += sum(whole[name] - own[name] for name in ("master", "states"))
         total += stage.updated_elements() * width(plan.precision.grad)
+    if plan.optimizer.offload_parameters:
+        here = replace(plan, optimizer=replace(plan.optimizer, offload_parameters=False))
+        total += replace(stage, plan=here).static_bytes()["parameters"]
     return total

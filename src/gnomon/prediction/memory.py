@@ -20,7 +20,7 @@ from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prices.allocator import placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves
-from gnomon.sharding.parameters import shard_ranks
+from gnomon.sharding.parameters import shard_ranks, undivided_bytes
 from gnomon.units import show_bytes
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
@@ -516,6 +516,8 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
         whole = pricing.stack.bucketed is False
         if zero == 3 and index >= 0:
             sizes[f"{block}P"] = float(sum(c.bytes for c in found[0] if c.when == "before_forward"))
+            if pricing.plan.optimizer.offload_parameters:
+                sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
             sizes[f"{block}G"] = float(reduced[0])
             sizes[f"{block}GS"] = float(-(-reduced[0] // shard_ranks(stage.mesh, experts=False))) if whole else 0.0
         elif whole:

@@ -184,6 +184,8 @@ class StagePrice:
         if optimizer.offload is not None:
             stays = 1 - optimizer.offload.fraction
             out["master"], out["states"] = int(out["master"] * stays), int(out["states"] * stays)
+        if optimizer.offload_parameters:
+            out["parameters"] = 0
         return out
 
     def updated_elements(self) -> int:

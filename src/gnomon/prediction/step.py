@@ -25,7 +25,7 @@ from gnomon.prediction.around import around
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.messages import Messages
 from gnomon.prediction.stage import GROUPS, StagePrice
-from gnomon.prediction.update import host_copy_s, norm_s, on_host_s, update_parts
+from gnomon.prediction.update import host_copy_s, norm_s, on_host_s, parameters_back_s, parameters_s, update_parts
 from gnomon.prediction.vocabulary import KINDS as VOCABULARY
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.fitted import Fitted, fitted, rates
@@ -187,17 +187,23 @@ class Pricing:
             return self._tied(self.blocks[stage][0])
         if key.name in IN_UPDATE:
             return 0.0
-        if kind in ("AR", "REDUCE_GRAD", "UNSHARD"):
+        if kind == "UNSHARD":
+            return self.fetched_s(stage) + self._parameters(kind, stage)
+        if kind in ("AR", "REDUCE_GRAD"):
             return self._parameters(kind, stage)
         if kind in VOCABULARY:
             return self._vocabulary(kind, stage)
         if kind == "OPT":
-            return self._update(stage)
+            return self._update(stage) + parameters_back_s(*self._layers(stage), self.cluster)
         if kind == "NORM":
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
         if kind in ("D2H", "H2D", "HOST_OPT"):
             return on_host_s(kind, *self._layers(stage), self.cluster)
         raise UnpricedError(f"action {key.label} has no price; add a rule for {kind} to gnomon.prediction.step")
+
+    def fetched_s(self, block: int) -> float:
+        """Seconds in which parameters that wait on the host are copied in, before they are gathered."""
+        return parameters_s(*self._layers(block), self.cluster)
 
     def amounts(self, key: Key) -> tuple[float, float]:
         """(bytes that an action sends or reduces, FLOPs of its products) on one rank; 0 where it has none or where

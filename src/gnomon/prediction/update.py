@@ -21,6 +21,7 @@ from gnomon.prices.curves import curves_for
 from gnomon.prices.host import check_s
 from gnomon.prices.links import axis_link
 from gnomon.prices.optimizer import norm_seconds, optimizer_seconds
+from gnomon.sharding.parameters import waiting_bytes
 
 HOST_ADAM_S = 0.7e-9
 """Seconds a parameter of a vectorised Adam on all cores of a server: 8.2 s for 11.6 billion (DeepSpeed's figure)."""
@@ -69,6 +70,8 @@ def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:
 def on_host_s(kind: str, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
     """`D2H` and `H2D`, copies over the host link, and `HOST_OPT`, the update on the host's cores, which the ranks of a
     node share."""
+    if kind == "H2D" and stage.plan.optimizer.offload_parameters:
+        return 0.0  # they are where they wait
     elements = sum(n * parameter_elements(layer) for layer, n in layers)
     share = stage.updated_elements() / max(sum(stage.elements), 1)
     if kind == "HOST_OPT":
@@ -76,6 +79,34 @@ def on_host_s(kind: str, stage: StagePrice, layers: Sequence[tuple[LayerPrice, i
         return elements * share * sharers * HOST_ADAM_S
     dtype = stage.plan.precision.grad if kind == "D2H" else stage.plan.precision.param
     return host_copy_s(stage, cluster, elements * share * (DTYPE_BITS[dtype] // 8))
+
+
+def parameters_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
+    """Copying a rank's part of the parameters of some layers from the host, where they wait there; 0 where not.
+
+    On the stream that gathers them, before they are gathered: DeepSpeed's `all_gather_coalesced` (deepspeed/runtime/
+    zero/partition_parameters.py, edaa722) issues both there, and torch's FSDP2 its copy before its all-gather.
+    """
+    return _parameter_copies_s(stage, layers, cluster, trained=False)
+
+
+def parameters_back_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
+    """Copying updated parameters from the device to the host, where they wait there; and in before, where there is no
+    other copy of them to update (`master = none`)."""
+    if stage.plan.optimizer.offload is not None:
+        return 0.0
+    ways = 2 if stage.plan.precision.master == "none" else 1
+    return ways * _parameter_copies_s(stage, layers, cluster, trained=True)
+
+
+def _parameter_copies_s(
+    stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster, *, trained: bool
+) -> float:
+    if not stage.plan.optimizer.offload_parameters:
+        return 0.0
+    mesh, precision = stage.mesh, stage.plan.precision
+    size = sum(n * waiting_bytes(layer.sharded, mesh, precision, trained=trained) for layer, n in layers)
+    return host_copy_s(stage, cluster, size) if size else 0.0
 
 
 def host_copy_s(stage: StagePrice, cluster: Cluster, size: float) -> float:

@@ -175,6 +175,7 @@ def check_plan(plan: Plan) -> None:
         "overlap.experts": plan.overlap.experts,
         "overlap.bucket_bytes": plan.overlap.bucket_bytes is not None,
         "optimizer.offload": optimizer.offload is not None,
+        "optimizer.offload_parameters": optimizer.offload_parameters,
         "optimizer.delay": optimizer.delay > 0,
         f"optimizer.kind = {optimizer.kind!r}": optimizer.kind != "adamw",
         "precision.fp8": plan.precision.fp8 is not None,

@@ -49,7 +49,8 @@ def apply_optimizer(
 
 
 def effective_zero(plan: Plan) -> int:
-    """The plan's ZeRO stage; 0 when every group that it would divide over has one rank.
+    """The plan's ZeRO stage; 0 when every group that it would divide over has one rank, unless parameters come from the
+    host block by block.
 
     PlanError when only some stages have several shards or several replicas.
     """
@@ -57,7 +58,7 @@ def effective_zero(plan: Plan) -> int:
     divided = [mesh.dp_shard * mesh.cp > 1 for mesh in meshes]
     zero = plan.optimizer.zero
     if not zero or not any(divided):
-        return 0
+        return 3 if zero == 3 and plan.optimizer.offload_parameters else 0
     if not all(divided):
         raise PlanError(
             f"ZeRO stage {zero} divides over dp_shard x cp, which is 1 in stage {divided.index(False)} and more in "

@@ -64,7 +64,8 @@ class Choices:
     ways: Doubles
     """[kept, 2] ranks that ZeRO divides dense and routed parameters over."""
     kinds: NDArray[np.int64]
-    """[kept] equal for those whose actions last equally long: effective stage, and whether experts are divided."""
+    """[kept] equal for those whose actions last equally long: effective stage, whether experts are divided, and whether
+    anything is."""
     holding: NDArray[np.int64]
     """[kept] 0, or under ZeRO 2 and 3 equal for those with the same bytes that come and go: 4 x stage, and what kinds
     and overlap add."""
@@ -319,7 +320,7 @@ class Blocks:
             divided = np.ceil(own / choices.ways[:, column, None])
             for size, first in state_sizes(self.space.base, self.job.stack):
                 total += np.where(choices.zero[:, None] >= first, divided, own) * size
-            asleep = frozen[None, :, column]
+            asleep = frozen[None, :, column] * (not self.space.base.optimizer.offload_parameters)
             total += np.where(choices.zero[:, None] >= 3, asleep / choices.ways[:, column, None], asleep)
         return total
 
@@ -360,7 +361,8 @@ class Blocks:
                         family.tp, family.cp, family.ep, family.pp, replicas, shards, "one_f_one_b", 1, 1,
                         layout.sequence_parallel, layout.keep_gathered, layout.context, "none", zero, overlap,
                     )  # fmt: skip
-                    if zero == 3 and not overlap and shards * family.cp > 1:
+                    away = space.base.optimizer.offload_parameters
+                    if zero == 3 and not overlap and (shards * family.cp > 1 or away):
                         illegal += 1  # full sharding reduces layer by layer
                     elif space.canonical(point) == point:
                         if space.runs(family.pp, zero):
@@ -379,7 +381,8 @@ class Blocks:
         divided = [shards * family.cp > 1 for _, shards, _, _ in kept]
         zero = np.array([each[2] for each in kept], np.int64)
         of_ranks = np.array(ways, float).reshape(-1, 2)
-        effective = zero * np.array(divided, np.int64)
+        by_layer = (zero == 3) & self.space.base.optimizer.offload_parameters
+        effective = np.where(divided, zero, 3 * by_layer)
         overlap = np.array([each[3] for each in kept], np.int64)
         return Choices(
             kept=kept,
@@ -387,7 +390,7 @@ class Blocks:
             zero=zero,
             effective=effective,
             ways=of_ranks,
-            kinds=2 * effective + (of_ranks[:, 1] > 1),
+            kinds=2 * effective + (of_ranks[:, 1] > 1) + 8 * (by_layer & ~np.array(divided, bool)),
             holding=np.where(effective > 1, 4 * effective + 2 * (of_ranks[:, 1] > 1) + overlap, 0),
         )
 

@@ -58,7 +58,8 @@ class Choice:
 
 
 def _sharded(plan: Plan) -> bool:
-    return plan.optimizer.zero == 3 and plan.mesh.dp_shard * plan.mesh.cp > 1
+    optimizer = plan.optimizer
+    return optimizer.zero == 3 and (plan.mesh.dp_shard * plan.mesh.cp > 1 or optimizer.offload_parameters)
 
 
 def _reshard(plan: Plan, _: Graph, value: Value) -> Plan:
@@ -75,6 +76,11 @@ def _bucket(plan: Plan, _: Graph, value: Value) -> Plan:
 
 def _offload(plan: Plan, _: Graph, value: Value) -> Plan:
     return replace(plan, optimizer=replace(plan.optimizer, offload=Offload() if value else None))
+
+
+def _offload_parameters(plan: Plan, _: Graph, value: Value) -> Plan:
+    zero = 3 if value else plan.optimizer.zero
+    return replace(plan, optimizer=replace(plan.optimizer, zero=zero, offload_parameters=bool(value)))
 
 
 def _order(plan: Plan, _: Graph, value: Value) -> Plan:
@@ -185,6 +191,13 @@ CHOICES: tuple[Choice, ...] = (
         values=lambda plan, _, __: () if plan.optimizer.clip else (False, True),
         of=lambda plan: plan.optimizer.offload is not None,
         make=_offload,
+    ),
+    Choice(
+        name="parameter_offload",
+        says="parameters on the host, copied in before each gather (ZeRO 3)",
+        values=lambda plan, _, __: (False, True) if _sharded(plan) or plan.mesh.dp_shard * plan.mesh.cp == 1 else (),
+        of=lambda plan: plan.optimizer.offload_parameters,
+        make=_offload_parameters,
     ),
     Choice(
         name="fp8",

@@ -18,8 +18,9 @@ from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Mesh, Plan, Stack
 from gnomon.plans.parts import Optimizer
 from gnomon.prediction.contention import share
+from gnomon.prediction.update import HOST_ADAM_S
 from gnomon.prices.allocator import placed
-from gnomon.prices.collectives import collective_seconds
+from gnomon.prices.collectives import collective_seconds, copy_s_per_byte, copy_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.links import AxisLink
 from gnomon.prices.optimizer import accumulate_seconds, norm_seconds, optimizer_seconds
@@ -28,7 +29,13 @@ from gnomon.search.bounds import GRID_S, Actions, Ends, Family, Job, Pipeline, w
 from gnomon.search.flight import Flight
 from gnomon.search.tables import KindTable, Split
 from gnomon.sharding import ParameterCollective
-from gnomon.sharding.parameters import STATE_TENSORS, parameter_collectives, shard_ranks
+from gnomon.sharding.parameters import (
+    STATE_TENSORS,
+    parameter_collectives,
+    shard_ranks,
+    undivided_bytes,
+    waiting_bytes,
+)
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -43,8 +50,10 @@ class Sharding:
         self.mesh: Mesh = replace(family.mesh, pp=1, dp_replicate=replicas, dp_shard=shards)
         self.optimizer: Optimizer = replace(base.optimizer, zero=zero)  # type: ignore[arg-type]
         self.precision = base.precision
+        self.away = self.optimizer.zero == 3 and self.optimizer.offload_parameters
+        """Whether parameters come from the host, block by block."""
         divided = shards * family.cp > 1
-        self.zero = zero if divided else 0
+        self.zero = zero if divided or self.away else 0
         """The stage that has an effect on rows."""
         self.pp = family.pp
         self.known = self.job.placed(self.mesh.world_size)
@@ -75,7 +84,8 @@ class Sharding:
             return min((share(self.links[axes]) for axes in groups), default=1.0 if self.known else 0.0)
 
         reduces = least("reduce_scatter", "after_backward")
-        gathers = least("all_gather", "before_forward") if self.optimizer.reshard_after_forward else 0.0
+        reads = self.optimizer.reshard_after_forward and not self.away  # copies from the host weigh nothing
+        gathers = least("all_gather", "before_forward") if reads else 0.0
         return Weights(reduces=reduces, sums=least("all_reduce", "after_backward") >= reduces, reads=gathers)
 
     def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
@@ -225,11 +235,27 @@ class Sharding:
 
     def _update_s(self, elements: float, tensors: float) -> float:
         """Seconds of an update, at least: what comes before it only adds to it."""
+        if self.optimizer.offload is not None:
+            return self._host_s(elements)
         key = max(int(elements), 1), max(1, round(tensors)), id(self.table.device)
         known = self.job.updates
         if key not in known:
             known[key] = self._updated_s(*key[:2])
         return known[key]
+
+    def _host_s(self, elements: float) -> float:
+        """Seconds of an update on the host, at least, where it is in one tile: the gradients of all of a rank's stages
+        go down after its last backward, and nothing of its next step begins before the parameters are back, so they
+        come on top of all its computing. An update in several tiles, or a step late, may hide."""
+        offload = self.optimizer.offload
+        if offload is None or offload.tiles > 1 or offload.fraction < 1 or self.optimizer.delay:
+            return 0.0
+        nodes = [group.node for group in self.job.cluster.groups]
+        sharers = min(self.mesh.world_size * self.pp, *(node.count for node in nodes))
+        moved = DTYPE_BITS[self.precision.grad] // 8
+        moved += 0 if self.away else DTYPE_BITS[self.precision.param] // 8
+        each = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
+        return max(elements * each - 2 * GRID_S, 0.0)
 
     def _updated_s(self, elements: int, tensors: int) -> float:
         price = optimizer_seconds(
@@ -245,7 +271,7 @@ class Sharding:
 
     def layer_updates(self, pipeline: Pipeline) -> Doubles:
         """[stages] seconds of the updates of its layers one by one (ZeRO 3): each has the stage's elements and tensors
-        in its share."""
+        in its share. With what goes back to the host, where parameters wait there."""
         key = id(pipeline)
         if key not in self._updates:
             self._updates[key] = self._layer_updates(pipeline)
@@ -259,6 +285,8 @@ class Sharding:
             for kind, times in zip(*np.unique(kinds, return_counts=True), strict=True):
                 elements = owned[stages[0]] * own[kind] // max(total[stages[0]], 1.0)
                 out[stages] += times * self._update_s(elements, self.table.tensors[kind])
+        if self.away and self.optimizer.offload is None:
+            out += pipeline.split.counts @ self._copies(trained=True)
         return out
 
     def norm_s(self, pipeline: Pipeline) -> float:
@@ -280,8 +308,17 @@ class Sharding:
 
     @cached_property
     def gathered_s(self) -> Doubles:
-        """[kinds] seconds of gathering a layer's parameters (ZeRO 3), on the grid or under it."""
-        return self._each("all_gather", "before_forward")
+        """[kinds] seconds of gathering a layer's parameters (ZeRO 3), on the grid or under it; and of copying a rank's
+        part of them from the host before, where they wait there."""
+        gathered = self._each("all_gather", "before_forward")
+        return gathered + self._copies(trained=False) if self.away else gathered
+
+    def _copies(self, *, trained: bool) -> Doubles:
+        """[kinds] seconds of copying a rank's part of a layer's parameters to or from the host, on the fastest node."""
+        sizes = [waiting_bytes(p.sharded, self.mesh, self.precision, trained=trained) for p in self.table.prices]
+        nodes = [group.node for group in self.job.cluster.groups]
+        each = [min(float(copy_seconds(size, node)) for node in nodes) if size else 0.0 for size in sizes]
+        return np.maximum(np.array(each) - GRID_S, 0.0)
 
     @cached_property
     def reduced_s(self) -> Doubles:
@@ -409,11 +446,12 @@ def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
 def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
     """(bytes of an element that stay on a rank between steps, the ZeRO stage from which they are divided)."""
     precision, optimizer = base.precision, base.optimizer
+    param = 0 if optimizer.offload_parameters else DTYPE_BITS[precision.param] // 8
     states = STATE_TENSORS[optimizer.kind] * (DTYPE_BITS[precision.states] // 8)
     master = 0 if precision.master == "none" else DTYPE_BITS[precision.master] // 8
     stays = 1.0 if optimizer.offload is None else 1.0 - optimizer.offload.fraction
     return (
-        (DTYPE_BITS[precision.param] // 8, 3),
+        (param, 3),
         # without buckets gradients come with the first backward, when more may be held than later
         (0 if stack.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
         (stays * (master + states), 1),
@@ -557,6 +595,8 @@ def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
             out[i] = bucket if bucket is not None and sharding.zero == 2 else reduced
         if sharding.zero == 3:
             out[i] += sum(c.bytes for c in each if c.when == "before_forward")
+        if sharding.away:
+            out[i] += undivided_bytes(sharding.table.prices[i].sharded, sharding.mesh, sharding.precision)
     return out
 
 

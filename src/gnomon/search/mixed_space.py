@@ -500,7 +500,7 @@ def make_mixed_space(
         "ep": experts,
         "pp": tuple(range(1, min(total, max(MOST_STAGES, *(len(k.devices) for k in kinds))) + 1)),
         "virtual_stages": tuple(range(1, MOST_VIRTUAL + 1)),
-        "zero": (0, 1, 2, 3),
+        "zero": (3,) if base.optimizer.offload_parameters else (0, 1, 2, 3),
         "recompute": ("none", "selective", "full"),
         "schedule": SCHEDULES,
         "sequence_parallel": (False, True),

@@ -6,7 +6,7 @@ and where. Leaves out printing and files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError
@@ -20,7 +20,7 @@ from gnomon.search.choices import runs
 from gnomon.search.requests import SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
-from gnomon.search.space import BEYOND, Limit, make_space, parse_limit
+from gnomon.search.space import BEYOND, Limit, Space, make_space, parse_limit
 from gnomon.units import show_seconds
 
 
@@ -43,9 +43,10 @@ def plan(
 
     model, cluster: as for `predict`. base: what the search does not vary; left out, the default plan, in a precision
     that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. beyond: choices of
-    `space.BEYOND` that are searched too; left out, those that the stack runs. (With the optimizer on the host and the
-    gradients not clipped, points count twice.) told: is called with the number of points
-    covered and of all points. PlanError when nothing can run or nothing fits, with what is nearest.
+    `space.BEYOND` that are searched too; left out, those that the stack runs. (Where gradients are not clipped, points
+    count again with the optimizer on the host, and those of ZeRO 3 once more with the parameters there.) told: is
+    called with the number of points covered and of all points. PlanError when nothing can run or nothing fits, with
+    what is nearest.
     """
     graph = preset(model) if isinstance(model, str) else model
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -57,8 +58,7 @@ def plan(
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
     found = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress)
-    if "optimizer_offload" in beyond and not base.optimizer.clip and base.optimizer.offload is None:
-        away = replace(space, base=replace(base, optimizer=replace(base.optimizer, offload=Offload())))
+    for away in _away(space, beyond):
         more = solve(graph, machines, workload, away, stack, goal, top=top, unlike=unlike, known=found.best)
         found = replace(found, best=more.best, counts=found.counts + more.counts)
     if found.best:
@@ -78,24 +78,45 @@ def plan(
     raise PlanError(explain_too_large(found, again) + _on_host(found, fixed or {}, limits))
 
 
+def _away(space: Space, beyond: Container[str]) -> Iterator[Space]:
+    """The space with the update on the host, where gradients are not clipped, and with the parameters there too."""
+    optimizer = space.base.optimizer
+    if optimizer.clip or optimizer.offload is not None or "optimizer_offload" not in beyond:
+        return
+    moved = replace(optimizer, offload=Offload())
+    yield replace(space, base=replace(space.base, optimizer=moved))
+    if 3 in space.zero and not moved.offload_parameters and "parameter_offload" in beyond:
+        moved = replace(moved, offload_parameters=True)
+        yield replace(space, base=replace(space.base, optimizer=moved), zero=(3,))
+
+
 def _on_host(found: Result, fixed: Mapping[str, object], limits: Iterable[Limit]) -> str:
-    """That a plan that spares memory fits with the optimizer on the host, if one does and the stack runs it."""
+    """That a plan that spares memory fits with the optimizer on the host, or the parameters too, if one does and the
+    stack runs it."""
     base, graph, cluster = found.space.base, found.graph, found.cluster
     if base.optimizer.offload is not None or not runs(found.stack, "optimizer_offload"):
         return ""
-    away = replace(base, optimizer=replace(base.optimizer, offload=Offload(), clip=False))
     held = {**SPARING, **fixed}
-    try:
-        space = make_space(graph, cluster, found.workload, base=away, fixed=held, limits=limits, stack=found.stack)
-    except PlanError:
-        return ""
-    best = solve(graph, cluster, found.workload, space, found.stack, found.goal, top=1).best
-    if not best or not host_memory(best[0].prediction).fits:
-        return ""
-    return (
-        f"; with the optimizer on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "
-        f"--no-clip --fix optimizer_offload=yes"
-    )
+    ways = [("the optimizer", "--fix optimizer_offload=yes", False)]
+    if runs(found.stack, "parameter_offload") and fixed.get("zero", 3) == 3:
+        more = "--fix optimizer_offload=yes --fix parameter_offload=yes"
+        ways.append(("optimizer and parameters", more, True))
+    for what, asked, too in ways:
+        moved = replace(base.optimizer, offload=Offload(), offload_parameters=too, clip=False)
+        away, only = replace(base, optimizer=moved), {"zero": 3} if too else {}
+        try:
+            space = make_space(
+                graph, cluster, found.workload, base=away, fixed={**held, **only}, limits=limits, stack=found.stack
+            )
+        except PlanError:
+            continue
+        best = solve(graph, cluster, found.workload, space, found.stack, found.goal, top=1).best
+        if best and host_memory(best[0].prediction).fits:
+            return (
+                f"; with {what} on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "
+                f"--no-clip {asked}"
+            )
+    return ""
 
 
 def default_precision(cluster: Cluster) -> Precision:

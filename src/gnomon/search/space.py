@@ -28,7 +28,7 @@ nothing and has them wait on the host. (Selective recomputation with offload is 
 the sums of rows again, at the price of all of attention.)"""
 Context = Literal["ring", "all_gather", "ulysses"]
 
-BEYOND = ("async_tp", "activation_offload", "optimizer_offload")
+BEYOND = ("async_tp", "activation_offload", "optimizer_offload", "parameter_offload")
 """Choices (`search.choices`) that the exact search can have too."""
 
 FLAT_SCHEDULES: tuple[ScheduleName, ...] = ("one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
@@ -310,6 +310,7 @@ class Space:
         if zero == 0 and (point.dp_replicate, point.dp_shard) != whole and not self.experts:
             changes |= {"dp_replicate": whole[0], "dp_shard": whole[1]}
         alone = point.dp_replicate * point.dp_shard * point.cp == 1 and not self.experts
+        alone = alone and not self.base.optimizer.offload_parameters
         if alone and not point.overlap and True in self.overlap:
             changes["overlap"] = True
         return point._replace(**changes) if changes else point  # type: ignore[arg-type]
@@ -370,7 +371,7 @@ def make_space(
         "keep_gathered": (False, True),
         "context": ("ring", "all_gather", "ulysses"),
         "recompute": ways,
-        "zero": (0, 1, 2, 3),
+        "zero": (3,) if base.optimizer.offload_parameters else (0, 1, 2, 3),
         "overlap": (True, False),
     }
     if "virtual_stages" in (fixed or {}):

@@ -80,6 +80,27 @@ def shard_ranks(mesh: Mesh, *, experts: bool) -> int:
     return mesh.edp if experts else mesh.dp_shard * mesh.cp
 
 
+def waiting_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision, *, trained: bool = False) -> int:
+    """Bytes of a rank's part of the block's parameters under ZeRO 3, as they are stored between steps: what is copied
+    from the host where they wait there. trained: without weights that are not updated."""
+    total = 0
+    for experts in (False, True):
+        size = local_elements(sharded, experts=experts) * _bytes_of(precision.param)
+        size += 0 if trained else frozen_bytes(sharded, experts=experts)
+        total += -(-size // shard_ranks(mesh, experts=experts))
+    return total
+
+
+def undivided_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision) -> int:
+    """Bytes of the block's parameters that ZeRO 3 has no ranks to divide over, as layers read them: where they come
+    from the host, no gather makes them whole."""
+    alone = [experts for experts in (False, True) if shard_ranks(mesh, experts=experts) == 1]
+    each = (
+        local_elements(sharded, experts=e) * _gather_width(precision) + frozen_bytes(sharded, experts=e) for e in alone
+    )
+    return sum(each)
+
+
 def parameter_collectives(
     sharded: ShardedBlock,
     mesh: Mesh,

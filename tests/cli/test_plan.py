@@ -162,6 +162,16 @@ def test_the_largest_model_by_choices_beyond_the_search(capsys: pytest.CaptureFi
     assert exact["label"] == plain[-1] and exact["choices"] == {} and "fits_by" not in exact
 
 
+def test_a_budget_over_kinds_is_kept_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """None at all: nothing is found, and the answer says why. Enough: the answer says nothing of it."""
+    asked = ["plan", "llama-tiny", "--on", "1x2xh100-sxm+1x2xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "64"]
+    asked += ["--largest", "llama-tiny", "--tp", "1", "--pp", "1", "--zero", "0", "--recompute", "none"]
+    assert main([*asked, "--budget", "1us"]) != 0
+    assert "the time allowed is spent" in capsys.readouterr().err
+    assert main([*asked, "--budget", "10min"]) == 0
+    assert "allowed" not in capsys.readouterr().out
+
+
 def test_the_largest_model(capsys: pytest.CaptureFixture[str]) -> None:
     few = [*BARE[:3], "1x2xa100-sxm-80gb", *BARE[4:], "--global-batch", "2", "--recompute", "full"]
     assert main([*few, "--largest", "llama-3.1-405b,llama-3.2-1b,llama-tiny"]) == 0
@@ -265,6 +275,8 @@ def test_choices_that_cannot_be(more: list[str], said: str, capsys: pytest.Captu
         (["--deadline", "7d"], "belong together"),
         (["--max-devices", "1"], "at most 1 devices, but a node"),
         (["--largest", "layer"], "did you mean"),
+        (["--budget", "5s"], "--budget is the time of --longest and --largest"),
+        (["--budget", "soon", "--largest", "layers"], "--budget"),
         (["--tokens-per-batch", "4k"], "both give the batch"),
         (["--price", "cheap"], "is no price"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -210,6 +211,35 @@ def test_the_largest_depth_is_that_of_trying_all() -> None:
     assert fits(layers) and not fits(layers + 1)
     with pytest.raises(PlanError, match="not even layers=1"):
         largest(replace(asked, goal=Goal(memory_bytes=2**20)), CLUSTER, work, config, "layers")
+
+
+def until(calls: int) -> Callable[[], bool]:
+    """Whether to go on: so often yes, then no."""
+    left = iter(range(calls))
+    return lambda: next(left, None) is not None
+
+
+@pytest.mark.parametrize("calls", range(0, 16, 3))
+def test_a_question_that_is_stopped_says_what_it_did_not_look_at(calls: int) -> None:
+    """The answer fits and is no larger than the whole one; without one it says that time was too short."""
+    config, work = CONFIGS["llama-tiny"](), Workload(global_batch_size=4, seq_len=64)
+    asked = replace(ASKED, limits=(), fixed={**ASKED.fixed, "recompute": "none", "zero": 0, "pp": 1, "tp": 1})
+    eleven = replace(asked, graph=grown(config, "layers", 11).graph).best(CLUSTER, work).found
+    assert eleven is not None
+    asked = replace(asked, goal=Goal(memory_bytes=eleven.prediction.tightest.peak_bytes))
+    whole = largest(asked, CLUSTER, work, config, "layers")
+    assert not any("not looked at" in case.why for case in whole)
+    try:
+        cases = largest(replace(asked, more=until(calls)), CLUSTER, work, config, "layers")
+    except PlanError as error:
+        assert not calls and "the time allowed is spent" in str(error)
+        return
+    last, best = cases[-1].found, whole[-1].found
+    assert isinstance(last, Found) and isinstance(best, Found)
+    assert last.prediction.pricing.graph.num_parameters() <= best.prediction.pricing.graph.num_parameters()
+    stopped = any("not looked at: the time allowed is spent" in case.why for case in cases)
+    assert stopped or cases[-1].label == whole[-1].label
+    assert stopped or calls > 3
 
 
 def test_the_largest_of_models() -> None:

@@ -16,7 +16,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.goals import Question, among, best_case, fewest_devices, longest, of_nodes, pareto, up_to
-from gnomon.search.mixed import plan_mixed
+from gnomon.search.mixed import fitting, plan_mixed
 from gnomon.search.mixed_bounds import LayerTables
 from gnomon.search.mixed_fit import FirstFit
 from gnomon.search.mixed_search import MixedFound
@@ -102,6 +102,31 @@ def test_the_longest_that_fits_and_no_plan_that_fits_beyond_it(limit: int) -> No
     beyond = replace(WORK, seq_len=best.workload.sequence_lengths()[0] + 512)
     peaks = [peak for _, peak in every_peak(beyond)]
     assert peaks and min(peaks) > limit
+
+
+def test_a_search_over_kinds_that_is_stopped_says_so() -> None:
+    """At once, and in the middle of the search over kinds, which counts what is left."""
+    asked = replace(ASKED, goal=Goal(memory_bytes=3 * 2**30))
+    with pytest.raises(PlanError, match="no plan was found with 512 tokens: not looked at: the time allowed is spent"):
+        longest(replace(asked, more=lambda: False), MIXED, WORK, multiple=512)
+    whole = longest(asked, MIXED, WORK, multiple=512)[-1].workload.sequence_lengths()[0]
+    left = iter(range(10))
+    cases = longest(replace(asked, more=lambda: next(left, None) is not None), MIXED, WORK, multiple=512)
+    assert cases[-1].found is not None and cases[-1].workload.sequence_lengths()[0] <= whole
+    assert any("the time allowed is spent" in case.why for case in cases)
+    beyond = replace(WORK, seq_len=whole + 512)
+    with pytest.raises(PlanError, match="nothing that fits in memory was found.*the time allowed is spent"):
+        fitting(
+            ASKED.graph,
+            MIXED,
+            beyond,
+            PLAIN_STACK,
+            Goal(memory_bytes=3 * 2**30),
+            base=Plan(),
+            fixed=FIXED,
+            forbid=(),
+            more=lambda: False,
+        )
 
 
 def test_the_first_that_fits_is_found_wherever_one_is() -> None:

@@ -161,8 +161,8 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--tries", type=count, metavar="N", help="predictions on a mixed cluster, at most; 300")
     more = parser.add_argument_group(
         "choices beyond the exact search",
-        "reshard_after_forward prefetch bucket_bytes order async_tp\n"
-        "  activation_offload optimizer_offload parameter_offload fp8: tried on the best plans",
+        "reshard_after_forward prefetch bucket_bytes order async_tp activation_offload\n"
+        "  optimizer_offload parameter_offload fp8: tried on the best plans",
     )
     much = more.add_mutually_exclusive_group()
     much.add_argument("--refine", action="store_true", default=None, help="try all that they can be; default a few")
@@ -185,6 +185,12 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         type=some,
         metavar="RULE",
         help="the largest model that fits: layers, hidden or both of MODEL, or names by commas",
+    )
+    other.add_argument(
+        "--budget",
+        type=some,
+        metavar="TIME",
+        help="processor time of --longest and --largest, as in 5min; over several kinds 45s unless said",
     )
     other.add_argument(
         "--max-step", type=some, metavar="TIME", help="fewest nodes of CLUSTER whose step is no longer, as in 2s"

@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from time import process_time
 
 from gnomon.cli.request import read_config, read_model, tokens_of, tokens_per_batch
 from gnomon.cli.terminal import Trying, print_json, print_lines
@@ -39,11 +40,16 @@ from gnomon.search.goals import (
     up_to,
 )
 from gnomon.search.largest import largest, largest_of
+from gnomon.search.mixed_search import always
 from gnomon.search.vary import VARIED, Value, Varied, sweep
 from gnomon.units import parse_bytes, parse_count, parse_seconds, show_bytes, show_seconds
 
 RESOLUTION = 0.01
 """Share of a device's memory by which plans of a front differ at least."""
+
+BUDGET = "45s"
+"""Processor time of `--longest` and `--largest` over several kinds of devices, unless said: there sizes at the edge of
+memory take most, and more of them would be looked at for minutes."""
 
 ALONE = ("pareto", "longest", "largest", "max_step", "deadline")
 """Options that ask something else than the fastest plan, one at a time."""
@@ -77,6 +83,8 @@ def is_asked(options: argparse.Namespace) -> bool:
         raise InputError(f"-o writes one plan, and {asked[0]} finds several; fix the case and plan it alone")
     if options.html and not asked:
         raise InputError("--html draws several cases; give --vary, --pareto, --longest or --max-step with it")
+    if options.budget and not (options.longest or options.largest):
+        raise InputError("--budget is the time of --longest and --largest; leave it out, or ask one of them")
     if options.longest and options.seq_len:
         raise InputError("--longest looks for the sequence length and --seq-len gives it; leave one out")
     if options.longest and options.tokens_per_batch:
@@ -93,16 +101,18 @@ def answer(
     options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]
 ) -> int:
     """Search, print, draw."""
-    told = Trying()
-    asked = replace(asked, spare=replace(asked.spare, told=told))
+    told, budget = Trying(), _budget(options, cluster)
+    asked = replace(asked, spare=replace(asked.spare, told=told), told=told, more=_until(budget))
     if options.pareto:
         cases, said, met = _front(asked, cluster, workload)
     elif options.longest:
         cases = longest(asked, cluster, workload, multiple=options.longest)
-        said, met = f"longest: {cases[-1].label}, in multiples of {options.longest}{_found_so(cases)}", True
+        said, met = f"longest: {cases[-1].label}, in multiples of {options.longest}", True
+        said += _found_so(cases, "" if asked.more() else budget)
     elif options.largest:
         cases = _largest(options, asked, cluster, workload)
-        said, met = f"largest that fits: {cases[-1].label}{_found_so(cases)}", True
+        said, met = f"largest that fits: {cases[-1].label}", True
+        said += _found_so(cases, "" if asked.more() else budget)
     elif options.max_step or options.deadline or options.max_devices:
         cases, said, met = _machines(options, asked, cluster, workload)
     else:
@@ -112,15 +122,34 @@ def answer(
     return 0 if met else 1
 
 
-def _found_so(cases: Sequence[Case]) -> str:
-    """What the plans of the other cases are, and by what the last fits that has no plan in the exact search."""
+def _budget(options: argparse.Namespace, cluster: Cluster) -> str:
+    """Processor time that the question may take; empty for any."""
+    endless = not (options.longest or options.largest) or not is_mixed(cluster)
+    return options.budget or ("" if endless else BUDGET)
+
+
+def _until(budget: str) -> Callable[[], bool]:
+    """Whether less processor time than that has gone by since."""
+    if not budget:
+        return always
+    end = process_time() + quantity("--budget", parse_seconds, budget)
+    return lambda: process_time() < end
+
+
+def _found_so(cases: Sequence[Case], spent: str) -> str:
+    """What the plans of the other cases are, what was not looked at, and by what the last fits that has no plan in the
+    exact search. spent: the time that was allowed, where all of it is."""
     last = cases[-1]
     words = (
         f"; its plan is the best of those on one kind and of {FASTEST_NODES:,} partial pipelines over kinds at most, "
         "those of the other cases some that fit"
-        if is_mixed(last.cluster)
+        if is_mixed(last.cluster) and not spent
         else ""
     )
+    if spent:
+        words = f"; the {spent} of processor time allowed (--budget) are spent: its plan fits, others may be faster"
+    if any("not looked at" in case.why for case in cases):
+        words += "; of larger ones not every plan was looked at, so that one may fit"
     if last.fitted is None:
         return words
     plain = [case.label for case in cases if case.found is not None and case.fitted is None]

@@ -106,8 +106,8 @@ class Trying:
         self._progress = Progress("", 0)
 
     def __call__(self, label: str) -> None:
-        """Choices beyond the exact search are tried on this case."""
-        self._progress.say(f"{f'choices tried: {label}'[:60]:60}")
+        """This case is tried."""
+        self._progress.say(f"{f'trying {label}'[:60]:60}")
 
     def end(self) -> None:
         """Wipe the line."""

@@ -19,8 +19,8 @@ from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster, Rent, rent
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Goal, Plan, Stack, Workload
-from gnomon.search.mixed import fitting, memory_limits, plan_mixed
-from gnomon.search.mixed_search import TRIES, Large, MixedFound
+from gnomon.search.mixed import NOT_TRIED, SPENT, fitting, memory_limits, plan_mixed
+from gnomon.search.mixed_search import TRIES, Large, MixedFound, always
 from gnomon.search.requests import check_request
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
@@ -99,6 +99,11 @@ class Question:
     """Choices that the exact search has too, as `make_space` takes them, on devices of one kind."""
     spare: Spare = field(default_factory=Spare)
     """Choices that make further work fit, and plans of a front with less memory, on devices of one kind."""
+    more: Callable[[], bool] = always
+    """Whether to go on, asked by `longest` and `largest` before each search, and during those over several kinds. Once
+    it says no, what was found until then is the answer, and cases say that they were not looked at."""
+    told: Callable[[str], None] | None = None
+    """Is called by `longest` and `largest` with the case that is tried next."""
 
     def best(
         self,
@@ -161,6 +166,7 @@ class Question:
                 most_bytes=memory_bytes,
                 known=known,
                 most_nodes=most_nodes,
+                more=self.more,
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
@@ -179,9 +185,13 @@ class Question:
         """A plan that fits; without one, the reason. On machines of several kinds not the fastest, which takes longer
         to find: `like` are cases whose plans are tried first, and with `only` no others. large: what need not be looked
         at."""
+        case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
+        if not self.more():
+            return replace(case, why=NOT_TRIED)
+        if self.told is not None:
+            self.told(label)
         if not is_mixed(cluster):
             return replace(self, improve=None).best(cluster, workload, label=label)
-        case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
         known = tuple(each.found for each in like if isinstance(each.found, MixedFound))
         try:
             found = fitting(
@@ -196,6 +206,7 @@ class Question:
                 like=known,
                 only=only,
                 large=large,
+                more=self.more,
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
@@ -203,7 +214,9 @@ class Question:
 
     def fastest(self, case: Case) -> Case:
         """The same case with the fastest plan, where `fitting` or `squeezed` has found another; over
-        several kinds the best of `FASTEST_NODES` partial pipelines."""
+        several kinds the best of `FASTEST_NODES` partial pipelines. As it is when the time allowed is spent."""
+        if not self.more():
+            return case
         if case.fitted is not None:
             better = self.squeeze(case.cluster, case.workload).fitted([case.fitted.found.point])
             slower = better is None or better.found.step_s >= case.fitted.found.step_s
@@ -243,6 +256,8 @@ class Question:
         smaller work, whose plans are tried first."""
         if is_mixed(case.cluster) or not self.spares or case.found is not None:
             return case
+        if not self.more():
+            return replace(case, why=f"{case.why}; choices beyond the exact search not tried: {SPENT}")
         if self.spare.told is not None:
             self.spare.told(case.label)
         try:
@@ -422,13 +437,15 @@ def longest(
         while low and low * 2 * multiple <= most and fits(low * 2):
             low *= 2
         high = low * 2
-        while high - low > 1 and high in tried:
+        while high - low > 1 and high in tried and asked.more():
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
     if asked.spares and not is_mixed(cluster):
         low = further(squeezes, low)
     if not low:
         why = tried[1].why
+        if SPENT in why:
+            raise PlanError(f"no plan was found with {multiple} tokens: {why}; allow more time (--budget)")
         if "memory" not in why:
             raise PlanError(f"no plan runs with {multiple} tokens: {why}")
         raise PlanError(f"no plan fits with {multiple} tokens: {why}; use more devices or a smaller multiple")

@@ -18,6 +18,7 @@ from gnomon.hardware.kinds import is_mixed
 from gnomon.models.presets import Config, build
 from gnomon.plans import Workload
 from gnomon.search.goals import Case, Question, further, large_of, like_of, others
+from gnomon.search.mixed import NOT_TRIED, SPENT
 from gnomon.search.mixed_search import Large
 
 Rule = Literal["layers", "hidden", "both"]
@@ -95,7 +96,8 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     """Sizes tried, the last case the largest with a plan that fits.
 
     From the model's own size it is doubled until nothing fits, or halved until something does, then halved in to the
-    unit of the rule. Taken for granted: where a size fits, so does a smaller one. Beyond that size, the same is done
+    unit of the rule, or until `Question.more` says no: then a case says so of the sizes between. Taken for granted:
+    where a size fits, so does a smaller one. Beyond that size, the same is done
     with plans that fit by choices beyond the exact search (`Question.squeezed`). PlanError if not even
     the smallest fits.
     """
@@ -124,13 +126,22 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     least = getattr(config, "num_dense_layers", 0) + 1 if rule != "hidden" else 1
     own = config.num_heads if rule == "hidden" else config.num_layers
     low, high = _bracket(fits, max(least, own // step), least)
-    while low and high - low > 1:
+    while low and high - low > 1 and asked.more():
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
+    if low and high - low > 1 and not (high in tried and tried[high].why.startswith(NOT_TRIED)):  # stopped
+        name = f"between {tried[low].label} and {tried[high].label}" if high in tried else "more"
+        case = _without(asked, cluster, workload, grown(config, rule, (low + 1) * step).graph, name)
+        tried[low + 1] = replace(case, label=name, why=NOT_TRIED)
     if asked.spares and not is_mixed(cluster):
         low = further(squeezes, low or least - 1)
     if low < least:
         first = next(iter(tried.values()))
+        if any(SPENT in case.why for case in tried.values()):
+            raise PlanError(
+                f"no size of {config.name} that fits on {cluster.name} was found: {SPENT}, after {len(tried)} "
+                f"sizes from {first.label} on; allow more (--budget), or start from a smaller model"
+            )
         if "memory" not in first.why:  # what is asked for cannot be of any size
             raise PlanError(f"no size of {config.name} runs on {cluster.name}: {first.label}: {first.why}")
         raise PlanError(

@@ -21,13 +21,18 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.mixed_bounds import LayerTables
 from gnomon.search.mixed_fit import FIT_TRIES, FirstFit, roomiest
-from gnomon.search.mixed_search import TRIES, Large, MixedCounts, MixedFound, MixedSearch, fits
+from gnomon.search.mixed_search import TRIES, Large, MixedCounts, MixedFound, MixedSearch, always, fits
 from gnomon.search.mixed_space import MixedSpace, make_mixed_space
 from gnomon.search.planning import default_precision
 from gnomon.search.requests import SPARING, check_request
 from gnomon.search.results import unlike as alternatives
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, divisors, make_space, parse_limit
+
+SPENT = "the time allowed is spent"
+"""Why a search was stopped."""
+NOT_TRIED = f"not looked at: {SPENT}"
+"""Why a case has no plan that nobody looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +88,7 @@ def plan_mixed(
     known: Sequence[MixedFound] = (),
     most_nodes: int | None = None,
     told: Callable[[int, int], None] | None = None,
+    more: Callable[[], bool] = always,
 ) -> MixedResult:
     """The fastest plan that fits, over all kinds of a mixed cluster or some of them, and the next `top` - 1.
 
@@ -91,7 +97,7 @@ def plan_mixed(
     shares, which the result is compared with. unlike: of the plans that were predicted, the next that are unlike
     (`results.unlike`). most_bytes: what any device may hold, below what the goal allows it.
     known: plans of this work that fit; slower ones are not looked for. most_nodes: partial pipelines over kinds that
-    each search looks at, at most.
+    each search looks at, at most. more: whether searches over kinds are to go on; what they leave is counted.
     PlanError for a cluster of one kind, and when nothing fits.
     """
     graph = preset(model) if isinstance(model, str) else model
@@ -117,7 +123,7 @@ def plan_mixed(
             pass  # too small for the model, or without a plan that is asked for
         alone.append((kind, found))
         predicted += tried
-    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes)
+    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, more=more)
     even.run()
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
@@ -125,7 +131,7 @@ def plan_mixed(
     first = list({found.plan: found for found in every}.values())
     search = MixedSearch(
         tables, workload, stack, space, allowed,
-        top=tries if unlike else top, tries=tries, known=first, told=progress, most_nodes=most_nodes,
+        top=tries if unlike else top, tries=tries, known=first, told=progress, most_nodes=most_nodes, more=more,
     )  # fmt: skip
     search.run()
     if not search.best:
@@ -182,11 +188,12 @@ def fitting(
     tries: int = FIT_TRIES,
     only: bool = False,
     large: Large | None = None,
+    more: Callable[[], bool] = always,
 ) -> MixedFound:
     """A plan over the kinds of a cluster, or on one of them, that fits: not the fastest.
 
     like: plans that fit at other work, tried first, and with `only` no others. tries: predictions after which the
-    search over kinds gives up. large: what was shown too large at less work, and what is here.
+    search over kinds gives up. large: what was shown too large at less work, and what is here. more: whether to go on.
     PlanError when none fits, which says whether all were looked at.
     """
     limits = tuple(forbid)
@@ -220,11 +227,15 @@ def fitting(
 
     if quick := alone(True):
         return quick
-    search = FirstFit(tables, workload, stack, space, allowed, tries=tries, large=large)
+    search = FirstFit(tables, workload, stack, space, allowed, tries=tries, large=large, more=more)
     search.run()
-    if made := (search.best[0] if search.best else alone(False)):
-        return made
+    if search.best:
+        return search.best[0]
     left = f"; {search.counts.left:,} plans over several kinds were not looked at" if search.counts.left else ""
+    if not more():
+        raise PlanError(f"nothing that fits in memory was found{left}; {SPENT}")
+    if made := alone(False):
+        return made
     raise PlanError(f"nothing fits in memory{left}")
 
 

@@ -174,6 +174,11 @@ class Large:
     """Shown so by this search, which adds them."""
 
 
+def always() -> bool:
+    """Of a search that nobody stops."""
+    return True
+
+
 class MixedSearch:
     """One search under way."""
 
@@ -193,11 +198,12 @@ class MixedSearch:
         told: Callable[[int], None] | None = None,
         most_nodes: int | None = None,
         large: Large | None = None,
+        more: Callable[[], bool] = always,
     ) -> None:
         """limits: bytes that a device of each kind may hold. known: plans that were predicted already. most_nodes:
-        partial pipelines that are looked at, at most. large: what need not be looked at."""
+        partial pipelines that are looked at, at most. large: what need not be looked at. more: whether to go on."""
         self.tables, self.workload, self.stack, self.space, self.limits = tables, workload, stack, space, limits
-        self.top, self.tries, self.told = top, tries, told
+        self.top, self.tries, self.told, self.more = top, tries, told, more
         self.most_nodes = most_nodes or self.most_nodes
         self.known = {found.point: found for found in known if found.point is not None}
         self.best = sorted(known, key=lambda each: each.step_s)[:top]
@@ -216,7 +222,7 @@ class MixedSearch:
         """What cannot run breaks -> points."""
 
     def run(self) -> None:
-        """Best first, until nothing that is left can be better, or the tries are used up."""
+        """Best first, until nothing that is left can be better, or the tries are used up, or it is stopped."""
         for shape, blocks in self.space.by_shape:
             self._begin(shape, blocks)
         while self.heap:
@@ -224,7 +230,7 @@ class MixedSearch:
             if bound >= self.worst():
                 self.counts.too_slow += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
                 self.heap.clear()
-            elif self.counts.priced >= self.tries or self._nodes >= self.most_nodes:
+            elif self.counts.priced >= self.tries or self._nodes >= self.most_nodes or not self.more():
                 self.bound_s = bound
                 self.counts.left += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
                 self.heap.clear()

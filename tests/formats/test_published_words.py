@@ -180,6 +180,18 @@ def test_transformers_code_is_eager_beside_deepspeeds_optimizer() -> None:
     assert (own.optimizer_step, fused.optimizer_step) == ("single", "fused")
 
 
+def test_ligers_kernels_never_have_whole_logits() -> None:
+    row = replace(LLAMA, framework="DeepSpeed (Hugging Face transformers; Liger)", zero_or_fsdp="zero3")
+    stack = to_run(row).stack
+    assert (stack.norm, stack.activation, stack.rotary, stack.cross_entropy) == ("fused", "fused", "fused", "chunked")
+
+
+def test_gpt_oss_has_no_fused_attention_in_nemo() -> None:
+    row = replace(LLAMA, model="gpt-oss-20b", experts="32", topk=4, ffn="2880 expert", flash_attention="yes")
+    nemo, bridge = (to_run(replace(row, framework=name)).stack for name in ("NeMo", "Megatron-Bridge"))
+    assert (nemo.attention, bridge.attention) == ("unfused", "flash")
+
+
 def test_autocast_has_the_softmax_in_fp32_and_nanogpt_holds_logits() -> None:
     gpt = replace(LLAMA, model="gpt2", kv_heads="32", zero_or_fsdp="none", num_devices=1, dp=1, flash_attention="no")
     for framework, precision, attention, held in (

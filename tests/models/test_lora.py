@@ -70,6 +70,14 @@ def test_a_joined_projection_has_one_adapter() -> None:
     assert apart.num_parameters() - joined.num_parameters() == 4 * 2 * 8 * 256
 
 
+def test_a_joined_projection_may_have_dropout() -> None:
+    qkv = ("q_proj", "k_proj", "v_proj")
+    plain, dropped = (
+        with_adapters(model("llama-tiny"), Adapters(rank=8, targets=qkv, joined=True, dropout=p)) for p in (0.0, 0.1)
+    )
+    assert plain.num_parameters() == dropped.num_parameters()
+
+
 def test_a_joined_projection_launches_once() -> None:
     """A, B, its scale and the sum for q, k and v together: 4 launches forward, where each by itself takes 4; backward
     B's and A's two products and one scale: 5, where each by itself takes 5, and two sums of input gradients more."""

@@ -282,6 +282,15 @@ def test_the_update_makes_an_fp32_gradient_and_roots(step: str, bytes_per_parame
     assert found.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
 
+@pytest.mark.parametrize(("step", "bytes_per_parameter"), [("fused", (4 + 2) / 2), ("single", (4 + 2 * 4) / 2 - 2)])
+def test_an_update_may_let_gradients_go(step: str, bytes_per_parameter: float) -> None:
+    """DeepSpeed's: fp16 gradients are joined and copied to fp32, and gone (here all of them) before roots are made."""
+    facts = with_facts(optimizer_step=step, grad_buffers="contiguous", update_frees_gradients=True)
+    found = peak(facts, MIXED)
+    parameters = found.step.stages[0].elements[0]
+    assert found.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
+
+
 @pytest.mark.parametrize(("step", "bytes_each"), [("fused", 4 + 2), ("foreach", 4 + 4), ("single", 4 + 2 * 4)])
 def test_zero_3_updates_its_part_in_parts(step: str, bytes_each: float) -> None:
     """DeepSpeed's sub-groups: fp16 gradients of one are joined and copied to fp32, then roots are made, if at all."""

@@ -33,8 +33,8 @@ NARROWLY = {
     "alpaca-39-batch2",  # ran
     "tr3m-16gb-pp2-mbs4",  # ran
     "tr3m-32gb-pp4-mbs2-kept",  # ran
-    "llava-655",  # a vision tower is left out
     "gpt-neox-409",  # by all of its memory: 39.5 GiB of 39.5
+    "llama-factory-4133",  # the same
 }
 """Jobs that are said to fit only if the allocator has free segments to give back."""
 
@@ -51,11 +51,20 @@ MISSED = {
     "qwen-725-7b",  # by 2 GiB of 24
     "s1-106-10k",  # a script of its own, of which no more than a tenth of the length trains: by 8 GiB of 79
     "accelerate-1377",  # twice the devices of another that ran: by 16 GiB of 39
-    "deepspeed-examples-389",  # adapters are left out: by 8 GiB of 32
+    "deepspeed-examples-389",  # adapters are left out, 3 GiB were free in parts too small: by 8 GiB of 32
     "megatron-lm-60",  # 9 GiB of 32 were free in parts too small: by 2 GiB
     "dolly-5",  # bf16 on V100: by 14 GiB of 32
     "dolly-152-four",  # by 3 GiB of 39
     "modded-nanogpt-12",  # compiled: by 9 GiB of 44
+    "swift-2947",  # halfway, of sequences of all lengths: by 3 GiB of 79
+    "llama-factory-4199",  # by 0.2 GiB of 44
+    "llama-factory-4387",  # its maintainers blame that the best weights are loaded in the end: by 8 GiB of 79
+    "verl-798",  # its length is not given: by 11 GiB of 79
+    "alpaca-46-a100",  # its author ran it then (alpaca-32): by 4 GiB of 39
+    "dolly-100",  # no more than a command: by 24 GiB of 79
+    "metaseq-210",  # FairScale's sharding, whose settings are not given: by 15 GiB of 39
+    "bridge-4587",  # 61 GB of 269 were free in parts too small: by 82 GiB of 267
+    "transformers-14541",  # one process holds what eight copies return: by 11 GiB of 39
 }
 """Jobs that ran out of memory and are said to fit."""
 
@@ -91,13 +100,39 @@ def test_verdict(name: str) -> None:
     )
 
 
+LATEST = tuple(ROWS)[list(ROWS).index("automodel-2673") :]
+"""Cases that were written down in the night of 2026-11-23 before any of them was predicted; of these 10 of 21 were
+called then, one of four that ran wrongly."""
+
+
 def test_most_are_called_and_few_that_ran_are() -> None:
-    """By the sets above: 91 of 111 outright, 94 with those that `may not fit`; 2 of 42 that ran."""
+    """By the sets above: 103 of 132 outright, 106 with those that `may not fit`; 2 of 46 that ran."""
     failed = {name for name, case in CASES.items() if case["verdict"] == "oom"}
-    assert failed >= MISSED and len(failed - MISSED) >= 0.84 * len(failed)
-    assert len(failed - MISSED - NARROWLY) >= 0.81 * len(failed)
+    assert failed >= MISSED and len(failed - MISSED) >= 0.8 * len(failed)
+    assert len(failed - MISSED - NARROWLY) >= 0.78 * len(failed)
+    earlier = failed - set(LATEST)
+    assert len(earlier) == 111 and len(earlier - MISSED - NARROWLY) >= 0.81 * len(earlier)
     ran = CASES.keys() - failed
     assert ran >= WRONGLY and len(WRONGLY) <= 0.05 * len(ran)
+
+
+@pytest.mark.parametrize(
+    ("name", "allocated_gib", "asked_gib", "more"),
+    [("llama-factory-1221", 28.28, 3.14, 0), ("llama-factory-1158", 77.65, 12.94, 1)],
+)
+def test_an_update_under_zero_2_holds_what_its_message_says(
+    name: str, allocated_gib: float, asked_gib: float, more: int
+) -> None:
+    """Tensors of DeepSpeed's update, whose gradients are gone by then. It makes two roots; `more` is how many it would
+    have asked for after the one that failed."""
+    found = predicted(name).tightest.allocated_bytes / 2**30
+    assert found == pytest.approx(allocated_gib + (1 + more) * asked_gib, rel=0.002)
+
+
+def test_lora_without_checkpoints_holds_what_its_message_says() -> None:
+    """NVIDIA-NeMo/Automodel#1176: 77.45 GiB allocated, 3.91 asked for."""
+    found = predicted("automodel-1176").tightest.allocated_bytes / 2**30
+    assert found == pytest.approx(77.45 + 3.91, rel=0.03)
 
 
 def test_torchtitan_keeps_what_its_policy_lists() -> None:

@@ -166,6 +166,6 @@ def _adapter(block: Block, op: Op, adapters: Adapters, before: str) -> tuple[tup
     b = trained("lora_B", (*out, inner))
     last = step("lora_B", "linear", (before, b), y.dims, contracts=(inner.name,), attrs=mate)
     for kind, what, given in _after(adapters)[:-1]:
-        last = step(what, kind, (last,), y.dims, attrs=(*given, *mate))
+        last = step(what, kind, (last,), y.dims, attrs=tuple(sorted((*given, *mate))))
     add = Op(kind="add", path=f"{op.path}.sum", inputs=(f"{op.path}.base", last), outputs=(y.name,), attrs=mate)
     return (*ops, add), tuple(tensors)

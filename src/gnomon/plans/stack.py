@@ -205,6 +205,8 @@ class Stack:
     update_in_passes: bool | None = None
     """Around an update with master weights, passes of their own: gradients of 16 bits copied to fp32, those of fp16
     unscaled, updated masters copied to the parameters. Time counts them; memory does not count the copy."""
+    update_frees_gradients: bool | None = None
+    """The update under ZeRO 1 and 2 joins a rank's gradients, copies them to fp32 and lets them go before it begins."""
     unsharded_accumulation: bool | None = None
     """Under ZeRO 3, gradients stay whole, in the dtype of computing, from one microbatch to the next and are reduced
     once, as in FSDP's no_sync. Memory counts them; time still counts a reduction for every microbatch."""

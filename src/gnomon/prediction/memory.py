@@ -414,7 +414,8 @@ def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
 def _inside_update(pricing: Pricing, block: int) -> int:
     """What the optimizer makes on its way: an fp32 copy of gradients that are narrower, and, where it is not one
     kernel, roots of second moments: of all parameters at once, or two for the largest at a time (DeepSpeed's partition
-    is one parameter, under ZeRO 3 each part of it, whose gradients are also copied together first)."""
+    is one parameter, under ZeRO 3 each part of it). DeepSpeed copies gradients together first, and under ZeRO 1 and 2
+    lets them go once they are fp32."""
     stage, stack = pricing.stages[pricing.blocks[block][0]], pricing.stack
     precision, updated, zero = stage.plan.precision, stage.updated_elements(), pricing.plan.optimizer.zero
     if pricing.plan.optimizer.offload is not None:
@@ -424,14 +425,15 @@ def _inside_update(pricing: Pricing, block: int) -> int:
         updated = min(updated, stack.update_elements or 0)
     narrow = precision.master != "none" and width(precision.grad) < width(precision.master)
     size = updated * width(precision.master) if narrow else 0
-    joined = updated * width(precision.grad) if parts and narrow else 0
+    freed = stage.static_bytes()["gradients"] if narrow and zero in (1, 2) and stack.update_frees_gradients else 0
+    joined = updated * width(precision.grad) if narrow and (parts or freed) else 0
     roots = 0
     if stack.optimizer_step == "foreach":
         roots = updated * width(precision.states)
     elif stack.optimizer_step == "single":
         flat = parts or (zero in (1, 2) and stack.grad_buffers == "contiguous")
         roots = 2 * (updated if flat else min(updated, _largest_parameter(stage))) * width(precision.states)
-    return size + max(joined, roots)
+    return size + max(joined, roots - freed)
 
 
 def _flat_bytes(pricing: Pricing, stage: StagePrice) -> int:

@@ -151,6 +151,17 @@ def _adapted(row: Row) -> bool:
     return row.framework.lower() == "nemo" and "lora" in row.model.lower()
 
 
+LOCAL_ATTENTION = (
+    "NVIDIA/NeMo 8cfedd7 (2025-09-20) nemo/collections/llm/gpt/model/gpt_oss.py: attention_backend = "
+    "AttnBackend.local, currently only local is supported; read 2026-11-23"
+)
+
+
+def local_attention(row: Row) -> bool:
+    """Whether attention runs op by op whatever is asked for: GPT-OSS in NeMo, for the sinks in its softmax."""
+    return row.framework.lower() == "nemo" and bool(re.search(r"gpt.?oss", row.model.lower()))
+
+
 UNFUSED_LOSS = (
     "NVIDIA/NeMo v2.1.0 nemo/collections/llm/recipes/llama3_8b.py, llama3_70b.py finetune_recipe: "
     "cross_entropy_loss_fusion = False for LoRA; NVIDIA/NeMo-Framework-Launcher 24.07 launcher_scripts/conf: only "

@@ -80,6 +80,14 @@ FUSED_ADAM = (
 )
 """Where it is known from that a file's optimizer section takes the place of the eager update."""
 
+LIGER = (
+    "huggingface/transformers docs/source/en/trainer.md, use_liger_kernel: Liger's RMSNorm, RoPE, SwiGLU and "
+    "FusedLinearCrossEntropy in place of the model's own (linkedin/Liger-Kernel README); read 2026-11-23"
+)
+"""Where it is known from that Liger's kernels run, whose loss never has whole logits."""
+
+LIGER_KERNELS = {"norm": "fused", "activation": "fused", "rotary": "fused", "cross_entropy": "chunked"}
+
 HELD_OUTPUTS = (
     (
         r"transformers 2\b",
@@ -388,6 +396,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, "the eager code of transformers", **EAGER)
         if re.search(r"fusedadam", program):
             found = chosen(found, FUSED_ADAM, optimizer_step="fused")
+        if re.search(r"liger", program):
+            found = chosen(found, LIGER, **LIGER_KERNELS)
     if held := next((why for pattern, why in HELD_OUTPUTS if re.search(pattern, program)), None):
         found = chosen(found, held, outputs_held=True)
     if re.search(r"oneflow", program) and (row.tp or 1) == 1:
@@ -417,6 +427,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, FP8_SUMS, tp_reduce_dtype="fp8")
     if nvidia.eager_activation(row):
         found = chosen(found, nvidia.EAGER_ACTIVATION_SOURCE, activation="unfused")
+    if nvidia.local_attention(row):
+        found = chosen(found, nvidia.LOCAL_ATTENTION, attention="unfused")
     if nvidia.without_cudnn(row):
         found = chosen(found, nvidia.NO_CUDNN_SOURCE, attention_kernel="flash2")
     if found.attention_kernel == "cudnn":

@@ -193,6 +193,9 @@ ASKED = [
     ("predict llama-tiny --on 1x2xh100-sxm --seq-len 0.5k", "'0.5k' is not a whole number, as in 8192 or 8k"),
     ("predict llama-tiny --on 1x2xh100-sxm --seq-len 0k", "0 is not between 1 and"),
     ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --fix foo=3", "--fix 'foo=3' names no field; there are"),
+    ("predict llama-tiny --on 1x2xh100-sxm --router zipf:1", "--router says how tokens spread over experts, and llama"),
+    ("plan gpt2 --on 1x2xh100-sxm --global-batch 4 --pad-experts", "--pad-experts says how tokens spread over experts"),
+    ("predict mixtral-8x7b --on 4x8xh100-sxm --capacity 0", "--capacity 0 must be at least 1"),
     ("run p.toml --steps 0", "argument --steps: 0 is not between 1"),
 ]
 """What a careless or hostile user asks, and what the one message says."""

@@ -364,7 +364,7 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
         raise InputError(
             "no batch to plan for; give --global-batch N, the sequences of an optimizer step, or --tokens-per-batch N"
         )
-    return Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad()))
+    return Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad(), graph))
 
 
 def _file(options: argparse.Namespace, found: Result, best: Found, assumed: list[str]) -> PlanFile:

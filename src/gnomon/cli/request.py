@@ -381,8 +381,15 @@ def tokens_per_batch(options: argparse.Namespace) -> int | None:
     return tokens
 
 
-def given_router(options: argparse.Namespace, before: RouterLoad) -> RouterLoad:
-    """The load of `--router`, `--capacity` and `--pad-experts`; what they do not say stays as it was."""
+def given_router(options: argparse.Namespace, before: RouterLoad, graph: Graph) -> RouterLoad:
+    """The load of `--router`, `--capacity` and `--pad-experts`; what they do not say stays as it was. InputError where
+    they are given and the model has no experts."""
+    asked = [name for name in ("router", "capacity", "pad_experts") if getattr(options, name) is not None]
+    if asked and not any(dim.name.split(".")[-1] == "experts" for block in graph.blocks for dim in block.dims):
+        option = asked[0].replace("_", "-")
+        raise InputError(f"--{option} says how tokens spread over experts, and {graph.name} has none; leave it out")
+    if options.capacity == 0:
+        raise InputError("--capacity 0 must be at least 1, the mean of rows; leave it out for no limit")
     found = before
     if options.router is not None:
         kind, _, value = options.router.strip().partition(":")
@@ -434,7 +441,7 @@ def _workload(
     if given is not None:
         seq_len = options.seq_len or max(given.sequence_lengths(), default=1)
         changes = {"global_batch_size": given_batch(options, seq_len), "seq_len": options.seq_len}
-        given = replace(given, router=given_router(options, given.router))
+        given = replace(given, router=given_router(options, given.router, graph))
         return replace(given, **{name: value for name, value in changes.items() if value is not None})
     seq_len = options.seq_len
     if seq_len is None and not has_sequences(graph):
@@ -450,4 +457,4 @@ def _workload(
         count = plan.schedule.num_microbatches or (1 if stages == 1 else 4 * stages)
         batch = count * (plan.schedule.micro_batch_size or 1) * ranks
         assumed.append(f"global batch not given: {batch} (sequences a step; --global-batch)")
-    return Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad()))
+    return Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad(), graph))

@@ -166,7 +166,8 @@ def _explain(wanted: str, runs: Sequence[Run], refused: Sequence[Refused], *, as
     found = next((r for r in runs if r.id == wanted), None)
     if gone is None and found is None:
         known = [r.id for r in runs] + [r.id for r in refused]
-        raise InputError(f"no row {wanted[:60]!r}{nearest(wanted[:60], known)}")
+        hint = nearest(wanted[:60], known) or (f"; they are named as in {known[0]!r}" if known else "")
+        raise InputError(f"no row {wanted[:60]!r}{hint}; --rows FILE writes every row's id")
     result = score(found) if found is not None else gone
     if isinstance(result, Refused):
         if as_json:

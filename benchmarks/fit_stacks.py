@@ -46,7 +46,6 @@ UNIVERSAL = (
     Number("compute", 0.95, "blackwell"),
     Number("compute", 0.93, "tpu"),
     Number("compute", 0.93, "tpu-v6e"),
-    Number("compute", 0.93, "tpu-7x"),
     Number("attention", 0.9),
     Number("attention", 1.2, "tpu"),
     Number("exposed", 0.9),
@@ -84,7 +83,7 @@ JOBS = (
     Job(
         "vtrain",
         (COMPOSED,),
-        (("host_kernel_s", ""), ("host_collective_s", ""), ("compute", ""), ("attention", ""), ("exposed", "")),
+        (("host_kernel_s", ""), ("compute", ""), ("attention", ""), ("exposed", "")),
         sample=60,
         starts=(("attention", 1.0),),
     ),

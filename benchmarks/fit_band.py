@@ -33,7 +33,7 @@ from gnomon.prices.curves import Provenance
 from gnomon.prices.fitted import folds
 from gnomon.report.validation import predicted_bytes, predicted_s
 
-DATE = "2026-11-22"
+DATE = "2026-11-23"
 Array = NDArray[np.float64]
 
 START = {
@@ -49,6 +49,8 @@ NEVER_NEGATIVE = (
     "eight_bit", "unmeasured",
 )  # fmt: skip
 """What makes predictions harder never makes a band narrower."""
+KNOWN = ("nothing", "device", "stack_elsewhere", "stack")
+"""From the least known to the most: nor does knowing less."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
         return float((weight * (below + above)).sum() + HOLD * ((x - start) ** 2).sum())
 
     floor = np.array([0.0 if name in NEVER_NEGATIVE else -6.0 for name in names] + [0.3])
+    levels = [names.index(name) for name in KNOWN]
     x, best, step = start.copy(), loss(start), 0.4
     while step > 0.004:
         before = best
@@ -120,7 +123,7 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
             for move in (step, -step):
                 tried = x.copy()
                 tried[i] = max(tried[i] + move, floor[i])
-                if (then := loss(tried)) < best:
+                if (np.diff(tried[levels]) <= 0).all() and (then := loss(tried)) < best:
                     x, best = tried, then
         if best > before - 1e-7:
             step /= 2

@@ -371,3 +371,22 @@ def test_logits_that_are_held_have_the_width_in_which_they_are_returned() -> Non
         for stack in (eager, held)
     )
     assert more.allocated_bytes - less.allocated_bytes == 1024 * 50257 * 2
+
+
+def test_a_loss_in_parts_never_has_whole_logits() -> None:
+    """Llama 3.1 8B, 8,192 tokens: a fused loss keeps logits of 8192 x 128256 in 16 bits, 1.96 GiB, and has their
+    gradient beside them; in parts both are as large as the 8192 x 4096 that the head reads. The time is the same."""
+    work = Workload(global_batch_size=8, seq_len=8192)
+    job = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=3))
+    base = stack("pytorch-fsdp")
+    facts = (*base.facts, Fact(field="cross_entropy", source="a test", date="2026-11-23"))
+    whole, parts = (
+        predict("llama-3.1-8b", "1x8xh100-sxm", job, work, replace(base, facts=facts, cross_entropy=how))
+        for how in ("fused", "chunked")
+    )
+    assert [each.step.stages[0].logits_bytes for each in (whole, parts)] == [8192 * 128256 * 2, 8192 * 4096 * 2]
+    inside = [each.step.stages[0].order[-1].transient_bytes for each in (whole, parts)]
+    assert inside[0] - inside[1] == 8192 * (128256 - 4096) * 2
+    assert parts.memory[0].peak_bytes < whole.memory[0].peak_bytes
+    assert parts.step_s == whole.step_s
+    assert any("chunked cross-entropy" in line for line in parts.assumptions)

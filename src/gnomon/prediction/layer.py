@@ -517,8 +517,27 @@ class _Pricing:
 
     def _bytes(self, tensor: Tensor) -> int:
         if tensor.name not in self._sizes:
-            self._sizes[tensor.name] = _whole(self.sharded.kept_bytes_of(tensor) * self._skew(tensor))
+            whole = _whole(self.sharded.kept_bytes_of(tensor) * self._skew(tensor))
+            self._sizes[tensor.name] = _smaller(whole, self._part) if self._in_parts(tensor) else whole
         return self._sizes[tensor.name]
+
+    def _in_parts(self, tensor: Tensor) -> bool:
+        """Logits, and what is computed of them, where the loss never has them whole."""
+        return self.facts.chunked_loss and tensor.kind != "parameter" and _has_vocab(tensor)
+
+    @cached_property
+    def _part(self) -> int:
+        """Bytes of logits that a loss has at once which runs part by part: as many as the head reads.
+
+        Source: linkedin/Liger-Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py: rows in as many parts as the
+        vocabulary is wider than the hidden state, so that a part is as large as the hidden states.
+        """
+        found: int = sum(
+            _whole(self.sharded.kept_bytes_of(self.block.tensor(name)))
+            for name in self.block.inputs
+            if name not in self.context.no_grad
+        )
+        return found
 
     def _skew(self, tensor: Tensor) -> float:
         """Rows of a tensor on the busiest rank over those of balanced routing: 1 but for the rows of experts."""
@@ -578,7 +597,7 @@ class _Pricing:
         if tensor.kind == "parameter" or name in self.no_bytes:
             return 0
         found: int = _whole(self.sharded.bytes_of(tensor) * self._skew(tensor))
-        return found
+        return _smaller(found, self._part) if self._in_parts(tensor) else found
 
 
 def _real(value: Any) -> Any:
@@ -594,6 +613,11 @@ def _whole(value: Any) -> Any:
 def _larger(a: Any, b: Any) -> Any:
     """The larger, element by element for arrays."""
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    """The smaller, element by element for arrays."""
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
 def _launched(price: OpPrice, op: Op) -> OpPrice:

@@ -37,6 +37,8 @@ class KernelFacts:
     """Partial sums of the forward travel in eight bits where products are narrow (`Stack.tp_reduce_dtype`)."""
     dropout_add_fused: bool = False
     """Dropout runs in the kernel of the residual addition that follows it."""
+    chunked_loss: bool = False
+    """Head and loss run part by part, so that logits and their gradients are never whole."""
     backward_overlap: bool = False
     """A backward's collectives travel beside the products that do not need them."""
     fused_dispatch: bool = False
@@ -57,6 +59,7 @@ class KernelFacts:
             fused_casts=stack.launch == "compiled" and stack.transformer_engine is not True,
             narrow_sums=stack.tp_reduce_dtype == "fp8",
             dropout_add_fused=stack.dropout_add == "fused",
+            chunked_loss=stack.cross_entropy == "chunked",
             backward_overlap=stack.backward_overlap is True,
             fused_dispatch=stack.moe_dispatch == "fused",
             sorted_rows=stack.moe_rows == "sorted",

@@ -367,7 +367,9 @@ def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
     if unused := ", ".join(name for name in said if (name, stack.moe_dispatch) != ("moe_dispatch", "fused")):
         assumed += (f"stack {stack.name!r} says what no price depends on yet: {unused}",)
     if stack.cross_entropy == "chunked":
-        assumed += ("chunked cross-entropy: priced as a fused one, with whole logits in memory",)
+        assumed += (
+            "chunked cross-entropy: priced as a fused one; a part of the logits as large as what the head reads",
+        )
     kernels = Kernels(
         attention="flash" if chosen["attention"] in ("flash", "memory_efficient") else chosen["attention"],
         norm="unfused" if chosen["norm"] == "unfused" else "fused",

@@ -385,7 +385,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     if facts.compiled and not re.search(XLA, program):
         found = chosen(found, "torch.compile fuses what lies between products", **COMPILED)
     if re.search(XLA, program):
-        found = chosen(found, "XLA fuses what lies between products", cross_entropy="fused")
+        loss = "chunked" if settings.tiled(row) else "fused"
+        found = chosen(found, "XLA fuses what lies between products", cross_entropy=loss)
         if attention != "unfused":
             found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
     if row.experts and re.search(r"maxtext", program) and not re.search(DROPS_TOKENS, (row.source or "").lower()):

@@ -252,17 +252,27 @@ TILED_BY_RECIPES = r"training/ironwood.*(gemma4-(31|2|4)b|405b bf16|llama3\.1-70
 (src/maxtext/utils/vocabulary_tiling.py)."""
 
 
+def tiled(row: Row) -> bool:
+    """Whether the recipe's loss runs part by part."""
+    return re.search(TILED_BY_RECIPES, _key(row)) is not None
+
+
+def _key(row: Row) -> str:
+    """What recipes for TPUs are told apart by."""
+    return f"{row.source or ''} {row.model} {row.precision or ''} {row.seq_len or ''}".lower()
+
+
 def _by_recipe(row: Row) -> tuple[Saved, Notes, bool] | None:
     """What a recipe for TPUs keeps, here or on the host."""
-    key = f"{row.source or ''} {row.model} {row.precision or ''} {row.seq_len or ''}".lower()
+    key = _key(row)
     moved = next((names for pattern, names in MOVED_BY_RECIPES if re.search(pattern, key)), [])
     kept = next((names for pattern, names in KEPT_BY_RECIPES if re.search(pattern, key)), None)
     if kept is None and not moved:
         return None
     made, notes, is_open = _remat(moved, row, kept or [])
-    if re.search(TILED_BY_RECIPES, key):
+    if tiled(row):
         made = replace(made, rules=(*made.rules, SavedRule(calls="head", action="recompute")))
-        notes = (*notes, "the loss part by part: its logits again, whole ones in memory")
+        notes = (*notes, "the loss part by part: its logits again")
     return made, notes, is_open
 
 

@@ -258,9 +258,9 @@ QWEN = replace(
     ("release", "device", "precision", "dispatch", "experts", "launch", "beside"),
     [
         ("25.09", "gb200", "mxfp8", None, None, "cuda_graph", False),
-        ("26.02.01", "gb200", "mxfp8", "fused", None, "eager", False),
-        ("26.06", "gb200", "mxfp8", "fused", "fused", "cuda_graph", True),
-        ("26.08", "gb300", "bf16", "fused", None, "eager", False),
+        ("26.02.01", "gb200", "mxfp8", "hybrid_ep", None, "eager", False),
+        ("26.06", "gb200", "mxfp8", "hybrid_ep", "fused", "cuda_graph", True),
+        ("26.08", "gb300", "bf16", "hybrid_ep", None, "eager", False),
         ("26.02", "h100-sxm-80gb", "fp8", "fused", None, "eager", True),
         ("26.04", "h100-sxm-80gb", "fp8", "fused", None, "eager", False),
         ("26.02", "b200", "mxfp8", None, None, "eager", False),

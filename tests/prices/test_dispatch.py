@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gnomon.hardware import parse_cluster
 from gnomon.models.deepseek import deepseek_v3, deepseek_v3_671b
+from gnomon.models.hybrid import hybrid, nemotron_3_super
 from gnomon.plans import Fact, Fp8, Mesh, Optimizer, Overlap, Plan, Precision, Schedule, Stack, Workload
 from gnomon.prediction import predict
 from gnomon.prices.collectives import collective_seconds
@@ -122,6 +123,26 @@ def test_a_job_with_it_is_shorter_in_forward_and_backward() -> None:
     for kind in ("F", "B"):
         assert waits[64, "fused"][kind] < 0.5 * waits[64, "all_to_all"][kind]
         assert 0.4 * waits[8, "all_to_all"][kind] < waits[8, "fused"][kind] < waits[8, "all_to_all"][kind]
+
+
+def test_hybrid_ep_gathers_the_routing_of_all_tokens_and_sends_weights_with_each_copy() -> None:
+    """A byte for each token and expert, from every rank, before a forward; with each copy to a node four bytes for each
+    of its 64 experts, forward and with the gradient."""
+    graph = hybrid(replace(nemotron_3_super(), layers=("E",) * 2))
+    fact = Fact(field="moe_dispatch", source="test", date="2026-11-23")
+    plan = Plan(mesh=Mesh(dp_shard=64, ep=64), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=1))
+    waits: dict[str, dict[str, float]] = {}
+    for how in ("fused", "hybrid_ep"):
+        program = Stack(name="any", version="1", moe_dispatch=how, facts=(fact,))  # type: ignore[arg-type]
+        pricing = predict(graph, "8x8xb200-sxm", plan, Workload(global_batch_size=64, seq_len=8192), program).pricing
+        waits[how] = {kind: pricing.parts(kind, 0)["ep"] for kind in ("F", "B")}
+        link, exposed = pricing.stages[0].links["ep"], pricing.rates[0].exposed
+    copies = {name: holders(places, 512, 22) / 22 for name, places in (("nodes", 8), ("ranks", 64))}
+    bare, more = (dispatch_seconds(8192 * 22 * row, link, **copies) for row in (1024 * 2, 1024 * 2 + 64 * 4))
+    gathered = collective_seconds("all_gather", 8192 * 64 * 512, link)
+    found = {kind: waits["hybrid_ep"][kind] - waits["fused"][kind] for kind in ("F", "B")}
+    assert found["F"] == pytest.approx(2 * (gathered + more - bare) * exposed)
+    assert found["B"] == pytest.approx(2 * (more - bare) * exposed)
 
 
 def test_dispatch_beside_another_microbatch_takes_a_part_of_the_device() -> None:

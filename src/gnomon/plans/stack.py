@@ -139,9 +139,10 @@ class Stack:
     is longer, then its collectives, which no host issues; embedding and head have none."""
     forward_launches: float | None = None
     """Host time of a launch forward over that of one backward, read where times are `composed`. Left out: 1."""
-    moe_dispatch: Literal["all_to_all", "all_gather", "fused"] | None = None
-    """How tokens get to their experts when ep > 1. `fused`: DeepEP's or HybridEP's kernels, which send a token once to
-    each node that holds one of its experts; the others are priced as an all-to-all of one copy an expert."""
+    moe_dispatch: Literal["all_to_all", "all_gather", "fused", "hybrid_ep"] | None = None
+    """How tokens get to their experts when ep > 1. `fused`: DeepEP's kernels, which send a token once to each node that
+    holds one of its experts. `hybrid_ep`: HybridEP's, which do too, with the routing of all tokens to every rank. The
+    others are priced as an all-to-all of one copy an expert."""
     moe_experts: Literal["grouped", "fused"] | None = None
     """How experts run. `grouped`: a grouped product, the activation, another product. `fused`: in eight bits and fewer,
     activation and casts are in the epilogues of the products, both ways."""

@@ -8,6 +8,7 @@ the key of the only memo. Work, kernels and collectives are derived from the gra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -483,7 +484,7 @@ class _Pricing:
             size = size * 8 / DTYPE_BITS[self.context.precision.compute]
         link = self.links[collective.axis]
         if self.facts.fused_dispatch and collective.inside and collective.axis == "ep":
-            seconds = dispatch_seconds(size, link, **self._copies(link))
+            seconds = self._sent_once(collective, size, link)
         else:
             seconds = collective_seconds(collective.kind, size, link)
         found: float = _real(seconds)
@@ -500,6 +501,21 @@ class _Pricing:
             name: holders(places, experts, topk, groups, chosen) / topk
             for name, places in (("nodes", link.nodes), ("ranks", link.ranks))
         }
+
+    def _sent_once(self, collective: Collective, size: Any, link: AxisLink) -> Any:
+        """A dispatch or combine by DeepEP or HybridEP. HybridEP gathers all ranks' routing before it, and sends
+        weights of all experts in the NVLink domain with each copy of a token and with its gradient."""
+        copies, router = self._copies(link), next(op for op in self.block.ops if op.kind == "router")
+        if not self.facts.routing_gathered or self._kind(collective.path) != "dispatch":
+            return dispatch_seconds(size, link, **copies)
+        sizes = self.sharded.sizes(router.path)
+        scores, topk = self.block.tensor(router.inputs[0]).dims, self.block.tensor(router.outputs[0]).dims[-1]
+        scored = math.prod(size_of(dim, sizes) for dim in scores)
+        weights = 4 * scored * size_of(topk, sizes) * link.ranks_per_node / link.ranks
+        seconds = dispatch_seconds(size + weights, link, **copies)
+        return seconds + (
+            collective_seconds("all_gather", scored * link.ranks, link) if collective.phase == "forward" else 0
+        )
 
     def _parts(self, path: str) -> int:
         return max((parts for pattern, parts in self.context.split_paths if fnmatchcase(path, pattern)), default=1)

@@ -17,6 +17,9 @@ from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink
 from gnomon.sharding import ShardedBlock
 
+SENT_ONCE = ("fused", "hybrid_ep")
+"""Of `Stack.moe_dispatch`: kernels that send a token once to each node."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFacts:
@@ -43,6 +46,9 @@ class KernelFacts:
     """A backward's collectives travel beside the products that do not need them."""
     fused_dispatch: bool = False
     """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
+    routing_gathered: bool = False
+    """HybridEP: before a forward's dispatch each rank gathers which experts every token of the others chose, and copies
+    of tokens travel with the weights of all experts in the NVLink domain."""
     sorted_rows: bool = False
     """Rows of experts are brought into order in passes of their own (`Stack.moe_rows`)."""
     fused_experts: bool = False
@@ -61,7 +67,8 @@ class KernelFacts:
             dropout_add_fused=stack.dropout_add == "fused",
             chunked_loss=stack.cross_entropy == "chunked",
             backward_overlap=stack.backward_overlap is True,
-            fused_dispatch=stack.moe_dispatch == "fused",
+            fused_dispatch=stack.moe_dispatch in SENT_ONCE,
+            routing_gathered=stack.moe_dispatch == "hybrid_ep",
             sorted_rows=stack.moe_rows == "sorted",
             fused_experts=stack.moe_experts == "fused",
         )

@@ -22,7 +22,7 @@ from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
 from gnomon.prediction.evidence import evidence
 from gnomon.prediction.held import filled
-from gnomon.prediction.layer_types import KernelFacts
+from gnomon.prediction.layer_types import SENT_ONCE, KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
@@ -52,7 +52,7 @@ _UNUSED = (
     "rotary", "grad_buffers", "logits_dtype", "causal_skip", "tp_reduce_dtype", "cp_grad_dtype",
     "p2p", "moe_dispatch", "moe_capacity_factor",
 )  # fmt: skip
-"""Facts of a stack that predictions do not use; of `moe_dispatch` they use `fused`, the rest are priced alike."""
+"""Facts of a stack that predictions do not use; of `moe_dispatch` they use SENT_ONCE, the rest are priced alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +364,7 @@ def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
     told = ", ".join(_ASSUMED[name][1] for name in missing)
     assumed: tuple[str, ...] = (f"stack {stack.name!r} does not say: taken as {told}",) if told else ()
     said = [name for name in _UNUSED if getattr(stack, name) is not None]
-    if unused := ", ".join(name for name in said if (name, stack.moe_dispatch) != ("moe_dispatch", "fused")):
+    if unused := ", ".join(name for name in said if name != "moe_dispatch" or stack.moe_dispatch not in SENT_ONCE):
         assumed += (f"stack {stack.name!r} says what no price depends on yet: {unused}",)
     if stack.cross_entropy == "chunked":
         assumed += (

@@ -2,10 +2,14 @@
 
 A plain all-to-all sends a token once for each of its experts. These send it over the network once to each node that
 holds one, and there over the links inside to each rank that does, both at once. `dispatch_seconds` is the price of
-either way, since a combine is a dispatch backwards. `holders` counts nodes and ranks, exactly. Sends in the dtype of
-activations: eight bits, which DeepEP can dispatch in, are an option that no record of a stack states. Leaves out what
-its kernels take from computing.
-Source: DeepEP's README and tests (deepseek-ai/DeepEP), read 2026-11-22; DeepSeek-V3 (arXiv 2412.19437, section 3.2.2).
+either way, since a combine is a dispatch backwards. `holders` counts nodes and ranks, exactly. HybridEP first gathers
+a map of all ranks' tokens and experts, a byte for each, and sends a weight in fp32 for each expert of an NVLink domain
+with a copy (`prediction.layer`). Sends in the dtype of activations: eight bits, which DeepEP can dispatch in, are an
+option that no record of a stack states. Leaves out what its kernels take from computing, and that HybridEP's combine
+may be slower than its links.
+Source: DeepEP's README and tests (deepseek-ai/DeepEP), read 2026-11-22; DeepSeek-V3 (arXiv 2412.19437, section 3.2.2);
+deepseek-ai/DeepEP 34152ae (Megatron-Bridge v0.5.0 and v0.6.0 docker/Dockerfile.ci) and 17cfb81 (Megatron-LM) csrc/
+hybrid_ep/backend/hybrid_ep_backend.cuh, extension/allgather.cu, read 2026-11-23.
 """
 
 from __future__ import annotations

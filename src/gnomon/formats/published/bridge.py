@@ -22,6 +22,8 @@ class Recipe:
 
     one_copy: bool = False
     """`moe_flex_dispatcher_backend` is HybridEP or DeepEP."""
+    hybrid_ep: bool = False
+    """It is HybridEP."""
     overlap: bool = False
     """`moe_a2a_overlap`: dispatch and combine beside another microbatch's computing."""
     graphs: bool = False
@@ -47,6 +49,9 @@ ONE_COPY = (
     (r"nemotron", "26.04", "99"),
 )
 """(pattern of model and device, first release, last) of recipes that send a token once; those of FUSED do too."""
+
+HYBRID_EP = r"gb[23]00|nemotron|gpt.?oss|kimi"
+"""Those of ONE_COPY that are HybridEP's in every release; of the others some are DeepEP's, for which they are taken."""
 
 OVERLAP = (
     (r"deepseek.*h100", "25.09", "25.12"),
@@ -216,6 +221,7 @@ def recipe(row: Row, release: str) -> Recipe:
     fused = among(FUSED) and "mxfp8" in (row.precision or "")
     return Recipe(
         one_copy=fused or among(ONE_COPY),
+        hybrid_ep=(fused or among(ONE_COPY)) and bool(re.search(HYBRID_EP, key)),
         overlap=fused or among(OVERLAP),
         graphs=fused or among(GRAPHS),
         fused=fused,

@@ -420,7 +420,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(
             found,
             BRIDGE_RECIPES,
-            moe_dispatch="fused" if set_by.one_copy else None,
+            moe_dispatch="hybrid_ep" if set_by.hybrid_ep else "fused" if set_by.one_copy else None,
             moe_experts="fused" if set_by.fused else None,
             launch="cuda_graph" if set_by.graphs else None,
         )

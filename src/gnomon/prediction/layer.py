@@ -21,20 +21,19 @@ from gnomon.graph import (
     DTYPE_BITS,
     Dtypes,
     Op,
-    SavedTensor,
     Setting,
-    Tensor,
     backward,
     forward_work,
     grad_work,
     nbytes,
     saved,
     size_of,
-    storages,
 )
 from gnomon.graph.types import VIEWS
 from gnomon.plans.saving import LayerSaving
-from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
+from gnomon.prediction.layer_memory import LayerMemory, has_vocab
+from gnomon.prediction.layer_types import LayerPrice, LocalContext, Phase
+from gnomon.prediction.numbers import as_float, larger
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Curves, curves_with
 from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
@@ -54,11 +53,6 @@ from gnomon.prices.links import AxisLink
 from gnomon.prices.power import powered
 from gnomon.prices.ring import ring_seconds
 from gnomon.sharding import Collective, causal_shares, shard_block
-from gnomon.sharding.homes import routed_tensors
-
-_NARROW_BITS: Mapping[str, float] = {"fp8": 8 + 8 / 32, "fp4": 4 + 8 / 16}
-"""Bits of a kept element: the value, and a byte of scale for 32 or 16 of them (Open Compute Project, MX v1.0)."""
-
 
 RING = ":ring"
 """Of an attention's path: the entry of what it runs beside its kernels around a ring."""
@@ -120,7 +114,6 @@ class _Pricing:
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
         self.makers = {name: op for op in self.block.ops for name in op.outputs}
         self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
-        self.routed = routed_tensors(self.block) if context.load != 1 else frozenset()
         self.wide = self._wide()
         self.into_add = self._into_add() if self.facts.dropout_add_fused else frozenset()
         self.casts = self._casts()
@@ -128,10 +121,7 @@ class _Pricing:
         inner = [self.ops[path] for path in self.epilogues]
         self.between = {name for op in inner for name in (*op.inputs, *op.outputs)}
         self.gathered = self._gathered()
-        # gradients written over a tensor that is kept anyway take no memory of their own
-        in_place = [op for op in self.block.ops if op.attr("in_place", False)]
-        self.no_bytes = frozenset(name for op in in_place for name in (op.inputs[0], op.outputs[0]))
-        self._sizes: dict[str, int] = {}
+        self.memory = LayerMemory(context, self.sharded, self.back, self.dtypes, self._low)
         self.grads = {weight: self._grad_prices(weight=weight) for weight in (False, True)}
 
     @cached_property
@@ -155,13 +145,13 @@ class _Pricing:
             offloaded_bytes=0,
             remade_bytes=0,
             input_away=False,
-            transient_bytes=self._transient(),
-            deferred_bytes=self._deferred(),
+            transient_bytes=self.memory.transient(),
+            deferred_bytes=self.memory.deferred(),
             weight_cast=self._weight_cast(),
             input_bytes=sum(
-                self._bytes(self.block.tensor(n)) for n in self.block.inputs if n not in self.context.no_grad
+                self.memory.bytes_of(self.block.tensor(n)) for n in self.block.inputs if n not in self.context.no_grad
             ),
-            output_bytes=sum(self._bytes(self.block.tensor(n)) for n in self.block.outputs),
+            output_bytes=sum(self.memory.bytes_of(self.block.tensor(n)) for n in self.block.outputs),
             sharded=self.sharded,
         )
 
@@ -177,10 +167,10 @@ class _Pricing:
                 self._forward_flops(again),
                 self._collectives_again(again),
             ),
-            kept=self._kept(fates.kept),
-            offloaded_bytes=sum(self._bytes(entry.tensor) for entry in fates.offloaded)
+            kept=self.memory.kept(fates.kept),
+            offloaded_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.offloaded)
             + (self.always.input_bytes if saving.input == "offload" else 0),
-            remade_bytes=sum(self._bytes(entry.tensor) for entry in fates.recomputed),
+            remade_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.recomputed),
             input_away=saving.input != "keep",
         )
 
@@ -200,7 +190,7 @@ class _Pricing:
         adapters."""
         routed = {op.inputs[0] for op in self.block.ops if op.kind == "router"}
         made = {name: op.path for op in self.block.ops for name in op.outputs}
-        heads = {path for name, path in made.items() if _has_vocab(self.block.tensor(name))}
+        heads = {path for name, path in made.items() if has_vocab(self.block.tensor(name))}
         heads |= {op.path for op in self.block.ops if op.path.endswith((".lora_A", ".lora_B"))}
         return frozenset(heads | {made[name] for name in routed if name in made})
 
@@ -389,7 +379,7 @@ class _Pricing:
             if grad.path in self.ops and grad.phase != "accumulate":
                 op = self.ops[grad.path]
                 price = _launched(price, op) + self._around_experts(op, backward=True)
-            found.append((grad.path, price, _real(grad_work(grad, self.block, setting).matmul_flops)))
+            found.append((grad.path, price, as_float(grad_work(grad, self.block, setting).matmul_flops)))
         rings = self._rings([path for path, _, _ in found], backward=True)
         return [*found, *((path, price, 0.0) for path, price in rings.items())]
 
@@ -405,7 +395,7 @@ class _Pricing:
     def _forward_flops(self, paths: Iterable[str]) -> float:
         wanted = set(paths)
         ops = (op for op in self.block.ops if op.path in wanted)
-        found: float = _real(sum(forward_work(op, self.block, self._setting(op.path)).matmul_flops for op in ops))
+        found: float = as_float(sum(forward_work(op, self.block, self._setting(op.path)).matmul_flops for op in ops))
         return found
 
     def _sum(self, prices: Iterable[tuple[str, OpPrice]], flops: float, collectives: Sequence[Collective]) -> Phase:
@@ -413,14 +403,14 @@ class _Pricing:
         busy: dict[str, float] = {}
         for path, price in given:
             origin = path.partition(":")[0]
-            busy[origin] = busy.get(origin, 0.0) + _real(price.device_s)
-        rings = sum(_real(price.device_s) for path, price in given if path.endswith(RING))
+            busy[origin] = busy.get(origin, 0.0) + as_float(price.device_s)
+        rings = sum(as_float(price.device_s) for path, price in given if path.endswith(RING))
         comm: dict[str, float] = {}
         for path in dict.fromkeys(c.path for c in collectives):
             mine = [c for c in collectives if c.path == path]
             for axis, seconds in self._exposed(mine, busy.get(path, 0.0)):
                 comm[axis] = comm.get(axis, 0.0) + seconds
-        compute_s = sum(_real(price.device_s) for _, price in given)
+        compute_s = sum(as_float(price.device_s) for _, price in given)
         if self.context.expert_overlap and "ep" in comm:
             comm["ep"] = self._beside_another(comm["ep"], compute_s)
         counts: dict[str, int] = {}
@@ -439,7 +429,7 @@ class _Pricing:
         """Seconds that dispatch and combine add to another microbatch's computing of about `compute_s`, beside which
         they travel: what it does not hide, and the part of the device that their kernels hold meanwhile."""
         hidden = np.minimum(sent_s, compute_s)
-        return _real(sent_s - hidden + hidden * DISPATCH_SMS / self.device.num_sms)
+        return as_float(sent_s - hidden + hidden * DISPATCH_SMS / self.device.num_sms)
 
     def _exposed(self, collectives: Sequence[Collective], busy_s: float) -> list[tuple[str, float]]:
         """(axis, seconds that kernels wait) of the collectives of one op, which computes for `busy_s`.
@@ -454,13 +444,13 @@ class _Pricing:
             rounds = min(c.steps for c in ring)
             each = [self._seconds(c) for c in ring]
             late = sum(t * (c.steps - rounds) for t, c in zip(each, ring, strict=True))
-            out.append((ring[0].axis, rounds * _larger(sum(each) - busy_s / (rounds + 1), 0.0) + late))
+            out.append((ring[0].axis, rounds * larger(sum(each) - busy_s / (rounds + 1), 0.0) + late))
         for collective in collectives:
             if collective in ring:
                 continue
             seconds, parts = self._seconds(collective) * collective.steps, self._parts(collective.path)
-            waited = _larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)
-            out.append((collective.axis, _larger(waited - self._beside(collective), 0.0)))
+            waited = larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)
+            out.append((collective.axis, larger(waited - self._beside(collective), 0.0)))
         return out
 
     def _beside(self, collective: Collective) -> float:
@@ -473,7 +463,7 @@ class _Pricing:
             return 0.0
         readers = {op.path for op in self.context.block.ops if collective.tensor in op.inputs}
         steps = self.grads[not again]
-        found: float = sum(_real(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
+        found: float = sum(as_float(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
         return found
 
     def _seconds(self, collective: Collective) -> float:
@@ -487,7 +477,7 @@ class _Pricing:
             seconds = self._sent_once(collective, size, link)
         else:
             seconds = collective_seconds(collective.kind, size, link)
-        found: float = _real(seconds)
+        found: float = as_float(seconds)
         return found
 
     def _copies(self, link: AxisLink) -> dict[str, float]:
@@ -531,118 +521,10 @@ class _Pricing:
         origins = {path.partition(":")[0] for path in again}
         return [c for c in self.sharded.forward if c.path in origins]
 
-    def _bytes(self, tensor: Tensor) -> int:
-        if tensor.name not in self._sizes:
-            whole = _whole(self.sharded.kept_bytes_of(tensor) * self._skew(tensor))
-            self._sizes[tensor.name] = _smaller(whole, self._part) if self._in_parts(tensor) else whole
-        return self._sizes[tensor.name]
-
-    def _in_parts(self, tensor: Tensor) -> bool:
-        """Logits, and what is computed of them, where the loss never has them whole."""
-        return self.facts.chunked_loss and tensor.kind != "parameter" and _has_vocab(tensor)
-
-    @cached_property
-    def _part(self) -> int:
-        """Bytes of logits that a loss has at once which runs part by part: as many as the head reads.
-
-        Source: linkedin/Liger-Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py: rows in as many parts as the
-        vocabulary is wider than the hidden state, so that a part is as large as the hidden states.
-        """
-        found: int = sum(
-            _whole(self.sharded.kept_bytes_of(self.block.tensor(name)))
-            for name in self.block.inputs
-            if name not in self.context.no_grad
-        )
-        return found
-
-    def _skew(self, tensor: Tensor) -> float:
-        """Rows of a tensor on the busiest rank over those of balanced routing: 1 but for the rows of experts."""
-        return self.context.load if tensor.name in self.routed and tensor.kind != "parameter" else 1
-
-    def _kept(self, entries: Sequence[SavedTensor]) -> tuple[Kept, ...]:
-        roots = storages(self.block, self.dtypes)
-        inputs = {roots[name] for name in self.block.inputs}
-        return tuple(
-            Kept(
-                tensor=entry.tensor.name,
-                is_input=roots[entry.tensor.name] in inputs,
-                is_logits=_has_vocab(entry.tensor),
-                bytes=self._kept_bytes(entry, roots[entry.tensor.name] in inputs),
-            )
-            for entry in entries
-            if entry.tensor.kind != "parameter"
-        )
-
-    def _kept_bytes(self, entry: SavedTensor, is_input: bool) -> int:
-        """Bytes of a kept tensor; what only narrow products read again is kept as they read it, with its scales."""
-        whole = self._bytes(entry.tensor)
-        narrow = {self._low(path) for path in entry.needed_by} or {""}
-        if is_input or len(narrow) > 1 or not (low := narrow.pop()):
-            return whole
-        size = DTYPE_BITS[self.dtypes.resolve(entry.tensor.dtype)]
-        found: int = _whole(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
-        return found
-
-    def _deferred(self) -> int:
-        """Inputs of products as they are kept, and gradients of their outputs as the products read them (gathered)."""
-        steps = [grad for grad in self.back.ops if grad.phase == "weight_grad"]
-        roots = storages(self.block, self.dtypes)
-        reads = {roots[name] for grad in steps for name in grad.reads}
-        found = sum(self._bytes(self.block.tensor(name)) for name in sorted(reads))
-        for name, path in {name: grad.path for grad in steps for name in grad.grads_in}.items():
-            tensor = self.block.tensor(name)
-            found += _whole(nbytes(tensor, self.sharded.sizes(path), self.dtypes) * self._skew(tensor))
-        return found
-
-    def _transient(self) -> int:
-        """Gradients of activations alive at once: each from the step that makes it to the last that reads it."""
-        last = {name: i for i, grad in enumerate(self.back.ops) for name in grad.grads_in}
-        alive = {name: self._grad_bytes(name) for name in self.block.outputs if name in last}
-        most = 0
-        for i, grad in enumerate(self.back.ops):
-            for name in grad.grads_out:
-                alive.setdefault(name, self._grad_bytes(name))
-            most = _larger(most, sum(alive.values()))
-            for name in grad.grads_in:
-                if last[name] == i:
-                    alive.pop(name, None)
-        return most
-
-    def _grad_bytes(self, name: str) -> int:
-        tensor = self.block.tensor(name)
-        if tensor.kind == "parameter" or name in self.no_bytes:
-            return 0
-        found: int = _whole(self.sharded.bytes_of(tensor) * self._skew(tensor))
-        return _smaller(found, self._part) if self._in_parts(tensor) else found
-
-
-def _real(value: Any) -> Any:
-    """A float; arrays, one number a context, stay as they are."""
-    return value if isinstance(value, np.ndarray) else float(value)
-
-
-def _whole(value: Any) -> Any:
-    """An int; arrays stay as they are."""
-    return value if isinstance(value, np.ndarray) else int(value)
-
-
-def _larger(a: Any, b: Any) -> Any:
-    """The larger, element by element for arrays."""
-    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
-
-
-def _smaller(a: Any, b: Any) -> Any:
-    """The smaller, element by element for arrays."""
-    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
-
 
 def _launched(price: OpPrice, op: Op) -> OpPrice:
     """The price without launches of an op that runs in the kernel of one before it (`joined`)."""
     return replace(price, kernels=0) if op.attr("joined", False) else price
-
-
-def _has_vocab(tensor: Tensor) -> bool:
-    return any(atom.name.split(".")[-1] == "vocab" for atom in tensor.atoms)
 
 
 def parameter_elements(price: LayerPrice) -> int:

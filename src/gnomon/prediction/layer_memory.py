@@ -1,0 +1,136 @@
+"""What one layer on one rank keeps in memory: each tensor for its backward, and gradients while that runs.
+
+`LayerMemory` counts the bytes of a block that `layer` prices. Leaves out parameters, which `memory` counts by stage,
+and which of the tensors are kept (`graph.saved`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+from gnomon.graph import DTYPE_BITS, BackwardBlock, Dtypes, SavedTensor, Tensor, nbytes, storages
+from gnomon.prediction.layer_types import Kept, LocalContext
+from gnomon.prediction.numbers import as_int, larger, smaller
+from gnomon.prices.kernels import Low
+from gnomon.sharding import ShardedBlock
+from gnomon.sharding.homes import routed_tensors
+
+_NARROW_BITS: Mapping[str, float] = {"fp8": 8 + 8 / 32, "fp4": 4 + 8 / 16}
+"""Bits of a kept element: the value, and a byte of scale for 32 or 16 of them (Open Compute Project, MX v1.0)."""
+
+
+class LayerMemory:
+    """Bytes of one layer's tensors on one rank; arrays where sizes are arrays (`layer.price_layer`).
+
+    low: path of an op -> the eight or four bits it reads in.
+    """
+
+    def __init__(
+        self,
+        context: LocalContext,
+        sharded: ShardedBlock,
+        back: BackwardBlock,
+        dtypes: Dtypes,
+        low: Callable[[str], Low],
+    ) -> None:
+        self.context, self.sharded, self.back, self.dtypes, self.low = context, sharded, back, dtypes, low
+        self.block = back.forward
+        self.routed = routed_tensors(self.block) if context.load != 1 else frozenset()
+        # gradients written over a tensor that is kept anyway take no memory of their own
+        in_place = [op for op in self.block.ops if op.attr("in_place", False)]
+        self.no_bytes = frozenset(name for op in in_place for name in (op.inputs[0], op.outputs[0]))
+        self._sizes: dict[str, int] = {}
+
+    def bytes_of(self, tensor: Tensor) -> int:
+        """Bytes of a tensor while it is kept; of logits where the loss goes part by part, of one part."""
+        if tensor.name not in self._sizes:
+            whole = as_int(self.sharded.kept_bytes_of(tensor) * self._skew(tensor))
+            self._sizes[tensor.name] = smaller(whole, self._part) if self._in_parts(tensor) else whole
+        return self._sizes[tensor.name]
+
+    def _in_parts(self, tensor: Tensor) -> bool:
+        """Logits, and what is computed of them, where the loss never has them whole."""
+        return self.context.facts.chunked_loss and tensor.kind != "parameter" and has_vocab(tensor)
+
+    @cached_property
+    def _part(self) -> int:
+        """Bytes of logits that a loss has at once which runs part by part: as many as the head reads.
+
+        Source: linkedin/Liger-Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py: rows in as many parts as the
+        vocabulary is wider than the hidden state, so that a part is as large as the hidden states.
+        """
+        found: int = sum(
+            as_int(self.sharded.kept_bytes_of(self.block.tensor(name)))
+            for name in self.block.inputs
+            if name not in self.context.no_grad
+        )
+        return found
+
+    def _skew(self, tensor: Tensor) -> float:
+        """Rows of a tensor on the busiest rank over those of balanced routing: 1 but for the rows of experts."""
+        return self.context.load if tensor.name in self.routed and tensor.kind != "parameter" else 1
+
+    def kept(self, entries: Sequence[SavedTensor]) -> tuple[Kept, ...]:
+        """What is kept of these for the backward, but for parameters."""
+        roots = storages(self.block, self.dtypes)
+        inputs = {roots[name] for name in self.block.inputs}
+        return tuple(
+            Kept(
+                tensor=entry.tensor.name,
+                is_input=roots[entry.tensor.name] in inputs,
+                is_logits=has_vocab(entry.tensor),
+                bytes=self._kept_bytes(entry, roots[entry.tensor.name] in inputs),
+            )
+            for entry in entries
+            if entry.tensor.kind != "parameter"
+        )
+
+    def _kept_bytes(self, entry: SavedTensor, is_input: bool) -> int:
+        """Bytes of a kept tensor; what only narrow products read again is kept as they read it, with its scales."""
+        whole = self.bytes_of(entry.tensor)
+        narrow = {self.low(path) for path in entry.needed_by} or {""}
+        if is_input or len(narrow) > 1 or not (low := narrow.pop()):
+            return whole
+        size = DTYPE_BITS[self.dtypes.resolve(entry.tensor.dtype)]
+        found: int = as_int(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
+        return found
+
+    def deferred(self) -> int:
+        """Bytes that weight gradients wait for: inputs of products as they are kept, and gradients of their outputs as
+        the products read them (gathered)."""
+        steps = [grad for grad in self.back.ops if grad.phase == "weight_grad"]
+        roots = storages(self.block, self.dtypes)
+        reads = {roots[name] for grad in steps for name in grad.reads}
+        found = sum(self.bytes_of(self.block.tensor(name)) for name in sorted(reads))
+        for name, path in {name: grad.path for grad in steps for name in grad.grads_in}.items():
+            tensor = self.block.tensor(name)
+            found += as_int(nbytes(tensor, self.sharded.sizes(path), self.dtypes) * self._skew(tensor))
+        return found
+
+    def transient(self) -> int:
+        """Most bytes of gradients of activations alive at once: each from the step that makes it to the last that
+        reads it."""
+        last = {name: i for i, grad in enumerate(self.back.ops) for name in grad.grads_in}
+        alive = {name: self._grad_bytes(name) for name in self.block.outputs if name in last}
+        most = 0
+        for i, grad in enumerate(self.back.ops):
+            for name in grad.grads_out:
+                alive.setdefault(name, self._grad_bytes(name))
+            most = larger(most, sum(alive.values()))
+            for name in grad.grads_in:
+                if last[name] == i:
+                    alive.pop(name, None)
+        return most
+
+    def _grad_bytes(self, name: str) -> int:
+        tensor = self.block.tensor(name)
+        if tensor.kind == "parameter" or name in self.no_bytes:
+            return 0
+        found: int = as_int(self.sharded.bytes_of(tensor) * self._skew(tensor))
+        return smaller(found, self._part) if self._in_parts(tensor) else found
+
+
+def has_vocab(tensor: Tensor) -> bool:
+    """Whether one of its dimensions is the vocabulary: logits, or a table of words."""
+    return any(atom.name.split(".")[-1] == "vocab" for atom in tensor.atoms)

@@ -22,7 +22,8 @@ from gnomon.report.mixed import short_mixed
 from gnomon.report.tables import Column, number, table
 from gnomon.search.mixed import memory_limits, plan_mixed
 from gnomon.search.mixed_bounds import LayerTables
-from gnomon.search.mixed_search import MixedFound, MixedSearch
+from gnomon.search.mixed_results import MixedFound
+from gnomon.search.mixed_search import MixedSearch
 from gnomon.search.mixed_space import make_mixed_space
 
 FP32 = Precision(param="fp32", compute="fp32", master="none")

@@ -21,7 +21,8 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds import Actions
 from gnomon.search.mixed import memory_limits, plan_mixed
 from gnomon.search.mixed_bounds import LayerTables, least_of_ranks, least_step_s, played_s, tails_s
-from gnomon.search.mixed_search import MixedSearch, fits
+from gnomon.search.mixed_results import fits
+from gnomon.search.mixed_search import MixedSearch
 from gnomon.search.mixed_space import MixedPoint, Shape, divisions, layers_of_stages, make_mixed_space, shares_of
 from gnomon.search.space import parse_limit
 

@@ -19,7 +19,7 @@ from gnomon.search.goals import Question, among, best_case, fewest_devices, long
 from gnomon.search.mixed import fitting, plan_mixed
 from gnomon.search.mixed_bounds import LayerTables
 from gnomon.search.mixed_fit import FirstFit
-from gnomon.search.mixed_search import MixedFound
+from gnomon.search.mixed_results import MixedFound
 from gnomon.search.mixed_space import make_mixed_space
 from gnomon.search.space import make_space
 from gnomon.search.vary import Varied, sweep

@@ -16,7 +16,7 @@ from gnomon.report.planning import short_plan
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.search.mixed import MixedResult
-from gnomon.search.mixed_search import MixedFound
+from gnomon.search.mixed_results import MixedFound
 from gnomon.search.mixed_space import MixedPoint, deal_out
 from gnomon.units import show_seconds
 

@@ -17,7 +17,7 @@ from gnomon.report.tables import Column, dollars, gib, number, table, wrapped
 from gnomon.search import Found
 from gnomon.search.choices import made, show_value
 from gnomon.search.goals import Case
-from gnomon.search.mixed_search import MixedFound
+from gnomon.search.mixed_results import MixedFound
 from gnomon.search.squeeze import Fitted
 from gnomon.units import show_seconds
 

@@ -6,7 +6,7 @@ simulator decides.
 
 from gnomon.search.mixed import MixedResult as MixedResult
 from gnomon.search.mixed import plan_mixed as plan_mixed
-from gnomon.search.mixed_search import MixedFound as MixedFound
+from gnomon.search.mixed_results import MixedFound as MixedFound
 from gnomon.search.planning import Loss as Loss
 from gnomon.search.planning import default_precision as default_precision
 from gnomon.search.planning import loss as loss

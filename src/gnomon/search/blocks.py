@@ -36,7 +36,8 @@ from gnomon.search.bounds import (
     v_placed,
 )
 from gnomon.search.flight import under_way
-from gnomon.search.leaves import adding_s, least_held, room, state_sizes
+from gnomon.search.leaf_memory import least_held, room, state_sizes
+from gnomon.search.leaves import adding_s
 from gnomon.search.results import Counts
 from gnomon.search.space import Point
 from gnomon.search.tables import KindTable

@@ -20,7 +20,8 @@ from gnomon.hardware import Cluster, Rent, rent
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.search.mixed import NOT_TRIED, SPENT, fitting, memory_limits, plan_mixed
-from gnomon.search.mixed_search import TRIES, Large, MixedFound, always
+from gnomon.search.mixed_results import MixedFound
+from gnomon.search.mixed_search import TRIES, Large, always
 from gnomon.search.requests import check_request
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve

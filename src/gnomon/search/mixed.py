@@ -21,7 +21,8 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.mixed_bounds import LayerTables
 from gnomon.search.mixed_fit import FIT_TRIES, FirstFit, roomiest
-from gnomon.search.mixed_search import TRIES, Large, MixedCounts, MixedFound, MixedSearch, always, fits
+from gnomon.search.mixed_results import MixedCounts, MixedFound, fits
+from gnomon.search.mixed_search import TRIES, Large, MixedSearch, always
 from gnomon.search.mixed_space import MixedSpace, make_mixed_space
 from gnomon.search.planning import default_precision
 from gnomon.search.requests import SPARING, check_request
@@ -112,17 +113,7 @@ def plan_mixed(
     allowed = memory_limits(space.kinds, goal)
     if most_bytes is not None:
         allowed = tuple(min(each, most_bytes) for each in allowed)
-    alone, predicted = [], 0
-    for index, kind in enumerate(space.kinds):
-        found, tried = None, 0
-        try:
-            own = _alone(graph, machines, workload, stack, base, fixed or {}, limits, kind, allowed[index])
-            found = MixedFound(point=None, plan=own.prediction.plan, prediction=own.prediction, kinds=(index,))
-            tried = own.tried
-        except PlanError:
-            pass  # too small for the model, or without a plan that is asked for
-        alone.append((kind, found))
-        predicted += tried
+    alone, predicted = _each_alone(graph, machines, workload, stack, base, fixed or {}, limits, space.kinds, allowed)
     even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, more=more)
     even.run()
     size = space.size
@@ -149,7 +140,7 @@ def plan_mixed(
         counts=search.counts,
         bound_s=min(search.bound_s, best[0].step_s),
         equal=even.best[0] if even.best else None,
-        alone=tuple(alone),
+        alone=alone,
         predicted=predicted + even.counts.priced + search.counts.priced,
     )
 
@@ -219,10 +210,10 @@ def fitting(
         for index in able:
             kind, limit = space.kinds[index], allowed[index]
             try:
-                own = _alone(graph, cluster, workload, stack, base, fixed, limits, kind, limit, quick=quick)
+                own, _ = _alone(graph, cluster, workload, stack, base, fixed, limits, kind, limit, quick=quick)
             except PlanError:
                 continue
-            return MixedFound(point=None, plan=own.prediction.plan, prediction=own.prediction, kinds=(index,))
+            return _of_kind(own, index)
         return None
 
     if quick := alone(True):
@@ -239,12 +230,34 @@ def fitting(
     raise PlanError(f"nothing fits in memory{left}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Alone:
-    """The best plan on one kind."""
+def _each_alone(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    stack: Stack,
+    base: Plan,
+    fixed: Mapping[str, object],
+    limits: Sequence[Limit],
+    kinds: tuple[Kind, ...],
+    allowed: tuple[int, ...],
+) -> tuple[tuple[tuple[Kind, MixedFound | None], ...], int]:
+    """The best on each kind by itself, None where it is too small for the model or has no plan that is asked for, and
+    how many plans were predicted. allowed: bytes that a device of each kind may hold."""
+    best: list[tuple[Kind, MixedFound | None]] = []
+    predicted = 0
+    for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):
+        try:
+            own, tried = _alone(graph, cluster, workload, stack, base, fixed, limits, kind, limit)
+        except PlanError:
+            best.append((kind, None))
+            continue
+        best.append((kind, _of_kind(own, index)))
+        predicted += tried
+    return tuple(best), predicted
 
-    prediction: Prediction
-    tried: int
+
+def _of_kind(own: Prediction, index: int) -> MixedFound:
+    return MixedFound(point=None, plan=own.plan, prediction=own, kinds=(index,))
 
 
 def _alone(
@@ -259,9 +272,9 @@ def _alone(
     limit_bytes: int,
     *,
     quick: bool = False,
-) -> _Alone:
-    """PlanError where nothing fits or runs on the kind. quick: not the fastest, but one of those that spare memory,
-    with much room."""
+) -> tuple[Prediction, int]:
+    """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there. quick: not
+    the fastest, but one of those that spare memory, with much room."""
     there, own = part_of(cluster, kind), Goal(memory_bytes=limit_bytes)
     fixed = {**SPARING, **fixed} if quick else fixed
     check_request(graph, there, workload, base, fixed, there.num_devices)
@@ -275,7 +288,7 @@ def _alone(
         raise PlanError(f"nothing fits on {there.name}")
     whole = () if len(kind.devices) == cluster.num_devices else kind.devices
     made = replace(best.plan, placement=whole)
-    return _Alone(prediction=predict(graph, cluster, made, workload, stack), tried=tried)
+    return predict(graph, cluster, made, workload, stack), tried
 
 
 def part_of(cluster: Cluster, kind: Kind) -> Cluster:

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.hardware.kinds import Kind
 from gnomon.plans import Mesh, Plan, Stack, Workload
 from gnomon.plans.check import problems
 from gnomon.plans.parts import ScheduleName
@@ -34,6 +33,7 @@ from gnomon.search.mixed_bounds import (
     held_bytes,
     static_bytes,
 )
+from gnomon.search.mixed_results import MixedCounts, MixedFound, fits
 from gnomon.search.mixed_rows import Bounds, Rows
 from gnomon.search.mixed_space import (
     MixedBlock,
@@ -56,45 +56,6 @@ MOST_NODES = 400_000
 
 PLAYED = 256
 """Points of a block whose schedule is played at once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixedFound:
-    """One plan that was predicted and fits."""
-
-    point: MixedPoint | None
-    """None for a plan of one kind of device alone, which the search for equal devices found."""
-    plan: Plan
-    prediction: Prediction
-    kinds: tuple[int, ...]
-    """The kinds that take part."""
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step."""
-        return self.prediction.step_s
-
-
-@dataclass(kw_only=True)
-class MixedCounts:
-    """How many points went which way; they add up to the space."""
-
-    space: int = 0
-    priced: int = 0
-    """Predicted."""
-    too_slow: int = 0
-    """A bound on the time is above the best."""
-    too_large: int = 0
-    """A bound on the memory is above a device's."""
-    illegal: int = 0
-    """Cannot run."""
-    left: int = 0
-    """Not looked at when the predictions ran out."""
-
-    @property
-    def covered(self) -> int:
-        """All of these."""
-        return self.priced + self.too_slow + self.too_large + self.illegal + self.left
 
 
 class Pipe:
@@ -591,10 +552,3 @@ class MixedSearch:
 def _shares_array(size: int, workers: tuple[int, ...], equal: bool) -> Longs:
     """[choices, kinds] every way to share a microbatch."""
     return np.array(shares_of(size, workers, equal), np.int64).reshape(-1, len(workers))
-
-
-def fits(found: Prediction, kinds: tuple[Kind, ...], limits: tuple[int, ...]) -> bool:
-    """Whether every rank's peak is within what its device may hold."""
-    allowed = {device: limit for kind, limit in zip(kinds, limits, strict=True) for device in kind.devices}
-    place = found.plan.device_of
-    return all(rank.peak_bytes <= min(allowed[place[r]] for r in rank.ranks) for rank in found.memory)

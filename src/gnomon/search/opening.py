@@ -36,7 +36,8 @@ from gnomon.search.bounds import (
     weight_at_most,
 )
 from gnomon.search.flight import flight
-from gnomon.search.leaves import Sharding, held_bytes, inside_bytes, streams, unsharded, waiting
+from gnomon.search.leaf_memory import held_bytes, inside_bytes, unsharded
+from gnomon.search.leaves import Sharding, streams, waiting
 from gnomon.search.losses import slowed
 from gnomon.search.space import Point, Recompute
 from gnomon.search.tighten import Loose, Tighten

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gnomon.plans.parts import ScheduleName
 from gnomon.search.flight import schedule_rows
-from gnomon.search.leaves import inside_bytes, unsharded
+from gnomon.search.leaf_memory import inside_bytes, unsharded
 from gnomon.search.tighten import Loose
 
 Doubles = NDArray[np.float64]

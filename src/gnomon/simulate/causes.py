@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gnomon.program import Order
 from gnomon.simulate.play import Times
+from gnomon.simulate.together import together
 
 Longs = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -70,13 +71,10 @@ def _from_earlier(order: Order, earlier: Mapping[int, Times], found: _Found, wan
 
 def _share(order: Order, found: _Found) -> None:
     """Entries of a group start together: those that were ready before take the cause of one that was not."""
-    if not order.groups:
+    members, starts, group = together(order)
+    if not len(members):
         return
-    members = np.concatenate([m for _, m, _ in order.groups])
-    offset = np.cumsum([0, *(len(m) for _, m, _ in order.groups)])
-    starts = np.concatenate([s + o for (_, _, s), o in zip(order.groups, offset, strict=False)])
-    binding = np.maximum.reduceat(np.where(found.cause[members] >= 0, members, -1), starts)
-    binding = np.repeat(binding, np.diff(np.append(starts, len(members))))
+    binding = np.maximum.reduceat(np.where(found.cause[members] >= 0, members, -1), starts)[group]
     lacks = (found.cause[members] < 0) & (binding >= 0)
     found.cause[members[lacks]] = found.cause[binding[lacks]]
     found.steps[members[lacks]] = found.steps[binding[lacks]]

@@ -19,6 +19,7 @@ from gnomon.errors import UnpricedError
 from gnomon.program import Order, Structure
 from gnomon.simulate.durations import Durations
 from gnomon.simulate.period import period
+from gnomon.simulate.together import joint
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -128,12 +129,10 @@ def _play(script: Script, busy: Doubles, state: Doubles, history: list[Doubles])
         if not history:
             np.maximum(t, 0.0, out=t)
         for offsets, starts in level.groups:
-            together = np.maximum.reduceat(t[offsets], starts, axis=0)
-            t[offsets] = np.repeat(together, np.diff(np.append(starts, len(offsets))), axis=0)
+            t[offsets] = joint(t[offsets], starts)
         busy.take(level.keys, axis=0, out=other, mode="clip")
         for offsets, starts in level.groups:
-            longest = np.maximum.reduceat(other[offsets], starts, axis=0)
-            other[offsets] = np.repeat(longest, np.diff(np.append(starts, len(offsets))), axis=0)
+            other[offsets] = joint(other[offsets], starts)
         np.add(t, other, out=t)
         state[level.slots] = t
     return state[script.kept]
@@ -284,8 +283,7 @@ def _reach_forward(order: Order, bit: NDArray[np.uint64]) -> NDArray[np.uint64]:
             out[positions] |= out[sources]
         if level in groups:
             members, starts = groups[level]
-            joined = np.bitwise_or.reduceat(out[members], starts)
-            out[members] = np.repeat(joined, np.diff(np.append(starts, len(members))))
+            out[members] = joint(out[members], starts, np.bitwise_or)
     return out[:-1]
 
 
@@ -304,8 +302,7 @@ def _reach_backward(order: Order, bit: NDArray[np.uint64]) -> NDArray[np.uint64]
             out[source[low + starts]] |= np.bitwise_or.reduceat(out[target[low:high]], starts)
         if level in groups:
             members, starts = groups[level]
-            joined = np.bitwise_or.reduceat(out[members], starts)
-            out[members] = np.repeat(joined, np.diff(np.append(starts, len(members))))
+            out[members] = joint(out[members], starts, np.bitwise_or)
     return out
 
 

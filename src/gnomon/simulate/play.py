@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gnomon.program import Order, Structure
 from gnomon.simulate.durations import Durations
+from gnomon.simulate.together import Together, group_of, together
 from gnomon.simulate.walk import walk
 
 Doubles = NDArray[np.float64]
@@ -61,21 +62,10 @@ def _by_position(structure: Structure, by_row: Doubles) -> Doubles:
         return by_row[order.rows]
     out = np.zeros(order.size)
     np.maximum.at(out, order.position, by_row)
-    members, starts, group = _met(order)
+    members, starts, group = together(order)
     if len(members):
         out[members] = np.maximum.reduceat(out[members], starts)[group]
     return out
-
-
-@lru_cache(maxsize=64)
-def _met(order: Order) -> tuple[Longs, Longs, Longs]:
-    """(members of all groups, one group after another; the first of each; the group of each member)."""
-    members = [np.zeros(0, np.int64), *(each for _, each, _ in order.groups)]
-    before = np.cumsum([0, *map(len, members)])
-    starts = [np.zeros(0, np.int64), *(first + at for (_, _, first), at in zip(order.groups, before[1:], strict=False))]
-    first = np.concatenate(starts)
-    size = int(before[-1])
-    return np.concatenate(members), first, np.repeat(np.arange(len(first)), np.diff(np.append(first, size)))
 
 
 def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubles:
@@ -140,10 +130,10 @@ def _only(base: Doubles, positions: NDArray[np.int64]) -> bool:
 
 _Level: TypeAlias = (
     "tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32] | None, list[tuple[Longs, Longs]],"
-    "list[tuple[Longs, Longs, Longs]]]"
+    "list[Together]]"
 )
 """Its slice of positions; what these wait for, first on their stream (the third is None where nothing waits for so
-many); further (positions, what they wait for); (members of groups, the first of each, the group of each member)."""
+many); further (positions, what they wait for); groups."""
 
 
 @lru_cache(maxsize=16)
@@ -153,10 +143,9 @@ def _levels(order: Order, lagged: bool) -> tuple[_Level, ...]:
     more: dict[int, list[tuple[Longs, Longs]]] = {}
     for level, positions, sources, data in order.more:
         more.setdefault(level, []).append((positions, sources + data * (order.size + 1) if lagged else sources))
-    groups: dict[int, list[tuple[Longs, Longs, Longs]]] = {}
+    groups: dict[int, list[Together]] = {}
     for level, members, starts in order.groups:
-        group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(members))))
-        groups.setdefault(level, []).append((members, starts, group))
+        groups.setdefault(level, []).append(Together(members, starts, group_of(starts, len(members))))
     ptr, two = order.level_ptr.tolist(), _any_by_level(order, order.waits[1])
     return tuple(
         (a, b, lane[a:b], first[a:b], second[a:b] if two[at] else None, more.get(at, []), groups.get(at, []))

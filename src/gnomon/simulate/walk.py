@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.program import Order
+from gnomon.simulate.together import together
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -64,7 +65,9 @@ def walk(order: Order, free: bytes) -> Walk | None:
     if not order.size or order.size > min(LARGEST, WIDEST * levels):
         return None
     size, later = order.size, np.unique(order.before[1])
-    joined, members, met = _joined(order)
+    members, _, group = together(order)
+    joined = size + 1 + group  # node of the group of each member
+    met = np.array([level for level, _, starts in order.groups for _ in starts], np.int64)  # [groups] level
     # nodes: positions, "nothing", groups, earliest starts
     total = size + 1 + len(met) + len(later)
     every = np.arange(size)
@@ -85,17 +88,6 @@ def walk(order: Order, free: bytes) -> Walk | None:
     when = np.append(2 * level + 1, 2 * met)  # a group before its members
     nodes = np.append(every, size + 1 + np.arange(len(met)))[np.argsort(when, kind="stable")]
     return _numbered(nodes[same[nodes] == nodes], source, target, same, size, later)
-
-
-def _joined(order: Order) -> tuple[Longs, Longs, Longs]:
-    """(node of the group of each member, members, [groups] level)."""
-    nodes, members, met = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], list[int]()
-    for level, each, starts in order.groups:
-        lengths = np.diff(np.append(starts, len(each)))
-        nodes.append(order.size + 1 + len(met) + np.repeat(np.arange(len(starts)), lengths))
-        members.append(each)
-        met += [level] * len(starts)
-    return np.concatenate(nodes), np.concatenate(members), np.array(met, np.int64)
 
 
 def _lanes(order: Order) -> Longs:

@@ -18,6 +18,8 @@ from gnomon.errors import CatalogueError, GnomonError, InputError
 from gnomon.formats.hf import READERS, Wanted, from_hf_config, read_hf_config
 from gnomon.formats.hf_decoders import DECODERS
 from gnomon.formats.hf_hybrids import HYBRIDS
+from gnomon.formats.hf_mixtures import MIXTURES
+from gnomon.formats.hf_older import OLDER
 from gnomon.formats.keys import MAX_CHARACTERS, read_json
 from gnomon.models.presets import model
 
@@ -51,7 +53,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 def test_every_file_and_every_reader_is_tried() -> None:
     assert {path.stem for path in CONFIGS.glob("*.json")} == set(PUBLISHED)
-    others = {"roberta", "xlm-roberta", "mt5", "kimi_k2", *DECODERS, *HYBRIDS}  # below; test_hf_decoders, …_hybrids
+    others = {"roberta", "xlm-roberta", "mt5", "kimi_k2", *DECODERS, *OLDER, *MIXTURES, *HYBRIDS}
     assert {config(name)["model_type"] for name in PUBLISHED} == set(READERS) - others
 
 
@@ -242,3 +244,16 @@ def test_any_change_gives_a_graph_or_a_named_error(name: str, data: st.DataObjec
         assert str(error)
     else:
         assert graph.num_parameters() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3-30b-a3b", {"num_experts": "absent", "num_local_experts": 128}),
+        ("deepseek-v3", {"output_router_logits": False}),
+        ("t5-base", {"scale_decoder_outputs": True}),
+        ("bert-base-uncased", {"is_decoder": False, "tie_word_embeddings": True}),
+    ],
+)
+def test_what_transformers_5_writes_is_the_same_model(name: str, changes: dict[str, Any]) -> None:
+    assert from_hf_config(config(name, **changes), "m").graph == from_hf_config(config(name), "m").graph

@@ -1,7 +1,8 @@
 """Configs of further decoders: the published files give the published counts, less what a note says is left out.
 
 The facts are those of the public config.json files; the counts are the sums of the sizes in the published checkpoints
-(safetensors indices on the Hugging Face hub).
+(safetensors indices on the Hugging Face hub), or those of the model that transformers 5.23 builds from the same sizes
+(`MADE`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import pytest
 from gnomon.errors import InputError
 from gnomon.formats.hf import HfModel, from_hf_config
 from gnomon.formats.hf_decoders import DECODERS
+from gnomon.formats.hf_mixtures import MIXTURES
+from gnomon.formats.hf_older import OLDER
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
 from gnomon.prediction import predict
 
@@ -147,13 +150,127 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int, int]] = {
 }
 
 
+GPTJ = {"n_embd": 4096, "n_head": 16, "n_layer": 28, "n_positions": 2048, "rotary_dim": 64, "vocab_size": 50400}
+CODEGEN = {"n_embd": 2560, "n_head": 32, "n_layer": 32, "n_positions": 2048, "n_ctx": 2048, "vocab_size": 51200}
+STARCODER = {"n_embd": 6144, "n_head": 48, "n_layer": 40, "n_inner": 24576, "n_positions": 8192, "vocab_size": 49152}
+NEO = {"hidden_size": 2560, "num_heads": 20, "num_layers": 32, "max_position_embeddings": 2048, "vocab_size": 50257}
+MPT = {"d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size": 50432, "expansion_ratio": 4}
+DBRX = {"d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352, "max_seq_len": 32768}
+DBRX_FFN = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4, "moe_loss_weight": 0.05, "model_type": ""}
+ERNIE = {"moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2}
+DOTS = {"moe_intermediate_size": 1408, "n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6}
+KV8 = {"num_key_value_heads": 8}
+HEAD128 = {"head_dim": 128}
+
+# model_type -> (name, facts, parameters of transformers' model with them, those that a note leaves out)
+MADE: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "cohere": (
+        "c4ai-command-r-plus",
+        llama_like(12288, 33792, 96, 64, 256000, **KV8, use_qk_norm=True),
+        103_810_674_688,
+        64 * (96 + 8 - 2) * 128,
+    ),
+    "cohere2": (
+        "c4ai-command-a-03-2025",
+        llama_like(12288, 36864, 96, 64, 256000, **KV8, **HEAD128, sliding_window=4096, sliding_window_pattern=4),
+        111_057_580_032,
+        0,
+    ),
+    "glm": ("glm-4-9b-hf", llama_like(4096, 13696, 32, 40, 151552, num_key_value_heads=2), 9_399_951_360, 0),
+    "glm4": (
+        "GLM-4-32B-0414",
+        llama_like(6144, 23040, 48, 61, 151552, num_key_value_heads=2, **HEAD128, attention_bias=False),
+        32_566_081_536,
+        0,
+    ),
+    "seed_oss": ("Seed-OSS-36B", llama_like(5120, 27648, 80, 64, 155136, **KV8, **HEAD128), 36_151_104_512, 0),
+    "ernie4_5": (
+        "ERNIE-4.5-0.3B",
+        llama_like(1024, 3072, 16, 18, 103424, num_key_value_heads=2, **HEAD128),
+        360_748_032,
+        0,
+    ),
+    "ernie4_5_moe": (
+        "ERNIE-4.5-21B-A3B",
+        llama_like(2560, 12288, 20, 28, 103424, num_key_value_heads=4, **ERNIE, moe_layer_start_index=1),
+        21_825_437_888,
+        0,
+    ),
+    "phimoe": (
+        "Phi-3.5-MoE",
+        llama_like(
+            4096,
+            6400,
+            32,
+            32,
+            32064,
+            **KV8,
+            num_local_experts=16,
+            num_experts_per_tok=2,
+            attention_bias=True,
+            lm_head_bias=True,
+        ),
+        41_873_153_344,
+        0,
+    ),
+    "dbrx": (
+        "dbrx-base",
+        {**DBRX, "attn_config": {"clip_qkv": 8, "kv_n_heads": 8}, "ffn_config": DBRX_FFN},
+        131_596_523_520,
+        0,
+    ),
+    "mpt": ("mpt-7b", {**MPT, "attn_config": {"alibi": True, "clip_qkv": None}}, 6_649_286_656, 0),
+    "gptj": ("gpt-j-6b", GPTJ, 6_050_882_784, 0),
+    "codegen": ("codegen-2B-mono", CODEGEN, 2_779_356_160, 0),
+    "gpt_bigcode": ("starcoder", STARCODER, 15_517_456_384, 0),
+    "gpt_neo": ("gpt-neo-2.7B", {**NEO, "attention_types": [[["global", "local"], 16]]}, 2_651_307_520, 0),
+    "nemotron": ("Nemotron-4-340B", llama_like(18432, 73728, 96, 96, 256000, **KV8), 341_029_195_776, 0),
+    "arcee": (
+        "AFM-4.5B",
+        llama_like(2560, 18432, 20, 36, 128000, num_key_value_heads=4, **HEAD128),
+        4_619_164_160,
+        0,
+    ),
+    "exaone4": (
+        "EXAONE-4.0-32B",
+        llama_like(5120, 27392, 40, 64, 102400, **KV8, sliding_window=4096, sliding_window_pattern="LLLG"),
+        32_003_216_384,
+        0,
+    ),
+    "granitemoe": (
+        "granite-3.0-3b-a800m",
+        llama_like(
+            1536, 512, 24, 32, 49155, **KV8, num_local_experts=40, num_experts_per_tok=8, tie_word_embeddings=True
+        ),
+        3_298_793_472,
+        0,
+    ),
+    "minimax_m2": (
+        "MiniMax-M2",
+        llama_like(3072, 1536, 48, 62, 200064, **KV8, **HEAD128, num_local_experts=256, num_experts_per_tok=8),
+        228_689_748_992 + 62 * 256,  # with biases of routers
+        62 * (48 + 8 - 2) * 128,
+    ),
+    "dots1": (
+        "dots.llm1",
+        llama_like(4096, 10944, 32, 62, 152064, **DOTS, first_k_dense_replace=1),
+        142_774_373_888 + 61 * 128,  # with biases of routers
+        0,
+    ),
+    "ministral": ("Ministral-8B", llama_like(4096, 12288, 32, 36, 131072, **KV8, **HEAD128), 8_019_808_256, 0),
+    "ministral3": ("Ministral-3-8B", llama_like(4096, 14336, 32, 34, 131072, **KV8, **HEAD128), 8_489_553_920, 0),
+    "olmo": ("OLMo-7B", llama_like(4096, 11008, 32, 32, 50304), 6_888_095_744, -(2 * 32 + 1) * 4096),
+}
+PUBLISHED |= MADE
+
+
 def read(kind: str, **changes: Any) -> HfModel:
     values = {"model_type": kind, **PUBLISHED[kind][1], **changes}
     return from_hf_config({key: value for key, value in values.items() if value != "absent"}, "m")
 
 
 def test_every_reader_is_tried() -> None:
-    assert set(PUBLISHED) == set(DECODERS)
+    assert set(PUBLISHED) == {*DECODERS, *OLDER, *MIXTURES}
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
@@ -193,12 +310,62 @@ def test_a_key_that_nobody_understands_is_named(kind: str) -> None:
         ("deepseek_v2", "topk_method", "noaux_tc"),
         ("qwen2_moe", "decoder_sparse_step", 2),
         ("glm4_moe", "n_routed_experts", 4),
+        ("cohere2", "layer_types", ["full_attention"] * 64),
+        ("exaone4", "sliding_window_pattern", "GLL"),
+        ("ministral", "layer_types", ["full_attention"] * 35),
+        ("ministral", "layer_types", ["linear_attention"] * 36),
+        ("gpt_neo", "attention_types", [[["global", "local"], 17]]),
+        ("gpt_neo", "attention_types", [["global", "local"], 16]),
+        ("gptj", "scale_attn_weights", False),
+        ("codegen", "embd_pdrop", 0.1),
+        ("gpt_bigcode", "num_key_value_heads", 2),
+        ("mpt", "no_bias", False),
+        ("ernie4_5_moe", "moe_layer_interval", 2),
+        ("ernie4_5_moe", "moe_layer_end_index", 26),
+        ("minimax_m2", "attn_type_list", [0] * 62),
+        ("dots1", "topk_method", "greedy"),
+        ("dbrx", "n_heads", 47),
     ],
 )
 def test_other_mathematics_is_refused(kind: str, key: str, value: object) -> None:
     with pytest.raises(InputError) as error:
         read(kind, **{key: value})
     assert error.value.path == f"$.{key}" or "experts_per_token=8 exceeds num_experts=4" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "key", "value"),
+    [
+        ("mpt", "attn_config", "alibi", False),
+        ("mpt", "attn_config", "attn_type", "multiquery_attention"),
+        ("dbrx", "attn_config", "attn_pdrop", 0.1),
+        ("dbrx", "ffn_config", "ffn_act_fn", {"name": "gelu"}),
+        ("dbrx", "ffn_config", "use_magic", True),
+        ("dbrx", "ffn_config", "moe_top_k", None),
+    ],
+)
+def test_a_config_inside_another_is_as_strict(kind: str, inside: str, key: str, value: object) -> None:
+    facts = {**PUBLISHED[kind][1][inside], key: value}
+    with pytest.raises(InputError) as error:
+        read(kind, **{inside: facts})
+    assert error.value.path == f"$.{inside}.{key}"
+    with pytest.raises(InputError, match="expected an object, got 3"):
+        read(kind, **{inside: 3})
+
+
+def test_layers_see_what_their_files_say() -> None:
+    mixed = ["sliding_attention", "full_attention", "full_attention"] * 12
+    windows = {
+        "ministral": [(call.block, call.repeat) for call in read("ministral", layer_types=mixed).graph.calls[1:4]],
+        "exaone4": [(call.block, call.repeat) for call in read("exaone4").graph.calls[1:4]],
+        "gpt_neo": [(call.block, call.repeat) for call in read("gpt_neo").graph.calls[1:4]],
+    }
+    assert windows == {
+        "ministral": [("layers_windowed", 1), ("layers", 2), ("layers_windowed", 1)],
+        "exaone4": [("layers_windowed", 3), ("layers", 1), ("layers_windowed", 3)],
+        "gpt_neo": [("layers", 1), ("layers_windowed", 1), ("layers", 1)],
+    }
+    assert [(c.block, c.repeat) for c in read("exaone4", sliding_window=None).graph.calls[1:-1]] == [("layers", 64)]
 
 
 def test_windows_alternate_as_the_file_says() -> None:

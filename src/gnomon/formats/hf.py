@@ -15,9 +15,12 @@ from dataclasses import dataclass, replace
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
 from gnomon.formats.hf_decoders import DECODERS
 from gnomon.formats.hf_hybrids import HYBRIDS
+from gnomon.formats.hf_mixtures import MIXTURES
 from gnomon.formats.hf_nested import language_model
+from gnomon.formats.hf_older import OLDER
 from gnomon.formats.hf_parts import (
     ACTIVATIONS,
+    QUANTISED,
     SILU,
     Notes,
     Reader,
@@ -266,7 +269,7 @@ def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.Mixt
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        num_experts=k.integer("num_experts"),
+        num_experts=k.integer("num_local_experts" if k.has("num_local_experts") else "num_experts"),  # since 5.0
         experts_per_token=k.integer("num_experts_per_tok"),
         expert_ffn_size=k.integer("moe_intermediate_size"),
         vocab_size=k.integer("vocab_size"),
@@ -291,9 +294,10 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "norm_topk_prob", "routed_scaling_factor")
     k.ignore("aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
+    k.ignore("output_router_logits", "router_aux_loss_coef")
     quantised = k.raw("quantization_config")
     if quantised is not None:
-        notes.append("quantization_config says how the checkpoint is stored; the plan's precision decides what runs")
+        notes.append(QUANTISED)
     predicted = k.raw("num_nextn_predict_layers")
     if predicted and not wanted.mtp:
         notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
@@ -339,7 +343,7 @@ def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("is_gated_act", gated)
     k.must_be("dense_act_fn", "gelu_new" if gated else "relu")
     k.must_be("is_encoder_decoder", True)
-    k.ignore("n_positions", "relative_attention_max_distance", "classifier_dropout")
+    k.ignore("n_positions", "relative_attention_max_distance", "classifier_dropout", "scale_decoder_outputs")
     return t5.t5(
         t5.T5Config(
             name=name,
@@ -403,6 +407,8 @@ READERS: Mapping[str, Reader] = {
     "mt5": _t5,
     "vit": _vit,
     **DECODERS,
+    **OLDER,
+    **MIXTURES,
     **HYBRIDS,
 }
 """model_type -> reader."""
@@ -416,6 +422,17 @@ NOT_DESCRIBED = {
     "jamba": "its Mamba is the first version, whose scan has no price",
     "mamba": "its scan is Mamba's first version, which has no price",
     "zamba2": "its attention is one block that layers share",
+    **dict.fromkeys(
+        ("gemma3n", "gemma3n_text"),
+        "each layer adds an embedding of its own to several residual streams, and layers share keys",
+    ),
+    "lfm2": "two of three layers are short convolutions between gates",
+    "minimax": "seven of eight layers are lightning attention, whose kernels have no price",
+    "deepseek_v32": "its attention chooses keys by an index of its own, which has no price",
+    "glm_moe_dsa": "its attention chooses keys by an index of its own, which has no price",
+    "deepseek_v4": "its attention reads compressed keys, chosen by an index that has no price",
+    "longcat_flash": "a layer has two attentions, and experts beside them that compute nothing",
+    "apertus": "its feed-forward's activation (xIELU) has no price",
     "mllama": "its language model attends to the image in layers of their own",
 }
 """model_type -> why there is no reader, for models that people ask for."""

@@ -1,73 +1,35 @@
-"""Hugging Face configs of decoders that are neither Llama's, GPT's nor DeepSeek-V3's: one reader for each model_type.
+"""Hugging Face configs of dense decoders that are neither Llama's nor GPT's: one reader for each model_type.
 
 As in `gnomon.formats.hf`: absent keys mean what the configuration classes of transformers 4.57 make of them, sizes are
 required, and a key that changes the mathematics and is not understood is an error. What is counted otherwise than the
 public code computes it (joined projections, ALiBi, norms over all heads, multipliers) is said in a note. They are
 Graphs without a config, since neither the runtime nor the job files of other programs say what tells them from Llamas.
+Mixtures of experts are in `hf_mixtures`, decoders of GPT's time in `hf_older`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Literal, TypedDict
+from typing import Literal
 
 from gnomon.formats.hf_parts import (
     ACTIVATIONS,
-    SILU,
+    CLIPPED,
+    HEAD_NORMS,
     Notes,
     Reader,
-    Sizes,
     Wanted,
     biases_of,
     check_layer_types,
-    deepseek_of,
+    free_multipliers,
     optional_window,
     sizes_of,
 )
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
-from gnomon.models import deepseek, mixtral
-from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
+from gnomon.models.decoder import DecoderConfig, Order, decoder
 
-ALIBI = "ALiBi is counted as attention without positions: its slopes are no kernel of their own"
-HEAD_NORMS = "its norms over all heads of q and k are counted as norms of each head"
 GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
-ROUTER_KEYS = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "routed_scaling_factor")
-
-
-class Older(TypedDict):
-    """What decoders of GPT's time have in common, by the names of our configs."""
-
-    norm: Literal["layer"]
-    norm_bias: bool
-    gated: bool
-    qkv_bias: bool
-    out_bias: bool
-    ffn_bias: bool
-
-
-def _older(bias: bool) -> Older:
-    """LayerNorms, a feed-forward without a gate, and biases of all its linears or of none."""
-    return Older(norm="layer", norm_bias=True, gated=False, qkv_bias=bias, out_bias=bias, ffn_bias=bias)
-
-
-def _older_sizes(
-    k: Keys, layers: int, hidden: int, heads: int, ffn: int, *, kv_heads: int = 0, said: str = "num_attention_heads"
-) -> Sizes:
-    """Of files that give no width of a head. kv_heads: 0 for as many as heads. said: the key that gave the heads."""
-    if hidden % heads:
-        k.fail(said, f"hidden_size={hidden} is not a multiple of {heads} heads")
-    return Sizes(
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads or heads,
-        head_dim=hidden // heads,
-        ffn_size=ffn,
-        vocab_size=k.integer("vocab_size"),
-        tied=k.flag("tie_word_embeddings", True),
-    )
 
 
 def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
@@ -107,9 +69,7 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     if k.number("attention_dropout", 0.0):
         notes.append("attention_dropout is left out")
     k.ignore("max_position_embeddings")
-    multipliers = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-    if any(k.number(key, 1.0) != 1.0 for key in multipliers):
-        notes.append("its multipliers of embedding, residuals, scores and logits are counted as free")
+    free_multipliers(k, notes)
     return decoder(
         DecoderConfig(
             name=name,
@@ -145,28 +105,6 @@ def _olmo3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return _olmo2(k, name, wanted, notes, windows=(window, window, window, 0))
 
 
-def _olmoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    k.must_be("attention_dropout", 0.0, 0)
-    k.must_be("attention_bias", False)
-    k.choice("hidden_act", SILU, "silu")
-    if k.number("clip_qkv", 0.0):
-        notes.append("clip_qkv, which cuts q, k and v off, is counted as free")
-    k.ignore("max_position_embeddings", *ROUTER_KEYS)
-    notes.append(HEAD_NORMS)
-    return decoder(
-        DecoderConfig(
-            name=name,
-            **sizes_of(k),
-            qk_norm=True,
-            mixture=Mixture(
-                num_experts=k.integer("num_experts"),
-                experts_per_token=k.integer("num_experts_per_tok"),
-                expert_ffn_size=k.integer("intermediate_size"),
-            ),
-        )
-    )
-
-
 def _stablelm(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     for key in ("attention_dropout", "hidden_dropout"):
         k.must_be(key, 0.0, 0)
@@ -185,123 +123,11 @@ def _stablelm(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _starcoder2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    bias = k.flag("use_bias", True)
-    k.must_be("embedding_dropout", 0.0, 0)
-    k.must_be("mlp_type", "default")
-    k.must_be("norm_type", "layer_norm")
-    k.ignore("max_position_embeddings", "norm_epsilon")
-    return decoder(
-        DecoderConfig(
-            name=name,
-            **sizes_of(k, tied=True),
-            **_older(bias),
-            activation=k.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
-            windows=(optional_window(k, 0),),
-            dropout=k.number("residual_dropout", 0.0),
-            attention_dropout=k.number("attention_dropout", 0.0),
-        )
-    )
-
-
-def _phi(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    k.must_be("qk_layernorm", False)
-    k.must_be("embd_pdrop", 0.0, 0)
-    k.ignore("max_position_embeddings", "partial_rotary_factor")
-    return decoder(
-        DecoderConfig(
-            name=name,
-            **sizes_of(k),
-            order="parallel",
-            **_older(True),
-            activation=k.choice("hidden_act", ACTIVATIONS, "gelu_new"),
-            head_bias=True,
-            dropout=k.number("resid_pdrop", 0.0),
-            attention_dropout=k.number("attention_dropout", 0.0),
-        )
-    )
-
-
-def _falcon(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    layers, hidden, heads = (k.integer(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    newer, several = k.flag("new_decoder_architecture", False), k.flag("multi_query", True)
-    shared = 1 if several else heads
-    kv_heads = k.integer("num_kv_heads", heads) if newer else shared
-    if not newer:
-        k.ignore("num_kv_heads")
-    bias, parallel = k.flag("bias", False), newer or k.flag("parallel_attn", True)
-    norms = k.integer("num_ln_in_parallel_attn", 2 if newer else 1)
-    alibi = k.flag("alibi", False)
-    if alibi:
-        notes.append(ALIBI)
-    k.ignore("max_position_embeddings", "parallel_attn", "num_ln_in_parallel_attn")
-    beside: Order = "parallel_two" if norms == 2 else "parallel"
-    return decoder(
-        DecoderConfig(
-            name=name,
-            **_older_sizes(k, layers, hidden, heads, k.integer("ffn_hidden_size", 4 * hidden), kv_heads=kv_heads),
-            order=beside if parallel else "pre",
-            **_older(bias),
-            activation=k.choice("activation", ACTIVATIONS, "gelu"),
-            rotary=not alibi,
-            dropout=k.number("hidden_dropout", 0.0),
-            attention_dropout=k.number("attention_dropout", 0.0),
-        )
-    )
-
-
-def _opt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    hidden, heads = k.integer("hidden_size"), k.integer("num_attention_heads")
-    k.must_be("word_embed_proj_dim", hidden)
-    for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
-        k.must_be(key, True)
-    k.must_be("_remove_final_layer_norm", False)
-    for key in ("layerdrop", "activation_dropout"):
-        k.must_be(key, 0.0, 0)
-    bias = k.flag("enable_bias", True)
-    k.ignore("init_std")
-    return decoder(
-        DecoderConfig(
-            name=name,
-            **_older_sizes(k, k.integer("num_hidden_layers"), hidden, heads, k.integer("ffn_dim")),
-            **_older(bias),
-            activation=k.choice("activation_function", ACTIVATIONS, "relu"),
-            rotary=False,
-            position_rows=k.integer("max_position_embeddings") + 2,  # its table begins two rows early
-            dropout=k.number("dropout", 0.1),
-            attention_dropout=k.number("attention_dropout", 0.0),
-        )
-    )
-
-
-def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    def either(*keys: str) -> int:
-        return k.integer(next((key for key in keys if k.has(key)), keys[0]))
-
-    hidden, heads = either("hidden_size", "n_embed"), either("n_head", "num_attention_heads")
-    k.must_be("apply_residual_connection_post_layernorm", False)
-    k.ignore("n_embed", "num_attention_heads", "num_hidden_layers", "pretraining_tp", "slow_but_exact", "seq_length")
-    k.ignore("offset_alibi", "bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
-    k.ignore("skip_bias_add", "skip_bias_add_qkv", "unk_token_id")
-    notes.append(ALIBI)
-    return decoder(
-        DecoderConfig(
-            name=name,
-            **_older_sizes(k, either("n_layer", "num_hidden_layers"), hidden, heads, 4 * hidden, said="n_head"),
-            **_older(True),
-            activation="gelu_tanh",
-            rotary=False,
-            embed_norm=True,
-            dropout=k.number("hidden_dropout", 0.0),
-            attention_dropout=k.number("attention_dropout", 0.0),
-        )
-    )
-
-
 def _gemma(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("use_bidirectional_attention", False)
     k.choice("hidden_activation", GELU_TANH, "gelu_pytorch_tanh")
     k.ignore("hidden_act", "max_position_embeddings")  # hidden_act says gelu in old files and is not what runs
     return decoder(
@@ -340,131 +166,212 @@ def _gemma3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    layers, window = k.integer("num_hidden_layers"), k.integer("sliding_window", 128)
+def _cohere(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,)) -> Graph:
+    """Command R: one norm before attention and feed-forward, which run side by side."""
     k.must_be("attention_dropout", 0.0, 0)
-    k.must_be("attention_bias", True)
-    k.choice("hidden_act", SILU, "silu")
-    check_layer_types(k, [("full" if i % 2 else "sliding") + "_attention" for i in range(layers)])
-    k.ignore("max_position_embeddings", "initial_context_length", "swiglu_limit", "experts_per_token", *ROUTER_KEYS)
-    if k.raw("quantization_config") is not None:
-        notes.append("quantization_config says how the checkpoint is stored; the plan's precision decides what runs")
-    notes.append("parameters of sinks, of the router's and the experts' biases (0.03 % in all) are left out")
-    config = mixtral.MixtralConfig(
-        name=name,
-        num_layers=layers,
-        hidden_size=k.integer("hidden_size"),
-        num_heads=k.integer("num_attention_heads"),
-        num_kv_heads=k.integer("num_key_value_heads"),
-        head_dim=k.integer("head_dim", 64),
-        num_experts=k.integer("num_local_experts"),
-        experts_per_token=k.integer("num_experts_per_tok"),
-        expert_ffn_size=k.integer("intermediate_size"),
-        vocab_size=k.integer("vocab_size"),
-        window=window,
-        windowed_every=2,
-        qkv_bias=True,
-        out_bias=True,
-        expert_bias=True,
-        rotary_factor=True,
-        tied=k.flag("tie_word_embeddings", False),
-        moe_path="mlp",
-    )
-    return mixtral.mixtral(config)
-
-
-def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    k.must_be("num_key_value_heads", k.integer("num_attention_heads"))
-    for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
-        k.must_be(key, False)
-    k.must_be("attention_dropout", 0.0, 0)
-    k.must_be("moe_layer_freq", 1)
-    k.must_be("scoring_func", "softmax")
-    k.must_be("topk_method", "greedy", "group_limited_greedy")
-    grouped = k.raw("topk_method") == "group_limited_greedy"
-    k.choice("hidden_act", SILU, "silu")
-    k.ignore("max_position_embeddings", "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim")
-    k.ignore("n_group", "topk_group", *ROUTER_KEYS)
-    config = replace(
-        deepseek_of(k, name, num_dense_layers=k.integer("first_k_dense_replace", 0, least=0)),
-        num_groups=k.integer("n_group") if grouped else 1,
-        groups_per_token=k.integer("topk_group") if grouped else 1,
-        router="softmax",
-    )
-    k.ignore("q_lora_rank")
-    return deepseek.deepseek_v3(config)
-
-
-def _qwen2_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    k.must_be("attention_dropout", 0.0, 0)
-    k.must_be("use_sliding_window", False)
-    k.must_be("decoder_sparse_step", 1)
-    k.must_be("mlp_only_layers", [])
-    k.must_be("qkv_bias", True)
-    k.choice("hidden_act", SILU, "silu")
-    k.ignore("max_position_embeddings", "sliding_window", "max_window_layers", "layer_types", *ROUTER_KEYS)
-    notes.append("the shared expert's gate (one number a token) is left out")
+    bias = k.flag("attention_bias", False)
+    k.ignore("max_position_embeddings", "use_parallel_block", "use_embedding_sharing", "use_gated_activation")
+    k.ignore("model_max_length", "logit_scale", "rotary_pct", "position_embedding_type")
+    notes.append("the factor of its logits is counted as free")
+    if normed := k.flag("use_qk_norm", False):
+        notes.append("its norms of q and k, which have weights for every head, are counted with one head's weights")
     return decoder(
         DecoderConfig(
             name=name,
-            **sizes_of(k),
-            qkv_bias=True,
-            mixture=Mixture(
-                num_experts=k.integer("num_experts"),
-                experts_per_token=k.integer("num_experts_per_tok"),
-                expert_ffn_size=k.integer("moe_intermediate_size"),
-                shared_ffn_size=k.integer("shared_expert_intermediate_size"),
-            ),
+            **sizes_of(k, tied=True),
+            order="parallel",
+            norm="layer",
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm=normed,
+            windows=windows,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
 
 
-def _glm4_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _cohere2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    layers, window, every = k.integer("num_hidden_layers"), k.integer("sliding_window", 4096), _pattern(k, 4)
+    check_layer_types(k, [("sliding" if (i + 1) % every else "full") + "_attention" for i in range(layers)])
+    k.must_be("use_qk_norm", False)
+    k.ignore("order_of_interleaved_layers", "layer_switch", "cache_implementation")
+    return _cohere(k, name, wanted, notes, windows=(*(window,) * (every - 1), 0))
+
+
+def _pattern(k: Keys, absent: int) -> int:
+    """Every how many layers one sees all tokens: sliding_window_pattern, a number or letters such as LLLG."""
+    given = k.raw("sliding_window_pattern")
+    if isinstance(given, str) and given == "L" * (len(given) - 1) + "G":
+        return len(given)
+    return k.integer("sliding_window_pattern", absent)
+
+
+def _glm(k: Keys, name: str, wanted: Wanted, notes: Notes, *, order: Order = "pre") -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
-    k.choice("hidden_act", SILU, "silu")
-    k.ignore("max_position_embeddings", "partial_rotary_factor", *ROUTER_KEYS)
-    if predicted := k.raw("num_nextn_predict_layers"):
-        notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
-    expert = k.integer("moe_intermediate_size")
+    k.ignore("max_position_embeddings", "partial_rotary_factor")
+    notes.append("its joined projections (gate and up) are counted as products of their own")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k, head_dim=128),
+            order=order,
+            qkv_bias=k.flag("attention_bias", True),
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _glm4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    return _glm(k, name, wanted, notes, order="both")
+
+
+def _seed_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    k.ignore("max_position_embeddings", "pretraining_tp")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k, head_dim=128),
+            qkv_bias=k.flag("attention_bias", True),
+            out_bias=k.flag("attention_out_bias", False),
+            ffn_bias=k.flag("mlp_bias", False),
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+            dropout=k.number("residual_dropout", 0.1),
+            attention_dropout=k.number("attention_dropout", 0.1),
+        )
+    )
+
+
+def _ernie(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    bias = k.flag("use_bias", False)
+    k.ignore("max_position_embeddings")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k, tied=True, head_dim=128),
+            qkv_bias=bias,
+            out_bias=bias,
+            ffn_bias=bias,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _exaone4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    layers, window = k.integer("num_hidden_layers"), optional_window(k, 4096)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore("max_position_embeddings")
+    windows: tuple[int, ...] = (0,)
+    if window:
+        every = _pattern(k, 4)
+        windows = (*(window,) * (every - 1), 0)
+    else:
+        k.ignore("sliding_window_pattern")
+    check_layer_types(k, [("sliding" if windows[i % len(windows)] else "full") + "_attention" for i in range(layers)])
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
-            qkv_bias=k.flag("attention_bias", False),
-            qk_norm=k.flag("use_qk_norm", False),
-            mixture=Mixture(
-                num_experts=k.integer("n_routed_experts"),
-                experts_per_token=k.integer("num_experts_per_tok"),
-                expert_ffn_size=expert,
-                router="sigmoid",
-                router_bias=True,
-                groups=k.integer("n_group", 1),
-                groups_per_token=k.integer("topk_group", 1),
-                shared_ffn_size=expert * k.integer("n_shared_experts", least=0),
-                num_dense_layers=k.integer("first_k_dense_replace", least=0),
-            ),
+            order="post",
+            qk_norm=True,
+            windows=windows,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _ungated(k: Keys, name: str, wanted: Wanted, notes: Notes, *, norm: Literal["rms", "layer"] = "rms") -> Graph:
+    """Arcee: a Llama whose feed-forward squares a ReLU in place of a gate."""
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore("max_position_embeddings", "partial_rotary_factor", "rope_percent", "rope_percentage", "norm_eps")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k),
+            **biases_of(k),
+            norm=norm,
+            norm_bias=norm == "layer",
+            gated=False,
+            activation=k.choice("hidden_act", {**ACTIVATIONS, "relu2": "relu2"}, "relu2"),
+        )
+    )
+
+
+def _nemotron(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    return _ungated(k, name, wanted, notes, norm="layer")
+
+
+def _ministral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    layers, window = k.integer("num_hidden_layers"), optional_window(k, 4096)
+    given = k.raw("layer_types")
+    windows: tuple[int, ...] = (window,)
+    if isinstance(given, list) and len(given) == layers and set(given) <= {"sliding_attention", "full_attention"}:
+        windows = tuple(window if kind == "sliding_attention" else 0 for kind in given)
+    elif given is not None:
+        k.fail("layer_types", f"expected {layers} of sliding_attention and full_attention, got {given!r:.80}")
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore("max_position_embeddings")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k),
+            windows=windows,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _ministral3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    k.must_be("attention_dropout", 0.0, 0)
+    k.ignore("max_position_embeddings")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k, head_dim=128),
+            windows=(optional_window(k, 0),),
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
+        )
+    )
+
+
+def _olmo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    bias = k.flag("attention_bias", False)
+    k.must_be("attention_dropout", 0.0, 0)
+    if k.number("clip_qkv", 0.0):
+        notes.append(CLIPPED)
+    k.ignore("max_position_embeddings")
+    notes.append("its norms, which have no weights, are counted with weights (0.004 % of a 7B's)")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k),
+            norm="layer",
+            qkv_bias=bias,
+            out_bias=bias,
+            activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
 
 
 DECODERS: Mapping[str, Reader] = {
     "phi3": _phi3,
-    "phi": _phi,
     "smollm3": _smollm3,
     "granite": _granite,
+    "olmo": _olmo,
     "olmo2": _olmo2,
     "olmo3": _olmo3,
-    "olmoe": _olmoe,
     "stablelm": _stablelm,
-    "starcoder2": _starcoder2,
-    "falcon": _falcon,
-    "opt": _opt,
-    "bloom": _bloom,
     "gemma": _gemma,
     "gemma3_text": _gemma3,
-    "gpt_oss": _gpt_oss,
-    "deepseek_v2": _deepseek_v2,
-    "qwen2_moe": _qwen2_moe,
-    "glm4_moe": _glm4_moe,
+    "cohere": _cohere,
+    "cohere2": _cohere2,
+    "glm": _glm,
+    "glm4": _glm4,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "arcee": _ungated,
+    "nemotron": _nemotron,
+    "ministral": _ministral,
+    "ministral3": _ministral3,
 }
 """model_type -> reader."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gnomon.formats.hf_parts import ACTIVATIONS, Notes, Reader, Wanted, heads_of
+from gnomon.formats.hf_parts import ACTIVATIONS, Notes, Reader, Wanted, free_multipliers, heads_of
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.hybrid import PARTS, HybridConfig, HybridMixture, Mamba2, hybrid
@@ -102,7 +102,13 @@ def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore(
         "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group", "moe_shared_expert_overlap", *STEP_KEYS
     )
-    k.ignore("mtp_hybrid_override_pattern", "mtp_layers_block_type", "mlp_hidden_act_scale")
+    k.ignore(
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "mtp_hybrid_override_pattern",
+        "mtp_layers_block_type",
+        "mlp_hidden_act_scale",
+    )
     if predicted := k.raw("num_nextn_predict_layers"):
         notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
     mixture = None
@@ -161,6 +167,7 @@ def _bamba(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore(
         "max_position_embeddings", "mamba_expand", "num_logits_to_keep", "partial_rotary_factor", "z_loss_coefficient"
     )
+    k.ignore(*STEP_KEYS)
     count = k.integer("num_hidden_layers")
     attends = k.raw("attn_layer_indices") or []
     if not isinstance(attends, list) or not all(isinstance(i, int) and 0 <= i < count for i in attends):
@@ -184,10 +191,8 @@ def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore(
         "max_position_embeddings", "mamba_expand", "output_router_logits", "router_aux_loss_coef", "num_hidden_layers"
     )
-    k.ignore("normalization_function", "init_method", "shared_intermediate_size_scale")
-    multipliers = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-    if any(k.number(key, 1.0) != 1.0 for key in multipliers):
-        notes.append("its multipliers of embedding, residuals, scores and logits are counted as free")
+    k.ignore("normalization_function", "init_method", "shared_intermediate_size_scale", *STEP_KEYS)
+    free_multipliers(k, notes)
     experts = k.integer("num_local_experts", 0, least=0)
     shared, expert = k.integer("shared_intermediate_size"), k.integer("intermediate_size")
     chosen = k.integer("num_experts_per_tok", 1, least=0)

@@ -1,7 +1,7 @@
 """What the readers of Hugging Face configs share: names of activations, heads, windows, and the type of a reader.
 
 A reader takes its keys from `Keys` and returns a decoder's config or a Graph. Leaves out the readers (hf,
-hf_decoders).
+hf_decoders, hf_mixtures, hf_older, hf_hybrids).
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ ACTIVATIONS = {
 
 SILU = {"silu": "silu", "swish": "silu"}
 """Those of experts."""
+
+
+CLIPPED = "clip_qkv, which cuts q, k and v off, is counted as free"
+HEAD_NORMS = "its norms over all heads of q and k are counted as norms of each head"
+QUANTISED = "quantization_config says how the checkpoint is stored; the plan's precision decides what runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +133,21 @@ def check_layer_types(k: Keys, expected: list[str]) -> None:
     given = k.raw("layer_types")
     if given is not None and given != expected:
         k.fail("layer_types", f"layer_types disagrees with the window keys, which give {expected[:4]} …")
+
+
+def inner(k: Keys, key: str) -> Keys:
+    """A config inside another; transformers writes keys of its base class there too."""
+    found = k.inside(key)
+    found.must_be("is_encoder_decoder", False)
+    found.must_be("chunk_size_feed_forward", 0)
+    return found
+
+
+def free_multipliers(k: Keys, notes: Notes) -> None:
+    """Granite's factors of embedding, residuals, scores and logits."""
+    multipliers = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    if any(k.number(key, 1.0) != 1.0 for key in multipliers):
+        notes.append("its multipliers of embedding, residuals, scores and logits are counted as free")
 
 
 def optional_window(k: Keys, absent: int) -> int:

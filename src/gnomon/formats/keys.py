@@ -59,18 +59,31 @@ def read_json(text: str, source: str, *, infinite: bool = False) -> Mapping[str,
 class Keys:
     """A JSON object being read: remembers which keys were asked for."""
 
-    def __init__(self, values: Mapping[str, object], source: str) -> None:
+    def __init__(self, values: Mapping[str, object], source: str, at: str = "$") -> None:
         self._values = values
         self._source = source
+        self._at = at
         self._asked: set[str] = set()
+        self._inside: list[Keys] = []
 
     def fail(self, key: str, message: str) -> NoReturn:
         """Raise InputError about `key`."""
-        raise InputError(f"{self._source}: {message}", f"$.{key}")
+        raise InputError(f"{self._source}: {message}", f"{self._at}.{key}")
+
+    def inside(self, key: str) -> Keys:
+        """The object under `key`, empty if absent or null; `finish` looks into it too."""
+        value = self.raw(key)
+        if value is not None and not isinstance(value, Mapping):
+            self.fail(key, f"expected an object, got {value!r}")
+        found = Keys(value or {}, self._source, f"{self._at}.{key}")
+        self._inside.append(found)
+        return found
 
     def has(self, key: str) -> bool:
-        """Whether the key is given and not null."""
-        return self._values.get(key) is not None
+        """Whether the key is given and not null; a null then counts as understood."""
+        if (value := self._values.get(key)) is None:
+            self._asked.add(key)
+        return value is not None
 
     def given(self, key: str) -> bool:
         """Whether the key is given, be it null: null can mean something else than leaving it out."""
@@ -138,6 +151,8 @@ class Keys:
             if key not in self._asked and key not in harmless:
                 hint = nearest(key, self._asked)
                 self.fail(key, f"unknown key {key!r}{hint}; it may change the mathematics, so it is not ignored")
+        for part in self._inside:
+            part.finish(harmless)
 
     def _default(self, key: str, default: T | None) -> T:
         if default is None:

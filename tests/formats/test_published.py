@@ -127,7 +127,7 @@ def test_narayanan_flops() -> None:
     ("change", "why"),
     [
         ({"micro_batch": "", "pp": "1", "dp": "8", "vpp": "1"}, "micro_batch not given"),
-        ({"global_batch": "16M tokens"}, "global_batch = '16M tokens' is not a whole number"),
+        ({"global_batch": "16 thousand"}, "global_batch = '16 thousand' is not a whole number"),
         ({"dp": "2"}, "dp = 2, but 64 devices / (tp 8 x pp 8 x cp 1) = 1"),
         ({"num_devices": "60", "dp": ""}, "60 devices"),
         ({"device": "h1000-sxm"}, "unknown device or node 'h1000-sxm'"),

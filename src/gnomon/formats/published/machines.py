@@ -83,7 +83,7 @@ TITAN_H100 = r"torchtitan"
 
 NETWORKS = (
     (r"AWS EFA", "aws-p5", None, 0),
-    (r"Omni-Path", "jean-zay-a100", None, 0),
+    (r"Omni-Path", "jean-zay-a100", "omnipath-100", 4),
     (r"1600 Gbps", None, "roce-200", 8),
     (r"800 Gbps total/node", None, "infiniband-hdr", 4),
     (r"EDR", None, "infiniband-edr", 1),
@@ -91,7 +91,8 @@ NETWORKS = (
     (r"^400 Gbps$", None, "roce-100", 4),
     (r"^800 Gbps$", None, "roce-100", 8),
 )
-"""(pattern of the interconnect column, node, port, ports a node). What matches none keeps the device's usual node."""
+"""(pattern of the interconnect column, node, port, ports a node). What matches none keeps the device's usual node.
+Nodes of four V100 in Jean Zay have four Omni-Path links too (www.idris.fr, its page of the hardware)."""
 
 
 @lru_cache(maxsize=64)

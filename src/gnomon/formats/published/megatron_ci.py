@@ -28,6 +28,10 @@ BERT_ROWS = 30_522
 NARROW_EXPERTS = 1024
 """--moe-ffn-hidden-size of the tests on eight experts (gpt3_moe_mcore_te_ep8_*), whose column has the dense width."""
 
+GB200_NODE = 4
+"""Devices of a node of tests on GB200, which run on two nodes but for those with `1node` or `1N4G` in their names
+(tests/test_utils/recipes/gb200/*.yaml `nodes`, `gpus`). Of the tests of releases there is no recipe."""
+
 OLDER_CONTAINER = frozenset(
     """
     gpt3_mcore_te_tp1_pp1_frozen_resume_torch_dist_dist_optimizer
@@ -81,6 +85,10 @@ def with_test_facts(row: Row) -> tuple[Row, tuple[str, ...]]:
         if re.search(pattern, test):
             raise InputError(f"the functional test {test} {why}, which the row's columns do not describe")
     notes: list[str] = []
+    if row.num_devices is None and "gb200" in row.device and "release" not in test:
+        count = GB200_NODE if re.search("1node|1n4g", test) else 2 * GB200_NODE
+        row = replace(row, num_devices=count)
+        notes.append(f"{count} devices: what this functional test's recipe asks for (tests/test_utils/recipes)")
     if test.startswith("gpt3_moe_mcore_te_ep8") and row.ffn != str(NARROW_EXPERTS):
         notes.append(f"experts of {NARROW_EXPERTS} channels, not {row.ffn}: as this functional test gives them")
         row = replace(row, ffn=str(NARROW_EXPERTS))

@@ -200,13 +200,33 @@ def _check_header(columns: Iterable[str], name: str) -> None:
 def _row(given: Mapping[str, str], line: int) -> Row:
     values: dict[str, Any] = {"line": line}
     for column, text in given.items():
+        if column == "global_batch" and re.fullmatch(TOKENS, text):
+            continue
         if text:
             values[column] = _value(column, text)
         elif column in REQUIRED:
             raise InputError(f"{column} is empty")
-    row = Row(**values)
+    row = _of_tokens(Row(**values), given)
     another = next((family for pattern, family in APART if re.search(pattern, row.source or "")), None)
     return row if another is None else replace(row, family=another)
+
+
+TOKENS = r"(?i)([\d.]+) ?([kmb]) tokens"
+"""A batch in tokens."""
+
+
+def _of_tokens(row: Row, given: Mapping[str, str]) -> Row:
+    """The row with a batch in tokens as a note of tokens a step, which `complete` divides by the length: a power of two
+    of millions is one of 2^20, as batches are whole numbers of sequences."""
+    found = re.fullmatch(TOKENS, given.get("global_batch", ""))
+    if found is None:
+        return row
+    count, power = float(found[1]), "kmb".index(found[2].lower()) + 1
+    whole = count >= 1 and count.is_integer() and int(count) & (int(count) - 1) == 0
+    tokens = round(count * (1 << 10 * power if whole else 10 ** (3 * power)))
+    if row.seq_len:
+        return replace(row, global_batch=max(1, round(tokens / row.seq_len)))
+    return replace(row, notes=f"{row.notes}; tokens/step={tokens}")
 
 
 def _value(column: str, text: str) -> str | int | float:

@@ -24,6 +24,7 @@ from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
 from gnomon.formats.published.plan import plan, stack, with_stages, workload
 from gnomon.formats.published.row import Refused, Row, read_table
+from gnomon.formats.published.scripts import with_script_facts
 from gnomon.formats.published.settings import saved as saved_of
 from gnomon.formats.published.sizes import with_sizes
 from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
@@ -113,6 +114,7 @@ def _runs(
 
 def to_run(row: Row) -> Run:
     """The run of a row. GnomonError says what is missing or cannot be expressed."""
+    row, from_pages = with_script_facts(row)
     row, sized = with_sizes(row)
     row, implied = completed(row)
     row, from_test = with_test_facts(row)
@@ -149,6 +151,7 @@ def to_run(row: Row) -> Run:
         memory_rank=made.world_size - 1 if facts.memory_rank == -1 else facts.memory_rank,
         facts=facts,
         notes=(
+            *from_pages,
             *sized,
             *implied,
             *from_test,

@@ -153,12 +153,25 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on up to 128 devices: pipelines whose stages have other numbers of replicas too (DAPPLE)",
     )
+    _limits(parser)
+    _beyond(parser)
+    _questions(parser)
+    _tries(parser)
+    add_run_options(parser)
+
+
+def _limits(parser: argparse.ArgumentParser) -> None:
+    """What a plan may be."""
     limits = parser.add_argument_group("limits")
     limits.add_argument("--forbid", action="append", default=[], metavar="LIMIT", help="as in 'pp>1'; may be repeated")
     limits.add_argument(
         "--memory", type=some, metavar="SIZE", help="of a device that may be filled, as in 60GiB; 92 %% of it"
     )
     limits.add_argument("--tries", type=count, metavar="N", help="predictions on a mixed cluster, at most; 300")
+
+
+def _beyond(parser: argparse.ArgumentParser) -> None:
+    """Choices that are tried on the best plans."""
     more = parser.add_argument_group(
         "choices beyond the exact search",
         "reshard_after_forward prefetch bucket_bytes order async_tp activation_offload\n"
@@ -170,6 +183,10 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     more.add_argument("--fix", action="append", default=[], metavar="NAME=VALUE", help="one of them, or any field")
     more.add_argument("--allow", action="append", default=[], metavar="NAME", help="fp8: it changes what is computed")
     more.add_argument("--no-clip", action="store_true", help="no clipping of gradients; optimizer_offload needs it")
+
+
+def _questions(parser: argparse.ArgumentParser) -> None:
+    """What else is asked than the fastest plan."""
     other = parser.add_argument_group("other questions")
     other.add_argument(
         "--vary",
@@ -205,6 +222,10 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         "--price", action="append", default=[], metavar="DOLLARS", help="of a device-hour, as in 2.5 or h100-sxm=2.5"
     )
     other.add_argument("--html", type=new_file, metavar="FILE", help="the cases as a page with a plot")
+
+
+def _tries(parser: argparse.ArgumentParser) -> None:
+    """Plans that are run."""
     tries = parser.add_argument_group("trying plans on this machine, with Gnomon's own runtime")
     tries.add_argument(
         "--try", dest="try_", type=at_most(50), metavar="N", help="run the best N for a few steps, keep the best"
@@ -212,7 +233,6 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     tries.add_argument("--try-steps", type=at_most(1000), default=5, metavar="N", help="that count, after 3; 5")
     tries.add_argument("--try-timeout", type=some, metavar="TIME", help="for each, as in 10min; default 5 min or more")
     tries.add_argument("--try-dir", type=some, metavar="DIR", help="for plan files and logs; default a temporary one")
-    add_run_options(parser)
 
 
 def explain_options(parser: argparse.ArgumentParser) -> None:

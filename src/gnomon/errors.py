@@ -70,7 +70,7 @@ class RunError(GnomonError):
     """A run that ended before its time."""
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'a', 'b'?)` for an error message, or `` when nothing is close."""
-    close = get_close_matches(name, list(known), n=count, cutoff=0.5)
+    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f" (did you mean {', '.join(repr(c) for c in close)}?)" if close else ""

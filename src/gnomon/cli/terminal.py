@@ -27,11 +27,10 @@ def print_lines(lines: Iterable[str], out: TextIO | None = None) -> None:
         print(_paint(line) if colour else line, file=out)
 
 
-def print_json(value: Any, out: TextIO | None = None) -> None:
+def print_json(value: Any) -> None:
     """Print JSON, keys in the order given, without NaN; letters escaped where the output is not in UTF-8."""
-    out = sys.stdout if out is None else out
-    escaped = not (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
-    print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=escaped), file=out)
+    escaped = not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=escaped))
 
 
 def written(path: str, then: Literal["", "run", "export"] = "") -> tuple[str, ...]:

@@ -7,7 +7,7 @@ how the readers account for every key. Leaves out: reading any file, and whether
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -163,13 +163,12 @@ class Fields(Keys):
         irrelevant: Collection[str],
         inexpressible: Mapping[str, str],
         known: Collection[str],
-        unknown: Callable[[str, str], None] | None = None,
     ) -> None:
         """Account for every key that nobody asked for.
 
         irrelevant: patterns of keys that do not change a step; noted. inexpressible: pattern -> why; reported unless
-        switched off (false, null, 0). known: other keys of the program; reported. unknown: what to do with the rest,
-        given (key, hint); by default InputError with the nearest names.
+        switched off (false, null, 0). known: other keys of the program; reported. InputError, with the nearest
+        names, for the rest.
         """
         for key, value in self._values.items():
             if key in self._asked:
@@ -187,9 +186,7 @@ class Fields(Keys):
             else:
                 names = [*known, *self._asked, *irrelevant, *inexpressible]
                 hint = nearest(key, [name for name in names if "*" not in name])
-                if unknown is None:
-                    self.fail(key, f"unknown field {key!r}{hint}; it may change how the job runs, so it is not ignored")
-                unknown(key, hint)
+                self.fail(key, f"unknown field {key!r}{hint}; it may change how the job runs, so it is not ignored")
 
 
 def chosen(stack: Stack, source: str, **values: object) -> Stack:

@@ -79,15 +79,11 @@ class BlockBuilder:
         out: tuple[Dim, ...],
         contract: tuple[Dim, ...],
         bias: bool,
-        weight: str = "",
         name: str = "",
     ) -> str:
-        """`x` times a weight of dims (out …, contract …), over `contract`; parameters `path.weight` and `path.bias`.
-
-        weight: another parameter's name, for weights tied within the block.
-        """
+        """`x` times a weight of dims (out …, contract …), over `contract`; parameters `path.weight` and `path.bias`."""
         kept = tuple(d for d in self.dims(x) if d not in contract)
-        inputs = [x, self.parameter(weight or f"{path}.weight", *out, *contract)]
+        inputs = [x, self.parameter(f"{path}.weight", *out, *contract)]
         if bias:
             inputs.append(self.parameter(f"{path}.bias", *out))
         contracts = tuple(atom.name for d in contract for atom in d.atoms)
@@ -176,9 +172,9 @@ class BlockBuilder:
         """a + b, where b's dims are among a's."""
         return self.op("add", path, (a, b), name=name)
 
-    def dropout(self, path: str, x: str, p: float, *, name: str = "") -> str:
+    def dropout(self, path: str, x: str, p: float) -> str:
         """Dropout with probability p; x itself when p is 0."""
-        return self.op("dropout", path, (x,), name=name, p=p) if p > 0 else x
+        return self.op("dropout", path, (x,), p=p) if p > 0 else x
 
     def build(self, *outputs: str) -> Block:
         """The frozen block."""

@@ -51,12 +51,9 @@ def parse_cluster(spec: str) -> Cluster:
     return Cluster(name=text.lower(), groups=tuple(groups), assumptions=tuple(assumptions))
 
 
-def local_cluster(num_processes: int, device: Device | None = None) -> Cluster:
-    """This machine as `num_processes` ranks joined by loopback.
-
-    device: what one process gets of it, measured if possible; default the catalogue's `cpu-process`, which is a guess.
-    """
-    of = catalogue.device("cpu-process") if device is None else device
+def local_cluster(num_processes: int) -> Cluster:
+    """This machine as `num_processes` ranks joined by loopback; what one process gets of it is a guess."""
+    of = catalogue.device("cpu-process")
     node = catalogue.build_node(catalogue.node_row("local"), of, num_processes)
     return Cluster(
         name=f"{num_processes}x{of.name}", groups=(NodeGroup(node=node),), assumptions=_unchecked(of) + _unchecked(node)

@@ -96,7 +96,7 @@ class DeepseekConfig:
             raise GraphError(f"mtp_modules={self.mtp_modules}: 0 or 1; deeper chains of predictions are not described")
 
 
-def latent_attention(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig, path: str = "self_attn") -> str:
+def latent_attention(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig) -> str:
     """Multi-head latent attention (DeepSeek-V2, section 2.1), uncompressed."""
     heads = Dim(name="heads", size=c.num_heads)
     nope, rope = Dim(name="qk_nope_dim", size=c.nope_dim), Dim(name="rope_dim", size=c.rope_dim)
@@ -105,28 +105,28 @@ def latent_attention(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig, pa
     tokens = (BATCH, SEQ)
     if c.q_rank:
         q_rank = Dim(name="q_rank", size=c.q_rank)
-        latent = b.linear(f"{path}.q_a_proj", x, out=(q_rank,), contract=(hidden,), bias=False)
-        latent = b.norm(f"{path}.q_a_layernorm", latent, q_rank, fn="rms", bias=False)
-        q = b.linear(f"{path}.q_b_proj", latent, out=(heads, qk), contract=(q_rank,), bias=False)
+        latent = b.linear("self_attn.q_a_proj", x, out=(q_rank,), contract=(hidden,), bias=False)
+        latent = b.norm("self_attn.q_a_layernorm", latent, q_rank, fn="rms", bias=False)
+        q = b.linear("self_attn.q_b_proj", latent, out=(heads, qk), contract=(q_rank,), bias=False)
     else:
-        q = b.linear(f"{path}.q_proj", x, out=(heads, qk), contract=(hidden,), bias=False)
-    q_parts = {f"{path}.q_nope": (*tokens, heads, nope), f"{path}.q_pe": (*tokens, heads, rope)}
-    q_nope, q_pe = b.split(f"{path}.q_split", q, q_parts)
+        q = b.linear("self_attn.q_proj", x, out=(heads, qk), contract=(hidden,), bias=False)
+    q_parts = {"self_attn.q_nope": (*tokens, heads, nope), "self_attn.q_pe": (*tokens, heads, rope)}
+    q_nope, q_pe = b.split("self_attn.q_split", q, q_parts)
     both = Dim(name="kv_rank_and_rope", size=c.kv_rank + c.rope_dim)
-    compressed = b.linear(f"{path}.kv_a_proj_with_mqa", x, out=(both,), contract=(hidden,), bias=False)
-    kv_parts = {f"{path}.kv_latent": (*tokens, kv_rank), f"{path}.k_pe": (*tokens, rope)}
-    kv_latent, k_pe = b.split(f"{path}.kv_a_split", compressed, kv_parts)
-    normed = b.norm(f"{path}.kv_a_layernorm", kv_latent, kv_rank, fn="rms", bias=False)
+    compressed = b.linear("self_attn.kv_a_proj_with_mqa", x, out=(both,), contract=(hidden,), bias=False)
+    kv_parts = {"self_attn.kv_latent": (*tokens, kv_rank), "self_attn.k_pe": (*tokens, rope)}
+    kv_latent, k_pe = b.split("self_attn.kv_a_split", compressed, kv_parts)
+    normed = b.norm("self_attn.kv_a_layernorm", kv_latent, kv_rank, fn="rms", bias=False)
     wide = Dim(name="nope_and_v", size=c.nope_dim + c.v_head_dim)
-    kv = b.linear(f"{path}.kv_b_proj", normed, out=(heads, wide), contract=(kv_rank,), bias=False)
-    parts = {f"{path}.k_nope": (*tokens, heads, nope), f"{path}.v": (*tokens, heads, value)}
-    k_nope, v = b.split(f"{path}.kv_b_split", kv, parts)
-    q_pe = b.op("rotary", f"{path}.q_rotary", (q_pe,))
-    k_pe = b.op("rotary", f"{path}.k_rotary", (k_pe,))
-    q = b.op("concat", f"{path}.q", (q_nope, q_pe), (*tokens, heads, qk))
-    k = b.op("concat", f"{path}.k", (k_nope, k_pe), (*tokens, heads, qk))
-    core = b.attention(f"{path}.core", q, k, v, causal=True)
-    return b.linear(f"{path}.o_proj", core, out=(hidden,), contract=(heads, value), bias=False)
+    kv = b.linear("self_attn.kv_b_proj", normed, out=(heads, wide), contract=(kv_rank,), bias=False)
+    parts = {"self_attn.k_nope": (*tokens, heads, nope), "self_attn.v": (*tokens, heads, value)}
+    k_nope, v = b.split("self_attn.kv_b_split", kv, parts)
+    q_pe = b.op("rotary", "self_attn.q_rotary", (q_pe,))
+    k_pe = b.op("rotary", "self_attn.k_rotary", (k_pe,))
+    q = b.op("concat", "self_attn.q", (q_nope, q_pe), (*tokens, heads, qk))
+    k = b.op("concat", "self_attn.k", (k_nope, k_pe), (*tokens, heads, qk))
+    core = b.attention("self_attn.core", q, k, v, causal=True)
+    return b.linear("self_attn.o_proj", core, out=(hidden,), contract=(heads, value), bias=False)
 
 
 def mixture(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig) -> str:

@@ -130,14 +130,14 @@ def log_widths(found: Evidence, numbers: BandNumbers) -> tuple[float, float]:
     return both, both + up
 
 
-def band_of(found: Evidence, numbers: BandNumbers | None = None) -> Ratios:
-    """Between which measured over predicted lies. numbers: in place of those on record."""
-    own = numbers or band_numbers()
+def band_of(found: Evidence) -> Ratios:
+    """Between which measured over predicted lies."""
+    own = band_numbers()
     down, up = log_widths(found, own)
     return Ratios(low=exp(-own.below * exp(down)), high=exp(min(own.above * exp(up), WIDEST)))
 
 
-def memory_ratios(numbers: BandNumbers | None = None) -> Ratios:
+def memory_ratios() -> Ratios:
     """Between which measured over predicted peak memory lies."""
-    own = numbers or band_numbers()
+    own = band_numbers()
     return Ratios(low=exp(-own.memory_below), high=exp(own.memory_above))

@@ -118,13 +118,13 @@ def memory_unit(size: float) -> tuple[str, int]:
     return ("GiB", 2**30) if size >= 2**30 else ("MiB", 2**20)
 
 
-def ranges(values: Sequence[int], limit: int = 3) -> str:
-    """Whole numbers as ranges, `0-3,8`; after `limit` of them `…`."""
+def ranges(values: Sequence[int]) -> str:
+    """Whole numbers as ranges, `0-3,8`; after three of them `…`."""
     parts: list[list[int]] = []
     for value in values:
         if parts and value == parts[-1][1] + 1:
             parts[-1][1] = value
         else:
             parts.append([value, value])
-    texts = [f"{a}-{b}" if b > a else f"{a}" for a, b in parts[:limit]]
-    return ",".join(texts) + (",…" if len(parts) > limit else "")
+    texts = [f"{a}-{b}" if b > a else f"{a}" for a, b in parts[:3]]
+    return ",".join(texts) + (",…" if len(parts) > 3 else "")

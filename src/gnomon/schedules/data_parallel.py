@@ -17,9 +17,7 @@ from gnomon.schedules.offload import offload_optimizer
 from gnomon.schedules.zero import shard_optimizer
 
 
-def shard_state(
-    program: Program, optimizer: Optimizer, overlap: Overlap, *, shards: int, replicas: int, blocks_per_bucket: int = 1
-) -> Program:
+def shard_state(program: Program, optimizer: Optimizer, overlap: Overlap, *, shards: int, replicas: int) -> Program:
     """The Program with data-parallel state as the plan has it.
 
     program: with all-reduces (AR, if any) and updates (OPT), each stage a block. shards, replicas: ranks that divide
@@ -34,7 +32,6 @@ def shard_state(
         program = shard_optimizer(
             program,
             zero=optimizer.zero,
-            blocks_per_bucket=blocks_per_bucket,
             overlap_reduce=overlap.grad_reduce,
             overlap_gather=overlap.param_gather,
             replicas=replicas > 1,

@@ -32,6 +32,9 @@ from gnomon.search.space import divisors, has_tied
 OWN = "gnomon"
 """The stack that runs such plans."""
 
+KEPT = 6
+"""Plans of each number of microbatches that are predicted."""
+
 MOST_DEVICES = 128
 """Devices of a cluster that the planner is for. Up to `replication.EXACT_DEVICES` its programme drops nothing."""
 
@@ -201,12 +204,11 @@ def dapple(
     counts: Sequence[int] = (),
     stack: Stack = PLAIN_STACK,
     limit_bytes: int | None = None,
-    keep: int = 6,
 ) -> Dapple:
     """The fastest plan with stages of any numbers of replicas that the planner finds, with either warm-up of its paper.
 
     base: precision, optimizer, what is recomputed. counts: numbers of microbatches to try; left out, those that give
-    each device a sequence or more of a microbatch. keep: plans of each that are predicted. PlanError for more devices
+    each device a sequence or more of a microbatch. PlanError for more devices
     than it is for, or when no number of microbatches divides the batch.
     """
     if cluster.num_devices > MOST_DEVICES:
@@ -224,7 +226,7 @@ def dapple(
     alike = stack.name == OWN and has_tied(graph)  # what our own runtime asks of tied weights
     for count in tried:
         prices = Prices(graph, cluster, workload, base, count, stack, limit_bytes)
-        found, extended = pipelines(prices, keep)
+        found, extended = pipelines(prices, KEPT)
         states += extended
         shapes = dict.fromkeys((*(pieces for _, pieces in found), *equal_splits(prices)))
         able = [each for each in shapes if not alike or len({len(piece.devices) for piece in each}) == 1]

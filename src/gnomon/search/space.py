@@ -330,14 +330,12 @@ def make_space(
     fixed: Mapping[str, object] | None = None,
     limits: Iterable[Limit] = (),
     stack: Stack | None = None,
-    devices: int | None = None,
     beyond: Container[str] = (),
 ) -> Space:
     """All choices that make sense for a model on a cluster, less what is fixed, forbidden or beyond the stack.
 
-    base: what does not vary. fixed: field of Point -> its one value. devices: ranks, in place of all devices of the
-    cluster. beyond: those of `BEYOND` that the space has too, where the base plan leaves them open. PlanError when a
-    field is left without a choice.
+    base: what does not vary. fixed: field of Point -> its one value. beyond: those of `BEYOND` that the space
+    has too, where the base plan leaves them open. PlanError when a field is left without a choice.
     """
     if is_mixed(cluster):
         names = " and ".join(kind.name for kind in kinds_of(cluster))
@@ -348,10 +346,9 @@ def make_space(
     base = base or Plan()
     if stack is not None and stack.name == "gnomon":
         _check_own(graph, base)
-    count = cluster.num_devices if devices is None else devices
     num_layers = count_layers(graph)
     experts = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
-    ranks = divisors(count)
+    ranks = divisors(cluster.num_devices)
     longest = max(workload.sequence_lengths(), default=1)
     ways: tuple[Recompute, ...] = ("none", "selective", "full")
     if "activation_offload" in beyond and base.saved == Saved() and _copies(cluster):
@@ -382,7 +379,7 @@ def make_space(
     choices = narrowed(choices, fixed or {}, every)
     found = Space(
         base=base,
-        devices=count,
+        devices=cluster.num_devices,
         global_batch=workload.batch_size,
         num_layers=num_layers,
         experts=bool(experts),
@@ -393,7 +390,7 @@ def make_space(
         **choices,  # type: ignore[arg-type]
     )
     if not found.size:
-        raise PlanError(_no_axes(choices, count))
+        raise PlanError(_no_axes(choices, cluster.num_devices))
     return found
 
 

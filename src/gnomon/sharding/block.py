@@ -136,14 +136,10 @@ def shard_block(
     )
 
 
-def shard_graph(
-    graph: Graph, layout: Layout, mesh: Mesh, sizes: Sizes, dtypes: Dtypes, calls: Collection[str] = ()
-) -> dict[str, ShardedBlock]:
-    """Each block of `graph` (or of the named `calls`) on one rank of `mesh`, by name; inputs of the graph get no
-    gradient."""
-    wanted = [call for call in graph.calls if not calls or call.name in calls]
+def shard_graph(graph: Graph, layout: Layout, mesh: Mesh, sizes: Sizes, dtypes: Dtypes) -> dict[str, ShardedBlock]:
+    """Each block of `graph` on one rank of `mesh`, by name; inputs of the graph get no gradient."""
     given: dict[str, set[str]] = {}
-    for call in wanted:
+    for call in graph.calls:
         # Only what every call of the block takes from the batch itself.
         now = {own for own, source in call.inputs if "." not in source}
         given[call.block] = given.get(call.block, now) & now

@@ -1,8 +1,8 @@
 """`gnomon calibrate --from RUNS`: a stack file from a few measured runs of the user's own.
 
 `run(options)` reads `options.runs`, a table as `gnomon validate` reads it, or plan files that say what was measured,
-as `gnomon plan --try` leaves them, fits the stack's numbers, writes
-`options.output` and prints what changed; 0 when it is written. Leaves out measuring this machine (`cli.calibrate`).
+as `gnomon plan --try` leaves them, fits the stack's numbers, writes `options.output` and prints what changed; 0 when it
+is written. Leaves out measuring this machine (`cli.calibrate`).
 """
 
 from __future__ import annotations

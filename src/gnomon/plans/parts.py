@@ -149,7 +149,7 @@ class SavedRule:
     """Selector of layers, as in `layers[0:8]`; `*` for all."""
     tensors: tuple[str, ...] = ("*",)
     """Patterns over tensor names and op paths within the block, with `*` for any text, as in `attention.*` or
-    `gate_up`; the word `input` is what a layer reads from the one before, which can be kept or offloaded."""
+    `mlp.gate_proj`; the word `input` is what a layer reads from the one before, which can be kept or offloaded."""
     action: Action = "keep"
     """`keep` in device memory, `recompute` from what is kept before it, or `offload` to the host until backward."""
     first_per_stage: int | None = None

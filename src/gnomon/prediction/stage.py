@@ -1,8 +1,8 @@
 """The layers of one pipeline stage on one of its ranks: their prices, parameters, and what each action costs.
 
-`stage_price(...)` gathers `layer_price`s of the layers that a plan puts on a stage, run-length coded, with the links
-behind its axes. Parameters that layers of one stage share are counted once. Leaves out the order of actions and memory
-over time (the Program's), and the rest of the ranks.
+`stage_prices(...)` gathers `layer_price`s of the layers that a plan puts on each stage, run-length coded, with the
+links behind its axes. Parameters that layers of one stage share are counted once. Leaves out the order of actions and
+memory over time (the Program's), and the rest of the ranks.
 """
 
 from __future__ import annotations

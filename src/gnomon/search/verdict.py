@@ -1,8 +1,8 @@
 """What a plan holds at every row of its schedule: a better bound on memory than the first, for points about to run.
 
-`least_peak(loose)` looks at all rows, those of weight gradients too, which `leaves.held_bytes` leaves out, and `groups`
-counts all communicators that are sure: both cost more than the first bounds and are asked for points that a bound on
-time has left. Leaves out rows of ZeRO 3, which are layers.
+`least_peak(loose)` looks at all rows, those of weight gradients too, which `leaf_memory.held_bytes` leaves out, and
+`groups` counts all communicators that are sure: both cost more than the first bounds and are asked for points that a
+bound on time has left. Leaves out rows of ZeRO 3, which are layers.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.plans import (
-    Arrivals,
     Lengths,
     RouterLoad,
     Unit,
@@ -118,8 +117,6 @@ def test_workloads_as_text() -> None:
         (lambda: RouterLoad(s=2.0), "does not use s"),
         (lambda: RouterLoad(capacity=0.5), "at least 1"),
         (lambda: RouterLoad(padded=True), "give one"),
-        (lambda: Arrivals(kind="poisson"), "positive"),
-        (lambda: Arrivals(kind="trace", times_s=(2.0, 1.0)), "not decreasing"),
         (lambda: Lengths(values=(1, 2), weights=(1.0,)), "one weight for each"),
     ],
 )

@@ -127,8 +127,6 @@ class Op:
     """Names of the dims summed over, for the kinds in CONTRACTIONS; each is in both of the first two inputs."""
     attrs: tuple[tuple[str, AttrValue], ...] = ()
     """Sorted pairs, made by `attrs(...)`; what each kind reads is said beside its rule."""
-    body: None = None
-    """Index maps for the compiler; not used yet."""
 
     def __post_init__(self) -> None:
         if self.kind not in OP_KINDS:

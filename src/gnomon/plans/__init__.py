@@ -54,7 +54,6 @@ from gnomon.plans.stages import shared_parameters as shared_parameters
 from gnomon.plans.stages import stage_layers as stage_layers
 from gnomon.plans.stages import transfers as transfers
 from gnomon.plans.vocabulary import divided_layers as divided_layers
-from gnomon.plans.workload import Arrivals as Arrivals
 from gnomon.plans.workload import Lengths as Lengths
 from gnomon.plans.workload import Piece as Piece
 from gnomon.plans.workload import RouterLoad as RouterLoad

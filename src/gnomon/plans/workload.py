@@ -179,28 +179,6 @@ class RouterLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
-    """When requests arrive, for serving. `none` for training: the batch is there."""
-
-    kind: Literal["none", "poisson", "trace"] = "none"
-    """`poisson`: a steady rate. `trace`: the listed times."""
-    rate_per_s: float = 0.0
-    """Mean requests a second, for `poisson`."""
-    times_s: tuple[float, ...] = ()
-    """Arrival times in seconds, not decreasing, for `trace`."""
-
-    def __post_init__(self) -> None:
-        if (self.kind == "poisson") != (self.rate_per_s != 0.0) or self.rate_per_s < 0:
-            raise PlanError(
-                f"arrivals {self.kind!r} with rate_per_s = {self.rate_per_s}: only 'poisson' has a rate, a positive one"
-            )
-        if (self.kind == "trace") != bool(self.times_s):
-            raise PlanError("arrivals 'trace' needs times_s, and only it takes them")
-        if any(b < a for a, b in zip(self.times_s, self.times_s[1:], strict=False)) or any(t < 0 for t in self.times_s):
-            raise PlanError("arrival times must be >= 0 and not decreasing; sort them")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
     """A distribution of sequence lengths: each length with its weight (probabilities or counts)."""
 
@@ -246,8 +224,6 @@ class Workload:
     encoder–decoder."""
     router: RouterLoad = RouterLoad()
     """How tokens spread over experts."""
-    arrivals: Arrivals = Arrivals()
-    """When requests arrive."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("seq_len", "lengths", "distribution") if getattr(self, name)]

@@ -97,8 +97,11 @@ class LocalContext:
     precision: Precision
     """Its `fp8` is None for a layer that keeps the compute dtype."""
     kernels: Kernels
+    """Which ops the stack fuses, and so what their backward reads."""
     facts: KernelFacts
+    """What else of the stack the price depends on."""
     device: Device
+    """What the rank runs on."""
     expert_overlap: bool = False
     """Dispatch and combine travel beside computing of another microbatch (`Overlap.experts`)."""
     split_paths: tuple[tuple[str, int], ...] = ()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gnomon.cli import main
 from gnomon.plans import load_plan_file
+from gnomon.plans.stacks import stack as named_stack
+from gnomon.schema import save_file
 
 FILE = """\
 schema = "gnomon.cluster/1"
@@ -57,6 +60,18 @@ def test_shares_by_speed_are_printed_and_written(
     assert file.predicted is not None and [stage.shares for stage in file.plan.stages] == [(4, 2)]
     assert main(["predict", "--plan", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(file.predicted.step_s, rel=1e-9)
+
+
+def test_a_stack_of_ones_own_is_found_again_from_the_plan_file(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name is in no catalogue, so the file names the file that it was read from."""
+    stack, path = tmp_path / "mine.toml", tmp_path / "plan.toml"
+    save_file(replace(named_stack("gnomon"), name="mine"), stack)
+    assert main([*asked, "--stack", str(stack), "-o", str(path)]) == 0
+    assert load_plan_file(path).stack == str(stack)
+    capsys.readouterr()
+    assert main(["predict", "--plan", str(path)]) == 0
 
 
 def test_json_says_what_is_gained_and_points_add_up(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
-from datetime import date
-from pkgutil import resolve_name
 from typing import Any
 
 from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
+from gnomon.cli.plan_file import plan_file
 from gnomon.cli.plan_goals import answer, is_asked, name_of
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
@@ -33,7 +32,7 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
-from gnomon.plans import Goal, Optimizer, Plan, PlanFile, Predicted, RouterLoad, Saved, Stack, Workload, save_plan_file
+from gnomon.plans import Goal, Optimizer, Plan, PlanFile, RouterLoad, Saved, Stack, Workload, save_plan_file
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
@@ -368,25 +367,6 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
 
 
 def _file(options: argparse.Namespace, found: Result, best: Found, assumed: list[str]) -> PlanFile:
-    prediction = best.prediction
-    values: dict[str, Any] = {"assumptions": (*assumed, *prediction.assumptions)}
-    predicted = Predicted(
-        step_s=prediction.step_s,
-        peak_memory_bytes=prediction.tightest.peak_bytes,
-        tokens_per_s=prediction.tokens_per_s_per_device * found.space.devices,
-        made=f"gnomon {resolve_name('gnomon:__version__')}, {date.today().isoformat()}",
-        **values,
-    )
-    stack = "" if found.stack is PLAIN_STACK else found.stack.name
-    if (options.stack or "").endswith(".toml"):
-        stack = options.stack
-    return PlanFile(
-        model=options.model,
-        on=options.on,
-        stack=stack,
-        workload=found.workload,
-        plan=best.plan,
-        predicted=predicted,
-        runners_up=tuple(each.plan for each in found.best if each.plan != best.plan),
-        too_large=tuple(each.plan for each in found.near if each.step_s < best.step_s),
-    )
+    faster = tuple(each.plan for each in found.near if each.step_s < best.step_s)
+    others = (each.plan for each in found.best)
+    return plan_file(options, found.workload, found.stack, best.prediction, assumed, others=others, too_large=faster)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from datetime import date
-from pkgutil import resolve_name
 
 from gnomon.cli.options_plan import SHOWN
+from gnomon.cli.plan_file import plan_file
 from gnomon.cli.terminal import Covered, print_json, print_lines, written
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Goal, Plan, PlanFile, Predicted, Stack, Workload, save_plan_file
-from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.plans import Goal, Plan, PlanFile, Stack, Workload, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
 from gnomon.search.dapple import OWN
 from gnomon.search.mixed import MixedResult, plan_mixed
@@ -71,23 +69,6 @@ def plan_unlike(
 
 
 def _file(options: argparse.Namespace, found: MixedResult, assumed: Sequence[str]) -> PlanFile:
-    best = found.best[0]
-    prediction = best.prediction
-    predicted = Predicted(
-        step_s=prediction.step_s,
-        peak_memory_bytes=prediction.tightest.peak_bytes,
-        tokens_per_s=prediction.tokens_per_s_per_device * len(set(best.plan.device_of)),
-        made=f"gnomon {resolve_name('gnomon:__version__')}, {date.today().isoformat()}",
-        assumptions=(*assumed, *prediction.assumptions),
-    )
-    stack = "" if found.stack is PLAIN_STACK else found.stack.name
-    others = (*found.best[1:], found.equal, *(alone for _, alone in found.alone))
-    return PlanFile(
-        model=options.model,
-        on=options.on,
-        stack=stack,
-        workload=found.workload,
-        plan=best.plan,
-        predicted=predicted,
-        runners_up=tuple(dict.fromkeys(each.plan for each in others if each is not None and each.plan != best.plan)),
-    )
+    others = (*found.best, found.equal, *(alone for _, alone in found.alone))
+    plans = (each.plan for each in others if each is not None)
+    return plan_file(options, found.workload, found.stack, found.best[0].prediction, assumed, others=plans)

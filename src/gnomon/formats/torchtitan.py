@@ -31,6 +31,7 @@ from gnomon.formats.job import (
     shorten,
 )
 from gnomon.formats.torchtitan_models import flavor
+from gnomon.graph import Graph
 from gnomon.models.presets import build
 from gnomon.plans import (
     DType,
@@ -409,14 +410,14 @@ def saved_of(f: Fields, config: ModelConfig, mesh: Mesh) -> Saved:
         return Saved(rules=tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in every))
     if option != "op":
         f.fail(f"{section}.selective_ac_option", f"{option!r} is neither 'op' nor a number of layers from 1 on")
-    return Saved(preset="full", rules=(SavedRule(tensors=kept_ops(config, mesh.ep > 1)),))
+    return Saved(preset="full", rules=(SavedRule(tensors=kept_ops(build(config), mesh.ep > 1)),))
 
 
-def kept_ops(config: ModelConfig, exchanged: bool) -> tuple[str, ...]:
+def kept_ops(graph: Graph, exchanged: bool) -> tuple[str, ...]:
     """What `selective_ac_option = "op"` keeps: attention, every other product in the order of a layer (those of experts
     are grouped and made again), and what experts' ranks have exchanged."""
     kept = ["self_attn.core*"]
-    for block in build(config).blocks:
+    for block in graph.blocks:
         if not any(op.kind == "attention" for op in block.ops):
             continue
         kept += [op.path for op in block.ops if op.kind == "linear"][::2]

@@ -28,55 +28,63 @@ DEVICE_WORDS = (
     (r"h100.*(96|hbm2e|500 ?w)", "h100-sxm-96gb"),
     (r"h100.*nvl", "h100-nvl-94gb"),
     (r"h100.*pcie", "h100-pcie-80gb"),
-    (r"h100", "h100-sxm-80gb"),
+    (r"h100|p5\.\d|a3-(?:high|mega)", "h100-sxm-80gb"),
     (r"gb300", "gb300-nvl72"),
     (r"gb200", "gb200-nvl72"),
-    (r"h200", "h200-sxm-141gb"),
-    (r"b200", "b200-sxm-180gb"),
+    (r"h200|p5en?\.|a3-ultra", "h200-sxm-141gb"),
+    (r"b200|p6-b200|a4-high", "b200-sxm-180gb"),
     (r"b300", "b300-sxm-288gb"),
-    (r"a100.*pcie.*40|a100.*40.*pcie", "a100-pcie-40gb"),
+    (r"a[18]00.*pcie.*(?<!\d)40|a[18]00.*(?<!\d)40.*pcie", "a100-pcie-40gb"),
+    (r"a800.*pcie", "a100-pcie-80gb"),
     (r"gh200", "gh200-96gb"),
     (r"h800", "h800-sxm-80gb"),
     (r"h20", "h20-sxm-96gb"),
     (r"a800", "a800-sxm-80gb"),
-    (r"rtx.?a6000|a6000", "rtx-a6000-48gb"),
-    (r"6000.?ada", "rtx-6000-ada-48gb"),
-    (r"3090", "rtx-3090-24gb"),
-    (r"4090", "rtx-4090-24gb"),
-    (r"5090", "rtx-5090-32gb"),
-    (r"titan.?rtx", "titan-rtx-24gb"),
-    (r"2080.?ti", "rtx-2080-ti-11gb"),
-    (r"l40s", "l40s-48gb"),
+    (r"6000.?ada|ada.?6000", "rtx-6000-ada-48gb"),
+    (r"(?:rtx.?)?a6000", "rtx-a6000-48gb"),
+    (r"(?:rtx.?)?3090", "rtx-3090-24gb"),
+    (r"(?:rtx.?)?4090(?!.?d\b)", "rtx-4090-24gb"),
+    (r"(?:rtx.?)?5090(?!.?d\b)", "rtx-5090-32gb"),
+    (r"titan.?rtx|rtx.?titan", "titan-rtx-24gb"),
+    (r"(?:rtx.?)?2080.?ti", "rtx-2080-ti-11gb"),
+    (r"l40s|g6e\.", "l40s-48gb"),
     (r"l40", "l40-48gb"),
-    (r"l4", "l4-24gb"),
+    (r"l4|g6\.|g2-standard", "l4-24gb"),
     (r"a40", "a40-48gb"),
     (r"a30", "a30-24gb"),
-    (r"a10g", "a10g-24gb"),
+    (r"a10g|g5\.", "a10g-24gb"),
     (r"a10", "a10-24gb"),
-    (r"(?:tesla.?)?t4", "t4-16gb"),
+    (r"(?:tesla.?)?t4|g4dn\.", "t4-16gb"),
     (r"(?:tesla.?)?p100", "p100-sxm-16gb"),
     (r"v100.*dgx-?2|dgx-?2.*v100", "v100-sxm3-32gb"),
     (r"a100.*pcie", "a100-pcie-80gb"),
-    (r"a100.*40", "a100-sxm-40gb"),
-    (r"a100", "a100-sxm-80gb"),
-    (r"v100.*16", "v100-sxm-16gb"),
-    (r"v100", "v100-sxm-32gb"),
+    (r"a100.*(?<!\d)(?:40|320 ?gb)|p4d\.|a2-highgpu", "a100-sxm-40gb"),
+    (r"a100|p4de\.|a2-ultragpu", "a100-sxm-80gb"),
+    (r"v100s?.*pcie.*(?<!\d)16|v100.*(?<!\d)16.*pcie", "v100-pcie-16gb"),
+    (r"v100s?.*pcie", "v100-pcie-32gb"),
+    (r"v100.*(?<!\d)16|p3\.\d", "v100-sxm-16gb"),
+    (r"v100|p3dn\.", "v100-sxm-32gb"),
     (r"mi355", "mi355x-288gb"),
     (r"mi325", "mi325x-256gb"),
     (r"mi350", "mi350x-288gb"),
-    (r"mi300", "mi300x-192gb"),
+    (r"mi300x?(?!a)", "mi300x-192gb"),
     (r"mi100", "mi100-32gb"),
     (r"mi210", "mi210-64gb"),
     (r"mi250x", "mi250x-gcd"),
     (r"mi250", "mi250-gcd"),
-    (r"tpu.*(7x|v7|ironwood)", "tpu-7x"),
-    (r"tpu.*v6e|trillium", "tpu-v6e"),
-    (r"tpu.*v5p", "tpu-v5p"),
-    (r"tpu.*(v5e|v5 ?lite)", "tpu-v5e"),
-    (r"tpu.*v4", "tpu-v4"),
-    (r"tpu.*v3", "tpu-v3"),
+    (r"tpu.*(7x|v7)|.*ironwood", "tpu-7x"),
+    (r"(?:.*tpu.*)?v6e(?!\d)|trillium", "tpu-v6e"),
+    (r"(?:.*tpu.*)?v5p(?!\d)", "tpu-v5p"),
+    (r"(?:.*tpu.*)?(v5e|v5 ?lite(?:pod)?)(?!\d)", "tpu-v5e"),
+    (r"tpu.*v4|v4(?=-\d+\b)", "tpu-v4"),
+    (r"tpu.*v3|v3(?=-\d+\b)", "tpu-v3"),
 )
-"""(pattern of a device that the catalogue does not list by that name, the device it is)."""
+"""(pattern of a device that the catalogue does not list by that name, the device it is). Instances of clouds are named
+by their families' pages (aws.amazon.com/ec2/instance-types, cloud.google.com/compute/docs/gpus; read 2026-11-23). An
+A800 on a card is an A100 on a card but for its bridge."""
+
+COUNTED = r"^\d+ ?[x×*] ?"
+"""What stands before a device whose number is in the name: `8xH100`."""
 
 TITAN_H100 = r"torchtitan"
 """Its benchmarks' H100 have 96 GB of HBM2e at 2.4 TB/s and 500 W (torchtitan benchmarks/llama3_h100_202412)."""
@@ -132,7 +140,8 @@ def _largest_node(device: str) -> int:
 
 def _device(row: Row) -> tuple[str, str]:
     """(name in the catalogue, what was assumed). A name of no device is returned as it is: the catalogue refuses it."""
-    name, text = row.device, row.device.lower()
+    name = re.sub(COUNTED, "", row.device, flags=re.IGNORECASE)
+    text = name.lower()
     if name in DEVICES:
         return DEVICES[name]
     if re.search(TITAN_H100, row.framework.lower()) and name in ("h100", "h100-sxm-80gb"):

@@ -8,6 +8,7 @@ layers) is refused by name. Leaves out how it is run.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from math import lcm
@@ -23,10 +24,18 @@ from gnomon.formats.published.settings import METHODS, ZERO_BUBBLE
 from gnomon.formats.published.sizes import MAXTEXT
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
-from gnomon.models.decoder import DecoderConfig, decoder
+from gnomon.models.decoder import DecoderConfig, Mixture, decoder
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3, deepseek_v3_671b
 from gnomon.models.gpt import GptConfig, gpt
-from gnomon.models.hybrid import HybridConfig, hybrid, nemotron_3_nano, nemotron_3_super, nemotron_3_ultra
+from gnomon.models.hybrid import (
+    HybridConfig,
+    hybrid,
+    mamba2_2_7b,
+    nemotron_3_nano,
+    nemotron_3_super,
+    nemotron_3_ultra,
+    nemotron_h_8b,
+)
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.lora import Adapters, with_adapters
 from gnomon.models.mixtral import MixtralConfig, mixtral
@@ -59,7 +68,13 @@ MAXTEXT_HEAD_DIM = 256
 """Of MaxText's v4 recipes, whose feed-forward has no gate: with both, sizes give the parameters that the models are
 named by."""
 
-HEAD_DIMS = ((r"qwen3", 128), (r"gpt.oss", 64))
+HEAD_DIMS = (
+    (r"qwen.?3", 128),
+    (r"gpt.oss", 64),
+    (r"gemma.?2.*27b", 128),
+    (r"gemma(?!.?[34])", 256),
+    (r"mistral.?(?:nemo|small)|ministral|devstral|glm.?4\.[5-9]", 128),
+)
 """Head widths that are not hidden / heads."""
 
 UNKNOWN_LAYERS = (
@@ -72,7 +87,9 @@ UNKNOWN_LAYERS = (
 )
 """(pattern of model names, why there is no graph)."""
 
-HYBRIDS = (
+HYBRIDS: tuple[tuple[str, Callable[..., HybridConfig]], ...] = (
+    (r"nemotron.?h.*8b", lambda mtp_depth=0: nemotron_h_8b()),
+    (r"mamba.?2.*2\.7b", lambda mtp_depth=0: mamba2_2_7b()),
     (r"nemotron.*lightning", nemotron_3_nano),
     (r"nemotron.v?3.nano", nemotron_3_nano),
     (r"nemotron.v?3.super", nemotron_3_super),
@@ -102,9 +119,12 @@ _MEGATRON_DROPOUT = r"megatron-lm|megatron-deepspeed|megatron\+deepspeed|libai|o
 
 GATED = (
     r"llama|mistral|qwen|baichuan|deepseek.?(?:coder|llm|math)|vicuna|alpaca|internlm|smollm|phi.?[34]|\byi\b|olmo"
-    r"|glm|granite|exaone|minicpm|skywork|aquila|command.?r|stablelm"
+    r"|glm|granite|exaone|minicpm|skywork|aquila|command.?r|stablelm|gemma|palm"
 )
 """Models with Llama's layer: a gated feed-forward, RMS norms, no biases that matter."""
+
+UNGATED = r"gpt|opt|bloom|falcon|mpt|pythia|neo|starcoder|phi|nemotron|turing|nlg|galactica|maxtext|codegen|santacoder"
+"""Models whose feed-forward has no gate."""
 
 UNPADDED = r"VIA-Research/vTrain.*single"
 """Sources whose model divides the vocabulary over tp as it is (vTrain f8dda84 src/model/gpt_modeling.py); its measured
@@ -129,7 +149,7 @@ def model_config(row: Row) -> tuple[Config, tuple[str, ...]]:
         config, more = _mixture(row, name, vocab)
     elif re.search(r"bert", name):
         config, more = _bert(row, vocab), ()
-    elif re.search(GATED, name):
+    elif re.search(GATED, name) or _gated_by_sizes(row, name, vocab):
         config, more = _llama(row, name, vocab), ()
     elif re.match(MAXTEXT, name) and "global_parameter_scale" in row.notes:
         config, more = _llama(row, name, vocab), ()
@@ -188,6 +208,22 @@ def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
     return size, notes
 
 
+def _gated_by_sizes(row: Row, name: str, vocab: int) -> bool:
+    """Whether a model that no pattern names has a gated feed-forward: the count of parameters that was published says,
+    or a width that is not four times the hidden size, as that of every GPT is."""
+    if re.search(UNGATED, name) or is_test(row) or not (row.ffn or "").isdigit() or not (row.kv_heads or "1").isdigit():
+        return False
+    hidden, ffn, layers = _int(row, "hidden"), _ffn(row), _int(row, "layers")
+    if row.params_b is None:
+        return ffn != 4 * hidden
+    attention = 2 * hidden * hidden * (1 + _kv_heads(row) / _int(row, "heads"))
+    plain, gated = (layers * (attention + n * hidden * ffn) + vocab * hidden for n in (2, 3))
+    published = row.params_b * 1e9
+    return min(abs(gated - published), abs(gated + vocab * hidden - published)) < min(
+        abs(plain - published), abs(plain + vocab * hidden - published)
+    )
+
+
 def _int(row: Row, column: str) -> int:
     value = getattr(row, column)
     if not isinstance(value, int):
@@ -216,6 +252,8 @@ def _head_dim(row: Row, name: str) -> int:
             return size
     if re.match(MAXTEXT, name):
         return 128 if "global_parameter_scale" in row.notes else MAXTEXT_HEAD_DIM
+    if hidden % heads and name.startswith("palm"):
+        return 256
     if hidden % heads:
         raise InputError(f"hidden = {hidden} is not divisible by heads = {heads}")
     return hidden // heads
@@ -330,19 +368,21 @@ def _bert(row: Row, vocab: int) -> BertConfig:
 
 
 def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
-    counts = re.fullmatch(r"(\d+)(?:\+(\d+) shared)?", row.experts or "")
-    widths = re.fullmatch(r"(?:(\d+) dense / )?(\d+)(?: expert)?", row.ffn or "")
-    if counts is None or widths is None or row.topk is None:
+    counts = re.fullmatch(r"(\d+)(?: routed)?(?: ?\+ ?(\d+)(?: shared)?)?", row.experts or "")
+    widths = _widths(row.ffn or "")
+    if counts is None or "expert" not in widths or row.topk is None:
         raise InputError(f"experts = {row.experts!r}, ffn = {row.ffn!r}, topk = {row.topk!r} do not say the mixture")
-    if row.kv_heads == "MLA":
+    if (row.kv_heads or "").upper() == "MLA":
         return _deepseek(row, name, vocab, int(counts[1]), int(counts[2] or 1), widths)
+    if counts[2] or "dense" in widths or "shared" in widths:
+        return _with_shared(row, name, vocab, int(counts[1]), int(counts[2] or 1), widths)
     oss = bool(re.search(r"gpt.oss", name))  # openai/gpt-oss-120b config.json: sliding_window, layer_types, biases
     dropout = _DROPOUT if is_test(row) else 0.0
     config = MixtralConfig(
         **_grouped(row, name, vocab),
         num_experts=int(counts[1]),
         experts_per_token=row.topk,
-        expert_ffn_size=int(widths[2]),
+        expert_ffn_size=widths["expert"],
         qk_norm="qwen3" in name,
         dropout=dropout,
         attention_dropout=dropout,
@@ -356,6 +396,30 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
         rotary_factor=oss,
     )
     return config, ()
+
+
+def _widths(ffn: str) -> dict[str, int]:
+    """Widths of feed-forwards by kind: `dense`, `shared` and `expert`, as is what has no word."""
+    words = {"dense": "dense", "shared": "shared"}
+    found = re.finditer(r"(\d+)(?:[ _-]*\(?(dense|shared|expert|moe|routed)\b)?", ffn)
+    return {words.get(match[2] or "", "expert"): int(match[1]) for match in found}
+
+
+def _with_shared(
+    row: Row, name: str, vocab: int, experts: int, shared: int, widths: dict[str, int]
+) -> tuple[DecoderConfig, tuple[str, ...]]:
+    """Experts that some tokens visit beside one that all do, as wide as the shared ones together; a dense width is
+    that of the first layer."""
+    mixture = Mixture(
+        num_experts=experts,
+        experts_per_token=row.topk or 1,
+        expert_ffn_size=widths["expert"],
+        shared_ffn_size=widths.get("shared", shared * widths["expert"]),
+        num_dense_layers=1 if "dense" in widths else 0,
+    )
+    dense = widths.get("dense", widths["expert"])
+    config = DecoderConfig(**_grouped(row, name, vocab), ffn_size=dense, mixture=mixture, qk_norm="qwen3" in name)
+    return config, (f"{shared} shared experts as one of {mixture.shared_ffn_size}",)
 
 
 FAKE_GATE = r"balanced fake gate"
@@ -376,31 +440,42 @@ def _hybrid(config: HybridConfig, row: Row, notes: tuple[str, ...]) -> tuple[Con
 
 
 def _deepseek(
-    row: Row, name: str, vocab: int, experts: int, shared: int, widths: re.Match[str]
+    row: Row, name: str, vocab: int, experts: int, shared: int, widths: dict[str, int]
 ) -> tuple[Config, tuple[str, ...]]:
-    """DeepSeek-V3's latent sizes; Kimi K2 has the same with one dense layer."""
-    dense, topk = 1 if "kimi" in name else 3, row.topk or 8
+    """DeepSeek-V3's latent sizes; Kimi K2, V2 and those like it have the same with one dense layer, the narrow ones
+    without a latent of queries (config.json of DeepSeek-V2, V2-Lite and Moonlight)."""
+    earlier = bool(re.search(r"v2|moonlight", name))
+    dense, topk = 1 if earlier or "kimi" in name else 3, row.topk or 8
     notes = ["latent widths are those of DeepSeek-V3's config"]
-    groups = (1, 1) if "kimi" in name or experts != 256 else (8, 4)
+    groups = (8, 3) if experts == 160 else (1, 1) if "kimi" in name or experts != 256 else (8, 4)
     if re.search(FAKE_GATE, row.notes) and experts % topk == 0:
         groups = experts // topk, 1
         notes.append("balanced fake gate: a token goes to experts that follow each other")
+    whole = deepseek_v3_671b()
+    hidden = _int(row, "hidden")
     config = replace(
-        deepseek_v3_671b(),
+        whole,
         name=row.model,
         num_layers=_int(row, "layers"),
         num_dense_layers=min(dense, _int(row, "layers") - 1),
+        hidden_size=hidden,
+        q_rank=whole.q_rank if hidden >= NARROW_WIDTH else 0,
         num_heads=_int(row, "heads"),
         num_experts=experts,
         num_shared_experts=shared,
         experts_per_token=topk,
         num_groups=groups[0],
         groups_per_token=groups[1],
-        expert_ffn_size=int(widths[2]),
-        ffn_size=int(widths[1] or widths[2]),
+        router="softmax" if re.search(r"v2", name) else whole.router,
+        expert_ffn_size=widths["expert"],
+        ffn_size=widths.get("dense", widths["expert"]),
         vocab_size=vocab,
         mtp_modules=mtp_modules(row),
     )
     if config.mtp_modules and "mtp" not in name:
         notes.append("a multi-token prediction module: its recipes train it")
     return config, tuple(notes)
+
+
+NARROW_WIDTH = 4096
+"""Hidden size below which DeepSeek's queries have no latent (2048 in V2-Lite, 5120 in V2)."""

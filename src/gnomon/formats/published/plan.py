@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Literal
 
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
-from gnomon.formats.published import automodel, nvidia, settings
+from gnomon.formats.published import automodel, nvidia, settings, torchtitan
 from gnomon.formats.published.bridge import Recipe, mtp_stages, narrow_calls, recipe
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.model import Config
@@ -37,15 +38,19 @@ Notes = tuple[str, ...]
 FRAMEWORKS = (
     (r"^vtrain\b", "vtrain"),
     (r"nanotron", "nanotron"),
-    (r"megatron-deepspeed|megatron\+deepspeed", "megatron-deepspeed"),
+    (r"megatron.*deepspeed|deepspeed.*megatron|neox", "megatron-deepspeed"),
     (r"megatron-bridge", "megatron-bridge"),
     (r"automodel|torchtitan|fsdp2", "torchtitan"),
     (r"nemo", "megatron-bridge"),
     (r"composer|llm-foundry", "llm-foundry"),
-    (r"megatron", "megatron-lm"),
+    (r"megatron|mindspeed|primus|zero-?bubble", "megatron-lm"),
     (r"deepspeed", "deepspeed"),
     (r"colossal|gemini", "deepspeed"),
-    (r"pytorch|fsdp|accelerate|hugging|transformers|\bhf\b|lightning|litgpt|torchtune|\bddp\b", "pytorch-fsdp"),
+    (
+        r"pytorch|fsdp|accelerate|hugging|transformers|\bhf\b|lightning|lit-?gpt|torchtune|\bddp\b|fairscale|metaseq"
+        r"|\bolmo|\btrl\b|sft_?trainer|\bpeft\b|axolotl|llama-?factory|unsloth|xtuner|ms-?swift|fastchat",
+        "pytorch-fsdp",
+    ),
 )
 """(pattern of frameworks, stack that it is, or that is nearest to it). What matches none is a stack of which nothing is
 known."""
@@ -54,8 +59,14 @@ SAME = r"^vtrain|nanotron|megatron-deepspeed|megatron-bridge|torchtitan|composer
 """Frameworks that the stack's record is about; for others it is the nearest, and a note says so."""
 
 
-HUGGING_FACE = r"hugging ?face|transformers|\bhf\b"
+HUGGING_FACE = (
+    r"hugging ?face|transformers|\bhf\b|\btrl\b|sft_?trainer|\bpeft\b|axolotl|llama-?factory|ms-?swift|fastchat"
+    r"|deepspeed-?chat"
+)
 """Programs whose model is transformers' own code."""
+
+DEEPSPEED_FILES = r"zero[-_ ]?(?:stage[-_ ]?)?[1-3]|ds_|deepspeed"
+"""Sharding in words of DeepSpeed's, under which those programs run on it."""
 
 EAGER = {"norm": "unfused", "activation": "unfused", "cross_entropy": "unfused", "rotary": "unfused",
          "logits_dtype": "fp32", "optimizer_step": "single"}  # fmt: skip
@@ -110,7 +121,10 @@ COMPILED = {
 """What torch.compile makes one kernel each of, over a layer and over the loss; and of a checkpoint it runs again only
 what the backward reads (pytorch/pytorch v2.8.0 torch/_functorch/partitioners.py takes out what no gradient needs)."""
 
-DATA_PARALLEL = r"fsdp|\bddp\b|hugging|transformers|accelerate|\bhf\b|trainer|composer|zero-?[23]"
+DATA_PARALLEL = (
+    r"fsdp|\bddp\b|hugging|transformers|accelerate|\bhf\b|trainer|composer|zero-?[23]|torchtune|\btrl\b|axolotl"
+    r"|llama-?factory|lit-?gpt|lightning|nanogpt|llm\.c|unsloth|xtuner|ms-?swift|\bolmo|foundry"
+)
 """Programs and shardings without tensor or pipeline parallelism unless they say so."""
 
 
@@ -120,11 +134,19 @@ transformer_config.py account_for_embedding_in_pipeline_split and account_for_lo
 fork takes one layer from the first and one from the last stage)."""
 
 
+SHARD_RANKS = (
+    r"(?:shard|fsdp)(?:=(\d+)|(\d\d+)| (\d\d+|[3-9])\b)"
+    r"|(?:fsdp_parallelism|fsdp_size)=(\d+)|zero-?1?(?: ?size ?|\.size=|=)(\d+)"
+)
+"""How many ranks shard, in the words of a row; `fsdp2` is a release."""
+
+
 def mesh(row: Row) -> tuple[Mesh, Notes]:
     """Axes. InputError when an axis is not given, or the product is not the number of devices."""
     missing = [c for c in ("tp", "pp") if getattr(row, c) is None]
     notes: Notes = ()
-    if missing and re.search(DATA_PARALLEL, f"{row.framework} {row.zero_or_fsdp or ''}".lower()):
+    alone = row.num_devices is not None and row.num_devices in (1, row.dp)
+    if missing and (alone or re.search(DATA_PARALLEL, f"{row.framework} {row.zero_or_fsdp or ''}".lower())):
         missing = []
         notes = ("tp, pp not given: 1, as programs that only divide data leave them",)
     if missing and re.search(XLA, row.framework.lower()):
@@ -139,15 +161,16 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
     if row.dp is not None and row.dp != dp:
         raise InputError(f"dp = {row.dp}, but {devices} devices / (tp {tp} x pp {pp} x cp {cp}) = {dp}")
     shard = dp // optimizer_instances(row)
-    said = re.search(r"(?:shard|fsdp)=?(\d\d+|(?<==)\d)", row.zero_or_fsdp or "")
-    if (found := said) and not (found[1] == "1" and re.search(XLA, row.framework.lower())):
-        shard = min(int(found[1]), dp)
-    elif re.match("hsdp|hybrid", (row.zero_or_fsdp or "").lower()):
+    found = re.search(SHARD_RANKS, (row.zero_or_fsdp or "").lower())
+    ranks = int(next(filter(None, found.groups()))) if found else 0
+    if ranks and not (ranks == 1 and re.search(XLA, row.framework.lower())):
+        shard = min(ranks, dp)
+    elif re.search(r"hsdp|hybrid[-_ ]?shard|^hybrid", (row.zero_or_fsdp or "").lower()):
         shard = min(row.devices_per_node or 8, dp)
     elif (divided := _divided_by_recipe(row) or nvidia.sharding_ranks(row)) and dp % divided == 0:
         shard = divided
-    elif (found := re.search(r"\b(\d+) slices? of", row.notes)) and dp % int(found[1]) == 0:
-        shard = dp // int(found[1])  # MaxText divides within a slice and replicates over slices
+    elif (slices := re.search(r"\b(\d+) slices? of", row.notes)) and dp % int(slices[1]) == 0:
+        shard = dp // int(slices[1])  # MaxText divides within a slice and replicates over slices
     if dp % shard:
         raise InputError(f"{dp} data-parallel ranks are not a multiple of the {shard} that shard")
     etp = max(expert_slices(row, tp), nvidia.expert_slices(row))
@@ -191,9 +214,11 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
     set_by = recipe(row, facts.release) if re.search(r"megatron-bridge", row.framework.lower()) else Recipe()
     if set_by.narrow_attention and precision.fp8 is not None:
         precision = replace(precision, fp8=replace(precision.fp8, attention=True))
+    if precision.fp8 is not None:
+        precision = replace(precision, fp8=torchtitan.narrow(row, precision.fp8))
     if precision.fp8 is not None and (narrow := narrow_calls(row)):
         precision = replace(precision, fp8=replace(precision.fp8, calls=narrow))
-    overlap = _overlap(row)
+    overlap = Overlap() if optimizer.zero == 3 else _overlap(row)
     if facts.method and schedule.name == "one_f_one_b":
         # sail-sg/VocabularyParallelism 6191c3b megatron/core/pipeline_parallel: all of them refuse overlap_p2p_comm
         overlap = replace(overlap, pipeline_sends=False)
@@ -204,12 +229,18 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
         mesh=axes,
         schedule=schedule,
         saved=saved,
-        layout=Layout(sequence_parallel=sequence, context="all_gather" if gathers_context else "ring"),
+        layout=Layout(sequence_parallel=sequence, context="all_gather" if gathers_context else _exchange(row, axes)),
         overlap=replace(overlap, splits=splits, experts=set_by.overlap),
         optimizer=optimizer,
         precision=precision,
     )
     return made, (*notes, *more, *again, *guessed, *divided, *assumed)
+
+
+def _exchange(row: Row, axes: Mesh) -> Literal["ring", "ulysses"]:
+    """How ranks that share a sequence exchange it."""
+    said = f"{row.framework} {row.sequence_parallel or ''} {row.notes}".lower()
+    return "ulysses" if axes.cp > 1 and re.search(r"ulysses|all.?to.?all sequence|deepspeed sp\b", said) else "ring"
 
 
 def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
@@ -356,23 +387,42 @@ FP8_SUMS = (
 BRIDGE_RECIPES = "NVIDIA-NeMo/Megatron-Bridge, performance recipes of the release (formats.published.bridge)"
 
 
-KERNELS = ((r"\bfa1\b", "flash1"), (r"\bfa2\b", "flash2"), (r"\bfa3\b", "flash3"))
-"""(pattern of `flash_attention`, kernel) where a row says which FlashAttention ran."""
+KERNELS = (
+    (r"\bfa-?1\b|flash\w*[- _]?(?:attn|attention)?[- _]?v?1\b", "flash1"),
+    (r"\bfa-?2\b|flash\w*[- _]?(?:attn|attention)?[- _]?v?2\b", "flash2"),
+    (r"\bfa-?3\b|flash\w*[- _]?(?:attn|attention)?[- _]?v?3\b", "flash3"),
+    (r"^cudnn|[( ]cudnn\)?$", "cudnn"),
+    (r"triton", "triton"),
+)
+"""(pattern of `flash_attention`, kernel) where a row says which kernel ran."""
+
+UNFUSED_WORDS = r"(?:no|false|off|0|none|eager|math|naive|unfused|standard|without)(?![a-z])"
+MEMORY_EFFICIENT_WORDS = r"xformers|mem(?:ory)?[-_ ]?eff"
+YES = r"(?:yes|true|on|1|enabled|y|sp|megatron)(?![a-z0-9])"
+
+
+def _attention(said: str) -> str | None:
+    """Which attention a row's `flash_attention` is."""
+    if not said:
+        return None
+    if re.match(UNFUSED_WORDS, said):
+        return "unfused"
+    return "memory_efficient" if re.search(MEMORY_EFFICIENT_WORDS, said) else "flash"
 
 
 def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     """What the program does, with what the row says about it."""
     program = row.framework.lower()
     name = next((name for pattern, name in FRAMEWORKS if re.search(pattern, program)), None)
+    if name == "pytorch-fsdp" and re.search(HUGGING_FACE, program) and _on_deepspeed(row):
+        name = "deepspeed"
     notes: Notes = ()
     if name is None:
         notes = (f"no record of what {row.framework} does",)
     elif not re.search(SAME, program):
         notes = (f"{row.framework} taken as the stack {name}",)
-    attention = None
-    if row.flash_attention:
-        attention = "unfused" if row.flash_attention.startswith("no") else "flash"
     said = (row.flash_attention or "").lower()
+    attention = _attention(said)
     kernel = next((kernel for pattern, kernel in KERNELS if re.search(pattern, said)), None)
     eager = bool(re.search(HUGGING_FACE, program)) and not facts.compiled
     wide = eager and re.search(r"llama|mistral|mixtral|qwen", row.model.lower())
@@ -434,6 +484,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, nvidia.NO_CUDNN_SOURCE, attention_kernel="flash2")
     if found.attention_kernel == "cudnn":
         found = chosen(found, nvidia.CUDNN_SOURCE, cudnn=nvidia.cudnn(row, facts.release))
+    if of_date := torchtitan.kernels(row, facts.compiled):
+        found = chosen(found, torchtitan.SOURCE, **of_date)
     if of_recipe := automodel.kernels(row):
         found = chosen(found, automodel.SOURCE, **of_recipe)
     if program == "nemo" and nvidia.unfused_loss(row):
@@ -443,6 +495,11 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     if name == "nanotron":
         found = _benchmarked(found, row)
     return with_test_options(found, row), notes
+
+
+def _on_deepspeed(row: Row) -> bool:
+    said = (row.zero_or_fsdp or "").lower()
+    return re.search(DEEPSPEED_FILES, said) is not None and "fsdp" not in said
 
 
 def _before_core(base: Stack, said: str) -> Stack:
@@ -523,8 +580,11 @@ def _overlap(row: Row) -> Overlap:
 
 def _sequence_parallel(row: Row) -> tuple[bool, Notes]:
     if row.sequence_parallel is not None:
-        return row.sequence_parallel == "yes" and (row.tp or 1) > 1, ()
-    if re.search(XLA, row.framework.lower()) and (row.tp or 1) > 1:  # MaxText: logical_axis_rules activation_embed
+        return re.match(YES, row.sequence_parallel.lower()) is not None and (row.tp or 1) > 1, ()
+    tp = row.tp or 1
+    if (
+        re.search(XLA, row.framework.lower()) and tp > 1 and (row.seq_len or 0) % tp == 0
+    ):  # MaxText: logical_axis_rules activation_embed
         return True, ("the residual stream is divided over tp, as MaxText's rules have it",)
     if "REDUCE_SCATTER" in row.notes and (row.tp or 1) > 1:
         return True, ("sequence parallelism assumed: the benchmark script's last setting",)

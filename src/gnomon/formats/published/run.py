@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import GnomonError, InputError
-from gnomon.formats.published import automodel, nvidia
+from gnomon.formats.published import automodel, nvidia, torchtitan
 from gnomon.formats.published.adapters import adapters_of
 from gnomon.formats.published.bridge import with_offloading, with_recompute, with_sharding
 from gnomon.formats.published.complete import completed, interleaved
@@ -27,6 +27,7 @@ from gnomon.formats.published.row import Refused, Row, read_table
 from gnomon.formats.published.scripts import with_script_facts
 from gnomon.formats.published.settings import saved as saved_of
 from gnomon.formats.published.sizes import with_sizes
+from gnomon.formats.published.units import in_usual_units
 from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster
 from gnomon.models.lora import Adapters
@@ -115,6 +116,7 @@ def _runs(
 def to_run(row: Row) -> Run:
     """The run of a row. GnomonError says what is missing or cannot be expressed."""
     row, from_pages = with_script_facts(row)
+    row, measured = in_usual_units(row)
     row, sized = with_sizes(row)
     row, implied = completed(row)
     row, from_test = with_test_facts(row)
@@ -126,12 +128,14 @@ def to_run(row: Row) -> Run:
     row, from_sharding = with_sharding(row)
     row, from_offloading = with_offloading(row, facts.release)
     row, from_adapters = automodel.with_recipe(row)
+    row, from_preset = torchtitan.with_recipe(row)
     row, from_script = nvidia.with_script(row)
     adapters, from_lora = adapters_of(row)
     config, from_model = model_config(row)
     machines, from_cluster = cluster(row)
     short, from_packing = nvidia.packed(row)
     made, from_plan = plan(short, facts)
+    made, from_checkpoints = torchtitan.recomputed(row, made, lambda: build(config))
     made, from_stages = with_stages(made, row, config, facts)
     program, from_stack = stack(row, facts)
     return Run(
@@ -152,6 +156,7 @@ def to_run(row: Row) -> Run:
         facts=facts,
         notes=(
             *from_pages,
+            *measured,
             *sized,
             *implied,
             *from_test,
@@ -160,12 +165,14 @@ def to_run(row: Row) -> Run:
             *from_sharding,
             *from_offloading,
             *from_adapters,
+            *from_preset,
             *from_script,
             *from_lora,
             *from_model,
             *from_cluster,
             *from_packing,
             *from_plan,
+            *from_checkpoints,
             *from_stages,
             *from_stack,
         ),

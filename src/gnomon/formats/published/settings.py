@@ -22,7 +22,7 @@ from gnomon.plans.parts import INPUT, Preset
 
 Notes = tuple[str, ...]
 
-XLA = r"maxtext|paxml|torch.?xla|jax|levanter"
+XLA = r"maxtext|paxml|torch.?xla|jax|levanter|easylm|\bt5x\b|\bflax\b|torchprime"
 """Programs that a compiler lays out: their recipes name a few mesh axes, and every other is 1."""
 
 XLA_FP8_GATHERS = r"maxtext"
@@ -54,7 +54,7 @@ RECIPES = (
     (r"nvfp4|fp4", "nvfp4"),
     (r"mx", "mxfp8"),
     (r"row", "rowwise"),
-    (r"block|subchannel", "blockwise"),
+    (r"block|subchannel|-sc\b", "blockwise"),
     (r"-cs|current|tensor|full", "tensorwise"),
 )
 """(pattern of low precisions, recipe). What matches none is delayed scaling, Transformer Engine's default for years."""
@@ -146,7 +146,8 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
         name, notes = "bf16", ("precision not stated: taken as bf16",)
     elif (row.precision or "").endswith("?"):
         notes = (f"precision {name} assumed by the table",)
-    whole = bool(re.search(r"fsdp", (row.zero_or_fsdp or "").lower())) and "megatron" not in (row.zero_or_fsdp or "")
+    sharded = (row.zero_or_fsdp or "").lower()
+    whole = bool(re.search(r"fsdp|hsdp|full_?shard|hybrid_?shard", sharded)) and "megatron" not in sharded
     if re.search(r"fp8|float8|fp4|mxfp", name):
         base = Precision(param="fp32", master="none") if whole else Precision()
         recipe: Any = next((to for pattern, to in RECIPES if re.search(pattern, name)), "delayed")
@@ -169,6 +170,9 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
     if re.search(r"fp-?16|float16|half|^amp$|^mixed$|^16", name):
         # Megatron-LM accumulates and reduces fp16 gradients in fp16 unless told otherwise.
         return Precision(param="fp16", compute="fp16", grad="fp16", reduce="fp16"), notes
+    if re.search(r"tf32|fp32|float32|\bf32|single", name):
+        compute = "tf32" if "tf32" in name and "no tf32" not in name else "fp32"
+        return Precision(param="fp32", compute=compute, grad="fp32", reduce="fp32", master="none"), notes
     raise InputError(f"precision {row.precision!r} cannot be said in a plan")
 
 
@@ -199,6 +203,8 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
         made, notes, is_open = _recompute(how, row)
         away = SavedRule(tensors=("*.experts.up_proj",), action="offload")
         return replace(made, rules=(*made.rules, away)), notes, is_open
+    if re.search(r"activation|checkpoint|hidden", offload) and _whole(how, row):
+        return _inputs_away(row)
     if offload not in ("none", "no", "off", "false", "0", "-"):
         return Saved(), (f"offload {row.offload!r} of named tensors is left out: memory is over-estimated",), True
     if "every k-th block" in row.notes or "k-th" in how:
@@ -326,10 +332,11 @@ def _wide_experts(row: Row) -> bool:
 
 def moves_optimizer(row: Row) -> bool:
     """Whether optimizer states are on the host."""
-    said = f"{row.offload or ''} {row.zero_or_fsdp or ''} {row.framework}".lower()
+    offload, sharding = (row.offload or "").lower(), f"{row.zero_or_fsdp or ''} {row.framework}".lower()
     return bool(
-        re.search(r"optim\w*[- _]?(?:cpu|offload|to cpu)|cpu[- _]?optim|cpu[- _]?adam|zero[- _]?offload", said)
-        or re.search(r"optim|^cpu$|^yes$|^true$", (row.offload or "").lower())
+        re.search(r"optim\w*[- _]?(?:cpu|offload|to cpu)|cpu[- _]?optim|cpu[- _]?adam", f"{offload} {sharding}")
+        or re.search(r"optim|^cpu$|^yes$|^true$", offload)
+        or re.search(r"zero[- _]?infinity|cpu[-_ ]?offload|zero[-_ ]?(?:stage[-_ ]?)?[123]?[-_ +]*offload", sharding)
     )
 
 
@@ -346,9 +353,9 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
         return Saved(rules=(SavedRule(first_per_stage=int(found[1]), action="recompute"),)), (), False
     if found := re.search(r"uniform\D*(\d+)", how):
         return Saved(preset="full", every=int(found[1])), (), False
-    if how.startswith(("full", "yes", "ac full", "true", "all", "layer", "on")) or re.search(
-        r"(?:gradient|activation)[-_ ]?(?:checkpoint|ckpt)\w*(?:$|\s*[=:]\s*(?:true|yes|on|full|1))|_offloaded$", how
-    ):
+    if how.startswith("unsloth"):  # unsloth_zoo gradient_checkpointing.py Unsloth_Offloaded_Gradient_Checkpointer
+        return _inputs_away(row)
+    if _whole(how, row):
         if re.search(XLA, row.framework.lower()):
             return Saved(rules=(again(row.layers or 0),)), (), False
         return Saved(preset="full"), (), False
@@ -374,6 +381,28 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
     if how.startswith("selective") or how == "core_attn":
         return Saved(preset="selective"), (), False
     return Saved(), (f"recompute {row.recompute!r} is not understood: taken as not stated",), True
+
+
+WHOLE = (
+    r"^(?:full|yes|ac full|true|all|layer|on|enabled|every layer|nothing_saveable)"
+    r"|(?:gradient|grad|activation)s?[-_ ]?(?:checkpoint|ckpt)\w*(?:$|\s*[=:]\s*(?:true|yes|on|full|1))"
+    r"|^(?:checkpoint\w*|ckpt)(?:[-_ ]?activations?)?$|_offloaded$|\bfull$"
+)
+"""Recompute in words that mean whole layers."""
+
+
+def _whole(how: str, row: Row) -> bool:
+    """Whether whole layers run again. The first Megatron-LM and DeepSpeed knew nothing less."""
+    return re.search(WHOLE, how) is not None
+
+
+def _inputs_away(row: Row) -> tuple[Saved, Notes, bool]:
+    """Whole layers, whose inputs wait on the host."""
+    away = SavedRule(tensors=(INPUT,), action="offload")
+    note = ("what layers read is on the host",)
+    if re.search(XLA, row.framework.lower()):
+        return Saved(rules=(again(row.layers or 0), away)), note, False
+    return Saved(preset="full", rules=(away,)), note, False
 
 
 def _layers_with(tensors: tuple[str, ...], row: Row) -> str:
@@ -439,6 +468,10 @@ def schedule(row: Row, facts: NoteFacts, pp: int, micro_batch: int) -> Schedule:
     )
 
 
+STAGES = r"(?:zero|stage)[-_ ]?(?:stage[-_ ]?)?([0-3])(?!\d)|(?:^|[-_ ])z([0-3])(?![0-9a-z])|^([0-3])$"
+"""Stages of ZeRO in the words of tables and of files (`ds_z3_config.json`)."""
+
+
 def optimizer(row: Row) -> tuple[Optimizer, Notes]:
     """How ZeRO divides. A word that is not known is a refusal: it says what every rank holds."""
     name = (row.zero_or_fsdp or "none").lower()
@@ -449,15 +482,19 @@ def optimizer(row: Row) -> tuple[Optimizer, Notes]:
         return Optimizer(zero=3), (f"sharding not given: fsdp over all devices, {row.framework}'s default",)
     if name in ("none", "ddp", "no"):
         return Optimizer(zero=0), ()
-    if found := re.search(r"zero[-_ ]?([0-3])|^([0-3])$", name):
-        stage: Any = int(found[1] or found[2])
+    if found := re.search(STAGES, name):
+        stage: Any = int(next(filter(None, found.groups())))
         return Optimizer(zero=stage), ()
     if re.search(r"grad_op|shard_grad|no.?reshard", name):
         return Optimizer(zero=3, reshard_after_forward=False), ()
     if re.search(r"fsdp|hsdp|gemini|full[-_ ]?shard|hybrid[-_ ]?shard|sharded", name):
         return Optimizer(zero=3), ()
-    if re.search(r"dist\w*[- _]opt|hybrid[-_ ]?zero|^zero\b|\bos\b|use_distributed", name):
+    if re.search(r"dist\w*[- _]opt|hybrid[-_ ]?zero|^zero\b|\bos\b|use_distributed|^dist(?:ributed)?$", name):
         return Optimizer(zero=1), ()
+    if row.num_devices == 1:
+        return Optimizer(zero=0), ()
+    if re.search(r"\bsdp\b|^2d\b", name):
+        return Optimizer(zero=3), ()
     if re.search(r"ddp|data.?parallel|replicat|^dp\b|horovod|^-$|^false$|^off$", name):
         return Optimizer(zero=0), ()
     raise InputError(f"zero_or_fsdp = {row.zero_or_fsdp!r} cannot be said in a plan")

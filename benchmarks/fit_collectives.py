@@ -9,8 +9,8 @@ of every fit; errors are on those. Where a size was measured several times (NCCL
 only bytes are moved), the fit is to the median and errors are of every single measurement. Beside an error stands what
 no price can be better than: how far single measurements are from the median of their size, and how far the neighbouring
 sizes' medians, joined by lines in logarithms, are from the sizes kept out. Within a node NCCL's own tuning says where
-small buffers end (`nccl_tuning.py`), and both sides are fitted apart. About a minute on one core. Assumed rows are left
-as they are.
+small buffers end (`nccl_tuning.py`), and both sides are fitted apart; then what the formula leaves there is bent
+(`bends.py`). About a minute on one core. Assumed rows are left as they are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bends import with_bends
 from collective_tables import (
     OPS,
     Array,
@@ -45,7 +46,7 @@ from nccl_tuning import switch_bytes
 from gnomon import schema
 from gnomon.hardware import catalogue
 from gnomon.prices import collectives
-from gnomon.prices.collectives import AcrossFit, CollectiveFile, CopyFit, Cost, InsideFit, SmallFit
+from gnomon.prices.collectives import AcrossFit, CollectiveFile, CopyFit, Cost, InsideFit, SmallFit, inside_cost
 from gnomon.prices.links import AxisLink
 
 FILE = Path(__file__).parents[1] / "src/gnomon/prices/collectives.toml"
@@ -68,24 +69,24 @@ class Inside:
 
 
 def fit_inside(want: Inside) -> InsideFit:
-    costs, misses = [], []
-    for ranks, (link, measured) in sorted(want.groups.items()):
-        fitted, held = measured.halves()
-        per_byte = float(collectives.bound_seconds(want.kinds[0], 1.0, link))
+    """The formula's constants, then what they leave by size, both from the sizes that are fitted."""
+    kind, costs = want.kinds[0], []
+    halves = {ranks: measured.halves() for ranks, (_, measured) in sorted(want.groups.items())}
+    links = {ranks: link for ranks, (link, _) in want.groups.items()}
+    for ranks, (fitted, _) in halves.items():
+        per_byte = float(collectives.bound_seconds(kind, 1.0, links[ranks]))
         if want.nccl is None:
             found = _fit_cost(fitted, per_byte, log_error)
         else:
-            switch = switch_bytes(link.arch, want.kinds[0], ranks, want.nccl)
+            switch = switch_bytes(links[ranks].arch, kind, ranks, want.nccl)
             found = replace(
                 _fit_cost(fitted.where(fitted.bytes > switch), per_byte, log_spread),
                 small=_fit_cost(fitted.where(fitted.bytes <= switch), per_byte, log_spread),
                 small_bytes=float(switch),
             )
         costs.append((ranks, per_byte, found))
-        misses.append(np.abs(found.seconds(held.bytes) / held.seconds - 1))
-    miss = np.concatenate(misses)
     sizes = np.concatenate([m.bytes for _, m in want.groups.values()])
-    return InsideFit(
+    row = InsideFit(
         link=want.link,
         collectives=want.kinds,  # type: ignore[arg-type]
         ranks=tuple(ranks for ranks, _, _ in costs),
@@ -96,8 +97,17 @@ def fit_inside(want: Inside) -> InsideFit:
             up_to_bytes=tuple(cost.small_bytes for _, _, cost in costs),
             **_constants([(per_byte, cost.small) for _, per_byte, cost in costs if cost.small]),
         ),
-        provenance=provenance(want.data, float(np.median(miss)), float(np.quantile(miss, 0.9)), sizes),
+        provenance=provenance(want.data, 0.0, 0.0, sizes),
     )
+    row = with_bends(row, kind, links, {ranks: fitted for ranks, (fitted, _) in halves.items()})
+    miss = np.concatenate([_misses(row, kind, links[ranks], held) for ranks, (_, held) in halves.items()])
+    said = provenance(want.data, float(np.median(miss)), float(np.quantile(miss, 0.9)), sizes)
+    return replace(row, provenance=said)
+
+
+def _misses(row: InsideFit, kind: Any, link: AxisLink, held: Points) -> Array:
+    """Absolute, of every measurement."""
+    return np.abs(inside_cost(row, kind, link).seconds(held.bytes) / held.seconds - 1)
 
 
 def _fit_cost(points: Points, per_byte: float, loss: Callable[[Array, Array], float]) -> Cost:
@@ -266,13 +276,12 @@ def versions(data: Path, rows: Sequence[InsideFit]) -> None:
         row = next(r for r in rows if r.link == "nvlink4" and OPS.get(op, op) in r.collectives)
         for version in ("2.23", "2.29.2"):
             miss, halves = [], []
-            for place, n in enumerate(row.ranks):
+            for n in row.ranks:
                 every = points(nccl_rows(data, "h100_sxm", op, n))
                 kept = ~np.isin(every.bytes, every.halves()[0].bytes)
                 mine = points(nccl_rows(data, "h100_sxm", op, n, version))
                 held = mine.where(np.isin(mine.bytes, np.unique(every.bytes[kept])))
-                per_byte = float(collectives.bound_seconds(row.collectives[0], 1.0, group("1xdgx-h100", n, n)))
-                miss.append(np.abs(_cost_at(row, place, per_byte).seconds(held.bytes) / held.seconds - 1))
+                miss.append(_misses(row, row.collectives[0], group("1xdgx-h100", n, n), held))
                 halves.append((held, held))
             every_miss = np.concatenate(miss)
             if len(every_miss):
@@ -280,14 +289,22 @@ def versions(data: Path, rows: Sequence[InsideFit]) -> None:
                 print(f"| {OPS.get(op, op)} | {version} | {said} | {repeats(halves)} |")
 
 
-def _cost_at(row: InsideFit, place: int, per_byte: float) -> Cost:
-    """Of the group size at that place of a row's lists; per_byte: seconds at the link's peak."""
-    large = Cost(start_s=row.start_s[place], s_per_byte=per_byte / row.share[place], ramp=row.ramp[place])
-    some = row.small
-    if some is None:
-        return large
-    small = Cost(start_s=some.start_s[place], s_per_byte=per_byte / some.share[place], ramp=some.ramp[place])
-    return replace(large, small=small, small_bytes=some.up_to_bytes[place])
+def without_a_size(data: Path) -> None:
+    """Each size of group priced by a row fitted without it, straight and bent: on its sizes kept out."""
+    print("\n| size of group left out | collectives | straight | bent |\n| --- | --- | --- | --- |")
+    for want in inside_rows(data):
+        straight, bent = [], []
+        for ranks in want.groups if len(want.groups) > 1 else ():
+            link, measured = want.groups[ranks]
+            others = replace(want, groups={n: found for n, found in want.groups.items() if n != ranks})
+            row, held = fit_inside(others), measured.halves()[1]
+            small = row.small and replace(row.small, bend=None)
+            straight.append(_misses(replace(row, bend=None, small=small), want.kinds[0], link, held))
+            bent.append(_misses(row, want.kinds[0], link, held))
+        if bent:
+            said = [np.concatenate(miss) for miss in (straight, bent)]
+            shown = " | ".join(f"{np.median(miss):.1%} / {np.quantile(miss, 0.9):.1%}" for miss in said)
+            print(f"| {want.label} x{'/'.join(map(str, want.groups))} | {', '.join(want.kinds)} | {shown} |")
 
 
 def judge(data: Path) -> None:
@@ -379,6 +396,7 @@ def main() -> None:
     if options.write:
         save(inside, across, [copied])
     versions(options.data, inside)
+    without_a_size(options.data)
     judge(options.data)
 
 

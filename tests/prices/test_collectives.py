@@ -18,6 +18,7 @@ from gnomon.prices import collectives
 from gnomon.prices.collectives import (
     KINDS,
     AcrossFit,
+    Bend,
     CollectiveFile,
     InsideFit,
     SmallAcrossFit,
@@ -28,6 +29,7 @@ from gnomon.prices.collectives import (
     collective_fits,
     collective_seconds,
     copy_seconds,
+    inside_cost,
     p2p_seconds,
 )
 from gnomon.prices.curves import Provenance
@@ -163,12 +165,12 @@ def test_more_bandwidth_is_never_slower(kind: str, size: float, seen: AxisLink, 
 
 @given(any_kind, st.floats(512, 1e11), any_link)
 def test_no_jumps(kind: str, size: float, seen: AxisLink) -> None:
-    """Also where the fastest algorithm changes: 1% more bytes cost at most 1% more time, but where NCCL turns from its
-    low-latency protocols to Simple."""
+    """Also where the fastest algorithm changes and where prices bend: 1% more bytes cost at most 1.1% more time, but
+    where NCCL turns from its low-latency protocols to Simple."""
     switch = algorithm_costs(kind, seen)[0].small_bytes
     if size <= switch < size * 1.01:
         size = size * 1.01
-    assert collective_seconds(kind, size * 1.01, seen) <= collective_seconds(kind, size, seen) * 1.01 * (1 + 1e-9)
+    assert collective_seconds(kind, size * 1.01, seen) <= collective_seconds(kind, size, seen) * 1.011
 
 
 @pytest.mark.parametrize(
@@ -297,6 +299,63 @@ def test_small_buffers_between_sizes_of_group() -> None:
         replace(row, small=replace(small, share=(0.5,)))
     with pytest.raises(InputError, match="must be positive"):
         replace(small, up_to_bytes=(0, 1))
+
+
+def bent(*over: tuple[float, ...], at_bytes: tuple[float, ...] = (1e6, 4e6), start_s: float = 1e-9) -> InsideFit:
+    """All-gathers of 2 or 8 ranks at half of the peak."""
+    return InsideFit(
+        link="wire", collectives=("all_gather",), ranks=(2, 8), start_s=(start_s, start_s), share=(0.5, 0.5),
+        ramp=(0.0, 0.0), provenance=SAID, bend=Bend(at_bytes=at_bytes, over=over),
+    )  # fmt: skip
+
+
+def test_a_bend_is_a_line_in_logarithms_that_fades() -> None:
+    cost = inside_cost(bent((1.21, 1.0)), "all_gather", H100)
+    for size, factor in ((1e6, 1.21), (2e6, 1.1), (4e6, 1.0), (0.5e6, 1.1), (0.25e6, 1.0), (1e4, 1.0), (1e9, 1.0)):
+        assert cost.seconds(size) == pytest.approx(factor * cost.straight(size))
+    assert cost.seconds(np.array([1e6, 2e6])) == pytest.approx([cost.seconds(1e6), cost.seconds(2e6)])
+    below = inside_cost(bent((1.0, 0.9)), "all_gather", H100)
+    assert below.seconds(1e9) == pytest.approx(0.9 * below.straight(1e9))  # a byte gets no dearer with size
+    above = inside_cost(bent((1.0, 1.21)), "all_gather", H100)
+    assert above.seconds(8e6) == pytest.approx(1.1 * above.straight(8e6))
+
+
+def test_bends_of_each_size_of_group() -> None:
+    row, four = bent((1.0, 1.0), (1.21, 1.0)), link("8xh100-sxm", 4, 4)
+    for seen, factor in ((link("8xh100-sxm", 2, 2), 1.0), (four, 1.21 ** (1 / 2)), (H100, 1.21)):
+        cost = inside_cost(row, "all_gather", seen)
+        assert cost.seconds(1e6) == pytest.approx(factor * cost.straight(1e6))
+
+
+def test_a_bend_keeps_to_physics() -> None:
+    """Where measured times fall with size the price stays, and it is never under the link's peak."""
+    falling = inside_cost(bent((1.5, 0.6), start_s=1e-3), "all_gather", H100)
+    assert falling.seconds(2e6) == falling.seconds(4e6) == pytest.approx(1.5 * falling.straight(1e6))
+    full = inside_cost(replace(bent((0.9, 0.9), at_bytes=(1e8, 4e8)), share=(1.0, 1.0)), "all_gather", H100)
+    assert full.seconds(4e8) == bound_seconds("all_gather", 4e8, H100)
+
+
+def test_a_bend_ends_at_the_switch() -> None:
+    """Small and large buffers bend apart, and neither fades towards the other."""
+    small = SmallFit(
+        up_to_bytes=(2e6, 2e6), start_s=(1e-9, 1e-9), share=(0.9, 0.9), ramp=(0.0, 0.0),
+        bend=Bend(at_bytes=(1e5, 1e6), over=((1.0, 0.95),)),
+    )  # fmt: skip
+    cost = inside_cost(replace(bent((1.2, 1.2)), small=small), "all_gather", H100)
+    assert cost.small is not None
+    assert cost.seconds(2e6) == pytest.approx(0.95 * cost.small.straight(2e6))
+    assert cost.seconds(2e6 * (1 + 1e-9)) == pytest.approx(1.2 * cost.straight(2e6))
+
+
+def test_bends_that_do_not_fit_their_row_are_refused() -> None:
+    with pytest.raises(InputError, match="one list for all ranks or one for each"):
+        bent((1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    with pytest.raises(InputError, match="a factor for each of at_bytes"):
+        bent((1.0,))
+    with pytest.raises(InputError, match="must ascend"):
+        bent((1.0, 1.0), at_bytes=(4e6, 1e6))
+    with pytest.raises(InputError, match="from 0.5 to 2"):
+        bent((1.0, 2.5))
 
 
 def test_small_buffers_of_a_ring_between_nodes() -> None:

@@ -3,17 +3,19 @@
 Each algorithm costs `start + wire + ramp·sqrt(start·wire)`: start is launches and empty steps, wire is the bytes that
 cross the slowest link over the share of its peak that large messages reach, and the last term is pipelining that builds
 up with size. The fastest algorithm of those known for a link counts, as NCCL's own tuning chooses. `nbytes` is what
-nccl-tests calls size: the whole buffer of one rank. Every price grows with bytes, falls with bandwidth, and is never
-under `bound_seconds`; links in a machine that was measured have their own figures. Constants are rows of
-`collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says from what. Continuous in size but for one named
-switch: where NCCL's tuning turns from its low-latency protocols to Simple, measured times jump up (within nodes, and of
-rings over EFA). Leaves out contention with compute, and such jumps over other networks.
+nccl-tests calls size: the whole buffer of one rank. Systems within a node that were measured bend the formula: by a
+factor at every second power of two, fading beyond the sizes measured (`Bend`). Every price grows with bytes, falls with
+bandwidth, and is never under `bound_seconds`; links in a machine that was measured have their own figures. Constants
+are rows of `collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says from what. Continuous in size but
+for one named switch: where NCCL's tuning turns from its low-latency protocols to Simple, measured times jump up (within
+nodes, and of rings over EFA). Leaves out contention with compute, and such jumps over other networks.
 Source of forms: Thakur, Rabenseifner, Gropp 2005; NCCL's src/graph/tuning.cc.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -52,6 +54,47 @@ def _check(what: str, starts: Iterable[float], shares: Iterable[float], ramps: I
         raise InputError(f"{what}: ramp must be from 0 to 100")
 
 
+Line: TypeAlias = tuple[float, ...]
+"""Logarithms at the knots of a line."""
+
+FADE = 4.0
+"""Times the largest size measured, or a part of the least: where the formula stands alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bend:
+    """What measured times of one system are over the formula: lines in logarithms between a few sizes."""
+
+    at_bytes: tuple[float, ...]
+    """The sizes, ascending."""
+    over: tuple[tuple[float, ...], ...]
+    """The factor at each: one list for all sizes of group, or one for each."""
+
+    def __post_init__(self) -> None:
+        if not self.at_bytes or list(self.at_bytes) != sorted(set(self.at_bytes)) or not self.at_bytes[0] > 0:
+            raise InputError(f"bend: at_bytes must ascend from above 0, got {self.at_bytes}")
+        if not self.over or any(len(factors) != len(self.at_bytes) for factors in self.over):
+            raise InputError("bend: over has a factor for each of at_bytes")
+        if not all(0.5 < factor < 2 for factors in self.over for factor in factors):
+            raise InputError("bend: factors must be from 0.5 to 2")
+
+    def logs(self, ranks: tuple[int, ...], n: int, above: float, up_to: float) -> tuple[Line, Line]:
+        """(logs of sizes, logs of factors) for a group of n, above and up to given sizes (0 and inf: no limit). Where
+        there is none the factor fades to 1; of large buffers only from above 1, so that a byte gets no dearer."""
+        log_n, known = math.log2(n), np.log2(ranks)
+        lists = np.log(self.over)
+        factors = lists[0] if len(lists) == 1 else np.array([np.interp(log_n, known, column) for column in lists.T])
+        sizes = np.log(self.at_bytes)
+        ends = [above or self.at_bytes[0] / FADE, up_to if up_to < math.inf else self.at_bytes[-1] * FADE]
+        low, high = np.log(ends).tolist()
+        if low >= high:
+            return (low,), (0.0,)
+        inner = (sizes > low) & (sizes < high)
+        first = float(np.interp(low, sizes, factors)) if above else 0.0
+        last = float(np.interp(high, sizes, factors)) if up_to < math.inf else min(0.0, float(factors[-1]))
+        return (low, *sizes[inner].tolist(), high), (first, *factors[inner].tolist(), last)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallFit:
     """The same constants for NCCL's low-latency protocols (LL, LL128), which small buffers take."""
@@ -64,6 +107,8 @@ class SmallFit:
     share: tuple[float, ...]
     """As in InsideFit."""
     ramp: tuple[float, ...]
+    """As in InsideFit."""
+    bend: Bend | None = None
     """As in InsideFit."""
 
     def __post_init__(self) -> None:
@@ -91,6 +136,8 @@ class InsideFit:
     """Weight of sqrt(start·wire)."""
     provenance: Provenance
     """Of this row."""
+    bend: Bend | None = None
+    """What the formula leaves; None: nothing was measured, or is left."""
     small: SmallFit | None = None
     """Small buffers; None: one protocol for all."""
     arch: str = ""
@@ -104,6 +151,9 @@ class InsideFit:
         lists += [some.up_to_bytes, some.start_s, some.share, some.ramp] if some else []
         if not self.ranks or any(len(values) != len(self.ranks) for values in lists):
             raise InputError(f"{what}: ranks, start_s, share and ramp (and small's) must be equally long")
+        bends = [fit.bend for fit in (self, some) if fit and fit.bend]
+        if any(len(bend.over) not in (1, len(self.ranks)) for bend in bends):
+            raise InputError(f"{what}: a bend has one list for all ranks or one for each")
         if list(self.ranks) != sorted(set(self.ranks)) or self.ranks[0] < 2:
             raise InputError(f"{what}: ranks must ascend from 2 or more, got {self.ranks}")
 
@@ -239,21 +289,78 @@ class Cost:
     """Weight of sqrt(start·wire)."""
     floor_s_per_byte: float = 0.0
     """Wire time of each byte on another link that works at the same time."""
+    bend: Bent | None = None
+    """What measured times are over this."""
     small: Cost | None = None
     """Of buffers up to `small_bytes`."""
     small_bytes: float = 0.0
     """Where the switch is; larger buffers never take less than those of this size."""
 
-    def seconds(self, size: Any) -> Any:
-        """Seconds of `size` bytes, a float or an array."""
+    def straight(self, size: Any) -> Any:
+        """Seconds by the formula alone."""
         wire = size * self.s_per_byte
-        found = self.start_s + wire + self.ramp * np.sqrt(self.start_s * wire)
+        found = self.start_s + wire + self.ramp * (self.start_s * wire) ** 0.5
         if self.floor_s_per_byte:
             found = np.maximum(found, self.start_s + size * self.floor_s_per_byte)
+        return found
+
+    def seconds(self, size: Any) -> Any:
+        """Seconds of `size` bytes, a float or an array."""
+        if self.small is not None and isinstance(size, float) and size <= self.small_bytes:
+            return self.small.seconds(size)
+        found = self.straight(size)
+        if self.bend is not None:
+            found = self.bend.seconds(size, found)
         if self.small is None:
             return found
         least = self.small.seconds(self.small_bytes)
+        if isinstance(size, float):
+            return max(found, least)
         return np.where(size <= self.small_bytes, self.small.seconds(size), np.maximum(found, least))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bent:
+    """A bend of one cost: no larger buffer takes less, and none takes less than the link's peak."""
+
+    logs: Line
+    """Of sizes; between them and beyond them follows what holds there."""
+    at_zero: Line
+    """Of the line of log factors over log sizes: its value at 0."""
+    slope: Line
+    """And its slope."""
+    least_s: tuple[Seconds, ...]
+    """No larger buffer takes less than those of the sizes before."""
+    peak_s_per_byte: float
+    """Least seconds of each byte."""
+
+    @classmethod
+    def of(cls, line: tuple[Line, Line], cost: Cost, peak_s_per_byte: float) -> Bent:
+        """line: logs of sizes and of factors. Between two sizes seconds are convex in logarithms, so the most that
+        they have come to is at one of both."""
+        logs, over = (np.array(values) for values in line)
+        slope = np.concatenate([[0.0], np.diff(over) / np.diff(logs), [0.0]])
+        at_zero = np.concatenate([over[:1], over]) - slope * np.concatenate([logs[:1], logs])
+        most = np.maximum.accumulate(cost.straight(np.exp(logs)) * np.exp(over))
+        return cls(
+            logs=tuple(logs.tolist()),
+            at_zero=tuple(at_zero.tolist()),
+            slope=tuple(slope.tolist()),
+            least_s=(0.0, *most.tolist()),
+            peak_s_per_byte=peak_s_per_byte,
+        )
+
+    def seconds(self, size: Any, straight: Any) -> Any:
+        """Seconds of `size` bytes that take `straight` by the formula."""
+        if isinstance(size, float):  # the search asks one at a time
+            log = math.log(max(size, 1.0))
+            i = bisect_right(self.logs, log)
+            factor = math.exp(self.at_zero[i] + self.slope[i] * log)
+            return max(straight * factor, self.least_s[i], size * self.peak_s_per_byte)
+        logs = np.log(np.maximum(size, 1.0))
+        at = np.searchsorted(self.logs, logs, side="right")
+        factors = np.exp(np.take(self.at_zero, at) + np.take(self.slope, at) * logs)
+        return np.maximum(np.maximum(straight * factors, np.take(self.least_s, at)), size * self.peak_s_per_byte)
 
 
 def collective_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
@@ -263,9 +370,9 @@ def collective_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
     rank, in bytes: what is reduced or gathered (all shards together), what one rank scatters or sends.
     UnpricedError for another kind, or a link without bandwidth or constants; InputError for negative sizes.
     """
-    size = np.asarray(nbytes, float)
-    if size.size and not size.min() >= 0:
-        raise InputError(f"a collective cannot move {size.min():g} bytes")
+    size = np.asarray(nbytes, float) if np.ndim(nbytes) else float(nbytes)
+    if np.size(size) and not np.min(size) >= 0:
+        raise InputError(f"a collective cannot move {np.min(size):g} bytes")
     if link.measured is not None:
         own = communication_seconds(link.measured, _known(kind), link.ranks, nbytes)
         if own is not None:
@@ -319,23 +426,28 @@ def algorithm_costs(kind: str, link: AxisLink) -> tuple[Cost, ...]:
     """The algorithms that a collective may run as on a link."""
     known = _known(kind)
     if link.nodes == 1:
-        return (_inside_cost(known, link),)
+        return (inside_cost(_rows(collective_fits().inside, known, link)[0], known, link),)
     rows = _rows(collective_fits().across, known, link)
     return tuple(across_cost(row, known, link) for row in rows)
 
 
-def _inside_cost(kind: CollectiveKind, link: AxisLink) -> Cost:
-    row = _rows(collective_fits().inside, kind, link)[0]
+def inside_cost(row: InsideFit, kind: CollectiveKind, link: AxisLink) -> Cost:
+    """A group within one node, by the constants of a row."""
     ranks = 2 if kind == "send_recv" else link.ranks
     least = _passes(kind) * math.ceil(math.log2(ranks)) * link.inside_latency_s
-    per_byte = _inside_traffic(kind, link) / _rate(kind, link)
+    peak = _inside_traffic(kind, link) / _rate(kind, link)
     start, share, ramp = row.at(ranks)
-    cost = Cost(start_s=max(start, least), s_per_byte=per_byte / share, ramp=ramp)
+    cost = Cost(start_s=max(start, least), s_per_byte=peak / share, ramp=ramp)
     some = row.small_at(ranks)
-    if some is None:
+    up_to = some[0] if some else 0.0
+    if row.bend:
+        cost = replace(cost, bend=Bent.of(row.bend.logs(row.ranks, ranks, up_to, math.inf), cost, peak))
+    if some is None or row.small is None:
         return cost
-    up_to, start, share, ramp = some
-    small = Cost(start_s=max(start, least), s_per_byte=per_byte / share, ramp=ramp)
+    _, start, share, ramp = some
+    small = Cost(start_s=max(start, least), s_per_byte=peak / share, ramp=ramp)
+    if row.small.bend:
+        small = replace(small, bend=Bent.of(row.small.bend.logs(row.ranks, ranks, 0.0, up_to), small, peak))
     return replace(cost, small=small, small_bytes=up_to)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search.spaces import model
@@ -60,3 +62,22 @@ def test_a_family_without_choices_is_too_large() -> None:
     none = blocks.choose(family, ())
     blocks.choices = lambda _: none  # type: ignore[method-assign]
     assert blocks.too_large(family) and not list(blocks.rows(family))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_what_is_known_before_prices_rules_out_no_more_than_what_is_known_after(kind: str, zero: int) -> None:
+    cluster, graph = parse_cluster("1x8xh100-sxm"), model(kind, 4)
+    space = make_space(graph, cluster, WORK, base=Plan(), fixed={"zero": zero, "recompute": "full"})
+    blocks = Search(graph, cluster, WORK, space, PLAIN_STACK, Goal(memory_bytes=cluster.groups[0].node.count)).blocks
+    assert not list(blocks.families()) and blocks.counts.too_large > 0  # a few bytes: no layer was priced
+    assert not blocks.job.prices
+    sure, roomy = blocks.least, Search(graph, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
+    families = [family for _, family in roomy.families() if roomy.choices(family).kept]
+    assert families
+    for family in families:
+        assert not roomy.too_large(family)
+        ways = np.array([family.tp, family.ep * family.mesh.etp])
+        held = roomy._layers @ family.table.elements
+        assert (roomy.job.elements / ways <= held * (1 + 1e-12)).all()
+    assert sure <= roomy.least

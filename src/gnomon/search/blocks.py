@@ -46,6 +46,9 @@ from gnomon.sharding.parameters import shard_ranks
 SLACK = 1e-9
 """Bounds are lowered by this share: sums of floats are rounded."""
 
+ROUNDED = 64.0
+"""Bytes: a mean of whole elements may be rounded up too far."""
+
 Choice = tuple[int, int, int, bool]
 """(dp_replicate, dp_shard, ZeRO stage, overlap)."""
 
@@ -144,7 +147,9 @@ class Blocks:
                         self.counts.reject(rule, each * blocks)
                     self.counts.reject("sharding", legal.blocks * choices.illegal)
                     self.counts.duplicates += legal.blocks * (each - choices.illegal - len(choices.kept))
-                    if legal.blocks and choices.kept:
+                    if self.prune and self.hopeless(family):
+                        self.counts.too_large += legal.blocks * len(choices.kept)
+                    elif legal.blocks and choices.kept:
                         yield self.family_bound(family), family
 
     def family_bound(self, family: Family) -> float:
@@ -250,6 +255,20 @@ class Blocks:
             self._acts[key] = actions(family.table, counts, self.adding(family.table), none, by_layer=False)
         return self._acts[key]
 
+    def hopeless(self, family: Family) -> bool:
+        """Whether no point of a family fits by what is known before its layers are priced: ranks hold the parameters of
+        the whole model, each once, and what stays with them between steps."""
+        choices = self.choices(family)
+        if not choices.kept:
+            return False
+        ways = np.array([family.tp, family.ep * family.mesh.etp], float) * family.pp
+        elements = (self.job.elements / ways)[None, :]
+        least = float(self._state(choices, elements, np.zeros((1, 2))).min()) + self.workspace - ROUNDED
+        if least > self.room(family):
+            self.least = min(self.least, least)
+            return True
+        return False
+
     def too_large(self, family: Family) -> bool:
         """Whether no point of a family fits: what stays on ranks between steps, in the mean of ranks, is more than
         there is room for. (Tied weights may lie on several ranks or on one; they are left to `rows`.)"""
@@ -261,8 +280,7 @@ class Blocks:
         elements, frozen = (
             (self._layers @ each)[None, :] / family.pp for each in (family.table.elements, family.table.frozen)
         )
-        rounded = 64.0  # a mean of whole elements may be rounded up too far
-        least = float(self._state(choices, elements, frozen).min()) + self.workspace - rounded
+        least = float(self._state(choices, elements, frozen).min()) + self.workspace - ROUNDED
         self.least = min(self.least, least)
         return least > self.room(family)
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.graph import Graph
+from gnomon.graph.dims import numel
 from gnomon.hardware import Cluster
 from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Stack, Workload, shared_parameters, transfers
 from gnomon.plans.check import V_SCHEDULES
@@ -30,6 +31,7 @@ from gnomon.prices.fitted import fitted
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.space import Space
 from gnomon.search.tables import Kinds, KindTable, Split, kind_tables, split
+from gnomon.sharding.homes import routed_tensors
 
 Doubles = NDArray[np.float64]
 
@@ -126,6 +128,20 @@ class Job:
         """Of layers, at all microbatch sizes and ways of saving."""
         self.updates: dict[tuple[int, int, int], float] = {}
         """(elements, tensors, id of the device) -> seconds of an update, at least."""
+
+    @cached_property
+    def elements(self) -> Doubles:
+        """Elements of the parameters that are trained, dense and routed; those that several layers hold once."""
+        found, seen = np.zeros(2), set[str]()
+        for layer in self.kinds.layers:
+            block = self.graph.block(layer.call.block)
+            routed = routed_tensors(block)
+            for tensor in block.parameters:
+                name = layer.call.parameter_name(tensor.name, layer.index)
+                if name not in seen:
+                    seen.add(name)
+                    found[int(tensor.name in routed)] += numel(tensor.dims, {})
+        return found
 
     def pipeline(self, pp: int, virtual: int, v_placed: bool) -> Pipeline:
         """The stages of so many pipeline ranks."""

@@ -16,8 +16,9 @@ from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Offload, Plan, Precision, Stack, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.bounds import Job
 from gnomon.search.choices import runs
-from gnomon.search.requests import SPARING, check_request, explain_illegal, explain_too_large
+from gnomon.search.requests import LEAST, SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
 from gnomon.search.space import BEYOND, Limit, Space, make_space, parse_limit
@@ -66,14 +67,23 @@ def plan(
     if not found.counts.priced and not found.counts.too_large:
         raise PlanError(explain_illegal(found))
 
+    jobs: dict[str, Job] = {}
+
     def again(other: Cluster, limit_bytes: int | None) -> Result | None:
-        held = {**(SPARING if limit_bytes is None else {}), **(fixed or {})}
-        try:
-            wider = make_space(graph, other, workload, base=base, fixed=held, limits=limits, stack=stack)
-        except PlanError:
+        wider = None
+        for held in (SPARING,) if limit_bytes is None else (LEAST, {}):
+            try:
+                asked = {**held, **(fixed or {})}
+                wider = make_space(graph, other, workload, base=base, fixed=asked, limits=limits, stack=stack)
+                break
+            except PlanError:
+                continue
+        if wider is None:
             return None
+        if other.name not in jobs:
+            jobs[other.name] = Job(graph, other, workload, stack, wider)
         limit = goal if limit_bytes is None else Goal(memory_bytes=limit_bytes)
-        return solve(graph, other, workload, wider, stack, limit, top=1)
+        return solve(graph, other, workload, wider, stack, limit, top=1, job=jobs[other.name])
 
     raise PlanError(explain_too_large(found, again) + _on_host(found, fixed or {}, limits))
 

@@ -33,11 +33,15 @@ MOST_NODES = 64
 """How many times more nodes are tried, doubling, for a model that is too large."""
 
 Again = Callable[[Cluster, int | None], Result | None]
-"""The same search with another limit in bytes; without one, on other machines, among plans that spare memory
-(`SPARING`). None if the request has no plans there."""
+"""The same search with another limit in bytes, among plans that take the least (`LEAST`); without one, on other
+machines, among plans that spare memory (`SPARING`). None if the request has no plans there."""
 
 SPARING: Mapping[str, object] = {"recompute": "full", "micro_batch_size": 1, "schedule": "one_f_one_b", "overlap": True}
 """What is fixed to find, soon, machines that are large enough, unless the request says otherwise."""
+
+
+LEAST: Mapping[str, object] = {"recompute": "full", "micro_batch_size": 1}
+"""What is fixed to find the least memory that a plan takes, unless the request says otherwise."""
 
 
 def check_request(

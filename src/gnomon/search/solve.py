@@ -40,17 +40,20 @@ def solve(
     prune: bool = True,
     unlike: bool = False,
     known: Iterable[Found] = (),
+    job: Job | None = None,
     told: Callable[[int], None] | None = None,
 ) -> Result:
     """The `top` fastest plans of a space within the goal's memory; with `unlike`, the best and the fastest that are
     unlike it and each other (`shortlist.Unlike`).
 
     prune: without it every legal point is predicted, which shows that the bounds are right. known: plans of another
-    space that are among those looked for. told: is called with the
-    points covered so far. PlanError if no plan fits.
+    space that are among those looked for. job: of the same request, from a search with another limit, whose prices
+    are used again. told: is called with the points covered so far. PlanError if no plan fits.
     """
     goal = goal or Goal()
-    search = Search(graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, told=told)
+    search = Search(
+        graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, job=job, told=told
+    )
     for found in known:
         search.list.add(found)
     search.run()
@@ -75,11 +78,12 @@ class Search:
         top: int = 1,
         prune: bool = True,
         unlike: bool = False,
+        job: Job | None = None,
         told: Callable[[int], None] | None = None,
     ) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
         self.stack, self.goal, self.top, self.prune, self.told = stack, goal, top, prune, told
-        self.job = Job(graph, cluster, workload, stack, space)
+        self.job = job or Job(graph, cluster, workload, stack, space)
         self.counts = Counts(space=space.size)
         self.limit = memory_limit(cluster, goal)
         self.tighten = Tighten(self.job)

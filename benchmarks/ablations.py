@@ -39,7 +39,10 @@ KERNELS: dict[str, dict[str, object]] = {
 SIMULATED: dict[str, dict[str, object]] = {
     "as its code has it": {},
     "a launch forward costs as much as one backward": {"forward_launches": None},
-    "and collectives are issued, in embedding and head too": {"forward_launches": None, "composed": None},
+    "and collectives are issued, in embedding and head too, and the layer is a trained one's": {
+        "forward_launches": None,
+        "composed": None,
+    },
     "and messages travel over the link": {"forward_launches": None, "composed": None, "p2p_bytes_per_s": None},
 }
 """What vTrain's simulator does, taken out one after the other."""

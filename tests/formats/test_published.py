@@ -276,6 +276,7 @@ def test_rows_that_vtrain_composed_are_told_apart() -> None:
     row = GPT3 | {"family": "vtrain-micro24", "framework": "Megatron-DeepSpeed", "recompute": "full", "vocab": "50257"}
     composed, measured = run(row | {"source": of.format("single")}), run(row | {"source": of.format("multi")})
     assert (composed.family, composed.stack.name, composed.plan.saved.preset) == ("vtrain-composed", "vtrain", "none")
+    assert not composed.plan.optimizer.clip and "lm_head.weight" in composed.graph.parameters()
     assert any("not measured" in note for note in composed.notes)
     assert (measured.family, measured.stack.name) == ("vtrain-micro24", "megatron-deepspeed")
     assert measured.plan.saved.preset == "full"

@@ -56,6 +56,25 @@ def test_embedding_and_head_have_no_collective() -> None:
     assert run(stack_with(), tp=4).pricing.parts("F", 0)["tp"] > waited
 
 
+def test_a_profiled_layer_turns_its_input_and_its_output() -> None:
+    """Two kernels, which read and write the hidden states once each; of one sequence there is nothing to turn."""
+    for sequences, turned in ((1, 0), (2, 2)):
+        plain, profiled = (run(stack_with(composed=how), batch=sequences).pricing for how in (False, True))
+        (mine,), (other,) = ([p for p, alike in of.stages[0].layers if len(alike) == 12] for of in (profiled, plain))
+        assert mine.forward.kernels - other.forward.kernels == turned
+        assert mine.input_grad == other.input_grad and mine.weight_grad == other.weight_grad
+        least = turned * 2 * sequences * 1024 * 768 * 2 / 2.039e12  # bytes over the peak of HBM
+        assert least <= mine.forward.compute_s - other.forward.compute_s <= 2 * least
+
+
+def test_the_gradient_of_the_loss_and_the_last_norm_are_not_profiled() -> None:
+    """Of the head's backward two products are left; its loss walks the logits four times."""
+    head = run(stack("vtrain")).pricing.stages[0].layers[-1][0]
+    assert (head.forward.kernels, head.input_grad.kernels, head.weight_grad.kernels) == (4, 1, 1)
+    logits = 1024 * 50_257 * 2
+    assert head.forward.compute_s - head.input_grad.compute_s > 4 * logits / 2.039e12 * 0.9
+
+
 def test_launches_forward_are_dearer_and_those_of_a_layer_as_dear_together() -> None:
     even, uneven = run(stack_with(composed=True), tp=4), run(stack_with(composed=True, forward_launches=2.0), tp=4)
     host = [{kind: parts(found, kind)["launch"] for kind in "FB"} for found in (even, uneven)]

@@ -136,7 +136,8 @@ class Stack:
     """Bytes of a message a second, whatever it runs over, as a simulator has them. Left out: those of the link."""
     composed: bool | None = None
     """A simulator puts times of single layers one behind the other: each takes its kernels or their launches, whichever
-    is longer, then its collectives, which no host issues; embedding and head have none."""
+    is longer, then its collectives, which no host issues; embedding and head have none. What one layer's profile has
+    beside the layer: `prediction.profiled`."""
     forward_launches: float | None = None
     """Host time of a launch forward over that of one backward, read where times are `composed`. Left out: 1."""
     moe_dispatch: Literal["all_to_all", "all_gather", "fused", "hybrid_ep"] | None = None

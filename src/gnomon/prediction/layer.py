@@ -34,6 +34,7 @@ from gnomon.plans.saving import LayerSaving
 from gnomon.prediction.layer_memory import LayerMemory, has_vocab
 from gnomon.prediction.layer_types import LayerPrice, LocalContext, Phase
 from gnomon.prediction.numbers import as_float, larger
+from gnomon.prediction.profiled import profiled_forward, unprofiled
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Curves, curves_with
 from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
@@ -130,6 +131,7 @@ class _Pricing:
         return {
             **{op.path: self._op(op.path) for op in self.block.ops if op.kind not in VIEWS},
             **self._rings(self.ops, backward=False),
+            **(profiled_forward(self.block, self._setting, self.device, self.curves) if self.facts.composed else {}),
         }
 
     @cached_property
@@ -359,7 +361,7 @@ class _Pricing:
             # an accumulation is named by its tensor: it has the sizes of an op that reads it
             setting = self._setting(self.readers[grad.path] if grad.phase == "accumulate" else grad.path)
             share = self.causal_share if self._kind(grad.path) == "attention" else None
-            if grad.path in self.epilogues:
+            if grad.path in self.epilogues or (self.facts.composed and self._unprofiled(grad.path)):
                 continue
             if grad.phase == "accumulate":  # what one kernel writes for all is no sum
                 apart = tuple(path for path in grad.reads if not self.ops[path].attr("joined", False))
@@ -382,6 +384,11 @@ class _Pricing:
             found.append((grad.path, price, as_float(grad_work(grad, self.block, setting).matmul_flops)))
         rings = self._rings([path for path, _, _ in found], backward=True)
         return [*found, *((path, price, 0.0) for path, price in rings.items())]
+
+    def _unprofiled(self, path: str) -> bool:
+        """Whether a gradient lies between no marks of vTrain's profile: of the loss, of the norm before the head."""
+        op = self.ops.get(path)
+        return op is not None and (op.kind == "cross_entropy" or unprofiled(op, self.block))
 
     def _backward(self, *, weight: bool) -> Phase:
         steps = self.grads[weight]

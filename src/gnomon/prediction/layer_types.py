@@ -53,6 +53,8 @@ class KernelFacts:
     """Rows of experts are brought into order in passes of their own (`Stack.moe_rows`)."""
     fused_experts: bool = False
     """Narrow products of experts, their activation and its casts are one kernel each way (`Stack.moe_experts`)."""
+    composed: bool = False
+    """Kernels are those of vTrain's profile (`prediction.profiled`)."""
 
     @staticmethod
     def of(stack: Stack) -> KernelFacts:
@@ -71,6 +73,7 @@ class KernelFacts:
             routing_gathered=stack.moe_dispatch == "hybrid_ep",
             sorted_rows=stack.moe_rows == "sorted",
             fused_experts=stack.moe_experts == "fused",
+            composed=stack.composed is True,
         )
 
 

@@ -126,6 +126,9 @@ GATED = (
 UNGATED = r"gpt|opt|bloom|falcon|mpt|pythia|neo|starcoder|phi|nemotron|turing|nlg|galactica|maxtext|codegen|santacoder"
 """Models whose feed-forward has no gate."""
 
+OWN_HEAD = r"^vtrain\b"
+"""Programs whose head is a table of its own (vTrain f8dda84 src/model/gpt_modeling.py ShardedGptLogit)."""
+
 UNPADDED = r"VIA-Research/vTrain.*single"
 """Sources whose model divides the vocabulary over tp as it is (vTrain f8dda84 src/model/gpt_modeling.py); its measured
 runs are Megatron-DeepSpeed's."""
@@ -298,7 +301,7 @@ def _gpt(row: Row, vocab: int) -> GptConfig:
         **_learned(row, vocab),
         dropout=dropout,
         attention_dropout=dropout,
-        tied=not without,
+        tied=not (without or re.search(OWN_HEAD, program)),
         activation="gelu_new" if eager else "gelu_tanh",
     )
 

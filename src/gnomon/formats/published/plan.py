@@ -210,6 +210,8 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
     optimizer, divided = settings.optimizer(row)
     if facts.without_optimizer and axes.world_size == 1:  # as NeuSight measures: there is none, and so no state
         optimizer = replace(optimizer, kind="sgd", clip=False)
+    if re.search(r"^vtrain\b", row.framework.lower()):  # no norm of gradients (src/trainer.py train_step)
+        optimizer = replace(optimizer, clip=False)
     sequence, assumed = _sequence_parallel(row)
     set_by = recipe(row, facts.release) if re.search(r"megatron-bridge", row.framework.lower()) else Recipe()
     if set_by.narrow_attention and precision.fp8 is not None:

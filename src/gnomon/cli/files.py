@@ -19,9 +19,7 @@ from gnomon.timeline import print_timeline
 def write_views(
     options: argparse.Namespace, prediction: Prediction, assumed: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> None:
-    """Writes the predicted step, from rest, to the files that the options name; nothing if they name none."""
-    if not (options.html or options.trace or options.timeline):
-        return
+    """Writes the predicted step, from rest, to the files that the options name."""
     timeline = prediction.timeline(steady=False)
     if options.timeline:
         save_text(print_timeline(timeline), options.timeline)

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import argparse
+from pkgutil import resolve_name
 
-from gnomon.cli.files import write_views
 from gnomon.cli.request import read_request
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.prediction import Advice, advice, predict
@@ -20,7 +20,8 @@ def run(options: argparse.Namespace) -> int:
     asked = read_request(options)
     found = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
     changes: tuple[Advice, ...] | None = None if found.has_room else advice(found)
-    write_views(options, found, asked.assumed, asked.notes)
+    if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them
+        resolve_name("gnomon.cli.files:write_views")(options, found, asked.assumed, asked.notes)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]

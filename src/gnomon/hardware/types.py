@@ -3,7 +3,8 @@
 All figures are peaks of one thing, stated: FLOP/s dense and per device, bytes/s in one direction and per device (or per
 port, for a network card), memory that software can allocate. Each value says where its figures come from, and which of
 them nobody has checked. What a kernel or a collective reaches of a peak is left to prices; which link a group of ranks
-uses is in `gnomon.hardware.topology`; names and specs such as `4x8xh100-sxm` are in `gnomon.hardware.catalogue`.
+uses is in `gnomon.prices.links`; names are in `gnomon.hardware.catalogue`, specs such as `4x8xh100-sxm` in
+`gnomon.hardware.specs`.
 """
 
 from __future__ import annotations

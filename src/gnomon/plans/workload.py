@@ -1,4 +1,4 @@
-"""What comes in: sequences, router load, arrivals; and `Unit`, what a microbatch really is.
+"""What comes in: sequences and router load; and `Unit`, what a microbatch really is.
 
 A `Workload` is one global batch given by length and count or sequence by sequence, or a distribution to draw it from.
 A `Unit` is the tokens that pass through the pipeline together: an ordinary microbatch, a chunk of a long sequence, a

@@ -8,7 +8,3 @@ from gnomon.report.prediction import prediction_text as prediction_text
 from gnomon.report.tables import Column as Column
 from gnomon.report.tables import table as table
 from gnomon.report.tables import wrapped as wrapped
-from gnomon.report.validation import Score as Score
-from gnomon.report.validation import Summary as Summary
-from gnomon.report.validation import score as score
-from gnomon.report.validation import summarise as summarise

@@ -1,9 +1,9 @@
 """What `plan.optimizer` asks of a Program: ZeRO, updates on the host, tied parameters, clipping.
 
-`apply_optimizer` divides and moves state for all stages (`data_parallel`);
-`with_meetings` adds what ranks do together before the update: the sum of tied gradients, and the global norm, for which
-every rank waits. Both expect an update (OPT) for each stage. What cannot be expressed is a PlanError. Left out: sizes
-of shards, and the state that an update rule keeps.
+`apply_optimizer` divides and moves state for all stages (`data_parallel`); `with_meetings` adds what ranks do together
+before the update: the sum of tied gradients, and the global norm, for which every rank waits. Both expect an update
+(OPT) for each stage. What cannot be expressed is a PlanError. Left out: sizes of shards, and the state that an update
+rule keeps.
 """
 
 from __future__ import annotations

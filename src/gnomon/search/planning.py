@@ -1,6 +1,6 @@
 """`plan`: the best plan for a model, machines and a batch, as one call.
 
-Fills in the space (`make_space`), searches it (`solve`), and returns the `Result`. `losses` says what a runner-up loses
+Fills in the space (`make_space`), searches it (`solve`), and returns the `Result`. `loss` says what a runner-up loses
 and where. Leaves out printing and files.
 """
 

@@ -48,6 +48,7 @@ class Unlike(Shortlist):
         self._meshes: dict[Ranks, list[float]] = {}
 
     def add(self, found: Found) -> None:
+        """Takes a plan that fits, where it is the fastest of its sort so far."""
         sort = sort_of_point(found.point)
         if sort in self._fastest and self._fastest[sort].step_s <= found.step_s:
             return
@@ -63,9 +64,11 @@ class Unlike(Shortlist):
         self._meshes[sort[0]] = sorted(each.step_s for (ranks, *_), each in every if ranks == sort[0])
 
     def worst(self) -> float:
+        """The same; a plan of the list also takes less than UP_TO times the best one's step."""
         return min(super().worst(), UP_TO * self.best[0].step_s) if self.best else float("inf")
 
     def worst_of(self, ranks: Ranks, sort: Sort | None = None) -> float:
+        """The same for a plan with such ranks, of such a sort."""
         mesh = self._meshes.get(ranks, [])
         of_mesh = mesh[self.same - 1] if len(mesh) >= self.same else float("inf")
         own = self._fastest.get(sort) if sort is not None else None

@@ -41,7 +41,9 @@ class Walk:
     busy: Longs
     """[done] position whose duration is added; `size` for none."""
     first: list[int]
+    """[done] an item that each waits for."""
     second: list[int]
+    """[done] the other, or 0."""
     item: Longs
     """[positions] the item of each."""
 

@@ -51,17 +51,18 @@ class Header:
             raise line.fail(f"{what} {name}".strip() + " is given twice")
         self.seen.add((what, name))
 
-    def read_stages(self, line: Line) -> None:  # stages N
+    def read_stages(self, line: Line) -> None:
+        """`stages N`."""
         self.num_stages = line.count("number of stages", 1, MAX_STAGES)
 
-    def read_units(self, line: Line) -> None:  # units N
+    def read_units(self, line: Line) -> None:
+        """`units N`."""
         if self.units:
             raise line.fail("give either `units N` or `unit` lines, not both")
         self.plain = line.count("number of units", 0, MAX_UNITS)
 
-    def read_unit(
-        self, line: Line
-    ) -> None:  # unit I = SEQUENCE:START:STOP … [weight W] [worker R] [local SEQUENCE:RANK …]
+    def read_unit(self, line: Line) -> None:
+        """`unit I = SEQUENCE:START:STOP … [weight W] [worker R] [local SEQUENCE:RANK …]`."""
         index = line.count("number of the unit", 0, MAX_UNITS - 1)
         if self.plain >= 0:
             raise line.fail("give either `units N` or `unit` lines, not both")
@@ -83,7 +84,8 @@ class Header:
         except GnomonError as error:
             raise line.fail(str(error), column) from None
 
-    def read_chains(self, line: Line) -> None:  # chains STAGE … | chains none
+    def read_chains(self, line: Line) -> None:
+        """`chains STAGE … | chains none`."""
         starts: list[int] = []
         if not line.accept("none"):
             starts.append(line.count("first stage of a chain", 0))
@@ -108,10 +110,12 @@ class Header:
         """Pools that a line names must be declared."""
         known_name(line, "pool", name, [pool.name for pool in self.pools], column)
 
-    def read_inputs(self, line: Line) -> None:  # inputs resident | loaded
+    def read_inputs(self, line: Line) -> None:
+        """`inputs resident | loaded`."""
         self.loaded = line.choice(("resident", "loaded"), "where inputs come from") == "loaded"
 
-    def read_buffer(self, line: Line) -> None:  # buffer NAME LIFETIME per PER [slots N] [pool NAME]
+    def read_buffer(self, line: Line) -> None:
+        """`buffer NAME LIFETIME per PER [slots N] [pool NAME]`."""
         name = line.name("a buffer")
         self.once(line, "buffer", name)
         lifetime: Lifetime = line.choice(get_args(Lifetime), "lifetime")
@@ -123,12 +127,14 @@ class Header:
         if pool:
             self.later.append(partial(self.check_pool, line, pool, line.start))
 
-    def read_pool(self, line: Line) -> None:  # pool NAME SIZE
+    def read_pool(self, line: Line) -> None:
+        """`pool NAME SIZE`."""
         name = line.name("a pool")
         self.once(line, "pool", name)
         self.pools += (Pool(name=name, size=line.count("size of the pool", 1)),)
 
-    def read_kind(self, line: Line) -> None:  # kind NAME on STREAM [comm NAME] [send HOP | recv HOP][: effects]
+    def read_kind(self, line: Line) -> None:
+        """`kind NAME on STREAM [comm NAME] [send HOP | recv HOP][: effects]`."""
         head, colon, acts = line.text.partition(":")
         line.text = head
         name = line.word("a name of a kind")
@@ -163,7 +169,8 @@ class Header:
             self.later.append(partial(self.check_buffer, line, name, at))
             column += len(part) + 1
 
-    def read_comm(self, line: Line) -> None:  # comm NAME buffered [N] | rendezvous | collective [unordered]
+    def read_comm(self, line: Line) -> None:
+        """`comm NAME buffered [N] | rendezvous | collective [unordered]`."""
         name = line.name("a communicator")
         self.once(line, "comm", name)
         semantics: Literal["buffered", "rendezvous", "collective"] = line.choice(
@@ -174,7 +181,8 @@ class Header:
         ordered = not line.accept("unordered")
         self.comms += (Communicator(name=name, semantics=semantics, capacity=capacity, ordered=ordered),)
 
-    def read_alias(self, line: Line) -> None:  # alias BUFFER STAGE [AT] = BUFFER STAGE [AT]
+    def read_alias(self, line: Line) -> None:
+        """`alias BUFFER STAGE [AT] = BUFFER STAGE [AT]`."""
         pair, columns = [], []
         for side in (0, 1):
             if side:
@@ -189,7 +197,8 @@ class Header:
             self.later.append(partial(self.check_buffer, line, ref.buffer, column))
             self.later.append(partial(self.check_stages, line, [ref.stage], column))
 
-    def read_only(self, line: Line) -> None:  # kinds only | buffers only
+    def read_only(self, line: Line) -> None:
+        """`kinds only | buffers only`."""
         line.expect("only")
 
     def settled(self, line: Line) -> Header:

@@ -44,6 +44,7 @@ REF = re.compile(rf"\s*({'|'.join(EFFECT_OPS)})\s+({WORD})\s+(\d+)(?:\s+(\d+))?\
 
 
 def short(word: str) -> str:
+    """A word for a message: quoted, and cut where it is long."""
     return repr(word if len(word) <= 40 else word[:37] + "...")
 
 
@@ -125,6 +126,7 @@ class Line:
 
 
 def known_name(line: Line, what: str, name: str, known: Sequence[str], column: int) -> None:
+    """Refuses a name that is not declared, with the nearest that are."""
     if name not in known:
         raise line.fail(
             f"unknown {what} {short(name)}{nearest(name[:40], known)}; declare it before the first class", column

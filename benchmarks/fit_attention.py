@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from fitting import (
 from gnomon.hardware import catalogue
 from gnomon.hardware.types import Device
 from gnomon.prices.attention import Heads, attention_model
-from gnomon.prices.curves import Array, AttentionCurve, AttentionKernel, Provenance
+from gnomon.prices.curves import BEND_WAVES, Array, AttentionCurve, AttentionKernel, Provenance
 
 MEMORY = 0.8
 """Share of bandwidth at which dense attention moves its operands: assumed, because tables of serving kernels add the
@@ -79,6 +79,20 @@ class Part:
         keys = values["key_passes"] * a.kv_len * a.kv_heads
         passes = 4 * a.batch * a.width * (queries + keys) / machine.memory_bytes_per_s
         return np.asarray(seconds + passes + a.batch * a.q_len * values["token_s"])
+
+    def fitted(self) -> Part:
+        """Without the shapes that are kept out."""
+        kept = ~self.out
+        arrays = {
+            f.name: getattr(self.shape, f.name)[kept] for f in fields(Heads) if np.ndim(getattr(self.shape, f.name))
+        }
+        return replace(
+            self,
+            shape=replace(self.shape, **arrays),
+            seconds=self.seconds[kept],
+            out=self.out[kept],
+            weight=self.weight[kept],
+        )
 
 
 @dataclass(frozen=True)
@@ -227,7 +241,6 @@ def fit_parts(
 ) -> tuple[dict[str, float], Callable[[int, bool], Error]]:
     """Constants, and the error on what was kept out (or on all if nothing was) by least and most length."""
     machine = catalogue.device(DEVICES[of.device])
-    whole = not any(part.out.any() for part in parts)
 
     def predict(values: dict[str, float]) -> list[Array]:
         row = attention_row(of, direction, fixed | values)
@@ -241,18 +254,74 @@ def fit_parts(
         return np.asarray(np.exp(weight / weight.mean() * np.log(made / measured)))
 
     ranges = ranges | (PAGED if any(part.paged for part in parts) else {})
-    values = rounded(fit(ranges, weighted, np.array(1.0), 500))
+    values = fixed | rounded(fit(ranges, weighted, np.array(1.0), 500))
+    return values, errors_of(of, direction, parts, values)
+
+
+def errors_of(
+    of: AttentionTable, direction: str, parts: list[Part], values: dict[str, float], bend: tuple[float, ...] = ()
+) -> Callable[[int, bool], Error]:
+    """By least and most length, on what was kept out, or on all if nothing was."""
+    machine = catalogue.device(DEVICES[of.device])
+    whole = not any(part.out.any() for part in parts)
+    row = replace(attention_row(of, direction, values), bend=bend)
 
     def error(least: int, short: bool) -> Error:
         made, truth = [], []
-        for predicted, part in zip(predict(values), parts, strict=True):
+        for part in parts:
             length = (part.shape.q_len < least) if short else (part.shape.q_len >= least)
             which = length & (part.out if not whole else ~part.out)
-            made.append(predicted[which])
+            made.append(part.predict(row, machine, values)[which])
             truth.append(part.seconds[which])
         return Error.of(np.concatenate(made), np.concatenate(truth))
 
-    return fixed | values, error
+    return error
+
+
+FOLDS = 4
+"""Of the fitted lengths and batches, each left out once to see whether a bend pays."""
+
+PAYS = 0.96
+"""A bend is kept where it leaves this much of the mean error, at most, on shapes from 1024 on that it was not fitted
+to."""
+
+
+def bend_of(of: AttentionTable, tables: list[Part], values: dict[str, float]) -> tuple[float, ...]:
+    """Factors of a row by waves of blocks, from fitted shapes; empty where they do not pay."""
+    parts = [part.fitted() for part in tables]
+    folds = [np.floor(np.log2(p.shape.q_len) + 3 * np.log2(p.shape.batch)).astype(int) % FOLDS for p in parts]
+
+    long, fold_of = (np.concatenate(each) for each in ([p.shape.q_len >= 1024 for p in parts], folds))
+    plain, bent = _left(of, parts, values, np.zeros(len(BEND_WAVES)))[0], np.zeros(len(long))
+    for fold in range(FOLDS):
+        mine = fold_of == fold
+        bent[mine] = _left(of, parts, values, _bend(of, parts, values, [which != fold for which in folds]))[0][mine]
+    if np.abs(bent[long]).mean() > PAYS * np.abs(plain[long]).mean():
+        return ()
+    found = _bend(of, parts, values, [np.ones(len(which), bool) for which in folds])
+    return tuple(round(float(np.exp(value)), 3) for value in found)
+
+
+def _bend(of: AttentionTable, parts: list[Part], values: dict[str, float], which: list[Any]) -> Array:
+    """Logs of factors, by least squares with one shape more of 0 at each; far shapes count as those at a tenth."""
+    found, chosen = np.zeros(len(BEND_WAVES)), np.concatenate(which)
+    for _ in range(8):
+        logs, waves, weight = (each[chosen] for each in _left(of, parts, values, found))
+        hats = np.array([np.interp(waves, np.log(BEND_WAVES), hat) for hat in np.eye(len(BEND_WAVES))])
+        scaled = hats * weight * np.minimum(1, 0.1 / np.maximum(np.abs(logs), 1e-9))
+        found = found + np.linalg.solve(scaled @ hats.T + np.eye(len(found)), scaled @ logs - found)
+    return found
+
+
+def _left(of: AttentionTable, parts: list[Part], values: dict[str, float], bend: Array) -> tuple[Array, Array, Array]:
+    """(logs of measured over predicted, logs of waves, weights)."""
+    machine = catalogue.device(DEVICES[of.device])
+    row = replace(attention_row(of, "forward", values), bend=tuple(np.exp(bend)))
+    logs = [np.log(part.seconds / part.predict(row, machine, values)) for part in parts]
+    waves = [
+        np.log(p.shape.batch * p.shape.heads * np.ceil(p.shape.q_len / row.block) / machine.num_sms) for p in parts
+    ]
+    return np.concatenate(logs), np.concatenate(waves), np.concatenate([part.weight for part in parts])
 
 
 def fit_attention(data: Path, of: AttentionTable) -> tuple[Result, dict[str, float]]:
@@ -270,6 +339,10 @@ def fit_attention(data: Path, of: AttentionTable) -> tuple[Result, dict[str, flo
             fixed = dict(UNMASKED)
             ranges = {name: where for name, where in ranges.items() if name not in UNMASKED}
     values, error = fit_parts(of, "forward", tables + charts, ranges, fixed)
+    bend = bend_of(of, tables, values) if tables else ()
+    if bend:
+        straight = f"; without a bend {error(1024, False)}"
+        error = errors_of(of, "forward", tables + charts, values, bend)
     held, short = error(1024, False), error(1024, True)
     count = sum(len(part.seconds) for part in tables)
     points = sum(len(part.seconds) for part in charts)
@@ -279,9 +352,10 @@ def fit_attention(data: Path, of: AttentionTable) -> tuple[Result, dict[str, flo
     said = provenance(text.removesuffix("; "), held, f"length >= 1024; shorter {short.median:.0%} / {short.p90:.0%}")
     if not tables:
         said = replace(said, error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out")
-    row = attention_row(of, "forward", values, said)
+    row = replace(attention_row(of, "forward", values, said), bend=bend)
     name = f"{of.kernel} forward {of.head_dim} {machine.name}" + ("" if tables else " (charts, all fitted)")
-    return Result(machine.arch, row, name, "length >= 1024", held, f"shorter: {short}"), values
+    also = f"shorter: {short}" + (straight if bend else "")
+    return Result(machine.arch, row, name, "length >= 1024", held, also), values
 
 
 def _two(parts: list[Part], fixed: dict[str, float]) -> dict[str, Range]:
@@ -447,7 +521,7 @@ def _borrowed_backward(result: Result, found: list[Result]) -> Result:
     ratio = back.efficiency / near[1].efficiency
     said = assumed(f"{ratio:.2f} of the forward's efficiency, as {near[0][1]} {near[0][3]} on {near[0][0]}")
     made = replace(
-        row, direction="backward", block=128, wave_overlap=None, t0_s=float(f"{2 * row.t0_s:.3g}"),
+        row, direction="backward", block=128, wave_overlap=None, bend=(), t0_s=float(f"{2 * row.t0_s:.3g}"),
         prologue_s=back.prologue_s, efficiency=float(f"{row.efficiency * ratio:.3g}"), provenance=said,
     )  # fmt: skip
     return Result(result.arch, made, f"{kernel} backward {size} {arch} (assumed)", "-", NONE)

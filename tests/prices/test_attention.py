@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.errors import UnpricedError
+from gnomon.errors import InputError, UnpricedError
 from gnomon.hardware import Device, catalogue
 from gnomon.prices import attention_seconds, curves_for
-from gnomon.prices.attention import tiled_window
+from gnomon.prices.attention import Heads, attention_model, tiled_window
 
 H100, A100 = catalogue.device("h100-sxm-80gb"), catalogue.device("a100-sxm-80gb")
 SIZES = st.sampled_from((64, 80, 128, 192, 256))
@@ -40,12 +40,35 @@ def test_never_under_the_roofline(
     assert seconds(batch, length, heads, head_dim, causal=causal, backward=backward) >= bound
 
 
-@given(st.integers(1, 8), st.integers(1, 16_000), st.integers(1, 64), st.integers(0, 500), st.booleans())
-def test_grows_with_batch_length_and_heads(batch: int, length: int, heads: int, more: int, backward: bool) -> None:
-    one = seconds(batch, length, heads, backward=backward)
-    assert seconds(batch + more % 5, length, heads, backward=backward) >= one
-    assert seconds(batch, length + more, heads, backward=backward) >= one
-    assert seconds(batch, length, heads + more % 7, backward=backward) >= one
+@given(st.integers(1, 8), st.integers(1, 16_000), st.integers(1, 64), SIZES, st.integers(0, 500), st.booleans())
+def test_grows_with_batch_length_and_heads(
+    batch: int, length: int, heads: int, head_dim: int, more: int, backward: bool
+) -> None:
+    """Also where a curve bends: forwards of 128, 192 and 256."""
+    one = seconds(batch, length, heads, head_dim, backward=backward)
+    assert seconds(batch + more % 5, length, heads, head_dim, backward=backward) >= one
+    assert seconds(batch, length + more, heads, head_dim, backward=backward) >= one
+    assert seconds(batch, length, heads + more % 7, head_dim, backward=backward) >= one
+
+
+def test_a_bend_is_a_line_over_waves_of_blocks() -> None:
+    """132 SMs and blocks of 128 queries: 264 heads of 128 queries are two waves, half way from one to four."""
+    row = curves_for(H100).attention_for("forward", 256, "flash2")
+    bent = replace(row, bend=(1.0, 1.21, 1.0, 1.0, 1.0))
+    for heads, factor in ((66, 1.0), (132, 1.0), (264, 1.1), (528, 1.21), (1056, 1.1), (132 * 512, 1.0)):
+        size = np.array(float(heads))
+        one, keys = np.ones(()), np.full((), 128.0)
+        shape = Heads(
+            batch=one, q_len=keys, kv_len=keys, heads=size, kv_heads=size, pairs=keys**2 / 2, width=256, width_v=256,
+            causal=True,
+        )  # fmt: skip
+        endless = replace(H100, memory_bytes_per_s=1e30)
+        straight, found = (attention_model(shape, 1e15, endless, each) - row.t0_s for each in (row, bent))
+        assert found == pytest.approx(factor * straight)
+    with pytest.raises(InputError, match="a factor for each"):
+        replace(row, bend=(1.0,))
+    with pytest.raises(InputError, match="over the factor before"):
+        replace(row, bend=(1.0, 0.7, 0.7, 0.7, 0.7))
 
 
 @given(st.integers(1, 8), st.integers(1, 16_000), st.floats(1, 4), st.floats(1, 4))

@@ -3,6 +3,7 @@
     seconds = t0 + (compute² + memory²)^(1/2)
     compute = time of a block · (blocks an SM, and the longest block alone, added with power p)
             = time of a block · (waves of blocks), where no mask makes blocks unlike and a row says how full a wave is
+              (either times a factor by the number of waves, where a row has one)
 
 Blocks of queries are shared out over the SMs; each walks the keys it sees; one that is not full costs a whole one.
 Leaves out: unfused attention, which is priced by the ops it is lowered to; paged caches; dropout inside the kernel.
@@ -16,7 +17,7 @@ import numpy as np
 
 from gnomon.errors import UnpricedError
 from gnomon.hardware.types import Device
-from gnomon.prices.curves import Array, AttentionCurve, AttentionKernel, Curves, Size, Time, as_time
+from gnomon.prices.curves import BEND_WAVES, Array, AttentionCurve, AttentionKernel, Curves, Size, Time, as_time
 from gnomon.prices.tpu import lanes_of
 
 BLOCK = 128
@@ -147,5 +148,7 @@ def attention_model(shape: Heads, peak: float, device: Device, row: AttentionCur
     if row.wave_overlap is not None and not shape.causal:
         rounds = (1 - row.wave_overlap) * np.ceil(shared) + row.wave_overlap * np.maximum(shared, 1)
     compute = block_s * rounds
+    if row.bend:
+        compute = compute * np.exp(np.interp(np.log(shared), np.log(BEND_WAVES), np.log(row.bend)))
     memory = shape.moved_bytes(backward) / (device.memory_bytes_per_s * row.memory_efficiency)
     return np.asarray(row.t0_s + np.hypot(compute, memory))

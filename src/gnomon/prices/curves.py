@@ -108,6 +108,11 @@ class GemmCurve:
         _between(what, 1, 100, overlap_power=self.overlap_power)
 
 
+BEND_WAVES = (1, 4, 16, 64, 256)
+"""Blocks over SMs at which an attention curve may bend: lines in logarithms between, as at the ends beyond. From one to
+the next a factor falls by a fifth at most, so that more blocks never take less."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCurve:
     """Constants of `attention.attention_seconds` for one kernel, direction and class of head sizes."""
@@ -138,10 +143,16 @@ class AttentionCurve:
     """Queries of a block (backward: keys)."""
     wave_overlap: float | None = None
     """As in GemmCurve, without a mask; None: blocks are added up as under one."""
+    bend: tuple[float, ...] = ()
+    """What measured compute times are over the formula at `BEND_WAVES` waves of blocks; empty: nothing is left."""
 
     def __post_init__(self) -> None:
         what = f"attention curve {self.kernel} {self.direction} {self.head_dim}"
         _between(what, 1, 1024, block=self.block)
+        if self.bend and len(self.bend) != len(BEND_WAVES):
+            raise InputError(f"{what}: bend has a factor for each of {BEND_WAVES} waves")
+        for less, more in zip(self.bend, self.bend[1:], strict=False):
+            _between(f"{what}: bend over the factor before", 0.8, 2, factor=more / less)
         _between(what, 0, 1, wave_overlap=self.wave_overlap or 0.0)
         _between(what, 0, 1e-3, t0_s=self.t0_s, prologue_s=self.prologue_s)
         _between(what, 0.01, 2, lone_block=self.lone_block)

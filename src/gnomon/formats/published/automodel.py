@@ -50,8 +50,10 @@ def kernels(row: Row) -> Mapping[str, str | bool]:
     """Fields of the stack: FlashAttention-2 of transformers (`DEFAULT_ATTN_IMPLEMENTATION`); Liger's norm, rotary
     embedding and activation on one device; layers compiled with tensor parallelism in April 2026; before that, of the
     program's own models, the norm alone in March. Loss and logits are fp32 in all. Of mixtures: Transformer Engine's
-    norm and rotary embedding (`rms_norm: te`, `rope_fusion: true` of examples/llm_benchmark/*/*_te_deepep.yaml), and
-    checkpoints without reentry around whole layers, which stop early. Compiled layers have their checkpoints inside:
+    norm and rotary embedding (`rms_norm: te`, `rope_fusion: true` of examples/llm_benchmark/*/*_te_deepep.yaml);
+    activations of experts compiled, with the router's weights in them (components/moe/experts.py `relu2_deepep`,
+    `quick_geglu_deepep`; megatron/moe_utils.py `weighted_swiglu`); and checkpoints without reentry around whole layers,
+    which stop early. Compiled layers have their checkpoints inside:
     only what the backward reads is run again. Of LoRA without compilation all is: a frozen product comes before what
     its adapter keeps."""
     release = _release(row)
@@ -59,14 +61,21 @@ def kernels(row: Row) -> Mapping[str, str | bool]:
         fused = {"norm": "fused", "activation": "fused", "rotary": "fused"}
         return {**fused, "launch": "compiled", "recompute_stops": True}
     if not release:
-        mixture = "automodel" in row.framework.lower() and row.experts
-        return {"norm": "fused", "rotary": "fused", "recompute_stops": True} if mixture else {}
+        if "automodel" not in row.framework.lower() or not row.experts:
+            return {}
+        mixture: dict[str, str | bool] = {"norm": "fused", "rotary": "fused", "recompute_stops": True}
+        mixture |= {"activation": "fused", "moe_weights": "activation"}
+        return mixture | ({"attention_kernel": "flash2"} if re.search(TORCH_ATTENTION, row.notes.lower()) else {})
     found: dict[str, str | bool] = {"attention_kernel": "flash2"}
     if release == "2013a4dd6":
         found |= {"norm": "fused", "activation": "fused", "rotary": "fused"}
         found |= {"launch": "compiled", "recompute_stops": True} if (row.tp or 1) > 1 else {}
     return found | ({"norm": "fused"} if release == "c0e4fe1bc" else {})
 
+
+TORCH_ATTENTION = r"flexattn|torchsdpa"
+"""Notes of mixtures whose attention is not Transformer Engine's: PyTorch's own, of which FlexAttention reaches 0.9 of
+FlashAttention-2 forward and 0.85 backward by its authors (pytorch.org/blog/flexattention); taken as FlashAttention-2."""
 
 CHECKPOINTED = r"llama ?3 70b|32b lora|nemotron v3 super|deepseek v3|kimi k2"
 """Models whose recipes set `activation_checkpointing`, each decoder layer or its attention and its MLP."""

@@ -107,3 +107,33 @@ def test_tests_on_gb200_have_the_devices_of_their_recipe(test: str, devices: int
     assert to_run(row).cluster.num_devices == devices
     with pytest.raises(InputError, match="num_devices not given"):
         to_run(replace(row, section="gpt3_15b_8t_release"))
+
+
+MAXTEXT = replace(
+    GPT, source="AI-Hypercomputer/maxtext/src/maxtext/configs/tpu/v4/README.md", section="1x v4-128",
+    model="maxtext-22B",
+    framework="MaxText", device="tpu-v4", metric="tflops_per_device", value=150.0, seq_len=None, num_devices=64,
+    devices_per_node=None, precision="bf16", tp=None, pp=None, dp=None, micro_batch=13, global_batch=None,
+    layers=48, hidden=6144, heads=24, ffn="24576", flash_attention="flash", zero_or_fsdp="ici_fsdp=64",
+)  # fmt: skip
+"""A row whose columns are of a script that changed after the run."""
+
+
+def test_a_run_is_read_by_the_script_of_its_time() -> None:
+    run = to_run(MAXTEXT)
+    assert (run.workload.seq_len, run.workload.global_batch_size) == (1024, 16 * 64)
+    assert run.stack.attention == "unfused" and any("281e04bf3" in note for note in run.notes)
+
+
+def test_flops_of_parameters_alone() -> None:
+    """Seconds by six FLOPs for each parameter and token, as the program counted them then."""
+    run = to_run(MAXTEXT)
+    tokens = run.workload.global_batch_size * run.workload.seq_len
+    assert run.step_s == pytest.approx(6 * run.graph.num_parameters() * tokens / (150e12 * 64))
+
+
+def test_tensor_parallel_products_on_tpus_are_cut() -> None:
+    page = "AI-Hypercomputer/maxtext/src/maxtext/configs/tpu/v5p/README.md"
+    row = replace(MAXTEXT, source=page, model="maxtext-512B", device="tpu-v5p", tp=8, seq_len=2048, micro_batch=2)
+    assert [split.parts for split in to_run(row).plan.overlap.splits] == [16]
+    assert not to_run(replace(row, device="h100", model="llama")).plan.overlap.splits

@@ -75,7 +75,7 @@ def kernels(row: Row) -> Mapping[str, str | bool]:
 
 TORCH_ATTENTION = r"flexattn|torchsdpa"
 """Notes of mixtures whose attention is not Transformer Engine's: PyTorch's own, of which FlexAttention reaches 0.9 of
-FlashAttention-2 forward and 0.85 backward by its authors (pytorch.org/blog/flexattention); taken as FlashAttention-2."""
+FlashAttention-2 forward and 0.85 backward by its authors (pytorch.org/blog/flexattention); taken as the latter."""
 
 CHECKPOINTED = r"llama ?3 70b|32b lora|nemotron v3 super|deepseek v3|kimi k2"
 """Models whose recipes set `activation_checkpointing`, each decoder layer or its attention and its MLP."""

@@ -16,6 +16,10 @@ from gnomon.formats.published.row import Row
 BEFORE_FIX = 1.03
 """BLOOM's TFLOP/s before 'TFLOPs calculation improved' read about 3% low (chronicles-prequel.md)."""
 
+PARAMETERS_ALONE = r"configs/tpu/v4/README\.md"
+"""Sources whose FLOP/s are six for each parameter and token: AI-Hypercomputer/maxtext 281e04bf3 (2023-04-27)
+MaxText/train.py `per_device_tflops`; read 2026-11-23."""
+
 HARDWARE = r"(?i)\bHFU[- ]like|\bincl(?:\.|udes|uding) (?:full )?recomput|\bhardware FLOP"
 """Notes of FLOP/s that count what is recomputed."""
 

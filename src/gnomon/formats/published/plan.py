@@ -226,7 +226,8 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
         overlap = replace(overlap, pipeline_sends=False)
     # MaxText configs/base.yml context_parallel_strategy; benchmarks on GPUs say cp themselves
     gathers_context = axes.cp > 1 and bool(re.search(r"maxtext", row.framework.lower()))
-    splits = (Split(op="*", dim="seq", parts=axes.tp),) if facts.async_tp and axes.tp > 1 else ()
+    cut = facts.async_tp or _decomposed(row)
+    splits = (Split(op="*", dim="seq", parts=axes.tp),) if cut and axes.tp > 1 else ()
     made = Plan(
         mesh=axes,
         schedule=schedule,
@@ -243,6 +244,12 @@ def _exchange(row: Row, axes: Mesh) -> Literal["ring", "ulysses"]:
     """How ranks that share a sequence exchange it."""
     said = f"{row.framework} {row.sequence_parallel or ''} {row.notes}".lower()
     return "ulysses" if axes.cp > 1 and re.search(r"ulysses|all.?to.?all sequence|deepspeed sp\b", said) else "ring"
+
+
+def _decomposed(row: Row) -> bool:
+    """Whether XLA cuts products to overlap with what tensor-parallel ranks exchange, as it does on TPUs (Wang et al.,
+    ASPLOS 2023: in production since)."""
+    return bool(re.search(XLA, row.framework.lower()) and "tpu" in row.device.lower())
 
 
 def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:

@@ -6,6 +6,7 @@ predicted here, and nothing is fitted to what was measured.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from gnomon.formats.published.bridge import with_offloading, with_recompute, wit
 from gnomon.formats.published.complete import completed, interleaved
 from gnomon.formats.published.composed import with_composition
 from gnomon.formats.published.machines import cluster
-from gnomon.formats.published.measured import Peak, readings
+from gnomon.formats.published.measured import PARAMETERS_ALONE, Peak, readings
 from gnomon.formats.published.megatron_ci import with_test_facts, with_test_plan
 from gnomon.formats.published.model import Config, build, model_config
 from gnomon.formats.published.notes import MemoryMetric, NoteFacts, read_notes
@@ -182,8 +183,11 @@ def to_run(row: Row) -> Run:
 
 def _step_flops(row: Row, config: Config, machines: Cluster, made: Plan) -> Peak:
     """Model FLOPs of a step, attention counted whole, and the dense peak of all devices: for sources that publish
-    nothing but FLOP/s or MFU, and whose formula is not known."""
+    nothing but FLOP/s or MFU, and whose formula is not known, or is known to count parameters alone."""
+    peak = sum(device.flops_per_s(made.precision.compute) for device in machines.devices)
+    if re.search(PARAMETERS_ALONE, row.source or ""):
+        tokens = (row.global_batch or 0) * (row.seq_len or 0)
+        return Peak(flops=6.0 * build(config).num_parameters() * tokens, flops_per_s=peak)
     sizes = {"batch": row.global_batch or 0, "seq": row.seq_len or 0}
     work = graph_work(build(config), FUSED, Setting(sizes=sizes, dtypes=BF16, causal_flops="full"))
-    peak = sum(device.flops_per_s(made.precision.compute) for device in machines.devices)
     return Peak(flops=float(work.total.matmul_flops), flops_per_s=peak)

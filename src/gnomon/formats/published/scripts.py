@@ -42,6 +42,16 @@ _BY_MSIZE = {
 }  # fmt: skip
 """Billions of parameters in a row's name -> width and layers; 50 is what its pages call 52 elsewhere."""
 
+MAXTEXT_V4 = (
+    "AI-Hypercomputer/maxtext 281e04bf3 (2023-04-27, whose page first has these figures) MaxText/configs/1xv4-128.sh, "
+    "1xv4-384.sh, base.yml, layers.py: sequences of 1024, attention by products; FlashAttention is of 5b0e28e04 "
+    "(2023-09-11); read 2026-11-23"
+)
+MAXTEXT_FIRST = (
+    "AI-Hypercomputer/maxtext 76bd53b0f (2023-12-15, with the page of these figures) MaxText/configs/v5*/*.sh, which "
+    "later commits changed; read 2026-11-23"
+)
+
 SCRIPTS = (
     *(
         Script(
@@ -107,6 +117,29 @@ SCRIPTS = (
         corrects={"layers": 16},
         source="AMD-AGI/Primus fd1eeab tests/trainer/test_megatron_trainer_zero_bubble.yaml: 16 layers, which the "
         "page's FLOPs a token confirm; read 2026-11-23",
+    ),
+    *(
+        Script(
+            rows=rf"configs/tpu/v4/readme\.md\|.*\|maxtext-{size}b$",
+            gives={"seq_len": 1024, "vocab": 32_768},
+            corrects={"micro_batch": each, "flash_attention": "no"},
+            source=MAXTEXT_V4,
+        )
+        for size, each in ((22, 16), (52, 10))
+    ),
+    *(
+        Script(
+            rows=rf"configs/tpu/{tpu}/readme\.md\|.*\|maxtext-{size}b$", gives={}, corrects=ran, source=MAXTEXT_FIRST
+        )
+        for tpu, size, ran in (
+            ("v5e", 128, {"recompute": "full"}),
+            ("v5p", 32, {"micro_batch": 8}),
+            ("v5p", 64, {"micro_batch": 4}),
+            ("v5p", 128, {"micro_batch": 2}),
+            ("v5p", 256, {"micro_batch": 2}),
+            ("v5p", 512, {"tp": 16}),
+            ("v5p", 1024, {"micro_batch": 2, "tp": 16}),
+        )
     ),
     *(
         Script(

@@ -225,10 +225,9 @@ def quantise(seconds: float | NDArray[np.float64]) -> float | NDArray[np.float64
     legal = (values >= 0) & (values <= MAX_TIME_S)
     if not legal.all():
         bad = values[~legal].flat[0]
-        where = f" at index {tuple(int(i) for i in np.argwhere(~legal)[0])}" if values.ndim else ""
         raise UnitError(
-            f"A time must be from 0 to {MAX_TIME_S:.0f} s (2**17, 36 hours), got {bad}{where}; if it is part of a "
-            f"step, a size of the model or the batch is a mistake"
+            f"a time must be from 0 to {MAX_TIME_S:,.0f} s (2**17, 36 hours), got {bad:,.6g} s; if it is part of a "
+            f"step, a size of the model or the batch is likely a mistake"
         )
     on_grid = np.rint(values * (1 / TICK_S)) * TICK_S
     return on_grid if isinstance(seconds, np.ndarray) else float(on_grid)

@@ -117,6 +117,17 @@ def test_many_sources_of_a_fit_are_counted_and_few_are_named(capsys: pytest.Capt
     assert re.search(r"\d+ runs of\s+korthikanti-2022, ", few)
 
 
+def test_gpus_without_bf16_are_predicted_and_planned_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    """What runs on V100 and T4 is mixed precision in fp16."""
+    small = ("llama-tiny", "--on", "1x2xv100-sxm-16gb", "--seq-len", "128", "--global-batch", "4")
+    for command in ("predict", "plan"):
+        status, out, _ = ask(capsys, command, *small)
+        assert status == 0 and "precision not given: fp16, as the devices have no bf16 (--precision)" in out
+    asked = ["predict", *small, "--json"]
+    assumed, stated = (json.loads(ask(capsys, *asked, *more)[1]) for more in ((), ("--precision", "fp16")))
+    assert assumed["step_s"] == stated["step_s"]
+
+
 def test_devices_without_bf16_are_predicted_in_fp32(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ask(capsys, "predict", "llama-tiny", "--on", "1xcpu-process", "--seq-len", "128")
     assert status == 0 and "precision not given: fp32, as the devices have no bf16 (--precision)" in out
@@ -214,8 +225,8 @@ def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["validate", "none.csv"], "cannot read 'none.csv'"),
         (["predict", "gpt2"], "no machines; give --on CLUSTER"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--tp", "0"], "0 is not between 1 and"),
-        (["predict", "gpt2", "--on", "8xh100-sxm", "--zero", "4"], "invalid choice"),
-        (["predikt"], "invalid choice"),
+        (["predict", "gpt2", "--on", "8xh100-sxm", "--zero", "4"], "is none of 0, 1, 2, 3"),
+        (["predikt"], "is none of predict, plan"),
     ],
 )
 def test_a_users_mistake_is_status_2_without_traceback(

@@ -122,7 +122,9 @@ def _one(kind: str, name: str, *, as_json: bool) -> None:
 def _devices() -> Sequence[str]:
     columns = (
         _left("device"),
-        *(Column(name=n) for n in ("bf16 TFLOP/s", "GiB", "TB/s", "W")),
+        Column(name="TFLOP/s"),
+        _left("in"),
+        *(Column(name=n) for n in ("GiB", "TB/s", "W")),
         _left("per"),
         _left("figures"),
     )
@@ -130,10 +132,11 @@ def _devices() -> Sequence[str]:
 
 
 def _device(device: Device) -> Sequence[str]:
-    peak = device.flops_per_s("bf16" if device.dense_peak.bf16 else "fp16" if device.dense_peak.fp16 else "fp32")
+    dtype = "bf16" if device.dense_peak.bf16 else "fp16" if device.dense_peak.fp16 else "fp32"
     return (
         device.name,
-        number(peak / 1e12, 4),
+        number(device.flops_per_s(dtype) / 1e12, 4),
+        dtype,
         f"{device.memory_bytes / 2**30:.1f}",
         number(device.memory_bytes_per_s / 1e12),
         "-" if device.power_w is None else f"{device.power_w:.0f}",

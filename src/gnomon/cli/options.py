@@ -18,6 +18,7 @@ from gnomon.cli.options_plan import (
     plan_options,
 )
 from gnomon.cli.values import at_most, count, new_file, rate, some
+from gnomon.errors import nearest
 
 _EPILOG = """\
 examples, all of which run on a laptop:
@@ -151,8 +152,17 @@ class _Parser(argparse.ArgumentParser):
         """As argparse's; what a command does not know is that command's mistake, not that of `gnomon`."""
         found, more = super().parse_known_args(args, namespace)
         if more:
-            self.error(f"unrecognized arguments: {' '.join(more)}")
+            near = nearest(more[0].partition("=")[0], self._option_string_actions) if more[0].startswith("-") else ""
+            self.error(f"unrecognized arguments: {' '.join(more)}{near}")
         return found, more
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """As argparse's, with the nearest of the choices."""
+        if action.choices is not None and value not in action.choices:
+            choices = [str(each) for each in action.choices]
+            raise argparse.ArgumentError(
+                action, f"{str(value)!r} is none of {', '.join(choices)}{nearest(str(value), choices)}"
+            )
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -253,7 +253,9 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     cost = rent(asked.machines, parse_prices(tuple(options.price)))
     made = _searched(options, asked)
     found, best, assumed = made.found, made.best, asked.assumed
-    assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, found))
+    without = [name for name, value in asked.fixed.items() if getattr(best.point, name) != value]
+    without += asked.chosen.idle(best, found)
+    assumed += (f"{name} is fixed, and means nothing in this plan" for name in without)
     tries: Tries | None = None
     again: Result | None = None
     if options.try_:

@@ -195,6 +195,8 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
         trained, frozen = graph.num_parameters() / 1e6, graph.num_frozen() / 1e9
         return graph, (*notes, f"{trained:.4g} million parameters of adapters are trained, {frozen:.4g} billion frozen")
     if not (path.suffix == ".json" or path.is_file()):
+        if "/" in name:
+            raise InputError(f"cannot read {name!r}: there is no such file or folder")
         return preset(name), ()
     if path.suffix == ".toml":
         raise InputError(
@@ -295,7 +297,7 @@ def _changed(
 
 
 def given_precision(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Precision:
-    """That of `--precision`; without it bf16, or fp32 where the devices have no bf16."""
+    """That of `--precision`; without it the devices' default."""
     if options.precision is not None:
         return PRECISIONS[options.precision]
     precision = default_precision(machines)

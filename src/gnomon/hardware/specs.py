@@ -129,7 +129,7 @@ def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
         )
     numbers = [int(match[key]) for key in ("a", "b") if match[key] is not None]
     if 0 in numbers:
-        raise CatalogueError(f"{part!r} in cluster {spec[:64]!r} has a count of 0")
+        raise CatalogueError(f"{part!r} in cluster {spec[:64]!r} has a count of 0; counts are 1 or more")
     name = match["name"]
     if (device := catalogue.find_device(name)) is not None:
         return _of_device(device, numbers)
@@ -140,7 +140,7 @@ def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
     known = catalogue.device_names(aliases=True) + catalogue.node_names(aliases=True)
     raise CatalogueError(
         f"unknown device or node {name[:64]!r} in cluster {spec[:64]!r}{catalogue.suggest(name, known)}; "
-        "`gnomon catalogue` lists all"
+        "`gnomon catalogue devices` and `gnomon catalogue clusters` list all"
     )
 
 

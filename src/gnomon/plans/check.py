@@ -105,9 +105,12 @@ def batch(plan: Plan, workload: Workload) -> tuple[int, int]:
     count = schedule.num_microbatches or max(1, total // max(size, 1))
     if size < 1 or count * size != total:
         legal = max(1, round(total / max(1, count * size))) * max(1, count * size)
+        ranks = data_ranks[-1]
+        each = f"{size // ranks} x {ranks} data ranks" if size % ranks == 0 else f"over {ranks} data ranks"
+        asked = f"not {count} microbatches" if schedule.num_microbatches else "no whole number of microbatches"
         raise PlanError(
-            f"a global batch of {total} sequences is not {count} microbatches of {size} sequences "
-            f"(data ranks {data_ranks[-1]}); the nearest legal global batch is {legal}"
+            f"a global batch of {total} sequences is {asked} of {size} sequences ({each}); the nearest legal global "
+            f"batch is {legal}"
         )
     for index, stage in enumerate(plan.stages):
         if not stage.shares and size % stage.mesh.data_ranks:

@@ -130,10 +130,13 @@ def _on_host(found: Result, fixed: Mapping[str, object], limits: Iterable[Limit]
 
 
 def default_precision(cluster: Cluster) -> Precision:
-    """Mixed precision in bf16 where every device has it, else fp32."""
-    kinds = {group.node.device for group in cluster.groups}
-    if all(device.dense_peak.bf16 is not None for device in kinds):
+    """Mixed precision in bf16 where every device has it; else in fp16 where all are GPUs that have that, which is what
+    runs on V100 and T4; else fp32."""
+    devices = {group.node.device for group in cluster.groups}
+    if all(device.dense_peak.bf16 is not None for device in devices):
         return Precision()
+    if all(device.kind == "gpu" and device.dense_peak.fp16 is not None for device in devices):
+        return Precision(param="fp16", compute="fp16")
     return Precision(param="fp32", compute="fp32", master="none")
 
 

@@ -189,8 +189,14 @@ _OWN = {"device", "count", "intra", "host", "nic", "nics", "host_memory_bytes", 
 _COMMON = tuple(f.name for f in fields(Node) if f.name not in _OWN)
 
 
+LISTED = {"device": "`gnomon catalogue devices` lists all", "node": "`gnomon catalogue clusters` lists all"}
+"""What is looked for -> where all are listed."""
+
+
 def _unknown(what: str, name: str, known: tuple[str, ...]) -> CatalogueError:
-    return CatalogueError(f"unknown {what} {name[:64]!r}{suggest(name, known)}; `gnomon catalogue` lists all")
+    return CatalogueError(
+        f"unknown {what} {name[:64]!r}{suggest(name, known)}; {LISTED.get(what, 'known are ' + ', '.join(known))}"
+    )
 
 
 def suggest(name: str, known: tuple[str, ...]) -> str:

@@ -83,8 +83,8 @@ def _step_s(timeline: Timeline) -> float:
 
 def _sentence(timelines: Sequence[Timeline], prediction: Prediction | None) -> str:
     if prediction is None:
-        said = [f"{t.clock} {show_seconds(_step_s(t))}" for t in timelines]
-        text = f"A step takes {', '.join(said)}."
+        how = "is predicted to take" if timelines[0].clock == "predicted" else "was measured at"
+        text = f"A step {how} {show_seconds(_step_s(timelines[0]))}."
     else:
         most = max(prediction.breakdown, key=lambda part: prediction.breakdown[part])
         share = percent(prediction.breakdown[most] / prediction.step_s, 0)

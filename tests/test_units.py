@@ -159,7 +159,7 @@ def test_sums_on_the_grid_do_not_depend_on_the_order(values: list[float]) -> Non
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1e-9, 131072.1])
 def test_times_off_the_grid_are_refused(bad: float) -> None:
-    with pytest.raises(UnitError, match="131072"):
+    with pytest.raises(UnitError, match="from 0 to 131,072 s"):
         units.quantise(bad)
-    with pytest.raises(UnitError, match=r"index \(1, 0\)"):
+    with pytest.raises(UnitError, match=f"got {bad:,.6g} s"):
         units.quantise(np.array([[0.0, 1.0], [bad, 2.0]]))

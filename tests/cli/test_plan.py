@@ -215,8 +215,8 @@ def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--memory 900GiB is more than a device has: 79.2 GiB are allowed" in said
     assert main([*SMALL, "--fix", "prefetch=3", "--zero", "3", "--fix", "dp_shard=2", "--top", "1", "--json"]) == 0
     assert "means nothing" not in capsys.readouterr().out
-    assert main([*SMALL, "--sequence-parallel", "--tp", "1", "--top", "1", "--json"]) == 0
-    assert "sequence_parallel is fixed, and means nothing in this plan" in capsys.readouterr().out
+    assert main([*SMALL, "--sequence-parallel", "--tp", "1", "--top", "1"]) == 0
+    assert "sequence_parallel has no effect at tp = 1" in capsys.readouterr().out
 
 
 def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

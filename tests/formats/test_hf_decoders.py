@@ -7,6 +7,7 @@ The facts are those of the public config.json files; the counts are the sums of 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gnomon.formats.hf import HfModel, from_hf_config
 from gnomon.formats.hf_decoders import DECODERS
 from gnomon.formats.hf_mixtures import MIXTURES
 from gnomon.formats.hf_older import OLDER
+from gnomon.models.presets import model
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
 from gnomon.prediction import predict
 
@@ -160,6 +162,14 @@ DBRX_FFN = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4, "mo
 ERNIE = {"moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2}
 DOTS = {"moe_intermediate_size": 1408, "n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6}
 KV8 = {"num_key_value_heads": 8}
+GEMMA4 = {
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": 4,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+}
 HEAD128 = {"head_dim": 128}
 
 # model_type -> (name, facts, parameters of transformers' model with them, those that a note leaves out)
@@ -259,6 +269,12 @@ MADE: dict[str, tuple[str, dict[str, Any], int, int]] = {
     ),
     "ministral": ("Ministral-8B", llama_like(4096, 12288, 32, 36, 131072, **KV8, **HEAD128), 8_019_808_256, 0),
     "ministral3": ("Ministral-3-8B", llama_like(4096, 14336, 32, 34, 131072, **KV8, **HEAD128), 8_489_553_920, 0),
+    "gemma4_text": (
+        "gemma-4-31b",
+        llama_like(5376, 21504, 32, 60, 262144, num_key_value_heads=16, **GEMMA4),
+        30_697_345_280,
+        0,
+    ),
     "olmo": ("OLMo-7B", llama_like(4096, 11008, 32, 32, 50304), 6_888_095_744, -(2 * 32 + 1) * 4096),
 }
 PUBLISHED |= MADE
@@ -325,6 +341,9 @@ def test_a_key_that_nobody_understands_is_named(kind: str) -> None:
         ("minimax_m2", "attn_type_list", [0] * 62),
         ("dots1", "topk_method", "greedy"),
         ("dbrx", "n_heads", 47),
+        ("gemma4_text", "hidden_size_per_layer_input", 256),
+        ("gemma4_text", "hidden_size_per_layer_input", None),
+        ("gemma4_text", "attention_k_eq_v", False),
     ],
 )
 def test_other_mathematics_is_refused(kind: str, key: str, value: object) -> None:
@@ -351,6 +370,17 @@ def test_a_config_inside_another_is_as_strict(kind: str, inside: str, key: str, 
     assert error.value.path == f"$.{inside}.{key}"
     with pytest.raises(InputError, match="expected an object, got 3"):
         read(kind, **{inside: 3})
+
+
+def test_heads_of_gemma_4_by_layer_are_those_of_its_older_keys() -> None:
+    heads = {f"{index:02}": {"head_dim": 512, "num_key_value_heads": 4} for index in range(5, 60, 6)}
+    older = {"global_head_dim": "absent", "num_global_key_value_heads": "absent"}
+    assert read("gemma4_text", per_layer_config=heads, **older).graph == read("gemma4_text").graph
+    with pytest.raises(InputError, match=r"full layers differ in heads: \[\(2, 512\), \(4, 512\)\]"):
+        read("gemma4_text", per_layer_config={**heads, "05": {"head_dim": 512, "num_key_value_heads": 2}}, **older)
+    experts = {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704, "enable_moe_block": True}
+    sizes = llama_like(2816, 2112, 16, 30, 262144, num_key_value_heads=8, num_global_key_value_heads=2)
+    assert read("gemma4_text", **{**sizes, **experts}).graph == replace(model("gemma-4-26b-a4b"), name="m")
 
 
 def test_layers_see_what_their_files_say() -> None:

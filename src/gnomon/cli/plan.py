@@ -253,9 +253,9 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     cost = rent(asked.machines, parse_prices(tuple(options.price)))
     made = _searched(options, asked)
     found, best, assumed = made.found, made.best, asked.assumed
-    without = [name for name, value in asked.fixed.items() if getattr(best.point, name) != value]
-    without += asked.chosen.idle(best, found)
-    assumed += (f"{name} is fixed, and means nothing in this plan" for name in without)
+    assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, found))
+    no_effect = "no_effect: "
+    assumed += (note.removeprefix(no_effect) for note in best.prediction.notes if note.startswith(no_effect))
     tries: Tries | None = None
     again: Result | None = None
     if options.try_:

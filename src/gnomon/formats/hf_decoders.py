@@ -27,7 +27,7 @@ from gnomon.formats.hf_parts import (
 )
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
-from gnomon.models.decoder import DecoderConfig, Order, decoder
+from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
 
 GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -352,6 +352,68 @@ def _olmo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
+def _gemma4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    """Gemma 4 without an embedding in every layer: its 31B, and its 26B with experts beside the feed-forward."""
+    sizes = sizes_of(k, tied=True, head_dim=256)
+    count = sizes["num_layers"]
+    for key in ("attention_bias", "use_double_wide_mlp"):
+        k.must_be(key, False)
+    k.must_be("attention_dropout", 0.0, 0)
+    k.must_be("attention_k_eq_v", True)
+    k.must_be("use_bidirectional_attention", "vision")  # of images only
+    k.must_be("hidden_size_per_layer_input", 0)
+    if not (k.has("hidden_size_per_layer_input") and k.has("attention_k_eq_v")):
+        k.fail(
+            "hidden_size_per_layer_input",
+            "needs hidden_size_per_layer_input 0 and attention_k_eq_v: other sizes of "
+            "Gemma 4 add an embedding in every layer, which is not described",
+        )
+    k.must_be("num_kv_shared_layers", 0)
+    k.choice("hidden_activation", GELU_TANH, "gelu_pytorch_tanh")
+    types = [("sliding" if (i + 1) % 6 else "full") + "_attention" for i in range(count)]
+    check_layer_types(k, types)
+    k.ignore("max_position_embeddings", "vocab_size_per_layer_input")
+    if k.number("final_logit_softcapping", 0.0):
+        notes.append("the cap of its logits is left out")
+    window = k.integer("sliding_window", 512)
+    mixture = None
+    if k.flag("enable_moe_block", False):
+        mixture = Mixture(
+            num_experts=k.integer("num_experts"),
+            experts_per_token=k.integer("top_k_experts"),
+            expert_ffn_size=k.integer("moe_intermediate_size"),
+            shared_ffn_size=sizes["ffn_size"],
+        )
+        notes.append("norms beside its experts, and factors of its router, are left out")
+    k.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes,
+            order="both",
+            qk_norm=True,
+            activation="gelu_tanh",
+            embed_scale=sizes["hidden_size"] ** 0.5,
+            windows=(*(window,) * 5, 0),
+            full_heads=_full_heads(k, [str(i) for i, kind in enumerate(types) if kind == "full_attention"]),
+            query_scale=1.0,
+            mixture=mixture,
+        )
+    )
+
+
+def _full_heads(k: Keys, layers: list[str]) -> tuple[int, int]:
+    """(key heads, width of a head) of Gemma 4's full layers: by keys of their own, or layer by layer since 5.20."""
+    if not k.has("per_layer_config"):
+        return k.integer("num_global_key_value_heads"), k.integer("global_head_dim", 512)
+    each = k.inside("per_layer_config")
+    inner = [each.inside(key if each.has(key) else key.zfill(2)) for key in layers]
+    found = {(one.integer("num_key_value_heads"), one.integer("head_dim")) for one in inner}
+    if len(found) != 1:
+        k.fail("per_layer_config", f"full layers differ in heads: {sorted(found)}")
+    return found.pop()
+
+
 DECODERS: Mapping[str, Reader] = {
     "phi3": _phi3,
     "smollm3": _smollm3,
@@ -362,6 +424,7 @@ DECODERS: Mapping[str, Reader] = {
     "stablelm": _stablelm,
     "gemma": _gemma,
     "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
     "cohere": _cohere,
     "cohere2": _cohere2,
     "glm": _glm,

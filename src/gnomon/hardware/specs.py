@@ -140,7 +140,7 @@ def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
     known = catalogue.device_names(aliases=True) + catalogue.node_names(aliases=True)
     raise CatalogueError(
         f"unknown device or node {name[:64]!r} in cluster {spec[:64]!r}{catalogue.suggest(name, known)}; "
-        "`gnomon catalogue devices` and `gnomon catalogue clusters` list all"
+        "`gnomon catalogue devices` and `gnomon catalogue clusters` list all, and a .toml file may describe others"
     )
 
 

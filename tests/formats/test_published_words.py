@@ -257,14 +257,14 @@ QWEN = replace(
 @pytest.mark.parametrize(
     ("release", "device", "precision", "dispatch", "experts", "launch", "beside"),
     [
-        ("25.09", "gb200", "mxfp8", None, None, "cuda_graph", False),
-        ("26.02.01", "gb200", "mxfp8", "hybrid_ep", None, "eager", False),
+        ("25.09", "gb200", "mxfp8", None, "looped", "cuda_graph", False),
+        ("26.02.01", "gb200", "mxfp8", "hybrid_ep", "looped", "eager", False),
         ("26.06", "gb200", "mxfp8", "hybrid_ep", "fused", "cuda_graph", True),
-        ("26.08", "gb300", "bf16", "hybrid_ep", None, "eager", False),
-        ("26.02", "h100-sxm-80gb", "fp8", "fused", None, "eager", True),
-        ("26.04", "h100-sxm-80gb", "fp8", "fused", None, "eager", False),
-        ("26.02", "b200", "mxfp8", None, None, "eager", False),
-        ("26.06", "b200", "mxfp8", "fused", None, "eager", False),
+        ("26.08", "gb300", "bf16", "hybrid_ep", "looped", "eager", False),
+        ("26.02", "h100-sxm-80gb", "fp8", "fused", "looped", "eager", True),
+        ("26.04", "h100-sxm-80gb", "fp8", "fused", "looped", "eager", False),
+        ("26.02", "b200", "mxfp8", None, "looped", "eager", False),
+        ("26.06", "b200", "mxfp8", "fused", "looped", "eager", False),
         ("26.08", "b200", "mxfp8", "fused", "fused", "cuda_graph", True),
         ("26.06", "b300", "mxfp8", "fused", "fused", "cuda_graph", True),
     ],
@@ -450,7 +450,7 @@ def test_up_projections_made_again_are_not_kept() -> None:
 def test_a_dense_model_of_megatron_bridge_has_nothing_of_it() -> None:
     dense = replace(LLAMA, framework="Megatron-Bridge", device="gb200", precision="mxfp8")
     run = to_run(replace(dense, notes="NeMo container 26.06"))
-    assert run.stack.moe_experts is None and not run.plan.overlap.experts
+    assert run.stack.moe_experts == "looped" and not run.plan.overlap.experts
 
 
 def test_what_xla_runs_again_is_the_least() -> None:

@@ -165,11 +165,11 @@ def test_dispatch_beside_another_microbatch_takes_a_part_of_the_device() -> None
 
 
 def test_fused_experts_have_no_activation_and_no_casts_between_products() -> None:
-    """One kernel forward and one for each half of the backward fewer, and shorter; in 16 bits nothing changes."""
+    """One kernel forward and one for each half of the backward fewer, and shorter; in 16 bits it is a loop."""
     graph = deepseek_v3(replace(deepseek_v3_671b(), num_layers=4))
     fact = Fact(field="moe_experts", source="test", date="2026-11-22")
     fused = Stack(name="any", version="1", moe_experts="fused", facts=(fact,))
-    apart = Stack(name="any", version="1")
+    apart = Stack(name="any", version="1", moe_experts="looped", facts=(fact,))
     for narrow in (None, Fp8(recipe="mxfp8")):
         plan = Plan(
             mesh=Mesh(dp_shard=8, ep=8),

@@ -144,9 +144,10 @@ class Stack:
     """How tokens get to their experts when ep > 1. `fused`: DeepEP's kernels, which send a token once to each node that
     holds one of its experts. `hybrid_ep`: HybridEP's, which do too, with the routing of all tokens to every rank. The
     others are priced as an all-to-all of one copy an expert."""
-    moe_experts: Literal["grouped", "fused"] | None = None
-    """How experts run. `grouped`: a grouped product, the activation, another product. `fused`: in eight bits and fewer,
-    activation and casts are in the epilogues of the products, both ways."""
+    moe_experts: Literal["grouped", "looped", "fused"] | None = None
+    """How experts run. `grouped`: a grouped product, the activation, another product. `looped`: the same, products of
+    one expert after those of another. `fused`: in eight bits and fewer, activation and casts are in the epilogues of
+    the products, both ways. Left out: grouped."""
     moe_weights: Literal["output", "activation"] | None = None
     """Where the router's weights multiply: what experts put out, or their activation, so that nothing of the output is
     kept for backward. Left out: the output."""

@@ -118,7 +118,7 @@ class _Pricing:
         self.wide = self._wide()
         self.into_add = self._into_add() if self.facts.dropout_add_fused else frozenset()
         self.casts = self._casts()
-        self.epilogues = self._epilogues() if self.facts.fused_experts else frozenset()
+        self.epilogues = self._epilogues() if self.facts.experts == "fused" else frozenset()
         inner = [self.ops[path] for path in self.epilogues]
         self.between = {name for op in inner for name in (*op.inputs, *op.outputs)}
         self.gathered = self._gathered()
@@ -268,7 +268,7 @@ class _Pricing:
         fp8 = self.context.precision.fp8
         if fp8 is None or path in self.wide or any(fnmatchcase(path, f"*{p}*") for p in fp8.except_ops):
             return ""
-        return "fp4" if fp8.recipe == "nvfp4" else "fp8"
+        return "fp4" if fp8.recipe == "nvfp4" else "mxfp8" if fp8.recipe == "mxfp8" else "fp8"
 
     def _run_in(self, path: str) -> Low:
         """What an op multiplies in; attention in the compute dtype unless the plan narrows it too."""
@@ -300,7 +300,7 @@ class _Pricing:
             cast=self._cast_of(op, backward=False) if op.contracts else WHOLE,
             load=self.context.load,
             causal_share=share,
-            fused=self.facts.fused_experts,
+            experts=self.facts.experts,
         )
         return _launched(price, op) + self._around_experts(op, backward=False)
 
@@ -331,14 +331,14 @@ class _Pricing:
         low = self._low(op.path)
         if op.kind == "grouped_linear":
             mates = [o.path for o in self.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]]
-            looped = mates[0] == op.path and not (low and self.facts.fused_experts)  # gate and up are one product
+            looped = mates[0] == op.path and not (low and self.facts.experts == "fused")  # gate and up are one product
             return FREE if not looped else OpPrice(device_s=0.0, kernels=loop_launches(experts, low))
         if op.kind not in ("dispatch", "combine", "glu"):
             return FREE
         rows = self.block.tensor(op.outputs[0] if op.kind == "dispatch" else op.inputs[0])
         moved = nbytes(rows, self.sharded.sizes(op.path), self.dtypes) * context.load
         found = FREE
-        if (op.attr("biased", False) or op.attr("clamped", False)) and not (low and self.facts.fused_experts):
+        if (op.attr("biased", False) or op.attr("clamped", False)) and not (low and self.facts.experts == "fused"):
             found = extra_passes(op, moved, experts, self.device, self.curves, backward=backward)
         if op.kind == "glu" or context.mesh.ep == 1 or self.facts.fused_dispatch:
             return found
@@ -376,7 +376,7 @@ class _Pricing:
                 cast=self._cast_of(self.ops[grad.path], backward=True) if grad.path in self.ops else WHOLE,
                 load=self.context.load,
                 causal_share=share,
-                fused=self.facts.fused_experts,
+                experts=self.facts.experts,
             )
             if grad.path in self.ops and grad.phase != "accumulate":
                 op = self.ops[grad.path]

@@ -13,7 +13,7 @@ from gnomon.hardware import Device
 from gnomon.plans import Layout, Mesh, Precision, Stack
 from gnomon.plans.saving import LayerSaving
 from gnomon.prices.curves import AttentionKernel, CublasRelease
-from gnomon.prices.kernels import OpPrice
+from gnomon.prices.kernels import Experts, OpPrice
 from gnomon.prices.links import AxisLink
 from gnomon.sharding import ShardedBlock
 
@@ -51,8 +51,8 @@ class KernelFacts:
     of tokens travel with the weights of all experts in the NVLink domain."""
     sorted_rows: bool = False
     """Rows of experts are brought into order in passes of their own (`Stack.moe_rows`)."""
-    fused_experts: bool = False
-    """Narrow products of experts, their activation and its casts are one kernel each way (`Stack.moe_experts`)."""
+    experts: Experts = "grouped"
+    """How products of experts run (`Stack.moe_experts`)."""
     composed: bool = False
     """Kernels are those of vTrain's profile (`prediction.profiled`)."""
 
@@ -72,7 +72,7 @@ class KernelFacts:
             fused_dispatch=stack.moe_dispatch in SENT_ONCE,
             routing_gathered=stack.moe_dispatch == "hybrid_ep",
             sorted_rows=stack.moe_rows == "sorted",
-            fused_experts=stack.moe_experts == "fused",
+            experts=stack.moe_experts or "grouped",
             composed=stack.composed is True,
         )
 

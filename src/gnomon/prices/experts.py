@@ -1,10 +1,10 @@
 """What mixture layers run around the products of experts. Megatron Core's: launches one expert at a time, and passes
 over the rows that its all-to-all needs. MaxText's: rows brought into order in passes of their own.
 
-A grouped product of Transformer Engine is a loop in its library: for each expert a product, and in eight bits a cast
-and the layout of scales. Rows that come from an all-to-all lie by rank and are sorted by expert; eight bits want rows
-of each expert padded. DeepEP's and HybridEP's kernels do both on the way. Leaves out the host's wait for the number of
-rows.
+A grouped product of Transformer Engine is a loop in its library: for each expert a product (`kernels.Experts`), and in
+eight bits a cast and the layout of scales. Rows that come from an all-to-all lie by rank and are sorted by expert;
+eight bits want rows of each expert padded. DeepEP's and HybridEP's kernels do both on the way. Leaves out the host's
+wait for the number of rows.
 Source: NVIDIA/Megatron-LM 5eb20b8 megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher
 (preprocess, sort_chunks_by_idxs), experts.py TEGroupedMLP (quantization_padding); NVIDIA/TransformerEngine
 transformer_engine/pytorch/module/grouped_linear.py; read 2026-11-22.
@@ -22,7 +22,7 @@ IN_LOOP = 0.15
 """Host time of a launch from a library's loop over that of an op from Python: 8 us (a product with its choice of
 algorithm) of some 53, which is what all stacks' runs show for an op."""
 
-EACH_EXPERT = {"": 1, "fp8": 4, "fp4": 4}
+EACH_EXPERT = {"": 1, "fp8": 4, "mxfp8": 4, "fp4": 4}
 """Kernels of a product for each expert: the product; narrow, the cast of an operand and the layouts of two scales."""
 
 BOOKKEEPING = {("dispatch", False): 12, ("combine", False): 2, ("dispatch", True): 4, ("combine", True): 3}

@@ -29,8 +29,12 @@ from gnomon.prices.stream import stream_seconds
 from gnomon.prices.tpu import Shape, apart, devices_of, filled
 from gnomon.sharding.homes import routed_tensors
 
-Low: TypeAlias = Literal["", "fp8", "fp4"]
-"""Dtype of narrow products; empty for none."""
+Low: TypeAlias = Literal["", "fp8", "mxfp8", "fp4"]
+"""Dtype of narrow products; empty for none. `mxfp8`: eight bits with a scale for 32 of them."""
+
+Experts: TypeAlias = Literal["grouped", "looped", "fused"]
+"""How products of experts run: as one kernel for all, one after another, or (narrow ones) as one kernel with what lies
+between them; wide ones of the last run one after another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,12 @@ known when the kernel is launched. Median of 281 shapes of moe_grouped_gemm_aico
 GROUPED_LOW_SHARE = 0.70
 """The same in 8 bits, with the scales of each expert: 254 shapes (0.28 to 1.06)."""
 
+MXFP8_TIME = 1.05
+"""Time of a product in MXFP8 over one of the same shape with a scale a tensor, by cuBLAS on Blackwell. Source:
+NVIDIA/TransformerEngine 1609c89 (2026-06-01) docs/examples/gemm_profiling/gemm_profiling.rst: 12 products of a layer
+4096 wide with 15872 tokens on B300, operands cast before, take 7.16 and 6.81 ms (forward 1.10, gradients 1.03). Of the
+curves' fp8 there is no MXFP8. Read 2026-11-23; taken for other shapes and devices too."""
+
 ODD_ROWS_SHARE = 0.48
 """Speed of 16-bit products whose weight has a side of an odd number of elements: its rows begin at odd multiples of
 two bytes, which no wide load can fetch. Fitted to vTrain's profiles without tensor parallelism (vocabulary 50257; 0.44
@@ -175,7 +185,7 @@ def op_seconds(
     cast: Cast = WHOLE,
     load: float = 1.0,
     causal_share: float | None = None,
-    fused: bool = False,
+    experts: Experts = "grouped",
 ) -> OpPrice:
     """The price of running a lowered op once, forward.
 
@@ -183,8 +193,7 @@ def op_seconds(
     step, is `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for
     experts padded to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask,
     the share that this rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the
-    keys. fused: narrow products of experts are one kernel with what lies between
-    them. UnpricedError for a kind without a rule, or a number format that the device cannot.
+    keys. UnpricedError for a kind without a rule, or a number format that the device cannot.
     """
     work = forward_work(op, block, setting)
     if op.kind in VIEWS or _is_no_cast(op, block, setting):
@@ -192,7 +201,7 @@ def op_seconds(
     if (known := _measured(op, block, setting, device, backward=False)) is not None:
         return known
     if op.contracts:
-        price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load, fused)
+        price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load, experts)
         price = price + _widened(op, block, setting, device, curves)
         return price + _cast(op.inputs[0], block, setting, device, curves, cast) if _low(op, fp8) else price
     if op.kind == "attention":
@@ -218,7 +227,7 @@ def grad_seconds(
     cast: Cast = WHOLE,
     load: float = 1.0,
     causal_share: float | None = None,
-    fused: bool = False,
+    experts: Experts = "grouped",
 ) -> OpPrice:
     """The price of one step of a derived backward; arguments as in `op_seconds`, `cast` of the incoming gradient.
 
@@ -238,7 +247,7 @@ def grad_seconds(
     if (known := _measured(op, block, setting, device, backward=True)) is not None:
         return known
     if op.contracts:
-        price = _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load, fused)
+        price = _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load, experts)
         if grad.phase == "input_grad":
             price = price + _widened(op, block, setting, device, curves)
         casts = _low(op, fp8) and grad.phase == "input_grad"
@@ -430,7 +439,7 @@ def _products(
     work: Work,
     low: Low,
     load: float,
-    fused: bool,
+    experts: Experts,
 ) -> OpPrice:
     """One of the three products of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
     shape = _shape(op, block, setting.sizes, load)
@@ -449,15 +458,23 @@ def _products(
         peak = peak_of(dtype, device)
         own = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
         return OpPrice(device_s=own, kernels=1)
-    dtype = low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
+    dtype = "fp8" if low == "mxfp8" else low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
     moved = None if low else work.read_bytes + work.write_bytes + weights
     if device.kind == "tpu":
         held = op.kind == "grouped_linear" and role != "right"
         m, n, k = filled(m, n, k, device, columns_held=held)
-    seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
-    if op.kind == "grouped_linear" and not (low and fused):
+    grouped = op.kind == "grouped_linear"
+    if grouped and experts != "grouped" and not (low and experts == "fused"):  # one expert after another
+        each = None if moved is None else moved / np.maximum(shape.batch, 1)
+        alone = gemm_seconds(m, n, k, dtype=dtype, device=device, curves=curves, moved_bytes=each)
+        seconds = as_time(np.asarray(alone) * shape.batch)
+    else:
+        seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
+    if grouped and experts == "grouped":
         share = GROUPED_LOW_SHARE if low else GROUPED_SHARE
         seconds = as_time(seconds / np.where(np.asarray(shape.batch) > 1, share, 1.0))
+    if low == "mxfp8" and not (grouped and experts == "fused"):
+        seconds = seconds * MXFP8_TIME
     if op.kind == "linear" and dtype in ("bf16", "fp16"):
         seconds = seconds / _aligned(shape.n, shape.k)
     if op.kind == "matmul" and dtype in ("bf16", "fp16") and device.kind == "gpu":
@@ -478,7 +495,7 @@ def _product_grad(
     work: Work,
     low: Low,
     load: float,
-    fused: bool,
+    experts: Experts,
 ) -> OpPrice:
     sides = [side for side, name in zip(("left", "right"), op.inputs, strict=False) if name in grad.grads_out]
     total = FREE
@@ -486,7 +503,7 @@ def _product_grad(
     if len(sides) == 2:  # each product reads the incoming gradient and one operand, and writes the other's gradient
         share = Work(read_bytes=work.read_bytes // 2, write_bytes=work.write_bytes // 2)
     for side in sides:
-        total = total + _products(op, block, setting, device, curves, side, share, low, load, fused)
+        total = total + _products(op, block, setting, device, curves, side, share, low, load, experts)
     if len(op.inputs) > 2 and op.inputs[2] in grad.grads_out:  # a bias: the incoming gradient summed over rows
         incoming = nbytes(block.tensor(op.outputs[0]), setting.sizes, setting.dtypes)
         total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce"), kernels=1)

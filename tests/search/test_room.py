@@ -71,7 +71,7 @@ def test_what_is_known_before_prices_rules_out_no_more_than_what_is_known_after(
     space = make_space(graph, cluster, WORK, base=Plan(), fixed={"zero": zero, "recompute": "full"})
     blocks = Search(graph, cluster, WORK, space, PLAIN_STACK, Goal(memory_bytes=cluster.groups[0].node.count)).blocks
     assert not list(blocks.families()) and blocks.counts.too_large > 0  # a few bytes: no layer was priced
-    assert not blocks.job.prices
+    assert not blocks.job.priced.known
     sure, roomy = blocks.least, Search(graph, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
     families = [family for _, family in roomy.families() if roomy.choices(family).kept]
     assert families

@@ -22,7 +22,6 @@ from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Stack, Workload, s
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
-from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import settle
 from gnomon.prediction.stage import stage_links
 from gnomon.prediction.step import SPLIT_BACKWARD
@@ -30,7 +29,7 @@ from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.fitted import fitted
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.space import Space
-from gnomon.search.tables import Kinds, KindTable, Split, kind_tables, split
+from gnomon.search.tables import Kinds, KindTable, Priced, Split, kind_tables, split
 from gnomon.sharding.homes import routed_tensors
 
 Doubles = NDArray[np.float64]
@@ -113,19 +112,25 @@ class Job:
 
     def __init__(self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, space: Space) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
-        self.kernels, _, self.stack = settle(stack)
+        kernels, _, self.stack = settle(stack)
         away: dict[str, Saved] = {name: space.saved(name) for name in space.recompute if name == "offload"}
-        self.kinds = Kinds(graph, space.base, self.kernels, away)
+        self.kinds = Kinds(graph, space.base, kernels, away)
         self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))
         self.uniform = len(cluster.groups) == 1
         self.numbers = fitted()
-        self.sizes = {"seq": workload.sequence_lengths()[0], **dict(workload.sizes)}
+        self.priced = Priced(
+            kinds=self.kinds,
+            cluster=cluster,
+            stack=self.stack,
+            kernels=kernels,
+            sizes={"seq": workload.sequence_lengths()[0], **dict(workload.sizes)},
+            numbers=self.numbers,
+            known={},
+        )
         self.experts = max((d.size or 0 for b in graph.blocks for d in b.dims if _is(d.name, "experts")), default=0)
         self._pipelines: dict[tuple[int, int, bool], Pipeline | None] = {}
         self._tables: dict[object, dict[str, KindTable]] = {}
         self._links: dict[object, dict[str, AxisLink]] = {}
-        self.prices: dict[object, tuple[LayerPrice, ...]] = {}
-        """Of layers, at all microbatch sizes and ways of saving."""
         self.updates: dict[tuple[int, int, int], float] = {}
         """(elements, tensors, id of the device) -> seconds of an update, at least."""
 
@@ -255,12 +260,9 @@ class Family:
         splits = job.space.splits(self.tp, sequence_parallel=self.layout.sequence_parallel)
         plan = replace(base, mesh=mesh, layout=self.layout, overlap=replace(base.overlap, splits=splits))
         found = [
-            kind_tables(
-                job.kinds, plan, job.cluster, job.stack, job.kernels, job.sizes, self.micro, job.load(self.ep), device,
-                inside, job.numbers, job.space.recompute, job.prices,
-            )
+            kind_tables(job.priced, plan, device, inside, self.micro, job.load(self.ep), job.space.recompute)
             for device in job.devices
-        ]  # fmt: skip
+        ]
         if job.placed(mesh.world_size):
             return found[0]
         return {name: _least([each[name] for each in found]) for name in found[0]}

@@ -113,7 +113,10 @@ def plan_mixed(
     allowed = memory_limits(space.kinds, goal)
     if most_bytes is not None:
         allowed = tuple(min(each, most_bytes) for each in allowed)
-    alone, predicted = _each_alone(graph, machines, workload, stack, base, fixed or {}, limits, space.kinds, allowed)
+    asked = _Asked(
+        graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed or {}, limits=limits
+    )
+    alone, predicted = _each_alone(asked, space.kinds, allowed)
     even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, more=more)
     even.run()
     size = space.size
@@ -206,11 +209,12 @@ def fitting(
 
     able.sort(key=lambda index: -allowed[index] * len(space.kinds[index].devices))
 
+    asked = _Asked(graph=graph, cluster=cluster, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
+
     def alone(quick: bool) -> MixedFound | None:
         for index in able:
-            kind, limit = space.kinds[index], allowed[index]
             try:
-                own, _ = _alone(graph, cluster, workload, stack, base, fixed, limits, kind, limit, quick=quick)
+                own, _ = _alone(asked, space.kinds[index], allowed[index], quick=quick)
             except PlanError:
                 continue
             return _of_kind(own, index)
@@ -230,16 +234,22 @@ def fitting(
     raise PlanError(f"nothing fits in memory{left}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    """What is searched on each kind by itself."""
+
+    graph: Graph
+    cluster: Cluster
+    """Of all kinds."""
+    workload: Workload
+    stack: Stack
+    base: Plan
+    fixed: Mapping[str, object]
+    limits: Sequence[Limit]
+
+
 def _each_alone(
-    graph: Graph,
-    cluster: Cluster,
-    workload: Workload,
-    stack: Stack,
-    base: Plan,
-    fixed: Mapping[str, object],
-    limits: Sequence[Limit],
-    kinds: tuple[Kind, ...],
-    allowed: tuple[int, ...],
+    asked: _Asked, kinds: tuple[Kind, ...], allowed: tuple[int, ...]
 ) -> tuple[tuple[tuple[Kind, MixedFound | None], ...], int]:
     """The best on each kind by itself, None where it is too small for the model or has no plan that is asked for, and
     how many plans were predicted. allowed: bytes that a device of each kind may hold."""
@@ -247,7 +257,7 @@ def _each_alone(
     predicted = 0
     for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):
         try:
-            own, tried = _alone(graph, cluster, workload, stack, base, fixed, limits, kind, limit)
+            own, tried = _alone(asked, kind, limit)
         except PlanError:
             best.append((kind, None))
             continue
@@ -260,25 +270,14 @@ def _of_kind(own: Prediction, index: int) -> MixedFound:
     return MixedFound(point=None, plan=own.plan, prediction=own, kinds=(index,))
 
 
-def _alone(
-    graph: Graph,
-    cluster: Cluster,
-    workload: Workload,
-    stack: Stack,
-    base: Plan,
-    fixed: Mapping[str, object],
-    limits: Sequence[Limit],
-    kind: Kind,
-    limit_bytes: int,
-    *,
-    quick: bool = False,
-) -> tuple[Prediction, int]:
+def _alone(asked: _Asked, kind: Kind, limit_bytes: int, *, quick: bool = False) -> tuple[Prediction, int]:
     """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there. quick: not
     the fastest, but one of those that spare memory, with much room."""
-    there, own = part_of(cluster, kind), Goal(memory_bytes=limit_bytes)
-    fixed = {**SPARING, **fixed} if quick else fixed
+    graph, workload, stack, base = asked.graph, asked.workload, asked.stack, asked.base
+    there, own = part_of(asked.cluster, kind), Goal(memory_bytes=limit_bytes)
+    fixed = {**SPARING, **asked.fixed} if quick else asked.fixed
     check_request(graph, there, workload, base, fixed, there.num_devices)
-    space = make_space(graph, there, workload, base=base, fixed=fixed, limits=limits, stack=stack)
+    space = make_space(graph, there, workload, base=base, fixed=fixed, limits=asked.limits, stack=stack)
     if quick:
         best, tried = roomiest(graph, there, workload, space, stack, limit_bytes), 0
     else:
@@ -286,9 +285,9 @@ def _alone(
         best, tried = result.best[0] if result.best else None, result.counts.priced
     if best is None:
         raise PlanError(f"nothing fits on {there.name}")
-    whole = () if len(kind.devices) == cluster.num_devices else kind.devices
+    whole = () if len(kind.devices) == asked.cluster.num_devices else kind.devices
     made = replace(best.plan, placement=whole)
-    return predict(graph, cluster, made, workload, stack), tried
+    return predict(graph, asked.cluster, made, workload, stack), tried
 
 
 def part_of(cluster: Cluster, kind: Kind) -> Cluster:

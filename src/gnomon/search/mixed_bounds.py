@@ -35,7 +35,7 @@ from gnomon.search.flight import under_way
 from gnomon.search.mixed_space import LARGEST_SHARE, MixedBlock, MixedPoint, Shape, stages_of_ranks
 from gnomon.search.skeleton import play, skeleton
 from gnomon.search.space import divisors
-from gnomon.search.tables import PRESETS, Kinds, KindTable, kind_tables
+from gnomon.search.tables import PRESETS, Kinds, KindTable, Priced, kind_tables
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.parameters import STATE_TENSORS
 
@@ -85,8 +85,7 @@ class LayerTables:
         self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, base: Plan, kinds: Sequence[Kind]
     ) -> None:
         self.graph, self.cluster, self.workload, self.base, self.kinds = graph, cluster, workload, base, kinds
-        self.kernels, _, self.stack = settle(stack)
-        self.sizes = {"seq": workload.sequence_lengths()[0], **dict(workload.sizes)}
+        kernels, _, self.stack = settle(stack)
         layers = graph.layers()
         self.counted = [i for i, layer in enumerate(layers) if layer.call.first is not None] or list(range(len(layers)))
         self.num_layers = len(layers)
@@ -94,9 +93,18 @@ class LayerTables:
         self.micro = _worker_sizes(workload.batch_size, [len(kind.devices) for kind in kinds])
         self.column = {size: i for i, size in enumerate(self.micro)}
         plain = base if base.saved.rules else replace(base, saved=Saved())
-        self.layer_kinds = Kinds(graph, plain, self.kernels)
+        self.layer_kinds = Kinds(graph, plain, kernels)
         self.order = np.array([self.layer_kinds.kind_of[layer.label] for layer in layers], np.int64)
-        self._base, self._numbers, self._prices = plain, fitted(), {}  # type: ignore[var-annotated]
+        self._base, self._numbers = plain, fitted()
+        self._priced = Priced(
+            kinds=self.layer_kinds,
+            cluster=cluster,
+            stack=self.stack,
+            kernels=kernels,
+            sizes={"seq": workload.sequence_lengths()[0], **dict(workload.sizes)},
+            numbers=self._numbers,
+            known={},
+        )
         self._links: dict[object, AxisLink] = {}
         self._all: dict[object, dict[str, LayerTable]] = {}
         self._tables: dict[object, LayerTable] = {}
@@ -167,19 +175,13 @@ class LayerTables:
         )
         links = stage_links(plan, self.cluster, mesh, range(mesh.world_size), experts=bool(self._experts))
         found = kind_tables(
-            self.layer_kinds,
+            self._priced,
             plan,
-            self.cluster,
-            self.stack,
-            self.kernels,
-            self.sizes,
-            self.micro,
-            self.workload.router.busiest(self._experts, ep) if self._experts else 1.0,
             self.kinds[kind].node.device,
             {axis: links[axis] for axis in TOKEN_AXES if axis in links},
-            self._numbers,
+            self.micro,
+            self.workload.router.busiest(self._experts, ep) if self._experts else 1.0,
             (plan.saved.preset,) if plan.saved.rules or plan.saved.every > 1 else PRESETS,
-            self._prices,
         )
         return {name: self._sums(table) for name, table in found.items()}
 

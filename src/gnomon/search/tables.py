@@ -178,30 +178,44 @@ def _frozen(kinds: Kinds, prices: Sequence[LayerPrice]) -> Doubles:
     return np.array([[frozen_bytes(p.sharded, experts=e, only=only) for e in (False, True)] for p, only in own], float)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priced:
+    """What all tables of one search have in common, and the prices of layers that it has so far."""
+
+    kinds: Kinds
+    """Layers that are alike."""
+    cluster: Cluster
+    """All machines."""
+    stack: Stack
+    """The program, settled (`prediction.predict.settle`)."""
+    kernels: Kernels
+    """Which ops it fuses."""
+    sizes: Mapping[str, int]
+    """Of the workload, without `batch`."""
+    numbers: Fitted
+    """Fitted to runs."""
+    known: dict[object, tuple[LayerPrice, ...]]
+    """Prices of a kind by what it sees of a plan and of a device; new ones are added."""
+
+
 def kind_tables(
-    kinds: Kinds,
+    shared: Priced,
     plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    kernels: Kernels,
-    sizes: Mapping[str, int],
-    micro: Sequence[int],
-    load: float,
     device: Device,
     links: Mapping[str, AxisLink],
-    numbers: Fitted,
+    micro: Sequence[int],
+    load: float,
     presets: Sequence[str],
-    known: dict[object, tuple[LayerPrice, ...]],
 ) -> dict[str, KindTable]:
     """Way of saving -> numbers of all kinds under the axes and layout of `plan`, whose pp is 1.
 
-    sizes: of the workload, without `batch`. micro: sequences of a microbatch on one data-parallel rank. links: what the
-    axes run over. known: prices of kinds by what they see of all this; new ones are added.
+    links: what the axes run over. micro: sequences of a microbatch on one data-parallel rank. load: busiest over mean
+    rows of a rank's experts. presets: the ways of saving.
     """
     batch: object = np.array(micro, np.int64) if len(micro) > 1 else int(micro[0])
     prices: list[tuple[LayerPrice, ...]] = []
-    facts = KernelFacts.of(stack)
-    for i, kind in enumerate(kinds.kinds):
+    facts, known = KernelFacts.of(shared.stack), shared.known
+    for i, kind in enumerate(shared.kinds.kinds):
         whole, here, busiest = plan.stage_mesh(0), dict(links), load
         if not routed_tensors(kind.block):  # without experts, nothing lies on their axes
             whole, busiest = replace(whole, ep=1, etp=1), 1.0
@@ -214,39 +228,37 @@ def kind_tables(
         context = LocalContext(
             block=kind.block,
             no_grad=kind.no_grad,
-            sizes=tuple(sorted({**sizes, "batch": int(micro[0])}.items())),
+            sizes=tuple(sorted({**shared.sizes, "batch": int(micro[0])}.items())),
             mesh=whole,
             layout=plan.layout,
             links=tuple(sorted(here.items(), key=lambda item: item[0])),
             saving=ways[0][0],
             whole_recompute=ways[0][1],
             precision=_precision(plan.precision, kind.narrow),
-            kernels=kernels,
+            kernels=shared.kernels,
             facts=facts,
             device=device,
             split_paths=tuple((s.op, s.parts) for s in plan.overlap.splits),
             load=busiest,
             expert_overlap=plan.overlap.experts,
         )
-        known[key] = price_layer_saved(context, {**sizes, "batch": batch}, ways)
+        known[key] = price_layer_saved(context, {**shared.sizes, "batch": batch}, ways)
         prices.append(known[key])
     return {
-        name: _table(kinds, plan, cluster, stack, tuple(each[i] for each in prices), len(micro), device, links, numbers)
+        name: _table(shared, plan, device, links, tuple(each[i] for each in prices), len(micro))
         for i, name in enumerate(presets)
     }
 
 
 def _table(
-    kinds: Kinds,
+    shared: Priced,
     plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    prices: tuple[LayerPrice, ...],
-    width: int,
     device: Device,
     links: Mapping[str, AxisLink],
-    numbers: Fitted,
+    prices: tuple[LayerPrice, ...],
+    width: int,
 ) -> KindTable:
+    kinds, cluster, stack, numbers = shared.kinds, shared.cluster, shared.stack, shared.numbers
     own, launch_s = rates(stack, device, numbers), host_cost(stack, device, numbers).per_kernel_s
 
     def rows(values: Sequence[object]) -> Doubles:

@@ -213,6 +213,12 @@ def test_fused_experts_and_dispatch_beside_another_microbatch() -> None:
     assert not {u.field for u in found.unexpressed} & {"overlap_moe_expert_parallel_comm", "fp8_dot_product_attention"}
 
 
+def test_deterministic_mode_is_the_stacks() -> None:
+    found = job(deterministic_mode=True)
+    assert found.stack.deterministic and not any(u.field == "deterministic_mode" for u in found.unexpressed)
+    assert job().stack.deterministic is None
+
+
 def test_megatron_deepspeed() -> None:
     found = job(deepspeed=True, zero_stage=2, deepspeed_config="ds.json", train_tokens=10**9, use_flash_attn_v2=True)
     assert found.plan.optimizer.zero == 2

@@ -451,6 +451,8 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
         base = chosen(base, "--cuda-graph-impl", launch="cuda_graph")
     if f.flag("no_gradient_accumulation_fusion", False):
         base = chosen(base, "--no-gradient-accumulation-fusion", grad_accumulation_fused=False)
+    if f.flag("deterministic_mode", False):
+        base = chosen(base, "--deterministic-mode", deterministic=True)
     for key, field in (
         ("no_bias_dropout_fusion", "dropout_add"),
         ("no_bias_swiglu_fusion", "activation"),

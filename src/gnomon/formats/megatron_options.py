@@ -113,7 +113,6 @@ INEXPRESSIBLE = {
     "reset_attention_mask": "attention does not cross documents: less work than a full sequence",
     "dataloader_inter_document_masking": "attention does not cross documents: less work than a full sequence",
     "reuse_grad_buf_for_mxfp8_param_ag": "gathered parameters share the gradients' buffer; a little less memory",
-    "deterministic_mode": "slower kernels that always add in the same order",
     "train_sync_interval": "the host waits for the device now and then",
     "no_bias_gelu_fusion": "bias and activation in kernels of their own",
 }

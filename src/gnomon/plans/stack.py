@@ -220,6 +220,9 @@ class Stack:
     when it first runs."""
     transformer_engine: bool | None = None
     """Linear layers are Transformer Engine's, which has a workspace of its own."""
+    deterministic: bool | None = None
+    """Every sum is in the same order each time (`torch.use_deterministic_algorithms`): attention's backward waits its
+    turn, and memory that kernels are to write is filled before."""
     cublas_workspace_bytes: int | None = None
     """A cuBLAS workspace where the job sets it (`CUBLAS_WORKSPACE_CONFIG`). Left out: the device's default."""
     facts: tuple[Fact, ...] = ()

@@ -37,6 +37,7 @@ from gnomon.prediction.numbers import as_float, larger
 from gnomon.prediction.profiled import profiled_forward, unprofiled
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Curves, curves_with
+from gnomon.prices.deterministic import FILLED, filled_seconds, in_order
 from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
 from gnomon.prices.experts import extra_passes, loop_launches, order_pass, row_passes
 from gnomon.prices.kernels import (
@@ -302,7 +303,7 @@ class _Pricing:
             causal_share=share,
             experts=self.facts.experts,
         )
-        return _launched(price, op) + self._around_experts(op, backward=False)
+        return _launched(price, op) + self._around_experts(op, backward=False) + self._filled(op, op.outputs)
 
     def _rings(self, paths: Iterable[str], *, backward: bool) -> dict[str, OpPrice]:
         """What attention of these paths runs beside its kernels where keys and values pass around the ranks of cp, as
@@ -381,9 +382,22 @@ class _Pricing:
             if grad.path in self.ops and grad.phase != "accumulate":
                 op = self.ops[grad.path]
                 price = _launched(price, op) + self._around_experts(op, backward=True)
+                if self.facts.deterministic and op.kind == "attention":
+                    price = in_order(price)
+                price = price + self._filled(op, grad.grads_out)
             found.append((grad.path, price, as_float(grad_work(grad, self.block, setting).matmul_flops)))
         rings = self._rings([path for path, _, _ in found], backward=True)
         return [*found, *((path, price, 0.0) for path, price in rings.items())]
+
+    def _filled(self, op: Op, names: Sequence[str]) -> OpPrice:
+        """What is filled before Transformer Engine's kernels write these tensors of an op, or their gradients."""
+        if not (self.facts.deterministic and self.facts.transformer_engine) or op.kind not in FILLED:
+            return FREE
+        if op.path in self.wide or not names:  # the head is PyTorch's
+            return FREE
+        sizes = self.sharded.sizes(op.path)
+        written = sum(nbytes(self.block.tensor(name), sizes, self.dtypes) for name in names)
+        return filled_seconds(written, len(names), self.device, self.curves)
 
     def _unprofiled(self, path: str) -> bool:
         """Whether a gradient lies between no marks of vTrain's profile: of the loss, of the norm before the head."""

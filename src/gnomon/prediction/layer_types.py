@@ -53,6 +53,8 @@ class KernelFacts:
     """Rows of experts are brought into order in passes of their own (`Stack.moe_rows`)."""
     experts: Experts = "grouped"
     """How products of experts run (`Stack.moe_experts`)."""
+    deterministic: bool = False
+    """Attention's backward adds in order, and Transformer Engine's outputs are filled before they are written."""
     composed: bool = False
     """Kernels are those of vTrain's profile (`prediction.profiled`)."""
 
@@ -73,6 +75,7 @@ class KernelFacts:
             routing_gathered=stack.moe_dispatch == "hybrid_ep",
             sorted_rows=stack.moe_rows == "sorted",
             experts=stack.moe_experts or "grouped",
+            deterministic=stack.deterministic is True,
             composed=stack.composed is True,
         )
 

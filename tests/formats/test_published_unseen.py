@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from gnomon.formats.published import Row, to_run
+from gnomon.formats.published import Row, read_runs, to_run
 from gnomon.formats.published.model import build, model_config
+from gnomon.formats.published.network import ports_of
+from gnomon.formats.published.settle import settled
 from gnomon.formats.published.sizes import with_sizes
 from gnomon.formats.published.units import USUAL, in_usual_units
+from gnomon.formats.published.words import with_words
 from gnomon.models.deepseek import DeepseekConfig
 
 LLAMA = Row(
@@ -267,3 +270,121 @@ def test_torchtitan_at_the_date_of_its_source() -> None:
 def test_float8_of_torchao_scales_each_tensor_as_it_is() -> None:
     fp8 = to_run(replace(TITAN, precision="float8")).plan.precision.fp8
     assert fp8 is not None and (fp8.recipe, fp8.gather) == ("tensorwise", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "link", "gbps", "ports"),
+    [
+        ("InfiniBand 8x400Gb", "infiniband-ndr", 400, 8),
+        ("100 Gb/s InfiniBand", "infiniband-edr", 100, 1),
+        ("25Gbps Ethernet", "ethernet-25", 25, 1),
+        ("4x HDR InfiniBand", "infiniband-hdr", 200, 4),
+        ("NVLink intra, 8x200Gb/s HDR IB per node", "infiniband-hdr", 200, 8),
+        ("3.2 Tbps RoCE per node", "roce-400", 400, 8),
+        ("400 Gbps per GPU RoCE", "roce-400", 400, 8),
+        ("8x NVIDIA ConnectX-7 400G NDR", "infiniband-ndr", 400, 8),
+        ("50 GB/s InfiniBand", "infiniband-ndr", 400, 1),
+        ("800 Gbps total", "roce-100", 100, 8),
+    ],
+)
+def test_networks_in_words(words: str, link: str, gbps: int, ports: int) -> None:
+    assert ports_of(words, 8, (200, 8)) == (link, gbps, ports)
+
+
+@pytest.mark.parametrize(
+    "words", ["InfiniBand", "200 Gb/s HDR InfiniBand", "NVLink 600 GB/s", "PCIe 4.0", "Cray Aries"]
+)
+def test_words_that_name_no_other_network(words: str) -> None:
+    assert ports_of(words, 8, (200, 8)) is None
+
+
+def test_a_slow_network_is_slow() -> None:
+    """Ten gigabits are a tenth of a hundred; amazon's network is that of its node with such devices."""
+    nodes = {
+        words: to_run(replace(LLAMA, num_devices=16, device="a100-sxm-80gb", interconnect=words)).cluster.groups[0].node
+        for words in ("10 GbE", "100 GbE", "AWS EFA 400 Gbps")
+    }
+    slow, fast = (nodes[words].nic for words in ("10 GbE", "100 GbE"))
+    assert slow is not None and fast is not None
+    assert fast.bytes_per_s == 10 * slow.bytes_per_s == 100e9 / 8
+    assert nodes["AWS EFA 400 Gbps"].nics == 4
+
+
+def test_notes_fill_columns_that_are_empty() -> None:
+    notes = (
+        "selective activation recomputation; FlashAttention-2; distributed optimizer; sequence parallelism; TP=4, PP 2"
+    )
+    blank = dict.fromkeys(("recompute", "flash_attention", "zero_or_fsdp", "sequence_parallel", "tp", "pp"))
+    row, _ = with_words(replace(LLAMA, notes=notes, **blank))  # type: ignore[arg-type]
+    assert (row.recompute, row.flash_attention, row.zero_or_fsdp) == ("selective", "fa2", "distributed optimizer")
+    assert (row.sequence_parallel, row.tp, row.pp) == ("yes", 4, 2)
+
+
+def test_what_a_row_gives_is_not_changed_by_its_notes() -> None:
+    row = replace(LLAMA, notes="full recomputation; ZeRO-1; TP=4; micro batch size 8; no flash attention", vpp="2")
+    assert with_words(replace(row, flash_attention="yes", seq_len=4096))[0].recompute == "none"
+    assert with_words(replace(row, flash_attention="yes"))[1] == ()
+    assert (
+        with_words(replace(LLAMA, recompute=None, notes="activation checkpointing not in table"))[0].recompute is None
+    )
+
+
+def test_accumulation_gives_the_microbatch() -> None:
+    row = replace(LLAMA, micro_batch=None, notes="gradient accumulation 4")
+    assert to_run(row).plan.schedule.micro_batch_size == 2
+    taken = to_run(replace(LLAMA, micro_batch=None, seq_len=2048))
+    assert taken.plan.schedule.micro_batch_size == 4 and any("micro_batch not given" in note for note in taken.notes)
+
+
+def test_axes_follow_from_the_others() -> None:
+    blank = replace(LLAMA, num_devices=32, framework="Megatron-LM", zero_or_fsdp="zero1", dp=4, pp=2, tp=None)
+    assert to_run(blank).plan.mesh.tp == 4
+    shared = replace(blank, tp=2)
+    assert to_run(shared).plan.mesh.cp == 2
+
+
+def test_sharding_by_the_program_alone() -> None:
+    stages = {
+        program: to_run(replace(LLAMA, framework=program, zero_or_fsdp=None)).plan.optimizer.zero
+        for program in ("PyTorch FSDP", "DeepSpeed ZeRO-2", "NeMo", "SomeTrainer")
+    }
+    assert list(stages.values()) == [3, 2, 1, 0]
+
+
+def test_heads_and_feed_forward_follow_from_the_width() -> None:
+    row = replace(LLAMA, model="Llama of ours", heads=None, kv_heads=None, ffn=None)
+    model = to_run(row).model
+    assert (model.num_heads, model.ffn_size) == (32, 11008)  # type: ignore[union-attr]
+
+
+def test_devices_counted_in_their_name() -> None:
+    assert to_run(replace(LLAMA, device="2x8xH100", num_devices=None)).cluster.num_devices == 16
+
+
+def test_internevo_makes_norms_again_and_shards_over_a_node() -> None:
+    run = to_run(replace(LLAMA, framework="InternEvo", device="a800", num_devices=64, zero_or_fsdp="zero1=8"))
+    assert run.stack.name == "internevo" and (run.plan.mesh.dp_replicate, run.plan.mesh.dp_shard) == (8, 8)
+    assert run.plan.saved.rules[0].tensors == ("*norm*",) and run.plan.precision.grad == "bf16"
+    half = to_run(replace(LLAMA, framework="InternEvo", recompute="0.5")).plan.saved
+    assert half.rules[0].first_per_stage == 16
+
+
+def test_a_program_that_is_only_near_to_a_stack_has_a_wider_band() -> None:
+    near, same = (
+        settled(to_run(replace(LLAMA, framework=name, zero_or_fsdp="zero1", tp=2, device="a100-sxm-80gb")))[1].band
+        for name in ("GPT-NeoX", "Megatron-DeepSpeed")
+    )
+    assert near.high_s / near.low_s > same.high_s / same.low_s
+
+
+def test_capitals_and_hubs_do_not_matter() -> None:
+    columns = (
+        "id,family,model,device,framework,metric,value,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,num_devices,"
+    )
+    columns += "precision,tp,pp,zero_or_fsdp,micro_batch,global_batch,recompute\n"
+    plain = "a,f,Qwen3-8B,h200,X,s_per_step,3,36,4096,32,8,12288,151936,4096,8,fp8,1,1,fsdp,1,64,full\n"
+    loud = (
+        plain.replace("Qwen3-8B", "Qwen/Qwen3-8B").replace("fp8", "FP8").replace("fsdp", "FSDP").replace("full", "FULL")
+    )
+    (one,), (two,) = (read_runs(columns + text)[0] for text in (plain, loud))
+    assert one.plan == two.plan and one.model == two.model and one.row.model == two.row.model

@@ -18,6 +18,7 @@ REQUIRED = {
     "llm-foundry",
     "torchtitan",
     "nanotron",
+    "internevo",
     "deepspeed",
     "pytorch-fsdp",
     "gnomon",

@@ -225,6 +225,9 @@ class Stack:
     turn, and memory that kernels are to write is filled before."""
     cublas_workspace_bytes: int | None = None
     """A cuBLAS workspace where the job sets it (`CUBLAS_WORKSPACE_CONFIG`). Left out: the device's default."""
+    nearest: bool | None = None
+    """The program is another one, of which this record is the nearest: what was fitted to runs of this one is used, and
+    the band of 80 % is as wide as on devices without such runs."""
     facts: tuple[Fact, ...] = ()
     """One or more for each field that is set."""
     own: OwnRuns | None = None

@@ -313,7 +313,8 @@ def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
         return "own"
     record = found.record(stack.name)
     if record is not None and device.kind == "gpu":
-        return "stack" if device.arch in record.provenance.range.split(";")[0].split(", ") else "stack elsewhere"
+        here = device.arch in record.provenance.range.split(";")[0].split(", ") and not stack.nearest
+        return "stack" if here else "stack elsewhere"
     everywhere = found.universal.numbers if found.universal else ()
     return "device" if any(n.arch and device.arch.startswith(n.arch) for n in everywhere) else "nothing"
 
@@ -337,7 +338,9 @@ def rates_note(stack: Stack, device: Device) -> str:
             return f"{len(record.numbers)} numbers of {stack.name!r} fitted to {_brief(record.provenance.data)}"
         case "stack elsewhere" if record is not None:
             fitted_to = f"{len(record.numbers)} numbers of {stack.name!r} fitted to {_brief(record.provenance.data)}"
-            return f"{fitted_to}; none of them on {device.arch}"
+            return (
+                f"{fitted_to}; none of this program" if stack.nearest else f"{fitted_to}; none of them on {device.arch}"
+            )
         case "device" if every is not None:
             return (
                 f"no runs fitted for {stack.name!r}: {len(every.numbers)} numbers of all stacks, fitted to "

@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
+from typing import Any
 
+from gnomon.formats.published.machines import COUNTED
 from gnomon.formats.published.row import Row
 
 PER_DEVICE = r"maxtext|paxml"
@@ -42,6 +45,9 @@ FLASH_WIDTH = 2048
 """Width of that 1.3B model."""
 FLASH_TOKENS = 1 << 20
 
+NEMO = r"^(?:NVIDIA[- /]?)?NeMo(?: (?:Framework|Megatron))?(?:[ -]?\(?v?(\d\d\.\d[\w.]*).*)?$"
+"""NeMo by its other names, with or without a release, which readers look for in the notes."""
+
 MICROBATCHES = 8
 """Of a step whose batch is not given."""
 
@@ -49,14 +55,25 @@ MICROBATCHES = 8
 def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
     """The row with what its other columns and notes imply, and how it was found."""
     notes: list[str] = []
+    if (nemo := re.search(NEMO, row.framework, re.IGNORECASE)) and row.framework != "NeMo":
+        release = f"; release v{nemo[1]}" if nemo[1] and "release v" not in row.notes else ""
+        row = replace(row, framework="NeMo", notes=row.notes + release)
+    if row.num_devices is None and (counted := re.match(COUNTED, row.device, re.IGNORECASE)):
+        row = replace(row, num_devices=int(counted[1]) * int(counted[2] or 1))
+        notes.append(f"{row.num_devices} devices: the number before their name")
     if row.num_devices is None and None not in (row.tp, row.pp, row.dp):
         row = replace(row, num_devices=(row.tp or 1) * (row.pp or 1) * (row.dp or 1) * (row.cp or 1))
         notes.append(f"{row.num_devices} devices: the product of the axes")
-    if row.num_devices and None not in (row.tp, row.dp) and row.pp is None:
-        rest = (row.tp or 1) * (row.dp or 1) * (row.cp or 1)
-        if row.num_devices % rest == 0:
-            row = replace(row, pp=row.num_devices // rest)
-            notes.append(f"pp {row.pp}: the devices over the other axes")
+    for axis in ("pp", "tp", "cp"):
+        others = [getattr(row, other) for other in ("tp", "pp", "dp") if other != axis]
+        rest = prod(others) * (row.cp or 1) if None not in others else 0
+        if getattr(row, axis) is None and row.num_devices and rest and row.num_devices % rest == 0:
+            left = row.num_devices // rest
+            if axis == "cp" and left == 1:
+                continue
+            changed: dict[str, Any] = {axis: left}
+            row = replace(row, **changed)
+            notes.append(f"{axis} {left}: the devices over the other axes")
     if row.global_batch is None and row.micro_batch and row.dp and not _by_device(row) and _of_tokens(row):
         row = replace(row, global_batch=row.micro_batch * row.dp * MICROBATCHES)
         notes.append(f"global batch not given: {MICROBATCHES} microbatches, which tokens/s hardly depend on")

@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import gcd
 
 from gnomon.errors import InputError
+from gnomon.formats.published.network import ports_of
 from gnomon.formats.published.row import Row
 from gnomon.hardware import Cluster, NodeGroup, catalogue, parse_cluster
 
@@ -83,14 +84,13 @@ DEVICE_WORDS = (
 by their families' pages (aws.amazon.com/ec2/instance-types, cloud.google.com/compute/docs/gpus; read 2026-11-23). An
 A800 on a card is an A100 on a card but for its bridge."""
 
-COUNTED = r"^\d+ ?[x×*] ?"
-"""What stands before a device whose number is in the name: `8xH100`."""
+COUNTED = r"^(\d+) ?[x×*] ?(?:(\d+) ?[x×*] ?)?"
+"""What stands before a device whose number is in the name: `8xH100`, `4x8xA100`."""
 
 TITAN_H100 = r"torchtitan"
 """Its benchmarks' H100 have 96 GB of HBM2e at 2.4 TB/s and 500 W (torchtitan benchmarks/llama3_h100_202412)."""
 
 NETWORKS = (
-    (r"AWS EFA", "aws-p5", None, 0),
     (r"Omni-Path", "jean-zay-a100", "omnipath-100", 4),
     (r"1600 Gbps", None, "roce-200", 8),
     (r"800 Gbps total/node", None, "infiniband-hdr", 4),
@@ -101,6 +101,16 @@ NETWORKS = (
 )
 """(pattern of the interconnect column, node, port, ports a node). What matches none keeps the device's usual node.
 Nodes of four V100 in Jean Zay have four Omni-Path links too (www.idris.fr, its page of the hardware)."""
+
+
+AWS_NODES = {
+    "a100-sxm-40gb": "aws-p4d",
+    "a100-sxm-80gb": "aws-p4de",
+    "h100-sxm-80gb": "aws-p5",
+    "h200-sxm-141gb": "aws-p5e",
+    "b200-sxm-180gb": "aws-p6-b200",
+}
+"""Device -> node of Amazon's, where the column names its network."""
 
 
 @lru_cache(maxsize=64)
@@ -121,8 +131,25 @@ def cluster(row: Row) -> tuple[Cluster, tuple[str, ...]]:
         note = f"{note}; " * bool(note) + f"{devices} devices do not fill nodes of {per_node}: nodes of {fitting}"
         per_node = fitting
     shape = (devices // per_node, per_node) if devices > per_node else (1, devices)
-    found = next((rest for p, *rest in NETWORKS if re.search(p, row.interconnect or "")), (None, None, 0))
-    return _cluster(device, shape, *found), (note,) if note else ()
+    found = next((rest for p, *rest in NETWORKS if re.search(p, row.interconnect or "", re.IGNORECASE)), None)
+    node, port, ports, gbps = (*found, 0) if found else _network(row.interconnect or "", device, shape[1])
+    if not found and port and shape[0] > 1:
+        note = f"{note}; " * bool(note) + f"{ports} x {gbps} Gb/s between nodes ({port}): {row.interconnect}"
+    return _cluster(device, shape, node, port, ports, gbps), (note,) if note else ()
+
+
+def _network(words: str, device: str, per_node: int) -> tuple[str | None, str | None, int, int]:
+    """(node, link, ports, Gb/s of one) that the words of a column name."""
+    if not words or device not in catalogue.device_names(aliases=True) or device.startswith("tpu"):
+        return None, None, 0, 0
+    aws = AWS_NODES.get(catalogue.device(device).name)
+    if aws and re.search(r"\befa\b|\baws\b", words.lower()):
+        return aws, None, 0, 0
+    node = parse_cluster(f"2x{per_node}x{device}").groups[0].node
+    gbps = round(node.nic.bytes_per_s * 8 / 1e9) if node.nic else 0
+    if (ports := ports_of(words, per_node, (gbps, node.nics))) is None:
+        return None, None, 0, 0
+    return None, ports[0], ports[2], ports[1]
 
 
 def _usual_tray(device: str) -> int:
@@ -139,7 +166,8 @@ def _largest_node(device: str) -> int:
 
 
 def _device(row: Row) -> tuple[str, str]:
-    """(name in the catalogue, what was assumed). A name of no device is returned as it is: the catalogue refuses it."""
+    """(name in the catalogue, what was assumed). A name of no device is returned as it is: the catalogue refuses it,
+    with the nearest that it has. InputError for one that it cannot be asked for."""
     name = re.sub(COUNTED, "", row.device, flags=re.IGNORECASE)
     text = name.lower()
     if name in DEVICES:
@@ -149,19 +177,23 @@ def _device(row: Row) -> tuple[str, str]:
     if name in catalogue.device_names(aliases=True):
         return name, ""
     found = next((to for pattern, to in DEVICE_WORDS if re.search(rf"(?<![a-z])(?:{pattern})(?!\d)", text)), None)
+    if found is None and re.search(r"[^a-z0-9.-]|^\d+x", text):  # what a cluster's text cannot hold
+        raise InputError(f"unknown device {row.device[:60]!r}; `gnomon catalogue devices` lists those on record")
     return (name, "") if found is None else (found, f"device {name!r} taken as {found}")
 
 
 @lru_cache(maxsize=512)
-def _cluster(device: str, shape: tuple[int, int], node: str | None, port: str | None, ports: int) -> Cluster:
+def _cluster(
+    device: str, shape: tuple[int, int], node: str | None, port: str | None, ports: int, gbps: int = 0
+) -> Cluster:
     nodes, per_node = shape
     if node is not None and catalogue.node(node).device.name == catalogue.device(device).name:
         return parse_cluster(f"{nodes}x{per_node}x{node}")
     made = parse_cluster(f"{nodes}x{per_node}x{device}")
     if port is None or nodes == 1:
         return made
-    groups = tuple(
-        NodeGroup(node=replace(group.node, nic=catalogue.link(port), nics=ports), count=group.count)
-        for group in made.groups
-    )
+    nic = catalogue.link(port)
+    if gbps:
+        nic = replace(nic, bytes_per_s=gbps * 1e9 / 8)
+    groups = tuple(NodeGroup(node=replace(group.node, nic=nic, nics=ports), count=group.count) for group in made.groups)
     return replace(made, groups=groups)

@@ -58,11 +58,17 @@ VOCABULARIES = (
     (r"gpt.?oss", 201_088, "GPT-OSS's published config"),
     (r"gemma.?[34]", 262_144, "Gemma 3's published config"),
     (r"gemma", 256_000, "Gemma's published config"),
+    (r"mpt", 50_432, "MPT's published configs"),
+    (r"opt[-_ ]?\d", 50_272, "OPT's published config"),
+    (r"falcon", 65_024, "Falcon's published config"),
     (r"neox", 50_432, "GPT-NeoX-20B's published config"),
-    (r"gpt3|gpt-3|nemo megatron|turing|megatron-1t", 51_200, "GPT-2's tokenizer as Megatron-LM pads it for tp 8"),
+    (r"gpt3|gpt-3|nemo megatron|turing|megatron.1t", 51_200, "GPT-2's tokenizer as Megatron-LM pads it for tp 8"),
     (r"gpt", 50_257, "GPT-2's tokenizer"),
 )
 """(pattern of model names, rows, why) where a table leaves the vocabulary out."""
+
+USUAL_ROWS = 50_304
+"""Where nothing is known."""
 
 MAXTEXT_HEAD_DIM = 256
 """Of MaxText's v4 recipes, whose feed-forward has no gate: with both, sizes give the parameters that the models are
@@ -198,8 +204,7 @@ def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
     if size is None:
         named = next(((rows, why) for pattern, rows, why in VOCABULARIES if re.search(pattern, name)), None)
         found = tokenizer(row) or named
-        if found is None:
-            raise InputError(f"vocab not given, and none is known for {row.model!r}")
+        found = found or (USUAL_ROWS, f"none is known for {row.model!r}: GPT-2's tokenizer, padded")
         size, notes = found[0], (f"vocab {found[0]} not in the row: {found[1]}",)
     if re.search(UNPADDED, row.source or ""):
         size, notes = size // (row.tp or 1) * (row.tp or 1), (*notes, "vocabulary not padded: the source's own model")

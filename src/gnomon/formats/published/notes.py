@@ -107,10 +107,12 @@ def _memory_rank(row: Row, stated: re.Match[str] | None) -> int | None:
 
 def _compiled(notes: str, program: str) -> bool | None:
     if re.search(
-        r"no (?:torch\.)?compile|not compiled|eager mode|without (?:torch\.)?compile|compile[= ](?:off|no|false)", notes
+        r"no (?:torch\.)?compile|not compiled|eager mode|(?:without|w/o) (?:torch\.)?compile"
+        r"|compile[=: ]+(?:off|no\b|none|false|disabled)",
+        notes,
     ):
         return False
-    if re.search(r"torch\.compile", program) or re.search(r"\bcompile(?:d)?\b", notes):
+    if re.search(r"torch\.compile", program) or re.search(r"\bcompiled?\b|\binductor\b", notes):
         return True
     return None
 

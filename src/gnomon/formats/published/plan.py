@@ -14,11 +14,11 @@ from typing import Literal
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
-from gnomon.formats.published import automodel, nvidia, settings, torchtitan
+from gnomon.formats.published import automodel, nanotron, nvidia, settings, torchtitan
 from gnomon.formats.published.bridge import Recipe, mtp_stages, narrow_calls, recipe
 from gnomon.formats.published.megatron_ci import expert_slices, optimizer_instances, with_test_options
 from gnomon.formats.published.model import Config
-from gnomon.formats.published.notes import NANOTRON_BENCHMARK, NoteFacts
+from gnomon.formats.published.notes import NoteFacts
 from gnomon.formats.published.row import Row
 from gnomon.formats.published.settings import XLA
 from gnomon.models.llama import LlamaConfig
@@ -38,6 +38,7 @@ Notes = tuple[str, ...]
 FRAMEWORKS = (
     (r"^vtrain\b", "vtrain"),
     (r"nanotron", "nanotron"),
+    (r"internevo|internlm", "internevo"),
     (r"megatron.*deepspeed|deepspeed.*megatron|neox", "megatron-deepspeed"),
     (r"megatron-bridge", "megatron-bridge"),
     (r"automodel|torchtitan|fsdp2", "torchtitan"),
@@ -55,8 +56,12 @@ FRAMEWORKS = (
 """(pattern of frameworks, stack that it is, or that is nearest to it). What matches none is a stack of which nothing is
 known."""
 
-SAME = r"^vtrain|nanotron|megatron-deepspeed|megatron-bridge|torchtitan|composer|^megatron-lm(?: ci)?$"
+SAME = r"^vtrain|nanotron|internevo|megatron-deepspeed|megatron-bridge|torchtitan|composer|^megatron-lm(?: ci)?$"
 """Frameworks that the stack's record is about; for others it is the nearest, and a note says so."""
+
+
+FITTED = r"megatron-?(?:lm|core|deepspeed|bridge)|megatron\+deepspeed|nemo|nanotron|composer|foundry|^vtrain"
+"""Programs whose own runs, or those of what they are made of, are behind the numbers of their stack."""
 
 
 HUGGING_FACE = (
@@ -254,7 +259,8 @@ def _decomposed(row: Row) -> bool:
 
 def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
     """Sequences of a microbatch. Not given: all that a rank gets where nothing is accumulated by custom (programs
-    compiled by XLA), one where sequences are divided or stages wait for them; otherwise a refusal."""
+    compiled by XLA), one where sequences are divided or stages wait for them; else at most `USUAL_TOKENS` of a rank's
+    sequences."""
     if row.micro_batch is not None:
         return row.micro_batch, ()
     if row.global_batch is not None and re.search(XLA, row.framework.lower()) and axes.pp == 1:
@@ -262,7 +268,16 @@ def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
         return each, (f"micro_batch not given: all {each} sequences of a rank at once, as {row.framework} does",)
     if axes.cp > 1 or axes.pp > 1:
         return 1, ("micro_batch not given: taken as 1",)
-    raise InputError("micro_batch not given")
+    if row.global_batch is None or row.seq_len is None:
+        raise InputError("micro_batch not given")
+    each = max(1, row.global_batch // axes.data_ranks)
+    most = max(1, USUAL_TOKENS // row.seq_len)
+    taken = max(size for size in range(1, min(each, most) + 1) if each % size == 0)
+    return taken, (f"micro_batch not given: {taken} of {each} sequences of a rank at once",)
+
+
+USUAL_TOKENS = 8192
+"""Of a microbatch, where nothing says."""
 
 
 def redistributed(layers: int, stages: int, head: float) -> tuple[int, ...]:
@@ -369,10 +384,6 @@ FOUNDRY_KERNELS = (
 FOUNDRY_FLASH = r"(-| )(1|3|7|70)b$"
 """Models that sweep.py (January 2024: the large-scale table on H100) runs with FlashAttention-2."""
 
-NANOTRON_CUDA = (
-    "huggingface/nanotron 77f54c10 (2025-03-10) run_multinode.sh: module load cuda/12.1, conda activate 2-1-cu121"
-)
-
 XLA_ATTENTION = (
     "MaxText's attention=cudnn_flash_te, Paxml's NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking v25.02.02 maxtext, "
     "v24.11.1 paxml configure.sh; read 2026-11-22)"
@@ -432,6 +443,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         notes = (f"{row.framework} taken as the stack {name}",)
     said = (row.flash_attention or "").lower()
     attention = _attention(said)
+    other = name is not None and not re.search(FITTED, program)
     kernel = next((kernel for pattern, kernel in KERNELS if re.search(pattern, said)), None)
     eager = bool(re.search(HUGGING_FACE, program)) and not facts.compiled
     wide = eager and re.search(r"llama|mistral|mixtral|qwen", row.model.lower())
@@ -441,6 +453,8 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     base = Stack(name=row.framework, version="") if name is None else named_stack(name)
     told = {"attention": attention, "launch": launch, "attention_kernel": kernel}
     found = chosen(base, f"published runs, {row.family}", **told)
+    if other:
+        found = chosen(found, f"published runs: {row.framework} is read as the nearest stack", nearest=True)
     if facts.compiled and not re.search(XLA, program):
         found = chosen(found, "torch.compile fuses what lies between products", **COMPILED)
     if re.search(XLA, program):
@@ -502,7 +516,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     if program == "nemo" and row.experts and facts.release < CORE_13:
         found = chosen(found, BEFORE_CORE_13, moe_weights="output")
     if name == "nanotron":
-        found = _benchmarked(found, row)
+        found = nanotron.as_benchmarked(found, row)
     return with_test_options(found, row), notes
 
 
@@ -532,43 +546,6 @@ def _sums_in_fp8(row: Row, release: str) -> bool:
     return "405b" in named or ("70b" in named and not re.match(r"v24|v25\.0[123]", release))
 
 
-NANOTRON_CHECKS = (
-    "huggingface/nanotron 77f54c10 (2025-03-10) run_multinode.sh: TORCH_DISTRIBUTED_DEBUG=DETAIL; scripts/"
-    "scaling_benchmarks.py starts each run with that script, and runs those with stages again"
-)
-NANOTRON_POLLS = (
-    "huggingface/nanotron 67c5ebb6 (2024-12-27, branch nouamane/bench2) src/nanotron/parallel/pipeline_parallel/p2p.py "
-    "_send_meta, _recv_meta: time.sleep(0.1) until work.is_completed(); 6ac7d733 (2024-12-13) and main do not sleep"
-)
-NANOTRON_POLL_S = 0.1
-LATE_NODES, LATE_TP = 64, 32
-"""Jobs of so many nodes, and jobs with stages of so many tensor-parallel ranks, are taken as run with the checks, and
-with the messages of late December 2024. Rows do not say it; their times do (docs/accuracy.md)."""
-AGAIN_NODES, AGAIN_DP, AGAIN_PARAMS_B = 32, 32, 4.0
-"""The script of February 2025 (e24d2483), which runs jobs with stages again, without the sleep, has ZeRO 0 from so many
-data-parallel ranks ("0 if dp>=32"): what ran as ZeRO 1 with them is of December. So are the times on 32 nodes and more;
-on fewer both stages ran again. On 32 nodes, models of so many billion parameters ran again with one sequence a
-microbatch alone: in each of the two, all with more whose times tell are of December (40 and 9) and all with one are not
-(21 and 16); of the smaller model, 6 of 34 with more are."""
-
-
-def _benchmarked(base: Stack, row: Row) -> Stack:
-    """nanotron as its benchmark ran it: jobs with stages on several nodes with checked collectives, and with polled
-    messages where they did not run again; jobs without stages with checks on many nodes."""
-    if re.search(NANOTRON_BENCHMARK, row.notes):
-        base = chosen(base, NANOTRON_CUDA, cublas="12.1")
-    nodes, tp, stages = (row.num_devices or 1) // (row.devices_per_node or 8), row.tp or 1, (row.pp or 1) > 1
-    if not re.search(NANOTRON_BENCHMARK, row.notes) or nodes < 2:
-        return base
-    if not stages:
-        return chosen(base, NANOTRON_CHECKS, checked_collectives=True) if nodes >= LATE_NODES and tp < LATE_TP else base
-    base = chosen(base, NANOTRON_CHECKS, checked_collectives=True)
-    zero_1 = (row.zero_or_fsdp or "").lower() == "zero1" and (row.dp or 1) >= AGAIN_DP
-    large = (row.params_b or 0.0) >= AGAIN_PARAMS_B and (row.micro_batch or 1) > 1
-    once = nodes >= LATE_NODES or tp >= LATE_TP or (nodes >= AGAIN_NODES and (zero_1 or large))
-    return chosen(base, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S if once else None)
-
-
 def _overlap(row: Row) -> Overlap:
     """What the program overlaps unless told otherwise: the pipeline engines reduce and gather at the end of a step, and
     Megatron-LM does without --overlap-grad-reduce and --overlap-param-gather, which its papers' runs precede. OneFlow
@@ -578,6 +555,8 @@ def _overlap(row: Row) -> Overlap:
     program = row.framework.lower()
     if re.search(r"nanotron", program):  # DDP's buckets of 25 MiB in bf16, reduced in fp32; gathers after the update
         return Overlap(bucket_bytes=50 * 2**20, param_gather=False, pipeline_sends=False)
+    if re.search(r"internevo|internlm", program):  # configs/7B_sft.py: buckets of 512 Mi elements; p2p.py waits
+        return Overlap(bucket_bytes=2**30, param_gather=False, pipeline_sends=False)
     if re.search(r"^vtrain\b", program):  # messages are gaps behind a stage's last kernel (src/predictor.py)
         return Overlap(grad_reduce=False, param_gather=False, pipeline_sends=False)
     if re.search(r"megatron-deepspeed|megatron\+deepspeed|megatron-lm", program):
@@ -595,6 +574,8 @@ def _sequence_parallel(row: Row) -> tuple[bool, Notes]:
         re.search(XLA, row.framework.lower()) and tp > 1 and (row.seq_len or 0) % tp == 0
     ):  # MaxText: logical_axis_rules activation_embed
         return True, ("the residual stream is divided over tp, as MaxText's rules have it",)
+    if re.search(r"megatron-bridge", row.framework.lower()) and tp > 1:
+        return True, (f"sequence parallelism not given: {row.framework}'s recipes have it wherever tp is above 1",)
     if "REDUCE_SCATTER" in row.notes and (row.tp or 1) > 1:
         return True, ("sequence parallelism assumed: the benchmark script's last setting",)
     return False, ()

@@ -144,6 +144,14 @@ _TYPES: Mapping[str, type] = {
 }
 
 
+HUB = r"^[\w.-]+/(?=[A-Za-z][\w.-]{3,}$)"
+"""What stands before a model's name on a hub: `meta-llama/Llama-3.1-8B`."""
+
+LOWER = ("arch", "metric", "precision", "sequence_parallel", "zero_or_fsdp", "recompute", "flash_attention", "offload",
+         "second_metric", "experts", "ffn")  # fmt: skip
+"""Columns whose words mean the same in capitals."""
+
+
 def read_table(source: str | Path) -> tuple[tuple[Row, ...], tuple[Refused, ...]]:
     """(rows, rows that cannot be read) of a CSV file, given as a Path, or of text, given as str.
 
@@ -206,6 +214,9 @@ def _row(given: Mapping[str, str], line: int) -> Row:
             values[column] = _value(column, text)
         elif column in REQUIRED:
             raise InputError(f"{column} is empty")
+    values["model"] = re.sub(HUB, "", values.get("model", ""))
+    if values.get("kv_heads", "").upper() == "MLA":
+        values["kv_heads"] = "MLA"
     row = _of_tokens(Row(**values), given)
     another = next((family for pattern, family in APART if re.search(pattern, row.source or "")), None)
     return row if another is None else replace(row, family=another)
@@ -232,7 +243,7 @@ def _of_tokens(row: Row, given: Mapping[str, str]) -> Row:
 def _value(column: str, text: str) -> str | int | float:
     kind = _TYPES.get(column, str)
     if kind is str:
-        return text
+        return text.lower() if column in LOWER else text
     try:
         value = kind(text)
     except ValueError:

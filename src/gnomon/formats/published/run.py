@@ -29,8 +29,12 @@ from gnomon.formats.published.scripts import with_script_facts
 from gnomon.formats.published.settings import saved as saved_of
 from gnomon.formats.published.sizes import with_sizes
 from gnomon.formats.published.units import in_usual_units
+from gnomon.formats.published.words import with_words
 from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster
+from gnomon.models.decoder import DecoderConfig
+from gnomon.models.gpt import GptConfig
+from gnomon.models.llama import LlamaConfig
 from gnomon.models.lora import Adapters
 from gnomon.plans import Plan, Stack, Workload
 
@@ -119,6 +123,7 @@ def to_run(row: Row) -> Run:
     row, from_pages = with_script_facts(row)
     row, measured = in_usual_units(row)
     row, sized = with_sizes(row)
+    row, from_words = with_words(row)
     row, implied = completed(row)
     row, from_test = with_test_facts(row)
     row, from_code = with_composition(row)
@@ -138,6 +143,7 @@ def to_run(row: Row) -> Run:
     made, from_plan = plan(short, facts)
     made, from_checkpoints = torchtitan.recomputed(row, made, lambda: build(config))
     made, from_stages = with_stages(made, row, config, facts)
+    config, from_tie = _untied(config, made)
     program, from_stack = stack(row, facts)
     return Run(
         id=row.id,
@@ -159,6 +165,7 @@ def to_run(row: Row) -> Run:
             *from_pages,
             *measured,
             *sized,
+            *from_words,
             *implied,
             *from_test,
             *from_code,
@@ -175,10 +182,21 @@ def to_run(row: Row) -> Run:
             *from_plan,
             *from_checkpoints,
             *from_stages,
+            *from_tie,
             *from_stack,
         ),
         row=row,
     )
+
+
+def _untied(config: Config, made: Plan) -> tuple[Config, tuple[str, ...]]:
+    """A head of its own where the update is on the host and parameters are divided, for which tied ones have no rows
+    in a Program: one more matrix of the vocabulary is gathered and updated."""
+    if made.optimizer.offload is None or made.optimizer.zero != 3 or not getattr(config, "tied", False):
+        return config, ()
+    if not isinstance(config, (GptConfig, LlamaConfig, DecoderConfig)):
+        return config, ()
+    return replace(config, tied=False), ("the tied head taken as one of its own: its update is on the host",)
 
 
 def _step_flops(row: Row, config: Config, machines: Cluster, made: Plan) -> Peak:

@@ -107,7 +107,7 @@ NARROW_GRADIENTS = r"megatron-bridge"
 read 2026-11-22). Of NeMo's before, those whose scripts say so (`nvidia.narrow_gradients`)."""
 
 
-OWN_GRADIENTS = r"^(?!.*megatron).*(?:deepspeed|colossal)"
+OWN_GRADIENTS = r"^(?!.*megatron).*(?:deepspeed|colossal|internevo|internlm)"
 """Programs that under ZeRO accumulate and reduce gradients in the parameters' dtype (deepspeedai/DeepSpeed edaa722
 deepspeed/runtime/engine.py get_data_types, communication_data_type, read 2026-11-23; as `formats.deepspeed` reads its
 files). BigScience's fork of Megatron-DeepSpeed accumulates in fp32."""
@@ -142,6 +142,8 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
         name, notes = "fp16", ("precision not stated: fp16, as the source has it before its BF16 optimizer",)
     elif not name and re.search(ZERO_BUBBLE, row.framework.lower()):
         name, notes = "fp16", ("precision not stated: fp16, as the program's example sets it",)
+    elif not name and re.search(r"v100|\bt4|titan|2080|p100", row.device.lower()):
+        name, notes = "fp16", ("precision not stated: fp16, as the device has no bf16",)
     elif not name:
         name, notes = "bf16", ("precision not stated: taken as bf16",)
     elif (row.precision or "").endswith("?"):
@@ -346,7 +348,12 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
     if how in ("-", "?", "unknown", "default", "custom"):
         return Saved(), (f"recompute {row.recompute!r}: what of, is not said; taken as not stated",), True
     if how in ("none", "no", "off", "false", "0", "no_recompute") or re.search(r"=\s*(?:false|off|none|0)$", how):
-        return Saved(), (), False
+        return _norms_again(row), (), False
+    if found := re.search(r"(?<![\d.])(0?\.\d+|\d\d)(%?)$", how):
+        share = float(found[1]) / (100 if found[2] else 1)
+        if 0 < share < 1:
+            count = int(share * (row.layers or 0) / (row.pp or 1))
+            return Saved(rules=(SavedRule(first_per_stage=count, action="recompute"),)), (), False
     if how == "full block num_layers=none":
         return Saved(), (f"recompute {row.recompute!r}: {OLDER_THAN_RECIPES}",), False
     if found := re.search(r"block\D*(\d+)", how):
@@ -381,6 +388,16 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
     if how.startswith("selective") or how == "core_attn":
         return Saved(preset="selective"), (), False
     return Saved(), (f"recompute {row.recompute!r} is not understood: taken as not stated",), True
+
+
+NORMS_AGAIN = r"internevo|internlm"
+"""Programs that make norms again where layers are not checkpointed: `dropout_selective_checkpoint`, on by default
+(InternLM/InternEvo c628a8c internlm/model/modeling_internlm.py _forward; read 2026-11-23)."""
+
+
+def _norms_again(row: Row) -> Saved:
+    again = re.search(NORMS_AGAIN, row.framework.lower()) is not None
+    return Saved(rules=(SavedRule(tensors=("*norm*",), action="recompute"),)) if again else Saved()
 
 
 WHOLE = (
@@ -472,6 +489,32 @@ STAGES = r"(?:zero|stage)[-_ ]?(?:stage[-_ ]?)?([0-3])(?!\d)|(?:^|[-_ ])z([0-3])
 """Stages of ZeRO in the words of tables and of files (`ds_z3_config.json`)."""
 
 
+SHARDED = r"\bfsdp|torchtitan|composer|foundry|\bolmo|full[-_ ]?shard"
+"""Programs that divide parameters, if their row does not say otherwise: what their names say, and torchtitan's
+`data_parallel_shard_degree = -1`, llm-foundry's `sharding_strategy: FULL_SHARD`, OLMo's `fsdp` sections."""
+
+DISTRIBUTED = r"^nemo$|megatron-bridge"
+"""Programs whose recipes have the distributed optimizer (NVIDIA/NeMo nemo/collections/llm/recipes: `use_distributed_
+optimizer=True`; NVIDIA-NeMo/Megatron-Bridge recipes)."""
+
+
+def _by_program(row: Row) -> tuple[Optimizer, Notes] | None:
+    """What a program's name says where the row says nothing."""
+    program = row.framework.lower()
+    if (row.num_devices or 1) == 1:
+        return None
+    stage: Any
+    if found := re.search(r"zero[- ]?(?:stage[- ]?)?([123])", program):
+        stage = int(found[1])
+    elif re.search(SHARDED, program) and "automodel" not in program:
+        stage = 3
+    elif re.search(DISTRIBUTED, program):
+        stage = 1
+    else:
+        return None
+    return Optimizer(zero=stage), (f"sharding not given: ZeRO {stage}, as {row.framework} has it",)
+
+
 def optimizer(row: Row) -> tuple[Optimizer, Notes]:
     """How ZeRO divides. A word that is not known is a refusal: it says what every rank holds."""
     name = (row.zero_or_fsdp or "none").lower()
@@ -480,6 +523,8 @@ def optimizer(row: Row) -> tuple[Optimizer, Notes]:
         return replace(part, offload=Offload(), clip=False), (*notes, "optimizer states and the update on the host")
     if row.zero_or_fsdp is None and re.search(XLA, row.framework.lower()):
         return Optimizer(zero=3), (f"sharding not given: fsdp over all devices, {row.framework}'s default",)
+    if row.zero_or_fsdp is None and (default := _by_program(row)) is not None:
+        return default
     if name in ("none", "ddp", "no"):
         return Optimizer(zero=0), ()
     if found := re.search(STAGES, name):

@@ -183,7 +183,7 @@ fms-fsdp's config_utils.py; Turing-NLG, MT-NLG and PaLM: their papers (arXiv 191
 
 FIELDS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk")
 
-MAXTEXT = r"maxtext-\d+b"
+MAXTEXT = r"maxtext[- _]\d+b"
 """Names of the models of MaxText's own pages, which are nothing but a number of parameters."""
 MAXTEXT_ROWS = 32_000
 """vocab_size of MaxText's src/MaxText/configs/base.yml (read 2026-11-22), as are the next two."""
@@ -199,11 +199,17 @@ def with_sizes(row: Row) -> tuple[Row, tuple[str, ...]]:
         row, notes = _maxtext(row)
     else:
         notes = ()
-    if row.layers is None and row.hidden is None:
-        found = next((values for pattern, values in KNOWN if re.search(pattern, row.model.lower())), None)
-        if found is not None:
-            row = _filled(row, dict(zip(FIELDS, found, strict=True)))
-            notes = (*notes, f"sizes not in the row: those of {row.model}'s own config")
+    found = next((values for pattern, values in KNOWN if re.search(pattern, row.model.lower())), None)
+    if found is not None and row.hidden in (None, found[1]) and row.layers in (None, found[0]):
+        known = dict(zip(FIELDS, found, strict=True))
+        if row.hidden is not None:  # of vocabularies, what the program pads or replaces goes first
+            known.pop("vocab")
+        filled = _filled(row, known)
+        if filled != row:
+            given = (
+                "sizes" if row.hidden is None else ", ".join(n for n in FIELDS if getattr(filled, n) != getattr(row, n))
+            )
+            row, notes = filled, (*notes, f"{given} not in the row: those of {row.model}'s own config")
     return _implied(row, notes)
 
 
@@ -235,10 +241,21 @@ def _maxtext(row: Row) -> tuple[Row, tuple[str, ...]]:
 
 
 def _implied(row: Row, notes: tuple[str, ...]) -> tuple[Row, tuple[str, ...]]:
-    """The feed-forward of a dense GPT: four times the width (Radford et al. 2019, Brown et al. 2020)."""
-    if row.hidden is None or row.experts is not None or row.arch == "moe":
+    """The feed-forward of a dense model: four times the width, as GPT has it (Radford et al. 2019, Brown et al. 2020),
+    of one that is called after Llama and its kin 8/3 of it in whole 256 (Touvron et al. 2023); heads of 128, or of 64
+    where the model is narrow (Brown et al. 2020, table 2.1)."""
+    if row.hidden is None:
         return row, notes
-    if row.ffn is None and row.model.lower().startswith(("gpt", "bloom")):
-        row = replace(row, ffn=str(4 * row.hidden))
-        notes = (*notes, "feed-forward not in the row: four times the width")
+    if row.ffn is None and row.experts is None and row.arch != "moe":
+        gated = re.search(LLAMAS, row.model.lower()) is not None
+        width = -(-8 * row.hidden // 3 // 256) * 256 if gated else 4 * row.hidden
+        row = replace(row, ffn=str(width))
+        notes = (*notes, f"feed-forward not in the row: {'8/3 of' if gated else 'four times'} the width")
+    width = 128 if (hidden := row.hidden or 0) >= 2048 else 64
+    if row.heads is None and hidden % width == 0:
+        row = replace(row, heads=hidden // width)
+        notes = (*notes, f"heads not in the row: taken as {width} wide")
     return row, notes
+
+
+LLAMAS = r"llama|mistral|qwen|yi\b|internlm|baichuan|deepseek|olmo|vicuna|alpaca"

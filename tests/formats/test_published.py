@@ -126,7 +126,7 @@ def test_narayanan_flops() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"micro_batch": "", "global_batch": "", "pp": "1", "dp": "8", "vpp": "1"}, "micro_batch not given"),
+        ({"micro_batch": "", "pp": "1", "dp": "8", "vpp": "1"}, "micro_batch not given"),
         ({"global_batch": "16 thousand"}, "global_batch = '16 thousand' is not a whole number"),
         ({"dp": "2"}, "dp = 2, but 64 devices / (tp 8 x pp 8 x cp 1) = 1"),
         ({"num_devices": "60", "dp": ""}, "60 devices"),

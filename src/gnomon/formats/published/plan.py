@@ -259,8 +259,7 @@ def _decomposed(row: Row) -> bool:
 
 def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
     """Sequences of a microbatch. Not given: all that a rank gets where nothing is accumulated by custom (programs
-    compiled by XLA), one where sequences are divided or stages wait for them; else at most `USUAL_TOKENS` of a rank's
-    sequences."""
+    compiled by XLA), one where sequences are divided or stages wait for them; otherwise a refusal."""
     if row.micro_batch is not None:
         return row.micro_batch, ()
     if row.global_batch is not None and re.search(XLA, row.framework.lower()) and axes.pp == 1:
@@ -268,16 +267,7 @@ def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
         return each, (f"micro_batch not given: all {each} sequences of a rank at once, as {row.framework} does",)
     if axes.cp > 1 or axes.pp > 1:
         return 1, ("micro_batch not given: taken as 1",)
-    if row.global_batch is None or row.seq_len is None:
-        raise InputError("micro_batch not given")
-    each = max(1, row.global_batch // axes.data_ranks)
-    most = max(1, USUAL_TOKENS // row.seq_len)
-    taken = max(size for size in range(1, min(each, most) + 1) if each % size == 0)
-    return taken, (f"micro_batch not given: {taken} of {each} sequences of a rank at once",)
-
-
-USUAL_TOKENS = 8192
-"""Of a microbatch, where nothing says."""
+    raise InputError("micro_batch not given")
 
 
 def redistributed(layers: int, stages: int, head: float) -> tuple[int, ...]:

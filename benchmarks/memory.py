@@ -145,7 +145,7 @@ def cases() -> Iterable[tuple[dict[str, str], Prediction]]:
     """(case, its prediction). No time was published for them: `value` is only there because a row must have one."""
     with CASES.open(newline="", encoding="utf-8") as file:
         for case in csv.DictReader(file):
-            values = {name: text for name, text in case.items() if name not in ("verdict", "stated", "assumed")}
+            values = {name: text for name, text in case.items() if name not in ("verdict", "stated", "assumed", "lacks")}
             text = io.StringIO()
             table = csv.writer(text)
             table.writerow([*values, "family", "metric", "value"])

@@ -1,6 +1,14 @@
 """Verdicts on jobs that public threads and pages report as out of memory, and on jobs beside them that ran: tests/data.
 
 `stated` is what the source gives, `assumed` what was filled in. A verdict is published with each case, never a time.
+
+`lacks` names what keeps a prediction from being held to a case; a case without it is complete. Judged from the source:
+    when          it did not fail in its first steps, or only in part of its runs
+    device, devices, precision, batch, sharding, recompute    neither stated nor a default of the program's release
+    length        neither padded, packed nor stated as it was when it failed: a limit that the batch may not reach. A job
+                  that failed in its update needs none, since no activation lives then
+    cause         the source blames something else, such as the allocator's setting
+    contradicted  the same job is reported to have run
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ with (DATA / "out_of_memory.csv").open(newline="", encoding="utf-8") as _file:
 JOBS = {case["id"]: case for case in tomllib.loads((DATA / "out_of_memory_jobs.toml").read_text("utf-8"))["cases"]}
 CASES = ROWS | JOBS
 
-OWN = ("verdict", "stated", "assumed")
+OWN = ("verdict", "stated", "assumed", "lacks")
 """Columns that a table of runs has not."""
 
 NARROWLY = {

@@ -5,8 +5,8 @@
 `lacks` names what keeps a prediction from being held to a case; a case without it is complete. Judged from the source:
     when          it did not fail in its first steps, or only in part of its runs
     device, devices, precision, batch, sharding, recompute    neither stated nor a default of the program's release
-    length        neither padded, packed nor stated as it was when it failed: a limit that the batch may not reach. A job
-                  that failed in its update needs none, since no activation lives then
+    length        neither padded, packed nor stated as it was when it failed: a limit that the batch may not reach. A
+                  job that failed in its update needs none, since no activation lives then
     cause         the source blames something else, such as the allocator's setting
     contradicted  the same job is reported to have run
 """
@@ -43,6 +43,8 @@ NARROWLY = {
     "tr3m-32gb-pp4-mbs2-kept",  # ran
     "gpt-neox-409",  # by all of its memory: 39.5 GiB of 39.5
     "llama-factory-4133",  # the same
+    "automodel-gpt-oss-120b-4",  # ran
+    "maxtext-4117",  # by all of its memory: 33.3 of 30.75 when compiled
 }
 """Jobs that are said to fit only if the allocator has free segments to give back."""
 
@@ -73,6 +75,19 @@ MISSED = {
     "metaseq-210",  # FairScale's sharding, whose settings are not given: by 15 GiB of 39
     "bridge-4587",  # 61 GB of 269 were free in parts too small: by 82 GiB of 267
     "transformers-14541",  # one process holds what eight copies return: by 11 GiB of 39
+    "automodel-dsv3-gb200-4",  # 9 GiB for each sequence are predicted, 27.6 GB published: by 25 GiB of 184
+    "automodel-dsv3-gb200-2-ga2",  # the same, with gradients of several microbatches: by 45 GiB
+    "automodel-gpt-oss-20b-4",  # tokens routed as they come: by 22 GiB of 79
+    "maxtext-4081",  # by 0.6 GiB of 30.75
+    "maxtext-2957-4",  # by 3 GiB of 95.7
+    "maxtext-80fdc09-8",  # by 2 GiB of 15.75
+    "open-r1-446-demo16",  # by 16 GiB of 79
+    "bridge-5356-tp1-4",  # what a graph of the whole step holds: by 50 GiB of 178
+    "bridge-5356-tp1-2",  # the same: by 79 GiB
+    "bridge-5356-tp2-4",  # the same: by 81 GiB
+    "bridge-5356-tp2-2",  # the same: by 94 GiB
+    "bridge-3223-gb300-pp1",  # frozen weights beside what is cast of them: by 94 GiB of 276
+    "bridge-3223-gb200-pp2",  # the same: by 71 GiB of 184
 }
 """Jobs that ran out of memory and are said to fit."""
 
@@ -108,20 +123,50 @@ def test_verdict(name: str) -> None:
     )
 
 
-LATEST = tuple(ROWS)[list(ROWS).index("automodel-2673") :]
+LATEST = tuple(ROWS)[list(ROWS).index("automodel-2673") : list(ROWS).index("torchtitan-1690-f4t8-16")]
 """Cases that were written down in the night of 2026-11-23 before any of them was predicted; of these 10 of 21 were
 called then, one of four that ran wrongly."""
+COMPLETE_AT_FIRST = tuple(ROWS)[list(ROWS).index("torchtitan-1690-f4t8-16") :]
+"""The same of the next morning, all complete: 15 of 30 were called then, one could not be said, and one of 22 that ran
+was called wrongly."""
 
 
 def test_most_are_called_and_few_that_ran_are() -> None:
-    """By the sets above: 103 of 132 outright, 106 with those that `may not fit`; 2 of 46 that ran."""
+    """By the sets above: of all 119 of 162 outright and 2 of 68 that ran; of complete ones 78 of 105 and none of 53."""
     failed = {name for name, case in CASES.items() if case["verdict"] == "oom"}
-    assert failed >= MISSED and len(failed - MISSED) >= 0.8 * len(failed)
-    assert len(failed - MISSED - NARROWLY) >= 0.78 * len(failed)
-    earlier = failed - set(LATEST)
-    assert len(earlier) == 111 and len(earlier - MISSED - NARROWLY) >= 0.81 * len(earlier)
+    called = failed - MISSED - NARROWLY
+    assert failed >= MISSED and len(called) >= 0.73 * len(failed)
+    earlier = failed - set(LATEST) - set(COMPLETE_AT_FIRST)
+    assert len(earlier) == 111 and len(earlier & called) >= 0.81 * len(earlier)
+    complete = {name for name, case in CASES.items() if not case.get("lacks")}
+    assert len(failed & complete) == 105 and len(called & complete) >= 0.74 * len(failed & complete)
+    assert len((called & complete) - set(COMPLETE_AT_FIRST)) >= 0.82 * 75
     ran = CASES.keys() - failed
-    assert ran >= WRONGLY and len(WRONGLY) <= 0.05 * len(ran)
+    assert ran >= WRONGLY and len(WRONGLY) <= 0.03 * len(ran) and not WRONGLY & complete
+
+
+def test_what_a_case_lacks_is_one_of_a_few_things() -> None:
+    known = {"when", "device", "devices", "precision", "batch", "sharding", "recompute", "length", "cause"}
+    for case in CASES.values():
+        assert set(filter(None, case.get("lacks", "").split(", "))) <= known | {"contradicted"}
+
+
+@pytest.mark.parametrize(
+    ("name", "reserved_gib"),
+    [
+        ("f8-1", 81.47),
+        ("f8-2", 89.33),
+        ("f16-4", 78.48),
+        ("f8t4-16", 70.2),
+        ("f4t8-16", 43.45),
+        ("f4t8-32", 70.79),
+        ("f8t8-32", 63.27),
+    ],
+)
+def test_torchtitan_reserves_what_its_commit_says(name: str, reserved_gib: float) -> None:
+    """pytorch/torchtitan#1690, Qwen3 32B, with the vocabulary whole and divided."""
+    found = predicted(f"torchtitan-1690-{name}").tightest
+    assert found.reserved_bytes == pytest.approx(reserved_gib * 2**30, rel=0.06)
 
 
 @pytest.mark.parametrize(

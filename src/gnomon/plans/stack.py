@@ -213,6 +213,9 @@ class Stack:
     unsharded_accumulation: bool | None = None
     """Under ZeRO 3, gradients stay whole, in the dtype of computing, from one microbatch to the next and are reduced
     once, as in FSDP's no_sync. Memory counts them; time still counts a reduction for every microbatch."""
+    divided_loss_copies: int | None = None
+    """Copies of a rank's logits in fp32 that the backward of an unfused loss holds at once where tp divides the
+    vocabulary. None: three, as where nothing divides it."""
     outputs_held: bool | None = None
     """The loop that trains holds what the model returned, its logits among it, until the backward is done."""
     preloaded_kernels: bool | None = None

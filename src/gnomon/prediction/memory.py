@@ -302,11 +302,16 @@ def _inside_backward(pricing: Pricing, block: int) -> int:
 
 
 def _returned(pricing: Pricing, layer: LayerPrice) -> int:
-    """Logits that the training loop holds beside what an unfused loss keeps of them, in fp32."""
+    """Logits that the training loop, or the backward of a loss divided by vocabulary, holds beside what an unfused loss
+    keeps of them, in fp32."""
     stack = pricing.stack
-    if not stack.outputs_held or stack.cross_entropy not in ("unfused", None):
+    if stack.cross_entropy not in ("unfused", None):
         return 0
-    each = 4 if stack.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
+    each = 0
+    if stack.outputs_held:
+        each += 4 if stack.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
+    if stack.divided_loss_copies and pricing.plan.mesh.tp > 1 and stack.launch != "compiled":
+        each += 4 * (stack.divided_loss_copies - 3)
     return sum(kept.bytes for kept in layer.kept if kept.is_logits) * each // 4
 
 

@@ -38,6 +38,8 @@ ADAPTERS = (
 
 USUAL = Adapters(rank=16, targets=QKV)
 """Where nothing says. Megatron's programs join the three."""
+JOINED_QKV = r"\b(opt|gpt-?2|gpt-?3|gpt-?neox|pythia|bloom|mpt)\b"
+"""Models whose layers here have one linear for the three, `c_attn`."""
 
 
 def adapters_of(row: Row) -> tuple[Adapters | None, tuple[str, ...]]:
@@ -49,5 +51,6 @@ def adapters_of(row: Row) -> tuple[Adapters | None, tuple[str, ...]]:
     if (of_recipe := automodel.adapters(row)) is not None:
         found = of_recipe, automodel.SOURCE
     joined = re.search(r"nemo|megatron", row.framework.lower()) is not None
-    made, why = found or (replace(USUAL, joined=joined), "assumed, the row does not give them")
+    usual = replace(USUAL, targets=("c_attn",)) if re.search(JOINED_QKV, row.model.lower()) else USUAL
+    made, why = found or (replace(usual, joined=joined), "assumed, the row does not give them")
     return made, (f"LoRA of rank {made.rank} on {', '.join(made.targets) or 'all linears of layers'}: {why}",)

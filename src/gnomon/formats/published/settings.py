@@ -190,6 +190,8 @@ def saved(row: Row) -> tuple[Saved, Notes, bool]:
         return _remat(found[1].split(","), row)
     if how == "qkv_proj_offloaded":
         return _remat(["query_proj", "key_proj", "value_proj"], row)
+    if how in KEPT_BY_PRESETS:
+        return _remat([], row, KEPT_BY_PRESETS[how])
     if moves_optimizer(row) and not re.search(r"activation", offload):
         offload = "none"
     if found := re.fullmatch(r"activation cpu offload num_layers=(\d+)", offload):
@@ -223,13 +225,25 @@ def again(layers: int) -> SavedRule:
     return SavedRule(calls=f"layers[0:{layers}]", action="recompute")
 
 
-REMAT = {"query_proj": "*q_proj", "key_proj": "*k_proj", "value_proj": "*v_proj", "out_proj": "*o_proj",
-         "mlpwo": "*down_proj", "context": "*attn.core*"}  # fmt: skip
-REMAT_OF_GPT = {"combined_qkv": "*attn.c_attn*", "out_proj": "*attn.c_proj", "ffn_layer1": "*mlp.c_fc",
-                "ffn_layer2": "*mlp.c_proj"}  # fmt: skip
-REMAT_OF_EXPERTS = {"mlpwo": "*.experts.w2"}
+REMAT = {"query_proj": ("*q_proj", "*q_rotary"), "key_proj": ("*k_proj", "*k_rotary"), "value_proj": ("*v_proj",),
+         "out_proj": ("*o_proj", "*attention_residual"), "mlpwo": ("*down_proj",),
+         "context": ("*attn.core*",)}  # fmt: skip
+REMAT_OF_GPT = {"combined_qkv": ("*attn.c_attn*",), "out_proj": ("*attn.c_proj",), "ffn_layer1": ("*mlp.c_fc",),
+                "ffn_layer2": ("*mlp.c_proj",)}  # fmt: skip
+REMAT_OF_EXPERTS = {"mlpwo": ("*.experts.w2",)}
 """MaxText's names of tensors -> ours (src/MaxText/configs/base.yml, custom remat_policy; layers/moe.py; read
-2026-11-22)."""
+2026-11-22). Queries and keys get theirs after they are rotated (layers/attentions.py); with an output projection the
+sum with the residual stream, which is what gradients read, costs nothing."""
+
+QKV = ("query_proj", "key_proj", "value_proj")
+KEPT_BY_PRESETS: Mapping[str, Sequence[str]] = {
+    "save_qkv_proj": QKV,
+    "save_out_proj": ("out_proj",),
+    "save_dot_except_mlp": (*QKV, "out_proj"),
+    "save_dot_with_context_except_mlp": (*QKV, "context", "out_proj"),
+    "save_dot_except_mlpwi": (*QKV, "out_proj", "mlpwo"),
+}
+"""MaxText's remat_policy -> what it keeps (src/maxtext/layers/decoders.py get_remat_policy, read 2026-11-23)."""
 
 MOVED_BY_RECIPES = (
     (r"training/ironwood.*gpt-oss", ["decoder_layer_input", "mlpwo"]),
@@ -288,11 +302,11 @@ def _remat(moved: list[str], row: Row, kept: Sequence[str] = ()) -> tuple[Saved,
     """MaxText's `remat_policy: custom` with tensors on the host or kept: these are not made again, all else is."""
     latent_or_dense = not row.experts or row.kv_heads == "MLA"
     known = REMAT if latent_or_dense else {**REMAT, **REMAT_OF_EXPERTS}
-    names = [known[name] for name in moved if name in known]
+    names = [tensor for name in moved if name in known for tensor in known[name]]
     tensors = ((INPUT,) if "decoder_layer_input" in moved else ()) + tuple(names)
     rules = [SavedRule(tensors=tensors, action="offload")] if tensors else []
     if kept:
-        rules.insert(0, SavedRule(tensors=tuple(known[name] for name in kept), action="keep"))
+        rules.insert(0, SavedRule(tensors=tuple(tensor for name in kept for tensor in known[name]), action="keep"))
     words = [f"{', '.join(kept)} kept"] * bool(kept) + [f"{', '.join(moved)} on the host"] * bool(moved)
     return (
         Saved(rules=(again(row.layers or 0), *rules)),
@@ -320,7 +334,7 @@ def _remat_of_release(row: Row) -> tuple[Saved, Notes, bool] | None:
     if kept is None or row.recompute or "dgxc-benchmarking" not in key:
         return None
     names = REMAT_OF_GPT if "paxml" in key else REMAT
-    rule = SavedRule(tensors=tuple(names[name] for name in kept), action="keep")
+    rule = SavedRule(tensors=tuple(tensor for name in kept for tensor in names[name]), action="keep")
     return (
         Saved(rules=(again(row.layers or 0), rule)),
         (f"as the recipe of its release: {', '.join(kept)} kept",),

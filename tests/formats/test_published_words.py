@@ -394,7 +394,7 @@ def test_recipes_of_tpu_7x_say_what_stays_and_who_shares_a_sequence() -> None:
     )
     again, kept = to_run(llama).plan.saved.rules
     assert again.action == "recompute" and kept.action == "keep"
-    assert kept.tensors == ("*q_proj", "*k_proj", "*v_proj", "*attn.core*")
+    assert kept.tensors == ("*q_proj", "*q_rotary", "*k_proj", "*k_rotary", "*v_proj", "*attn.core*")
     long = to_run(replace(llama, seq_len=131072, global_batch=64)).plan
     assert (long.mesh.cp, long.mesh.dp_shard, long.layout.context) == (4, 64, "all_gather")
     assert long.saved.rules[-1].calls == "head"
@@ -465,9 +465,17 @@ def test_what_xla_runs_again_is_the_least() -> None:
 @pytest.mark.parametrize(
     ("tag", "precision", "kept"),
     [
-        ("v24.11.1", "fp8", ("*q_proj", "*k_proj", "*v_proj", "*o_proj")),
-        ("v24.11.1", "bf16", ("*q_proj", "*k_proj", "*v_proj", "*o_proj", "*down_proj")),
-        ("v25.02.02", "bf16", ("*q_proj", "*k_proj", "*v_proj")),
+        (
+            "v24.11.1",
+            "fp8",
+            ("*q_proj", "*q_rotary", "*k_proj", "*k_rotary", "*v_proj", "*o_proj", "*attention_residual"),
+        ),
+        (
+            "v24.11.1",
+            "bf16",
+            ("*q_proj", "*q_rotary", "*k_proj", "*k_rotary", "*v_proj", "*o_proj", "*attention_residual", "*down_proj"),
+        ),
+        ("v25.02.02", "bf16", ("*q_proj", "*q_rotary", "*k_proj", "*k_rotary", "*v_proj")),
     ],
 )
 def test_maxtext_of_dgxc_keeps_what_its_recipe_does(tag: str, precision: str, kept: tuple[str, ...]) -> None:

@@ -77,7 +77,8 @@ def test_peaks_are_dense_and_keep_the_ratios_of_the_hardware(device: hardware.De
 def test_what_software_sees_is_a_little_less_than_what_is_sold_or_that_many_gib(device: hardware.Device) -> None:
     sold = device.marketed_memory_bytes
     sold_in_gib = sold / 10**9 * 2**30
-    assert 0.88 * sold_in_gib < device.memory_bytes <= sold_in_gib
+    # XLA gives programs 95.74 GiB of a v5p, which is sold with 95 GB
+    assert 0.88 * sold_in_gib < device.memory_bytes <= 1.01 * sold_in_gib
     assert 5e9 < device.memory_bytes_per_s < 1e13
 
 

@@ -43,7 +43,6 @@ NARROWLY = {
     "tr3m-32gb-pp4-mbs2-kept",  # ran
     "gpt-neox-409",  # by all of its memory: 39.5 GiB of 39.5
     "llama-factory-4133",  # the same
-    "automodel-gpt-oss-120b-4",  # ran
     "maxtext-4117",  # by all of its memory: 33.3 of 30.75 when compiled
 }
 """Jobs that are said to fit only if the allocator has free segments to give back."""

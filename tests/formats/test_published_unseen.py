@@ -355,6 +355,20 @@ def test_heads_and_feed_forward_follow_from_the_width() -> None:
     assert (model.num_heads, model.ffn_size) == (32, 11008)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("kv_heads", "heads"), [("8", 16), ("16", 16), ("32", 32), ("25", 25)])
+def test_heads_are_as_many_as_keys_where_a_usual_width_does_not_fit(kv_heads: str, heads: int) -> None:
+    hidden = 1600 if kv_heads == "25" else 2048
+    model = to_run(replace(LLAMA, heads=None, kv_heads=kv_heads, hidden=hidden, ffn="6400")).model
+    assert model.num_heads == heads  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA NeMo", "NeMo 25.04", "NeMo v2.1 (main)", "NeMo Framework 24.12", "nemo"])
+def test_nemo_by_its_other_names(name: str) -> None:
+    run = to_run(replace(LLAMA, framework=name, zero_or_fsdp="zero1"))
+    assert run.row.framework == "NeMo" and run.stack.name == "megatron-bridge"
+    assert run.facts.release == ("v25.04" if "25.04" in name else "v24.12" if "24.12" in name else "")
+
+
 def test_devices_counted_in_their_name() -> None:
     assert to_run(replace(LLAMA, device="2x8xH100", num_devices=None)).cluster.num_devices == 16
 

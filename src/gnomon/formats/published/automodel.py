@@ -42,7 +42,7 @@ def adapters(row: Row) -> Adapters | None:
     return Adapters(rank=16, scaled="inner", joined=release != "2013a4dd6", dropout=dropout)
 
 
-COMPILED = r"llama ?3 70b"
+COMPILED = r"llama[- _]?3[- _]70b"
 """Models trained whole whose recipes set `enable_compile`."""
 
 
@@ -77,10 +77,10 @@ TORCH_ATTENTION = r"flexattn|torchsdpa"
 """Notes of mixtures whose attention is not Transformer Engine's: PyTorch's own, of which FlexAttention reaches 0.9 of
 FlashAttention-2 forward and 0.85 backward by its authors (pytorch.org/blog/flexattention); taken as the latter."""
 
-CHECKPOINTED = r"llama ?3 70b|32b lora|nemotron v3 super|deepseek v3|kimi k2"
+CHECKPOINTED = r"llama[- _]?3[- _]70b|32b[- _]lora|nemotron[- _]v3[- _]super|deepseek[- _]v3|kimi[- _]k2"
 """Models whose recipes set `activation_checkpointing`, each decoder layer or its attention and its MLP."""
 
-EXPERT_RANKS = ((r"gpt-oss 20b", 8),)
+EXPERT_RANKS = ((r"gpt[- _]oss[- _]20b", 8),)
 """(pattern of model, `ep_size` of its recipe) where the table's column is empty."""
 
 
@@ -109,7 +109,7 @@ def precision(row: Row, found: Precision) -> Precision:
     return Precision(param="bf16", compute="bf16", grad="bf16", reduce=reduce, master="none", states="bf16")
 
 
-LOCAL_BATCHES = ((r"70b 2-node", 8), (r"70b", 4))
+LOCAL_BATCHES = ((r"70b[- _]2[- _]node", 8), (r"70b", 4))
 """(pattern of model, `local_batch_size`) of LoRA recipes with pipelines, where the table's product of local batch and
 accumulation is half of the global batch."""
 

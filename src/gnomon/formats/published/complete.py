@@ -45,7 +45,7 @@ FLASH_WIDTH = 2048
 """Width of that 1.3B model."""
 FLASH_TOKENS = 1 << 20
 
-NEMO = r"^(?:NVIDIA[- /]?)?NeMo(?: (?:Framework|Megatron))?(?:[ -]?\(?v?(\d\d\.\d[\w.]*).*)?$"
+NEMO = r"^(?:NVIDIA[- /]?)?NeMo(?: (?:Framework|Megatron))?(?:[ -]?\(?v?(\d+\.\d[\w.]*).*)?$"
 """NeMo by its other names, with or without a release, which readers look for in the notes."""
 
 MICROBATCHES = 8
@@ -56,7 +56,7 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
     """The row with what its other columns and notes imply, and how it was found."""
     notes: list[str] = []
     if (nemo := re.search(NEMO, row.framework, re.IGNORECASE)) and row.framework != "NeMo":
-        release = f"; release v{nemo[1]}" if nemo[1] and "release v" not in row.notes else ""
+        release = f"; release v{nemo[1]}" if re.match(r"\d\d", nemo[1] or "") and "release v" not in row.notes else ""
         row = replace(row, framework="NeMo", notes=row.notes + release)
     if row.num_devices is None and (counted := re.match(COUNTED, row.device, re.IGNORECASE)):
         row = replace(row, num_devices=int(counted[1]) * int(counted[2] or 1))

@@ -252,7 +252,7 @@ def _implied(row: Row, notes: tuple[str, ...]) -> tuple[Row, tuple[str, ...]]:
         row = replace(row, ffn=str(width))
         notes = (*notes, f"feed-forward not in the row: {'8/3 of' if gated else 'four times'} the width")
     width = 128 if (hidden := row.hidden or 0) >= 2048 else 64
-    keys = int(row.kv_heads) if (row.kv_heads or "").isdigit() else 1
+    keys = int(row.kv_heads) if row.kv_heads is not None and row.kv_heads.isdigit() else 1
     if row.heads is None and hidden // width % keys and hidden % keys == 0:
         width = hidden // keys  # every head has keys of its own
     if row.heads is None and hidden % width == 0:

@@ -117,6 +117,16 @@ def test_many_sources_of_a_fit_are_counted_and_few_are_named(capsys: pytest.Capt
     assert re.search(r"\d+ runs of\s+korthikanti-2022, ", few)
 
 
+def test_a_long_message_breaks_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "gnomon: unknown device 'h100' (did you mean 'h100-sxm-80gb', 'h100-sxm-96gb', 'h100-pcie-80gb'?)"
+    out = io.StringIO()
+    assert terminal.broken(message, out) == message
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = terminal.broken(message, out).split("\n")
+    assert len(lines) == 3 and all(len(line) <= 50 for line in lines) and " ".join(lines) == message
+
+
 def test_gpus_without_bf16_are_predicted_and_planned_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
     """What runs on V100 and T4 is mixed precision in fp16."""
     small = ("llama-tiny", "--on", "1x2xv100-sxm-16gb", "--seq-len", "128", "--global-batch", "4")

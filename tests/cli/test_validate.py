@@ -33,7 +33,7 @@ def test_summary(table: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert max(len(line) for line in lines) <= 80
     assert [line.split()[:3] for line in lines[1:4]] == [["left", "2", "2"], ["right", "1", "0"], ["all", "3", "2"]]
-    assert "refused: 1 rows" in out
+    assert "refused: 1 row\n" in out
     assert "   1  micro_batch not given" in out
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pkgutil import resolve_name
 from shutil import get_terminal_size
-from textwrap import fill
 
 from gnomon.cli.options import parser
+from gnomon.cli.terminal import broken
 from gnomon.errors import GnomonError
 
 FITS, DOES_NOT_FIT, BAD_REQUEST, OUR_MISTAKE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -94,10 +94,5 @@ def _failed(message: str, status: int) -> int:
     """Print the message (with GNOMON_DEBUG=1 the traceback before it) and return the status."""
     if os.environ.get("GNOMON_DEBUG", "0") not in ("", "0"):
         traceback.print_exc()
-    if sys.stderr.isatty():  # lines break between words; where programs read, a message is one line
-        width = max(40, get_terminal_size().columns)
-        message = "\n".join(
-            fill(line, width, break_long_words=False, break_on_hyphens=False) for line in message.splitlines()
-        )
-    print(message, file=sys.stderr)
+    print(broken(message, sys.stderr), file=sys.stderr)
     return status

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pkgutil import resolve_name
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ from gnomon.cli.options_plan import (
     explain_options,
     plan_options,
 )
+from gnomon.cli.terminal import broken
 from gnomon.cli.values import at_most, count, new_file, rate, some
 from gnomon.errors import nearest
 
@@ -165,7 +167,7 @@ class _Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, broken(f"{self.prog}: {message}; see {self.prog} --help", sys.stderr) + "\n")
 
 
 def _parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:

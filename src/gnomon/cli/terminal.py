@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Iterable
 from shlex import quote
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any, Literal, TextIO
 
 PATIENCE_S = 2.0
@@ -43,6 +45,15 @@ def written(path: str, then: Literal["", "run", "export"] = "") -> tuple[str, ..
 def coloured(out: TextIO) -> bool:
     """Whether colour is wanted: a terminal that can, and no NO_COLOR (https://no-color.org)."""
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def broken(message: str, out: TextIO) -> str:
+    """The message with lines broken between words on a terminal; where programs read, a line stays one."""
+    if not out.isatty():
+        return message
+    width = max(40, get_terminal_size().columns)
+    lines = (fill(line, width, break_long_words=False, break_on_hyphens=False) for line in message.splitlines())
+    return "\n".join(lines)
 
 
 def _paint(line: str) -> str:

@@ -152,7 +152,8 @@ def _text(summaries: Sequence[Summary]) -> Sequence[str]:
     if any(summary.family == COMPOSED for summary in summaries) and len(summaries) > 1:
         lines += wrapped(f"{COMPOSED}: times that a simulator put together, not measured; not in 'all'", indent="")
     if last.refused:
-        lines += ["", f"refused: {last.rows - last.predicted} rows"]
+        refused = last.rows - last.predicted
+        lines += ["", f"refused: {refused:,} row{'s' * (refused != 1)}"]
         for reason, count in last.refused[:REASONS]:
             lines += wrapped(reason, bullet=f"{count:>4}  ")
         if len(last.refused) > REASONS:

@@ -66,8 +66,9 @@ class Row:
 
 
 def sound(run: Run) -> bool:
-    """Whether its time covers what its source says. Runs that met trouble count: a band is of what happens."""
-    return run.family not in (*LEFT, *APART)
+    """Whether its time covers what its source says, and the source says what ran. Runs that met trouble count: a band
+    is of what happens."""
+    return run.family not in (*LEFT, *APART) and not run.pieced
 
 
 def predicted(run: Run) -> Row | None:

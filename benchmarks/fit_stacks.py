@@ -84,7 +84,7 @@ JOBS = (
         "vtrain",
         (COMPOSED,),
         (("host_kernel_s", ""), ("compute", ""), ("attention", ""), ("exposed", "")),
-        sample=60,
+        sample=200,
         starts=(("attention", 1.0),),
     ),
     Job(
@@ -133,7 +133,10 @@ JOBS = (
 
 def usable(run: Run) -> bool:
     """Whether a run may be fitted on: not those with adapters, whose recipes are known from elsewhere, nor those that
-    divide the vocabulary over stages, which wait for more than is known of."""
+    divide the vocabulary over stages, which wait for more than is known of, nor those of which only scripts say what
+    ran."""
+    if run.pieced:
+        return False
     if run.family in LEFT or run.row.experts or run.adapters is not None or run.plan.schedule.vocabulary != "ends":
         return False
     return run.row.second_metric != "mfu_pct" or (run.row.second_value or 0) >= HEALTHY_MFU

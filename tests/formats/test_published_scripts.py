@@ -52,6 +52,12 @@ def test_such_a_row_is_a_run_on_four_omni_path_links_a_node() -> None:
     assert run.plan.mesh.pp == 8 and any("gpt2-meg" in note for note in run.notes)
 
 
+def test_a_run_whose_sizes_only_a_script_says_is_not_fitted_to() -> None:
+    assert to_run(GPT).pieced
+    given = replace(with_script_facts(GPT)[0], source="somewhere/else.md")
+    assert not to_run(given).pieced and to_run(given).model == to_run(GPT).model
+
+
 def test_a_column_that_is_given_stays() -> None:
     assert with_script_facts(replace(GPT, heads=64))[0].heads == 64
 

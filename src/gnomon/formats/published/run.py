@@ -71,6 +71,8 @@ class Run:
     """From the notes."""
     adapters: Adapters | None = None
     """What is trained beside frozen weights; None: all weights are."""
+    pieced: bool = False
+    """The source leaves out sizes, length or the whole batch, which scripts of its program say."""
     recompute_open: bool = False
     """The source does not say what is recomputed: `settled` takes the least that fits."""
     notes: tuple[str, ...]
@@ -92,6 +94,9 @@ class Run:
     def group(self) -> tuple[str, str, int]:
         """Runs that a user would choose among: same family, model and number of devices."""
         return (self.family, self.row.model, self.row.num_devices or 0)
+
+
+_OF_A_JOB = ("layers", "hidden", "heads", "seq_len", "global_batch")
 
 
 def read_runs(source: str | Path) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
@@ -120,7 +125,9 @@ def _runs(
 
 def to_run(row: Row) -> Run:
     """The run of a row. GnomonError says what is missing or cannot be expressed."""
-    row, from_pages = with_script_facts(row)
+    given = row
+    row, from_pages = with_script_facts(given)
+    pieced = any(getattr(given, name) is None and getattr(row, name) is not None for name in _OF_A_JOB)
     row, measured = in_usual_units(row)
     row, sized = with_sizes(row)
     row, from_words = with_words(row)
@@ -155,6 +162,7 @@ def to_run(row: Row) -> Run:
         cluster=machines,
         readings_s=readings(row, config.vocab_size, lambda: _step_flops(row, config, machines, made)),
         adapters=adapters,
+        pieced=pieced,
         covers="forward_backward" if facts.without_optimizer else "step",
         recompute_open=saved_of(row)[2],
         memory_bytes=None if row.mem_gib is None else round(row.mem_gib * 2**30),

@@ -47,6 +47,20 @@ def test_family_and_json(table: str, capsys: pytest.CaptureFixture[str]) -> None
     assert "no row of family 'lift' (did you mean 'left'?)" in capsys.readouterr().err
 
 
+def test_columns_of_ones_own_are_passed_over_and_said_but_slips_are_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = TABLE.splitlines()
+    (tmp_path / "own.csv").write_text("\n".join([f"{lines[0]},owner,ticket", *(f"{line},me,7" for line in lines[1:])]))
+    assert main(["validate", str(tmp_path / "own.csv"), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["families"][0]["predicted"] == 2
+    assert said.err.count("not read: columns 'owner', 'ticket'") == 1
+    (tmp_path / "slip.csv").write_text(TABLE.replace("seq_len", "seqlen"))
+    assert main(["validate", str(tmp_path / "slip.csv")]) == 2
+    assert "a column 'seqlen' that is not known (did you mean 'seq_len'" in capsys.readouterr().err
+
+
 def test_rows(table: str, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     assert main(["validate", table, "--rows", str(out)]) == 0

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from shlex import quote
 from shutil import get_terminal_size
 from textwrap import fill
@@ -122,3 +122,9 @@ class Trying:
     def end(self) -> None:
         """Wipe the line."""
         self._progress.end()
+
+
+def say_unread(columns: Sequence[str]) -> None:
+    """Columns of a table that were passed over, on standard error."""
+    if columns:
+        print(f"gnomon: not read: columns {', '.join(repr(column[:40]) for column in columns)}", file=sys.stderr)

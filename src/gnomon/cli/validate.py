@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
-from gnomon.cli.terminal import Progress, print_json, print_lines
+from gnomon.cli.terminal import Progress, print_json, print_lines, say_unread
 from gnomon.errors import InputError, nearest
-from gnomon.formats.published import Refused, Row, Run, read_runs, read_table
+from gnomon.formats.published import Refused, Row, Run, read_runs, read_table, unread_columns
 from gnomon.formats.published.row import COMPOSED
 from gnomon.prediction import predict
 from gnomon.report.prediction import describe, prediction_text
@@ -40,6 +40,7 @@ REASONS = 12
 def run(options: argparse.Namespace) -> int:
     """Read, predict, print."""
     rows, _ = read_table(Path(options.table))
+    say_unread(unread_columns(Path(options.table)))
     runs, refused = read_runs(Path(options.table))
     if not runs and not refused:
         raise InputError(f"{options.table} has no rows below its header; give a table with a measured run in each")

@@ -8,6 +8,7 @@ from gnomon.formats.published.row import COLUMNS as COLUMNS
 from gnomon.formats.published.row import Refused as Refused
 from gnomon.formats.published.row import Row as Row
 from gnomon.formats.published.row import read_table as read_table
+from gnomon.formats.published.row import unread_columns as unread_columns
 from gnomon.formats.published.run import Run as Run
 from gnomon.formats.published.run import read_runs as read_runs
 from gnomon.formats.published.run import to_run as to_run

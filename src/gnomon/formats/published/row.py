@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,9 @@ _TYPES: Mapping[str, type] = {
 }
 
 
+SLIP = 0.75
+"""How alike (`difflib`) a column's name is to a known one if it is that one mistyped."""
+
 HUB = r"^[\w.-]+/(?=[A-Za-z][\w.-]{3,}$)"
 """What stands before a model's name on a hub: `meta-llama/Llama-3.1-8B`."""
 
@@ -155,7 +159,8 @@ LOWER = ("arch", "metric", "precision", "sequence_parallel", "zero_or_fsdp", "re
 def read_table(source: str | Path) -> tuple[tuple[Row, ...], tuple[Refused, ...]]:
     """(rows, rows that cannot be read) of a CSV file, given as a Path, or of text, given as str.
 
-    InputError for a file that cannot be read, a header without a required column, or with one that is not known.
+    Columns of other names are not read (`unread_columns`). InputError for a file that cannot be read, a header without
+    a required column, or with one that looks like a slip of a known one.
     """
     text, name = read_source(source)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -163,6 +168,13 @@ def read_table(source: str | Path) -> tuple[tuple[Row, ...], tuple[Refused, ...]
         return _rows(reader, name)
     except csv.Error as error:
         raise InputError(f"{name} is not CSV: {error}", f"line {reader.line_num}") from None
+
+
+def unread_columns(source: str | Path) -> tuple[str, ...]:
+    """Columns of a table that have no meaning here: what its owner keeps beside."""
+    text, _ = read_source(source)
+    header = next(csv.reader(io.StringIO(text, newline="")), [])
+    return tuple(column.strip() for column in header if column.strip() not in COLUMNS)
 
 
 def _rows(reader: Any, name: str) -> tuple[tuple[Row, ...], tuple[Refused, ...]]:
@@ -184,7 +196,7 @@ def _rows(reader: Any, name: str) -> tuple[tuple[Row, ...], tuple[Refused, ...]]
                 raise InputError(f"it has {len(values)} values for {len(columns)} columns")
             if label in seen:
                 raise InputError(f"id {label!r} is used twice")
-            rows.append(_row(given, reader.line_num))
+            rows.append(_row({c: v for c, v in given.items() if c in COLUMNS}, reader.line_num))
         except InputError as error:
             refused.append(Refused(id=label, family=given.get("family", ""), reason=str(error)))
         seen.add(label)
@@ -195,13 +207,15 @@ def _check_header(columns: Iterable[str], name: str) -> None:
     given = list(columns)
     if twice := sorted({column for column in given if given.count(column) > 1}):
         raise InputError(f"{name} has two columns {twice[0]!r}", "line 1")
-    if unknown := [column for column in given if column not in COLUMNS]:
+    missing = [column for column in REQUIRED if column not in given]
+    unknown = [column for column in given if column not in COLUMNS]
+    if slips := unknown if missing else [other for other in unknown if get_close_matches(other, COLUMNS, cutoff=SLIP)]:
         raise InputError(
-            f"{name} has a column {unknown[0][:40]!r} that is not known{nearest(unknown[0][:40], COLUMNS)}; "
+            f"{name} has a column {slips[0][:40]!r} that is not known{nearest(slips[0][:40], COLUMNS)}; "
             f"known are {', '.join(COLUMNS)}",
             "line 1",
         )
-    if missing := [column for column in REQUIRED if column not in given]:
+    if missing:
         raise InputError(f"{name} has no column {missing[0]!r}; every table needs {', '.join(REQUIRED)}", "line 1")
 
 

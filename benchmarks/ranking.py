@@ -27,7 +27,7 @@ from gnomon.cli.validate import score_all
 from gnomon.errors import GnomonError
 from gnomon.formats.job import chosen as with_fields
 from gnomon.formats.published import Run, read_runs
-from gnomon.formats.published.plan import NANOTRON_POLL_S
+from gnomon.formats.published.nanotron import NANOTRON_POLL_S
 from gnomon.formats.published.settle import settled
 from gnomon.plans import Stack
 from gnomon.report.prediction import WORDS, describe

@@ -54,8 +54,8 @@ MISSED = {
     "deepspeed-477",  # DeepSpeed of 2020: by 6 GiB of 32
     "llama-factory-3500",  # torch.compile and the model's own code: by 18 GiB of 79
     "nemo-rl-903-cp2",  # another program ran the same (nemo-rl-903-aligner): by 17 GiB of 79
-    "bridge-3107-vpp5",  # ran four to seven times of ten: by 5 GiB of 79
-    "bridge-3107-norms",  # the same with norms recomputed: by 11 GiB of 79
+    "bridge-3107-vpp5",  # ran four to seven times of ten: by 17 GiB of 79
+    "bridge-3107-norms",  # the same with norms recomputed: by 18 GiB of 79
     "colossal-4899",  # says no more than the script: by 13 GiB of 79
     "qwen-725-7b",  # by 2 GiB of 24
     "s1-106-10k",  # a script of its own, of which no more than a tenth of the length trains: by 8 GiB of 79

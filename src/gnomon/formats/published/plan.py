@@ -445,23 +445,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     found = chosen(base, f"published runs, {row.family}", **told)
     if other:
         found = chosen(found, f"published runs: {row.framework} is read as the nearest stack", nearest=True)
-    if facts.compiled and not re.search(XLA, program):
-        found = chosen(found, "torch.compile fuses what lies between products", **COMPILED)
-    if re.search(XLA, program):
-        loss = "chunked" if settings.tiled(row) else "fused"
-        found = chosen(found, "XLA fuses what lies between products", cross_entropy=loss)
-        if attention != "unfused":
-            found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
-    if row.experts and re.search(r"maxtext", program) and not re.search(DROPS_TOKENS, (row.source or "").lower()):
-        found = chosen(found, MAXTEXT_ROWS, moe_rows="sorted")
-    if re.search(r"paxml", program):
-        found = chosen(found, PAXML_TE, transformer_engine=True)
-    if eager:
-        found = chosen(found, "the eager code of transformers", **EAGER)
-        if re.search(r"fusedadam", program):
-            found = chosen(found, FUSED_ADAM, optimizer_step="fused")
-        if re.search(r"liger", program):
-            found = chosen(found, LIGER, **LIGER_KERNELS)
+    found = _as_launched(found, row, facts, program, eager=eager)
     if held := next((why for pattern, why in HELD_OUTPUTS if re.search(pattern, program)), None):
         found = chosen(found, held, outputs_held=True)
     if re.search(r"oneflow", program) and (row.tp or 1) == 1:
@@ -478,6 +462,36 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, FOUNDRY_KERNELS, attention_kernel="flash2" if flash else "triton", cublas="12.1")
     if re.search(r"deepep|hybridep", row.notes.lower()):
         found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
+    found = _as_recipes_set(found, row, facts, program)
+    if name == "nanotron":
+        found = nanotron.as_benchmarked(found, row)
+    return with_test_options(found, row), notes
+
+
+def _as_launched(found: Stack, row: Row, facts: NoteFacts, program: str, *, eager: bool) -> Stack:
+    """Compiled by torch or XLA, or the eager code of transformers."""
+    if facts.compiled and not re.search(XLA, program):
+        found = chosen(found, "torch.compile fuses what lies between products", **COMPILED)
+    if re.search(XLA, program):
+        loss = "chunked" if settings.tiled(row) else "fused"
+        found = chosen(found, "XLA fuses what lies between products", cross_entropy=loss)
+        if _attention((row.flash_attention or "").lower()) != "unfused":
+            found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
+    if row.experts and re.search(r"maxtext", program) and not re.search(DROPS_TOKENS, (row.source or "").lower()):
+        found = chosen(found, MAXTEXT_ROWS, moe_rows="sorted")
+    if re.search(r"paxml", program):
+        found = chosen(found, PAXML_TE, transformer_engine=True)
+    if eager:
+        found = chosen(found, "the eager code of transformers", **EAGER)
+        if re.search(r"fusedadam", program):
+            found = chosen(found, FUSED_ADAM, optimizer_step="fused")
+        if re.search(r"liger", program):
+            found = chosen(found, LIGER, **LIGER_KERNELS)
+    return found
+
+
+def _as_recipes_set(found: Stack, row: Row, facts: NoteFacts, program: str) -> Stack:
+    """As the recipe or script of the row's program and release has it."""
     if re.search(r"megatron-bridge", program):
         set_by = recipe(row, facts.release)
         found = chosen(
@@ -505,9 +519,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, nvidia.UNFUSED_LOSS, cross_entropy="in_place")
     if program == "nemo" and row.experts and facts.release < CORE_13:
         found = chosen(found, BEFORE_CORE_13, moe_weights="output")
-    if name == "nanotron":
-        found = nanotron.as_benchmarked(found, row)
-    return with_test_options(found, row), notes
+    return found
 
 
 def _on_deepspeed(row: Row) -> bool:

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping
 
-from gnomon.formats.published import Run, read_runs
+from gnomon.formats.published import Row, Run, read_runs
 
 GPT3 = {
     "id": "a-1",
@@ -69,6 +69,33 @@ LLAMA = GPT3 | {
     "flash_attention": "yes",
     "notes": "tied emb for 1.34B/3.57B; PP engine 1f1b",
 }
+
+NOBODY = Row(
+    id="w-1",
+    family="nobody-2026",
+    model="Llama 3 8B",
+    device="H200",
+    framework="SomeTrainer",
+    metric="tokens_per_s_per_device",
+    value=10_000.0,
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads="8",
+    ffn="14336",
+    vocab=128_256,
+    seq_len=8192,
+    num_devices=8,
+    precision="bf16",
+    tp=1,
+    pp=1,
+    dp=8,
+    zero_or_fsdp="zero1",
+    micro_batch=1,
+    global_batch=64,
+    recompute="none",
+)
+"""A program, a family and a spelling of a device that nothing here has heard of."""
 
 
 def text(*rows: Mapping[str, str]) -> str:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from published_rows import NOBODY
 
-from gnomon.formats.published import Row, read_runs, to_run
+from gnomon.formats.published import read_runs, to_run
 from gnomon.formats.published.model import build, model_config
 from gnomon.formats.published.network import ports_of
 from gnomon.formats.published.settle import settled
@@ -16,30 +17,7 @@ from gnomon.formats.published.units import USUAL, in_usual_units
 from gnomon.formats.published.words import with_words
 from gnomon.models.deepseek import DeepseekConfig
 
-LLAMA = Row(
-    id="x-1",
-    family="unseen",
-    model="Llama 3 8B",
-    device="H200",
-    framework="SomeTrainer",
-    metric="tokens_per_s_per_device",
-    value=10_000.0,
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads="8",
-    ffn="14336",
-    vocab=128_256,
-    seq_len=8192,
-    num_devices=8,
-    precision="bf16",
-    tp=1,
-    pp=1,
-    zero_or_fsdp="fsdp",
-    micro_batch=1,
-    global_batch=64,
-    recompute="none",
-)
+LLAMA = replace(NOBODY, family="unseen", dp=None, zero_or_fsdp="fsdp")
 SIZES = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))
 
 

@@ -6,42 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from published_rows import NOBODY
 
 from gnomon.errors import InputError
-from gnomon.formats.published import Row, to_run
+from gnomon.formats.published import to_run
 from gnomon.formats.published.settle import settled
 from gnomon.plans import Optimizer, stage_layers
 
-LLAMA = Row(
-    id="w-1",
-    family="nobody-2026",
-    model="Llama 3 8B",
-    device="H200",
-    framework="SomeTrainer",
-    metric="tokens_per_s_per_device",
-    value=10_000.0,
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads="8",
-    ffn="14336",
-    vocab=128_256,
-    seq_len=8192,
-    num_devices=8,
-    precision="bf16",
-    tp=1,
-    pp=1,
-    dp=8,
-    zero_or_fsdp="zero1",
-    micro_batch=1,
-    global_batch=64,
-    recompute="none",
-)
-"""A program, a family and a spelling of a device that nothing here has heard of."""
-
 
 def test_a_program_that_nobody_knows_is_read() -> None:
-    run = to_run(LLAMA)
+    run = to_run(NOBODY)
     assert run.step_s == pytest.approx(64 * 8192 / 8 / 10_000)
     assert run.stack.name == "SomeTrainer" and "no record of what SomeTrainer does" in run.notes
     assert settled(run)[1].step_s > 0
@@ -62,12 +36,12 @@ def test_a_program_that_nobody_knows_is_read() -> None:
     ],
 )
 def test_devices(device: str, named: str) -> None:
-    run = to_run(replace(LLAMA, device=device, precision="fp16"))
+    run = to_run(replace(NOBODY, device=device, precision="fp16"))
     assert {found.name for found in run.cluster.devices} == {named}
 
 
 def test_torchtitans_h100_is_the_96_gb_part() -> None:
-    run = to_run(replace(LLAMA, framework="torchtitan FSDP2", device="h100-sxm-80gb"))
+    run = to_run(replace(NOBODY, framework="torchtitan FSDP2", device="h100-sxm-80gb"))
     assert run.cluster.devices[0].name == "h100-sxm-96gb" and any("96 GB part" in note for note in run.notes)
 
 
@@ -83,12 +57,12 @@ def test_torchtitans_h100_is_the_96_gb_part() -> None:
     ],
 )
 def test_narrow_precisions(precision: str, recipe: str) -> None:
-    fp8 = to_run(replace(LLAMA, device="b200", precision=precision)).plan.precision.fp8
+    fp8 = to_run(replace(NOBODY, device="b200", precision=precision)).plan.precision.fp8
     assert fp8 is not None and fp8.recipe == recipe
 
 
 def test_four_bits_are_faster_than_eight_where_the_device_has_them() -> None:
-    big = replace(LLAMA, device="b200", hidden=16384, heads=128, ffn="53248", layers=2, micro_batch=2)
+    big = replace(NOBODY, device="b200", hidden=16384, heads=128, ffn="53248", layers=2, micro_batch=2)
     eight, four = (settled(to_run(replace(big, precision=name)))[1].step_s for name in ("mxfp8", "nvfp4"))
     assert four < eight
 
@@ -97,11 +71,11 @@ def test_four_bits_are_faster_than_eight_where_the_device_has_them() -> None:
     ("words", "zero"), [("ZeRO-2", 2), ("FSDP2", 3), ("fsdp128", 3), ("distributed optimizer", 1), ("ddp", 0)]
 )
 def test_sharding(words: str, zero: int) -> None:
-    assert to_run(replace(LLAMA, zero_or_fsdp=words)).plan.optimizer.zero == zero
+    assert to_run(replace(NOBODY, zero_or_fsdp=words)).plan.optimizer.zero == zero
 
 
 def test_hsdp_shards_in_a_node() -> None:
-    mesh = to_run(replace(LLAMA, num_devices=32, dp=32, zero_or_fsdp="hsdp")).plan.mesh
+    mesh = to_run(replace(NOBODY, num_devices=32, dp=32, zero_or_fsdp="hsdp")).plan.mesh
     assert (mesh.dp_replicate, mesh.dp_shard) == (4, 8)
 
 
@@ -116,7 +90,7 @@ def test_hsdp_shards_in_a_node() -> None:
     ],
 )
 def test_schedules(notes: str, name: str) -> None:
-    assert to_run(replace(LLAMA, pp=4, dp=2, notes=notes)).plan.schedule.name == name
+    assert to_run(replace(NOBODY, pp=4, dp=2, notes=notes)).plan.schedule.name == name
 
 
 @pytest.mark.parametrize(
@@ -131,13 +105,13 @@ def test_schedules(notes: str, name: str) -> None:
 )
 def test_methods_of_the_vocabulary(method: str, vocabulary: str) -> None:
     notes = f"schedule 1F1B method {method}; 128 microbatches"
-    plan = to_run(replace(LLAMA, pp=4, dp=2, notes=notes)).plan
+    plan = to_run(replace(NOBODY, pp=4, dp=2, notes=notes)).plan
     assert plan.schedule.vocabulary == vocabulary and not plan.overlap.pipeline_sends
 
 
 def test_recompute_in_words() -> None:
     saved = {
-        words: to_run(replace(LLAMA, recompute=words)).plan.saved
+        words: to_run(replace(NOBODY, recompute=words)).plan.saved
         for words in ("full", "full block num_layers=4", "uniform 2", "selective", 'selective ["layernorm", "moe_act"]')
     }
     assert saved["full"].preset == "full" and saved["uniform 2"].every == 2
@@ -149,7 +123,7 @@ def test_recompute_in_words() -> None:
 def test_core_attn_is_the_preset_selective_in_a_list_too() -> None:
     """It names no tensor where attention is one kernel, so a rule for it would match nothing."""
     alone, listed = (
-        to_run(replace(LLAMA, recompute=words)).plan.saved for words in ("core_attn", "[core_attn, layernorm]")
+        to_run(replace(NOBODY, recompute=words)).plan.saved for words in ("core_attn", "[core_attn, layernorm]")
     )
     assert alone.preset == listed.preset == "selective"
     assert not alone.rules and [rule.tensors for rule in listed.rules] == [("*norm*",)]
@@ -167,13 +141,13 @@ def test_core_attn_is_the_preset_selective_in_a_list_too() -> None:
 )
 def test_gradients_of_deepspeed_have_the_dtype_of_parameters(program: str, zero: str, grad: str) -> None:
     """deepspeed/runtime/engine.py get_data_types: under ZeRO; its fork for BLOOM accumulates in fp32."""
-    precision = to_run(replace(LLAMA, framework=program, zero_or_fsdp=zero)).plan.precision
+    precision = to_run(replace(NOBODY, framework=program, zero_or_fsdp=zero)).plan.precision
     assert precision.grad == precision.reduce == grad
 
 
 def test_transformers_code_is_eager_beside_deepspeeds_optimizer() -> None:
     own, fused = (
-        to_run(replace(LLAMA, framework=f"DeepSpeed (Hugging Face transformers{more})", zero_or_fsdp="zero2")).stack
+        to_run(replace(NOBODY, framework=f"DeepSpeed (Hugging Face transformers{more})", zero_or_fsdp="zero2")).stack
         for more in ("", "; FusedAdam")
     )
     assert own.norm == fused.norm == own.cross_entropy == fused.cross_entropy == "unfused"
@@ -181,19 +155,19 @@ def test_transformers_code_is_eager_beside_deepspeeds_optimizer() -> None:
 
 
 def test_ligers_kernels_never_have_whole_logits() -> None:
-    row = replace(LLAMA, framework="DeepSpeed (Hugging Face transformers; Liger)", zero_or_fsdp="zero3")
+    row = replace(NOBODY, framework="DeepSpeed (Hugging Face transformers; Liger)", zero_or_fsdp="zero3")
     stack = to_run(row).stack
     assert (stack.norm, stack.activation, stack.rotary, stack.cross_entropy) == ("fused", "fused", "fused", "chunked")
 
 
 def test_gpt_oss_has_no_fused_attention_in_nemo() -> None:
-    row = replace(LLAMA, model="gpt-oss-20b", experts="32", topk=4, ffn="2880 expert", flash_attention="yes")
+    row = replace(NOBODY, model="gpt-oss-20b", experts="32", topk=4, ffn="2880 expert", flash_attention="yes")
     nemo, bridge = (to_run(replace(row, framework=name)).stack for name in ("NeMo", "Megatron-Bridge"))
     assert (nemo.attention, bridge.attention) == ("unfused", "flash")
 
 
 def test_autocast_has_the_softmax_in_fp32_and_nanogpt_holds_logits() -> None:
-    gpt = replace(LLAMA, model="gpt2", kv_heads="32", zero_or_fsdp="none", num_devices=1, dp=1, flash_attention="no")
+    gpt = replace(NOBODY, model="gpt2", kv_heads="32", zero_or_fsdp="none", num_devices=1, dp=1, flash_attention="no")
     for framework, precision, attention, held in (
         ("PyTorch", "bf16", "unfused", None),
         ("PyTorch", "bf16-amp", "unfused_fp32_softmax", None),
@@ -206,7 +180,7 @@ def test_autocast_has_the_softmax_in_fp32_and_nanogpt_holds_logits() -> None:
 
 def test_open_recompute_is_the_least_that_fits() -> None:
     """Four and a half billion parameters with 16384 tokens a device: all activations do not fit 80 GB, some do."""
-    tight = replace(LLAMA, device="h100", recompute=None, layers=16, micro_batch=2)
+    tight = replace(NOBODY, device="h100", recompute=None, layers=16, micro_batch=2)
     run, found = settled(to_run(tight))
     assert found.fits and run.plan.saved.rules
     assert any("recompute not stated: the least that fits" in note for note in run.notes)
@@ -218,7 +192,7 @@ def test_open_recompute_is_the_least_that_fits() -> None:
 
 def test_what_other_columns_imply() -> None:
     tpu = replace(
-        LLAMA,
+        NOBODY,
         framework="MaxText",
         device="tpu-v5p",
         zero_or_fsdp=None,
@@ -233,11 +207,11 @@ def test_what_other_columns_imply() -> None:
     run = to_run(tpu)
     assert (run.workload.global_batch_size, run.workload.seq_len) == (24, 8192)
     assert run.plan.optimizer == Optimizer(zero=3) and run.stack.launch == "compiled"
-    assert to_run(replace(LLAMA, num_devices=None)).plan.world_size == 8
+    assert to_run(replace(NOBODY, num_devices=None)).plan.world_size == 8
 
 
 QWEN = replace(
-    LLAMA,
+    NOBODY,
     family="megatron-bridge",
     model="Qwen3_30B_a3B",
     device="gb200",
@@ -428,14 +402,14 @@ def test_a_recipe_gives_the_length_of_its_tokens_a_step() -> None:
 
 
 def test_finetuning_recipes_set_microbatches_of_one() -> None:
-    row = replace(LLAMA, source="NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02", micro_batch=None)
+    row = replace(NOBODY, source="NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02", micro_batch=None)
     assert to_run(row).plan.schedule.micro_batch_size == 1
 
 
 @pytest.mark.parametrize(("name", "layers", "hidden"), [("GPT3-5B", 24, 4096), ("GPT3-20B", 44, 6144)])
 def test_sizes_of_nemos_gpt(name: str, layers: int, hidden: int) -> None:
     sizes = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))
-    model = to_run(replace(LLAMA, model=name, framework="NeMo", **sizes)).model
+    model = to_run(replace(NOBODY, model=name, framework="NeMo", **sizes)).model
     assert (model.num_layers, model.hidden_size) == (layers, hidden)  # type: ignore[union-attr]
 
 
@@ -448,14 +422,14 @@ def test_up_projections_made_again_are_not_kept() -> None:
 
 
 def test_a_dense_model_of_megatron_bridge_has_nothing_of_it() -> None:
-    dense = replace(LLAMA, framework="Megatron-Bridge", device="gb200", precision="mxfp8")
+    dense = replace(NOBODY, framework="Megatron-Bridge", device="gb200", precision="mxfp8")
     run = to_run(replace(dense, notes="NeMo container 26.06"))
     assert run.stack.moe_experts == "looped" and not run.plan.overlap.experts
 
 
 def test_what_xla_runs_again_is_the_least() -> None:
     """Under full recompute a layer's last product is not run again: nothing reads what it made."""
-    maxtext = replace(LLAMA, framework="MaxText", zero_or_fsdp="fsdp", recompute="full")
+    maxtext = replace(NOBODY, framework="MaxText", zero_or_fsdp="fsdp", recompute="full")
     found, torch = (settled(to_run(r))[1].pricing for r in (maxtext, replace(maxtext, framework="SomeTrainer")))
     again, whole = (p.phase("recompute", 1).flops for p in (found, torch))
     down = 2 * 8192 * 4096 * 14336
@@ -480,7 +454,7 @@ def test_what_xla_runs_again_is_the_least() -> None:
 )
 def test_maxtext_of_dgxc_keeps_what_its_recipe_does(tag: str, precision: str, kept: tuple[str, ...]) -> None:
     source = f"NVIDIA/dgxc-benchmarking/maxtext/README_70b.md@{tag}"
-    row = replace(LLAMA, framework="MaxText", zero_or_fsdp="fsdp", recompute=None, source=source, precision=precision)
+    row = replace(NOBODY, framework="MaxText", zero_or_fsdp="fsdp", recompute=None, source=source, precision=precision)
     run = to_run(row)
     assert [rule.action for rule in run.plan.saved.rules] == ["recompute", "keep"]
     assert run.plan.saved.rules[1].tensors == kept and not run.recompute_open
@@ -489,7 +463,7 @@ def test_maxtext_of_dgxc_keeps_what_its_recipe_does(tag: str, precision: str, ke
 def test_gradients_are_narrowed_before_whole_layers_run_again() -> None:
     """70B on 16 H100 of NeMo: in fp32 gradients all layers would have to run again, in bf16 none."""
     row = replace(
-        LLAMA,
+        NOBODY,
         model="Llama 2 70B",
         framework="NeMo",
         layers=80,

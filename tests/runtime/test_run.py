@@ -170,7 +170,7 @@ def test_a_signal_before_the_processes_can_act_on_it_waits_for_them(folder: Fold
     """They are loading torch when it comes: no traceback of theirs, one step, a checkpoint."""
     process = folder.start(*TRAIN, "--steps", FOREVER)
     group = -process.pid
-    status, err = folder.end(process, lambda: bool(members(process.pid)), lambda: os.kill(group, signal.SIGINT))
+    status, err = folder.end(process, lambda: len(members(process.pid)) == 2, lambda: os.kill(group, signal.SIGINT))
     assert status == 130
     assert "Traceback" not in err
     assert "stopped by SIGINT after step 1; checkpoint in plan.checkpoints/step-000001" in err

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from gnomon.cli import main
+try:
+    from gnomon.cli import main
+except KeyboardInterrupt:  # while the modules are loaded, before `main` can answer it
+    sys.stderr.write("gnomon: interrupted\n")
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(main())

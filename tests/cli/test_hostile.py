@@ -60,6 +60,12 @@ def write(folder: Path) -> None:
         ("list.json", "[]"),
         ("nan-counts.json", "[1, NaN]"),
         ("text.json", "tokens"),
+        ("nested.json", "[" * 100_000),
+        ("huge-counts.json", f"[1{'0' * 400}]"),
+        ("ranks.toml", PLAN_FILE.replace("dp_shard = 2", "pp = 100_000_000")),
+        ("long.toml", PLAN_FILE.replace("seq_len = 64", f"seq_len = {2**63 - 1}")),
+        ("cut.sh", "model.tensor_model_parallel_size=2 \\"),
+        ("quote.sh", "model.tensor_model_parallel_size='2"),
         ("ragged.csv", "id,family\n1,2,3\n"),
         ("semicolons.csv", "id;family\n1;2\n"),
     ):
@@ -98,6 +104,15 @@ REFUSED = [
     (f"predict qwen3-30b-a3b {H100} --router zipf:1e9", "use a flatter load"),
     (f"predict qwen3-30b-a3b {H100} --router nan-counts.json", "finite counts of at least 0"),
     (f"predict qwen3-30b-a3b {H100} --router text.json", "is not JSON"),
+    (f"predict qwen3-30b-a3b {H100} --router nested.json", "is nested too deeply"),
+    (f"predict qwen3-30b-a3b {H100} --router huge-counts.json", "holds a number that is too large"),
+    ("predict --plan ranks.toml", "a mesh of 100,000,000 ranks is over the limit of 4,000,000"),
+    ("predict --plan long.toml", "is over the limit of 1,000,000,000; give the tokens of one sequence"),
+    (f"predict gpt2 {H100} --from megatron-bridge cut.sh", "has a \\ at its very end"),
+    (f"predict gpt2 {H100} --from megatron-bridge quote.sh", "has a quote that is not closed"),
+    (f"plan gpt2 {H100} --global-batch 8 --fix fp8=maybe", "fp8 is one of none, tensorwise"),
+    (f"plan gpt2 {H100} --global-batch 8 --fix tp=2 --tp 1", "--fix tp=2 and --tp 1 contradict each other"),
+    (f"predict meta-llama/Llama-3.1-9B {H100}", "(did you mean 'meta-llama/Llama-3.1-8B'"),
     (f"predict qwen3-30b-a3b {H100} --capacity nan", "router capacity = nan must be at least 1"),
     (f"predict gpt2 {H100} --html nowhere/x/y.html", "there is no folder 'nowhere/x'"),
     ("compare s.timeline cut.timeline", "it may have been cut off"),
@@ -205,3 +220,44 @@ def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     save_text("new", tmp_path / "link")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+
+
+def test_closed_output() -> None:
+    for closed in ("stdout", "stderr", "both"):
+        shut = {"stdout": ">&-", "stderr": "2>&-", "both": ">&- 2>&-"}[closed]
+        words = f'"{sys.executable}" -m gnomon catalogue stacks {shut}'
+        done = subprocess.run(
+            ["sh", "-c", words], capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": SOURCE}
+        )
+        assert done.returncode == (0 if closed == "stderr" else 2), done
+        if closed == "stdout":
+            assert done.stderr.startswith("gnomon: cannot write the output: standard output is closed")
+
+
+def test_interrupted_while_loading() -> None:
+    """^C while modules are loaded or options read: no traceback."""
+    early = "import signal, sys, os, runpy; sys.argv = ['gnomon', 'catalogue']\n"
+    hooks = (
+        "class H:\n def find_spec(self, name, *_):\n  if name == 'gnomon.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, H())\n",
+        "import gnomon.cli\ndef stop(): raise KeyboardInterrupt\ngnomon.cli.parser = stop\n",
+    )
+    for hook in hooks:
+        code = f"{early}{hook}runpy.run_module('gnomon', run_name='__main__')"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=os.environ | {"PYTHONPATH": SOURCE},
+        )
+        assert (done.returncode, done.stderr) == (130, "gnomon: interrupted\n"), done
+
+
+def test_columns_says_the_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = []
+    for columns in ("80", "110"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["predict", "llama-3.1-8b", "--on", "8xh100-sxm"]) in (0, 1)
+        wide.append(max(map(len, capsys.readouterr().out.splitlines())))
+    assert wide[0] <= 80 < wide[1] <= 110

@@ -32,6 +32,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of a command line; `argv` without the program's name, default the process's own."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # started with it closed, as `2>&-` does
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+    if sys.stdout is None:
+        return _failed("gnomon: cannot write the output: standard output is closed; open it or send it to a file", 2)
     _write_what_can_be_written()
     if not arguments:
         parser().print_help(sys.stderr)
@@ -40,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser().parse_args(arguments)
     except SystemExit as error:  # argparse has printed help, the version or what is wrong
         return int(error.code or 0)
+    except KeyboardInterrupt:
+        return _failed("gnomon: interrupted", INTERRUPTED)
     try:
         # By name, so that `gnomon --help` does not load numpy and the models.
         command: Callable[[object], int] = resolve_name(f"gnomon.cli.{options.command}:run")
@@ -83,8 +89,8 @@ def _write_what_can_be_written() -> None:
 
 
 def _as_wide_as_the_terminal() -> AbstractContextManager[None]:
-    """Lines take the width of the terminal where there is one, 80 columns otherwise."""
-    if not sys.stdout.isatty():
+    """Lines take the width that COLUMNS says, or that of the terminal; 80 columns where there is neither."""
+    if not (sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()):
         return nullcontext()
     wide: Callable[[int], AbstractContextManager[None]] = resolve_name("gnomon.report.tables:as_wide_as")
     return wide(get_terminal_size().columns)

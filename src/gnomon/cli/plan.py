@@ -89,6 +89,12 @@ class Asked:
             field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None
         }
         chosen = Chosen.read(options, stack)
+        for field, value in chosen.point.items():
+            if fixed.get(field, value) != value:
+                option = next(name for name, other in FIELDS.items() if other == field).replace("_", "-")
+                raise InputError(
+                    f"--fix {field}={value} and --{option} {fixed[field]} contradict each other; drop one of them"
+                )
         fixed |= chosen.point
         goal = (
             Goal() if options.memory is None else Goal(memory_bytes=quantity("--memory", parse_bytes, options.memory))

@@ -17,13 +17,13 @@ from typing import Any, get_args
 
 from gnomon.cli.own import with_own
 from gnomon.cli.values import quantity
-from gnomon.errors import InputError, PlanError, nearest
+from gnomon.errors import CatalogueError, InputError, PlanError, nearest
 from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import Job, read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters, with_adapters
-from gnomon.models.presets import CONFIGS, Config
+from gnomon.models.presets import CONFIGS, Config, known_name
 from gnomon.models.presets import model as preset
 from gnomon.plans import (
     Fp8,
@@ -195,9 +195,12 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
         trained, frozen = graph.num_parameters() / 1e6, graph.num_frozen() / 1e9
         return graph, (*notes, f"{trained:.4g} million parameters of adapters are trained, {frozen:.4g} billion frozen")
     if not (path.suffix == ".json" or path.is_file()):
-        if "/" in name:
-            raise InputError(f"cannot read {name!r}: there is no such file or folder")
-        return preset(name), ()
+        try:
+            return preset(name), ()
+        except CatalogueError as error:
+            if "/" not in name:
+                raise
+            raise InputError(f"cannot read {name!r}: there is no such file or folder, and {error}") from None
     if path.suffix == ".toml":
         raise InputError(
             f"{name!r} is no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json; a plan file "
@@ -233,7 +236,8 @@ def read_config(name: str) -> tuple[Config | None, Graph]:
         label = path.resolve().parent.name if path.name == "config.json" else path.stem
         found = read_hf_config(text, label or source)
         return found.config, found.graph
-    return (CONFIGS[name](), preset(name)) if name in CONFIGS else (None, preset(name))
+    known = known_name(name)
+    return (CONFIGS[known]() if known in CONFIGS else None, preset(known))
 
 
 def _recipe_model(name: str | None) -> Config:
@@ -425,11 +429,16 @@ def _counts(path: Path) -> tuple[float, ...]:
         found = json.loads(text)
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply; write a list of numbers, [812, 95, …]") from None
     if not isinstance(found, list) or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in found):
         raise InputError(
             f"{path} is no list of numbers; write the tokens that each expert of a layer got, [812, 95, …]"
         )
-    return tuple(float(n) for n in found)
+    try:
+        return tuple(float(n) for n in found)
+    except OverflowError:
+        raise InputError(f"{path} holds a number that is too large; write tokens") from None
 
 
 def tokens_of(text: str) -> int:

@@ -29,7 +29,7 @@ from gnomon.formats.job import read_source
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.lora import parse_adapters
-from gnomon.models.presets import LLAMAS, PRESETS
+from gnomon.models.presets import LLAMAS, known_name
 from gnomon.plans import PlanFile, Stack, load_plan
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
@@ -116,9 +116,13 @@ def read_llama(name: str) -> tuple[LlamaConfig, tuple[str, ...]]:
         if not isinstance(read.config, LlamaConfig):
             raise PlanError(f"{name} is no Llama or kin of it (Mistral, Qwen), which is what the runtime runs")
         return read.config, (*read.notes, "rotary base 10,000 and norm eps 1e-5, whatever the file says")
-    if name in LLAMAS:
-        return LLAMAS[name](), ()
-    if name in PRESETS:
+    try:
+        known = known_name(name)
+    except CatalogueError:
+        known = ""
+    if known in LLAMAS:
+        return LLAMAS[known](), ()
+    if known:
         raise PlanError(f"the runtime runs Llamas and their kin, not {name!r}; among presets: {', '.join(LLAMAS)}")
     raise CatalogueError(f"unknown model {name!r}{nearest(name, LLAMAS)}; the runtime runs {', '.join(LLAMAS)}")
 

@@ -82,6 +82,18 @@ OTHER_SECTIONS = frozenset(
 )
 
 
+def _words(text: str, file: str) -> list[str]:
+    """The words of a shell's command line. FormatError for a quote that is not closed, or a final `\\`."""
+    try:
+        return shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        said = {"No closing quotation": "a quote that is not closed", "No escaped character": "a \\ at its very end"}
+        raise FormatError(
+            f"{file} has {said.get(str(error), str(error))}; it may have been cut off",
+            f"line {text.count(chr(10)) + 1}",
+        ) from None
+
+
 def read_megatron_bridge(
     overrides: str | Path | Sequence[str], *, model: ModelConfig, devices: int, env: Mapping[str, str] | None = None
 ) -> Job:
@@ -93,7 +105,7 @@ def read_megatron_bridge(
     """
     if isinstance(overrides, (str, Path)):
         text, file = read_source(overrides)
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = _words(text, file)
     else:
         file, words = "<overrides>", list(overrides)
     given = dict(_assignment(word, env or {}) for word in words)

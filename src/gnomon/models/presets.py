@@ -95,13 +95,86 @@ PRESETS: Mapping[str, Callable[[], Graph]] = {
 """Name -> a function returning the Graph."""
 
 
+HUB_IDS: Mapping[str, tuple[str, ...]] = {
+    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b"),
+    "llama-2-13b": ("meta-llama/Llama-2-13b-hf", "meta-llama/Llama-2-13b"),
+    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b"),
+    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-8B"),
+    "llama-3.1-70b": ("meta-llama/Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-70B"),
+    "llama-3.1-405b": ("meta-llama/Llama-3.1-405B", "meta-llama/Meta-Llama-3.1-405B"),
+    "llama-3.2-1b": ("meta-llama/Llama-3.2-1B",),
+    "llama-3.2-3b": ("meta-llama/Llama-3.2-3B",),
+    "llama-3.3-70b": ("meta-llama/Llama-3.3-70B",),
+    "mistral-7b": ("mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B"),
+    "mistral-nemo-12b": ("mistralai/Mistral-Nemo-Base-2407", "mistralai/Mistral-Nemo-Instruct-2407"),
+    "mixtral-8x7b": ("mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B"),
+    "mixtral-8x22b": ("mistralai/Mixtral-8x22B-v0.1", "mistralai/Mixtral-8x22B"),
+    **{f"qwen2.5-{size}b": (f"Qwen/Qwen2.5-{size}B",) for size in ("0.5", "1.5", "3", "7", "14", "32", "72")},
+    **{f"qwen3-{size}b": (f"Qwen/Qwen3-{size}B",) for size in ("0.6", "1.7", "4", "8", "14", "32")},
+    "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B",),
+    "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B",),
+    "deepseek-v2-lite": ("deepseek-ai/DeepSeek-V2-Lite",),
+    "deepseek-v2": ("deepseek-ai/DeepSeek-V2",),
+    "deepseek-v3": ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-R1"),
+    "gpt2": ("openai-community/gpt2",),
+    "gpt2-xl": ("openai-community/gpt2-xl",),
+    "gpt-oss-20b": ("openai/gpt-oss-20b",),
+    "gpt-oss-120b": ("openai/gpt-oss-120b",),
+    "gpt-neox-20b": ("EleutherAI/gpt-neox-20b",),
+    "pythia-1.4b": ("EleutherAI/pythia-1.4b", "EleutherAI/pythia-1.4b-deduped"),
+    **{f"gemma-2-{size}b": (f"google/gemma-2-{size}b",) for size in (2, 9, 27)},
+    **{f"gemma-3-{size}b": (f"google/gemma-3-{size}b-pt",) for size in (1, 4, 12, 27)},
+    "gemma-4-26b-a4b": ("google/gemma-4-26B-A4B",),
+    "gemma-4-31b": ("google/gemma-4-31B",),
+    "nemotron-h-8b": ("nvidia/Nemotron-H-8B-Base-8K",),
+    "mamba2-2.7b": ("state-spaces/mamba2-2.7b",),
+    "bert-base": ("google-bert/bert-base-uncased", "bert-base-uncased"),
+    "bert-large": ("google-bert/bert-large-uncased", "bert-large-uncased"),
+    "t5-small": ("google-t5/t5-small",),
+    "t5-base": ("google-t5/t5-base",),
+    "flan-t5-base": ("google/flan-t5-base",),
+    "vit-b-16": ("google/vit-base-patch16-224",),
+    "vit-l-16": ("google/vit-large-patch16-224",),
+    "dit-xl-2": ("facebook/DiT-XL-2-256",),
+    "ddpm-cifar10": ("google/ddpm-cifar10-32",),
+}
+"""Name -> what the Hugging Face hub calls models of its sizes, the usual one first; case does not matter."""
+
+TUNED = ("-instruct", "-chat", "-base", "-it", "-pt", "-hf")
+"""Ends of hub ids that say how the weights were trained; the sizes are the same."""
+
+
+def _plain(name: str) -> str:
+    """A name without case, and without the end that says how it was trained."""
+    low, last = name.lower(), ""
+    while low != last:
+        low, last = next((low.removesuffix(end) for end in TUNED if low.endswith(end)), low), low
+    return low
+
+
+_KNOWN: Mapping[str, str] = {
+    **{_plain(hub_id.rpartition("/")[2]): name for name, ids in HUB_IDS.items() for hub_id in ids},
+    **{_plain(hub_id): name for name, ids in HUB_IDS.items() for hub_id in ids},
+    **{_plain(name): name for name in PRESETS},
+}
+
+
+def known_name(name: str) -> str:
+    """The preset's name of a name in any case, or of an id of the Hugging Face hub with or without its owner;
+    CatalogueError with the nearest names otherwise."""
+    found = _KNOWN.get(name.lower()) or _KNOWN.get(_plain(name))
+    if found is None:
+        ids = {hub_id.lower(): hub_id for each in HUB_IDS.values() for hub_id in each}
+        near = nearest(name.lower(), ids if "/" in name else PRESETS)
+        for low, hub_id in ids.items():
+            near = near.replace(f"'{low}'", f"'{hub_id}'")
+        raise CatalogueError(f"unknown model {name[:64]!r}{near}; `gnomon catalogue models` lists all")
+    return found
+
+
 def model(name: str) -> Graph:
-    """The published model of that name, frozen and with adapters if it ends in `+lora16`; CatalogueError with the
-    nearest names otherwise."""
+    """The published model of that name (`known_name`), frozen and with adapters if it ends in `+lora16`; CatalogueError
+    with the nearest names otherwise."""
     name, adapters = parse_adapters(name)
-    make = PRESETS.get(name)
-    if make is None:
-        raise CatalogueError(
-            f"unknown model {name[:64]!r}{nearest(name, PRESETS)}; `gnomon catalogue models` lists all"
-        )
+    make = PRESETS[known_name(name)]
     return make() if adapters is None else with_adapters(make(), adapters)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import isfinite
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -19,11 +20,19 @@ from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
 
+MAX_TOKENS = 10**9
+"""Most tokens of a sequence: a hundred times the longest context that anyone has published."""
+
 MAX_SEQUENCES = 10**7
 """Most sequences of a step: a hundred times the largest batch that anyone has published."""
 
 Piece = tuple[int, int, int]
 """(sequence, start, stop): tokens start … stop-1 of that sequence of the global batch."""
+
+
+def _whole(name: str, value: object) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise PlanError(f"{name} = {str(value)[:40]} must be a whole number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +201,12 @@ class Lengths:
             raise PlanError(
                 f"{len(self.values)} lengths with {len(self.weights)} weights; give one weight for each length"
             )
+        for value in self.values:
+            _whole("values", value)
+        if max(self.values) > MAX_TOKENS:
+            raise PlanError(f"a length of {max(self.values)} tokens is over the limit of {MAX_TOKENS:,}")
+        if not all(map(isfinite, self.weights)):
+            raise PlanError(f"weights {self.weights} must be finite numbers")
         if min(self.values) < 1 or min(self.weights) < 0 or sum(self.weights) <= 0:
             raise PlanError("lengths must be at least 1 token, weights >= 0 with a positive sum")
 
@@ -226,6 +241,11 @@ class Workload:
     """How tokens spread over experts."""
 
     def __post_init__(self) -> None:
+        _whole("global_batch_size", self.global_batch_size)
+        for name, size in (("seq_len", self.seq_len), *(("lengths", length) for length in self.lengths), *self.sizes):
+            _whole(name, size)
+            if size > MAX_TOKENS:
+                raise PlanError(f"{name} = {size} is over the limit of {MAX_TOKENS:,}; give the tokens of one sequence")
         given = [name for name in ("seq_len", "lengths", "distribution") if getattr(self, name)]
         if len(given) != 1:
             raise PlanError(

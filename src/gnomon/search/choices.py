@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import get_args, get_type_hints
 
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
@@ -212,6 +213,9 @@ CHOICES: tuple[Choice, ...] = (
 
 NAMES = tuple(choice.name for choice in CHOICES)
 
+WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"]))}
+"""Choices with few words as values."""
+
 
 def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:
     """Choices that a plan makes otherwise than a plan of defaults, with their values."""
@@ -241,6 +245,8 @@ def read_value(of: Choice, text: str) -> Value:
         if not word.isdigit():
             raise PlanError(f"{of.name} is a whole number, not {text[:20]!r}")
         return int(word)
+    if of.name in WORDS and word not in WORDS[of.name]:
+        raise PlanError(f"{of.name} is one of {', '.join(WORDS[of.name])}, not {text[:20]!r}")
     return word
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gnomon.errors import CatalogueError, nearest
+from gnomon.errors import CatalogueError, InputError, nearest
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, dit, gemma, gpt, hybrid, llama, mixtral, t5, unet, vit
 from gnomon.models.lora import parse_adapters, with_adapters
@@ -170,6 +170,17 @@ def known_name(name: str) -> str:
             near = near.replace(f"'{low}'", f"'{hub_id}'")
         raise CatalogueError(f"unknown model {name[:64]!r}{near}; `gnomon catalogue models` lists all")
     return found
+
+
+def graph_of(given: Graph | str) -> Graph:
+    """A Graph, or the one of that name; InputError for what is neither, such as a torch module."""
+    if isinstance(given, str):
+        return model(given)
+    if not isinstance(given, Graph):
+        raise InputError(
+            f"a model is a gnomon.graph.Graph or a name such as 'llama-3.1-8b', not a {type(given).__name__}"
+        )
+    return given
 
 
 def model(name: str) -> Graph:

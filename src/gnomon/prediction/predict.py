@@ -15,7 +15,7 @@ from typing import Any
 from gnomon.errors import UnpricedError
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
-from gnomon.models.presets import model as preset
+from gnomon.models.presets import graph_of
 from gnomon.plans import Fact, Mesh, Plan, Precision, Saved, Stack, Workload, batch, check
 from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
@@ -203,7 +203,7 @@ class Timed:
         model: Graph | str, cluster: Cluster | str, plan: Plan, workload: Workload, stack: Stack = PLAIN_STACK
     ) -> Timed:
         """As `predict`."""
-        graph = preset(model) if isinstance(model, str) else model
+        graph = graph_of(model)
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         if len(set(plan.device_of)) < plan.world_size:

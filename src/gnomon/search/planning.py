@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
-from gnomon.models.presets import model as preset
+from gnomon.models.presets import graph_of
 from gnomon.plans import Goal, Offload, Plan, Precision, Stack, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
@@ -49,7 +49,7 @@ def plan(
     called with the number of points covered and of all points. PlanError when nothing can run or nothing fits, with
     what is nearest.
     """
-    graph = preset(model) if isinstance(model, str) else model
+    graph = graph_of(model)
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
     base = base or Plan(precision=default_precision(machines))

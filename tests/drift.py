@@ -3,7 +3,7 @@
     python tests/drift.py --because changelog.d/FRAGMENT.md      (or: make drift BECAUSE=changelog.d/FRAGMENT.md)
 
 writes the file anew, with the fragment that says why. A fragment is good for one change: write a new one, or say more
-in it. Leaves out whether the predictions are right (`gnomon validate`).
+in it. Leaves out whether the predictions are right (`evidence`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping
 
-from gnomon.formats.published import Row, Run, read_runs
+from evidence.published import Row, Run, read_runs
 
 GPT3 = {
     "id": "a-1",

@@ -7,18 +7,24 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("benchmarks", "evidence/fits")
+OURS = ("gnomon", "evidence")
 
 
 def names(path: Path) -> list[tuple[str, str]]:
     """(module, name) of what a file takes from the package, but for the runtime, which needs torch."""
     nodes = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.ImportFrom)]
-    ours = [n for n in nodes if (n.module or "").split(".")[0] == "gnomon" and "runtime" not in (n.module or "")]
+    ours = [n for n in nodes if (n.module or "").split(".")[0] in OURS and "runtime" not in (n.module or "")]
     return [(node.module or "", alias.name) for node in ours for alias in node.names]
 
 
 def test_names_from_the_package_exist() -> None:
-    asked = [(path.name, *each) for path in sorted(ROOT.rglob("*.py")) for each in names(path)]
+    asked = [
+        (path.name, *each)
+        for path in sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
+        for each in names(path)
+    ]
     missing = [
         (file, module, name)
         for file, module, name in asked

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import gnomon
+from evidence.published import Run, read_runs
+from evidence.published.row import COMPOSED
 from gnomon.errors import GnomonError
-from gnomon.formats.published import Run, read_runs
-from gnomon.formats.published.row import COMPOSED
 from gnomon.models.gpt import GptConfig
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import batch

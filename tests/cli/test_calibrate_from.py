@@ -15,12 +15,11 @@ from gnomon.errors import InputError
 from gnomon.plans import Stack
 
 TABLE = """\
-id,family,model,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,device,num_devices,devices_per_node,precision,framework,\
-tp,pp,dp,micro_batch,global_batch,recompute,metric,value
-a,mine,gpt,24,2048,16,16,8192,50304,2048,a100-sxm-80gb,8,8,bf16,Somebody's,2,1,4,2,64,none,s_per_step,4.0
-b,mine,gpt,16,4096,32,32,16384,50304,2048,a100-sxm-80gb,8,8,bf16,Somebody's,4,1,2,4,64,none,s_per_step,8.0
-c,mine,gpt,24,1024,16,16,4096,50304,2048,a100-sxm-80gb,8,8,bf16,Somebody's,1,1,8,4,64,none,s_per_step,1.0
-d,mine,gpt,24,1024,16,16,4096,50304,2048,a100-sxm-80gb,8,8,bf16,Somebody's,1,1,8,,64,none,s_per_step,1.0
+id,model,on,seq_len,global_batch,micro_batch_size,tp,pp,step_s
+a,pythia-1.4b,1x8xa100-sxm-80gb,2048,64,2,2,,4.0
+b,llama-2-7b,1x8xa100-sxm-80gb,2048,64,4,4,,8.0
+c,gpt2,1x8xa100-sxm-80gb,1024,64,4,1,,1.0
+d,gpt2,1x8xa100-sxm-80gb,1024,64,3,1,,1.0
 """
 
 
@@ -34,7 +33,7 @@ def test_it_writes_a_stack_that_predict_takes(tmp_path: Path, capsys: pytest.Cap
     assert run(asked(tmp_path)) == 0
     out = capsys.readouterr().out
     assert max(len(line) for line in out.splitlines() if "wrote" not in line) <= 80
-    assert "not used: 1 rows" in out and "micro_batch not given" in out
+    assert "not used: 1 rows" in out and "d: " in out
     target = tmp_path / "mine.toml"
     found = schema.load_file(Stack, target)
     assert found.own is not None and found.own.runs == 3 and "runs.csv: a, b, c" in found.own.data
@@ -57,7 +56,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_to_fit(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing in .* can be read as a run: d: micro_batch not given"):
+    with pytest.raises(InputError, match="no run of runs.csv can be predicted: "):
         run(asked(tmp_path, "\n".join([TABLE.splitlines()[0], TABLE.splitlines()[-1]])))
 
 

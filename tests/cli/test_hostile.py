@@ -122,7 +122,7 @@ REFUSED = [
     (f"plan gpt2 {H100} --global-batch 8 --forbid pp>>1", "pp is a whole number, not '>1'"),
     (f"plan gpt2 {H100} --global-batch 8 --deadline 7 --tokens 1T", "got bare '7'"),
     (f"plan gpt2 {H100} --tokens-per-batch 1", "are not whole sequences of 1024"),
-    ("validate ragged.csv", "has no column 'model'"),
+    ("validate ragged.csv", "has a column 'family' that is not known"),
     ("validate semicolons.csv", "that is not known"),
     ("export list.json --to megatron", "Not TOML"),
     ("", "usage: gnomon"),

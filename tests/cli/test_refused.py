@@ -49,7 +49,6 @@ COUNTS = [
     *((PLAN, name) for name in ("--top", "--longest", "--tp", "--vpp", "--max-devices")),
     *((("run", "plan.toml"), name) for name in ("--steps", "--checkpoint-every")),
     *((("calibrate",), name) for name in ("--processes", "--seconds")),
-    (("validate", "empty.csv"), "--workers"),
 ]
 
 
@@ -96,7 +95,6 @@ WRITES = [
     (("run", "plan.toml"), "--timeline"),
     (("report", "a.timeline"), "-o"),
     (("report", "a.timeline"), "--trace"),
-    (("validate", "runs.csv"), "--rows"),
     (("export", "plan.toml", "--to", "megatron"), "-o"),
     (("calibrate", "--from", "runs.csv"), "-o"),
 ]
@@ -206,7 +204,7 @@ def test_one_clear_answer(words: str, said: str, folder: Path, capsys: pytest.Ca
     (folder / "p.toml").write_text(PLAN_FILE)
     (folder / "spoilt.toml").write_text(PLAN_FILE.replace("1x2x", "1x4x"))
     (folder / "plan-of-gpt2.toml").write_text(PLAN_FILE.replace("llama-tiny", "gpt2").replace("64", "2048"))
-    (folder / "header.csv").write_text("id,family,model,device,framework,metric,value\n")
+    (folder / "header.csv").write_text("id,model,on,seq_len,global_batch,step_s\n")
     (folder / "stack.toml").write_text('schema = "gnomon.stack/1"\nname = "mine"\nversion = "1"\n')
     assert main(["predict", "--plan", "p.toml", "--timeline", "step.timeline"]) == 0
     capsys.readouterr()

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from evidence.published import read_runs
 from gnomon.errors import PlanError
-from gnomon.formats.published import read_runs
 from gnomon.models.presets import model
 from gnomon.plans import Fact, Mesh, Optimizer, Overlap, Plan, Schedule, Stack, Workload
 from gnomon.prediction import Prediction, predict

@@ -7,40 +7,47 @@ from functools import cache
 
 import numpy as np
 import pytest
+from prediction.jobs import gpt_model
 
 from gnomon import schema
 from gnomon.errors import InputError
-from gnomon.formats.published import Run, read_runs
-from gnomon.plans import OwnNumber, OwnRuns, Stack
+from gnomon.hardware import parse_cluster
+from gnomon.plans import Mesh, OwnNumber, OwnRuns, Plan, Schedule, Stack, Workload
 from gnomon.prediction import predict
+from gnomon.prediction.measured import MeasuredRun
 from gnomon.prices.fitted import rates
 from gnomon.report.own_runs import SPREADS, fit_own
 
-HEADER = (
-    "id,family,model,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,device,num_devices,devices_per_node,precision,"
-    "framework,tp,pp,dp,micro_batch,global_batch,recompute,metric,value\n"
-)
-ROWS = "".join(
-    f"r{i},mine,gpt,{layers},{hidden},16,16,{4 * hidden},50304,2048,a100-sxm-80gb,8,8,bf16,Somebody's,{tp},1,{8 // tp},"
-    f"{micro},64,none,s_per_step,1.0\n"
-    for i, (layers, hidden, tp, micro) in enumerate(
-        [(24, 1024, 1, 4), (24, 2048, 2, 2), (16, 4096, 4, 4), (24, 512, 1, 1), (32, 2048, 8, 2), (12, 1024, 2, 1)]
+SIZES = [(24, 1024, 1, 4), (24, 2048, 2, 2), (16, 4096, 4, 4), (24, 512, 1, 1), (32, 2048, 8, 2), (12, 1024, 2, 1)]
+"""Layers, hidden, tp, micro batch."""
+
+
+def run(i: int, layers: int, hidden: int, tp: int, micro: int, pp: int = 1) -> MeasuredRun:
+    """GPT on eight A100, with ZeRO 0 and sequences of 2048."""
+    return MeasuredRun(
+        id=f"r{i}",
+        graph=gpt_model(layers, hidden, 16),
+        plan=Plan(
+            mesh=Mesh(tp=tp, pp=pp, dp_replicate=8 // (tp * pp)),
+            schedule=Schedule(name="one_f_one_b", micro_batch_size=micro),
+        ),
+        workload=Workload(global_batch_size=64, seq_len=2048),
+        stack=Stack(name="Somebody's", version=""),
+        cluster=parse_cluster("1x8xa100-sxm-80gb"),
+        step_s=1.0,
     )
-)
 
 
 @cache
-def runs() -> tuple[Run, ...]:
-    found, refused = read_runs(HEADER + ROWS)
-    assert not refused
-    return found
+def runs() -> tuple[MeasuredRun, ...]:
+    return tuple(run(i, *sizes) for i, sizes in enumerate(SIZES))
 
 
-def predicted(run: Run, stack: Stack) -> float:
+def predicted(run: MeasuredRun, stack: Stack) -> float:
     return predict(run.graph, run.cluster, run.plan, run.workload, stack).step_s
 
 
-def measured(kernels: float, host: float) -> list[Run]:
+def measured(kernels: float, host: float) -> list[MeasuredRun]:
     """The runs as a stack would run whose kernels and host take so many times as long."""
     known = rates(runs()[0].stack, runs()[0].cluster.devices[0])
     assert known.host_kernel_s is not None
@@ -56,7 +63,7 @@ def measured(kernels: float, host: float) -> list[Run]:
         error="none",
         range="this test",
     )
-    return [replace(run, readings_s=(predicted(run, replace(run.stack, own=own)),)) for run in runs()]
+    return [replace(run, step_s=predicted(run, replace(run.stack, own=own))) for run in runs()]
 
 
 def test_runs_as_predicted_move_nothing() -> None:
@@ -99,9 +106,8 @@ def test_runs_of_several_stacks_are_refused() -> None:
 
 
 def test_a_run_that_cannot_be_predicted_is_named() -> None:
-    rows = ROWS.replace("r1,mine,gpt,24,", "r1,mine,gpt,1,").replace(",2,1,4,2,64", ",2,4,1,2,64")
-    found, _ = read_runs(HEADER + rows)
-    fit = fit_own(found, source="mine.csv", date="2026-11-21")
-    assert [gone.id for gone in fit.refused] == ["r1"] and len(fit.runs) == len(found) - 1
+    given = [runs()[0], run(1, 1, 2048, 2, 2, pp=4), *runs()[2:]]
+    fit = fit_own(given, source="mine.csv", date="2026-11-21")
+    assert [gone.id for gone in fit.refused] == ["r1"] and len(fit.runs) == len(given) - 1
     with pytest.raises(InputError, match="no run of mine.csv can be predicted"):
-        fit_own([found[1]], source="mine.csv", date="2026-11-21")
+        fit_own([given[1]], source="mine.csv", date="2026-11-21")

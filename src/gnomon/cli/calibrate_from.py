@@ -13,10 +13,10 @@ from pathlib import Path
 
 from gnomon import schema
 from gnomon.cli.own_runs import fit_runs, read_own
-from gnomon.cli.terminal import print_json, print_lines, say_unread
+from gnomon.cli.runs_table import read_runs
+from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import not_writable
 from gnomon.errors import InputError
-from gnomon.formats.published import read_runs, unread_columns
 from gnomon.report.own_runs import FEW, OwnFit
 from gnomon.report.tables import Column, percent, table, wrapped
 
@@ -32,8 +32,7 @@ def run(options: argparse.Namespace) -> int:
             f"cannot write {options.output or 'to this folder'!r}: {problem}; choose another place with -o"
         )
     own = source.is_dir() or source.suffix == ".toml"
-    runs, refused = read_own(source) if own else read_runs(source)
-    say_unread(() if own else unread_columns(source))
+    runs, refused = read_own(source) if own else (read_runs(source), ())
     if not runs:
         why = f": {refused[0].id}: {refused[0].reason}" if refused else ""
         raise InputError(f"nothing in {str(source)!r} can be read as a run{why}")

@@ -48,14 +48,18 @@ examples:
 exit status: 0 it fits; 1 it does not fit in memory; 2 wrong request."""
 
 _VALIDATE = """\
-RUNS.csv is a table of measured runs, one a row, with columns such as family,
-model, layers, hidden, device, num_devices, tp, pp, micro_batch, global_batch,
-metric and value. Errors are in per cent of the measured time; rho is the rank
-correlation among runs of one model on as many devices; mem the median error of
-peak memory; noise how far repeats of a measurement lie from their mean.
+RUNS.csv is a table of your measured runs, one a row. Columns are the options of
+gnomon predict by name: model, on, stack, seq_len, global_batch,
+micro_batch_size, tp, pp, cp, ep, dp_replicate, vpp, zero, recompute, schedule,
+precision, ...; or plan, a plan file that has them all. Measured: step_s, the
+seconds of a step after warm-up; peak_gib, if you have it, memory of the fullest
+device as its driver shows it. id names a run. gnomon calibrate --from reads the
+same table.
 
-example:
-  gnomon validate runs.csv --family korthikanti-2022 --rows out.csv"""
+example of a table:
+  id,model,on,stack,seq_len,global_batch,micro_batch_size,tp,zero,step_s
+  a,llama-3.1-8b,4x8xh100-sxm,torchtitan,8192,64,1,1,3,2.85
+  b,llama-3.1-8b,4x8xh100-sxm,torchtitan,8192,64,2,2,3,3.02"""
 
 _RUN = """\
 PLAN.toml is a plan file, as gnomon plan writes it: model, machines, batch and
@@ -133,7 +137,7 @@ def parser() -> argparse.ArgumentParser:
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
     plan_options(_command(commands, "plan", "the fastest plan that fits, for a model on machines", PLAN_TEXT))
     explain_options(_command(commands, "explain", "why a plan is as fast and as large as it is", EXPLAIN_TEXT))
-    _validate(_command(commands, "validate", "predicted against published measurements", _VALIDATE))
+    _validate(_command(commands, "validate", "your measured runs beside their predictions", _VALIDATE))
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
@@ -222,16 +226,6 @@ def _report(parser: argparse.ArgumentParser) -> None:
 
 def _validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="RUNS.csv", help="measured runs")
-    parser.add_argument("--family", type=some, metavar="NAME", help="only rows of this family")
-    parser.add_argument(
-        "--explain", type=some, metavar="ID", help="one run in full: prediction, measurement, what was assumed"
-    )
-    parser.add_argument(
-        "--rows", type=new_file, metavar="OUT.csv", help="write every row's prediction, or why there is none"
-    )
-    parser.add_argument(
-        "--workers", type=at_most(256), metavar="N", help="processes; default the machine's cores, at most 8"
-    )
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -17,12 +17,12 @@ from gnomon import schema
 from gnomon.cli.own import IGNORE, NAME, machine_of, runs_folder, stack_file
 from gnomon.cli.run import read_llama
 from gnomon.errors import GnomonError, InputError
-from gnomon.formats.published import Refused, Run
-from gnomon.formats.published.own import FAMILY, own_run
-from gnomon.formats.published.settle import settled
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.models.presets import build
 from gnomon.plans import PlanFile, Stack, is_plan_file, load_plan_file, save_plan_file
 from gnomon.plans.stacks import stack as named_stack
+from gnomon.prediction import predict
+from gnomon.prediction.measured import MeasuredRun, Refused
 from gnomon.report.own_runs import FEW, OwnFit, fit_own
 from gnomon.report.prediction import describe
 from gnomon.report.tables import percent
@@ -32,13 +32,13 @@ NEWEST = 20
 """Runs that the numbers are fitted to, at most."""
 
 
-def read_own(source: Path) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
+def read_own(source: Path) -> tuple[tuple[MeasuredRun, ...], tuple[Refused, ...]]:
     """(runs, what cannot be read as one) of a plan file with what was measured, or of all those in a folder, by name.
 
     Other files of a folder are passed over. InputError for a folder without any, or a file that is none.
     """
     paths = sorted(source.glob("*.toml")) if source.is_dir() else [source]
-    runs: list[Run] = []
+    runs: list[MeasuredRun] = []
     refused: list[Refused] = []
     for path in paths:
         try:
@@ -46,15 +46,32 @@ def read_own(source: Path) -> tuple[tuple[Run, ...], tuple[Refused, ...]]:
                 continue
             file = load_plan_file(path)
             stack = replace(named_stack(file.stack or NAME), own=None)
-            runs.append(own_run(path.stem, file, read_llama(file.model)[0], parse_cluster(file.on), stack))
+            runs.append(_own_run(path.stem, file, stack))
         except GnomonError as error:
-            refused.append(Refused(id=path.stem, family=FAMILY, reason=str(error)))
+            refused.append(Refused(id=path.stem, reason=str(error)))
     if not runs and not refused:
         raise InputError(f"no plan file in {str(source)!r}; `gnomon plan --try N --try-dir {source}` puts some there")
     return tuple(runs), tuple(refused)
 
 
-def fit_runs(runs: Iterable[Run], source: str) -> OwnFit:
+def _own_run(id: str, file: PlanFile, stack: Stack) -> MeasuredRun:
+    """The run of a plan file. InputError for a file without a measurement."""
+    ran = file.measured
+    if ran is None:
+        raise InputError("the plan file does not say what was measured; `gnomon plan --try` writes ones that do")
+    return MeasuredRun(
+        id=id,
+        graph=build(read_llama(file.model)[0]),
+        plan=file.plan,
+        workload=file.workload,
+        stack=stack,
+        cluster=parse_cluster(file.on),
+        step_s=ran.step_s,
+        source=f"{ran.made} on {ran.host}",
+    )
+
+
+def fit_runs(runs: Iterable[MeasuredRun], source: str) -> OwnFit:
     """Numbers from runs; for their machine, if they are all of one."""
     found = tuple(runs)
     machines = {machine_of(run.cluster) for run in found}
@@ -117,25 +134,23 @@ def accuracy(machines: Cluster, stack: Stack) -> tuple[str, ...]:
     lines = []
     for run in _newest(machine_of(machines)) if stack.name == NAME else ():
         try:
-            _, found = settled(replace(run, stack=stack))
+            found = predict(run.graph, run.cluster, run.plan, run.workload, stack)
         except GnomonError:
             continue
         off = percent(found.step_s / run.step_s - 1)
         lines.append(
-            f"run kept of this machine, {run.row.source}: {describe(found.plan, found.workload)}: predicted "
+            f"run kept of this machine, {run.source}: {describe(found.plan, found.workload)}: predicted "
             f"{show_seconds(found.step_s)}, measured {show_seconds(run.step_s)}, off by {off} %"
         )
     return tuple(lines)
 
 
-def _newest(machine: str) -> tuple[Run, ...]:
+def _newest(machine: str) -> tuple[MeasuredRun, ...]:
     """The newest runs that are kept of a machine, by name."""
     if not runs_folder().is_dir() or not any(runs_folder().glob("*.toml")):
         return ()
     runs, _ = read_own(runs_folder())
     host = machine.partition(",")[0]
-    mine = [
-        run for run in runs if machine_of(run.cluster) == machine and (run.row.source or "").endswith(f" on {host}")
-    ]
+    mine = [run for run in runs if machine_of(run.cluster) == machine and run.source.endswith(f" on {host}")]
     age = {run.id: (runs_folder() / f"{run.id}.toml").stat().st_mtime for run in mine}
     return tuple(sorted(sorted(mine, key=lambda run: age[run.id])[-NEWEST:], key=lambda run: run.id))

@@ -2,7 +2,7 @@
 
 `band_of(evidence)` returns a `Ratios`: measured over predicted lies between `low` and `high` in eight cases of ten. Its
 width follows from what is known: the stack, the device, and where the time goes. The numbers are in `band.toml`, fitted
-by `benchmarks/fit_band.py`. Leaves out errors of the request itself: a band is of the job that was described.
+by `evidence/fits/fit_band`. Leaves out errors of the request itself: a band is of the job that was described.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ the SMs that copy grow with them, and one that waits for a slow network moves fe
 the origin, is a choice: runs set its upper end, and six runs over slower networks fit it.
 Copies to and from the host go by copy engines and weigh nothing.
 Leaves out messages between stages, and collectives of whole stages, which are priced with the computing beside them
-(`step`): ZeRO 0 to 2, where runs show nothing (benchmarks/contention.py).
+(`step`): ZeRO 0 to 2, where runs show nothing (evidence/fits/contention).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BACK = 0.0
 """Seconds that a collective over a link of FULL_RATE loses to each second of kernels beside it; 0 leaves it as on idle
 devices, which its curve is of. Runs do not ask for more. Median errors of other models' runs with 0, 0.1, 0.25, 0.5:
 MosaicML 4.2, 4.5, 4.6, 4.6% and Megatron-FSDP 7.6, 7.8, 8.3, 9.2%, their stacks fitted again each time; MaxText 5.3,
-6.1, 6.3, 7.5%. Published runs, 2026-11-22 (benchmarks/contention.py). NCCL timed beside kernels would settle it."""
+6.1, 6.3, 7.5%. Published runs, 2026-11-22 (evidence/fits/contention). NCCL timed beside kernels would settle it."""
 
 ROUNDS = 2
 """Of 43 fully sharded plans (7B to 175B, with and without pipelines, one step begun at rest and one after it)

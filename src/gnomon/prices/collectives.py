@@ -6,7 +6,7 @@ up with size. The fastest algorithm of those known for a link counts, as NCCL's 
 nccl-tests calls size: the whole buffer of one rank. Systems within a node that were measured bend the formula: by a
 factor at every second power of two, fading beyond the sizes measured (`Bend`). Every price grows with bytes, falls with
 bandwidth, and is never under `bound_seconds`; links in a machine that was measured have their own figures. Constants
-are rows of `collectives.toml`, fitted by `benchmarks/fit_collectives.py`; each says from what. Continuous in size but
+are rows of `collectives.toml`, fitted by `evidence/fits/fit_collectives`; each says from what. Continuous in size but
 for one named switch: where NCCL's tuning turns from its low-latency protocols to Simple, measured times jump up (within
 nodes, and of rings over EFA). Leaves out contention with compute, and such jumps over other networks.
 Source of forms: Thakur, Rabenseifner, Gropp 2005; NCCL's src/graph/tuning.cc.

@@ -2,7 +2,7 @@
 
 `curves_for(device)` returns the frozen `Curves` of one device: a row for each dtype, attention kernel and kind of
 streaming, read from `curves/<arch>.toml`, or derived from another row and then named in `.assumptions`. Rows are fitted
-by `benchmarks/fit_kernels.py`. Leaves out: the formulas (`gemm`, `attention`, `stream`), links, and clocks that fall
+by `evidence/fits/fit_kernels`. Leaves out: the formulas (`gemm`, `attention`, `stream`), links, and clocks that fall
 under long load (`host.sustained`).
 """
 

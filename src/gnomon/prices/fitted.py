@@ -2,7 +2,7 @@
 
 `rates(stack, device)` returns what a stack does with its host, its kernels and its communication on a device;
 `fitted().link_factor(name)` how much longer a network takes than its price. At most six numbers a stack, twenty for
-all stacks, devices and links together: the file `fitted.toml`, which `benchmarks/fit_stacks.py` writes. A stack without
+all stacks, devices and links together: the file `fitted.toml`, which `evidence/fits/fit_stacks` writes. A stack without
 a record has the rates of all stacks, and they say so; a user's own numbers (`Stack.own`) go before all. Leaves out
 where the numbers are applied (`prediction.step`) and anything about one run, one model or one cluster.
 """
@@ -15,7 +15,6 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import ClassVar, Literal
-from zlib import crc32
 
 from gnomon import schema
 from gnomon.errors import InputError, nearest
@@ -253,52 +252,6 @@ def rates(stack: Stack, device: Device, numbers: Fitted | None = None) -> Rates:
     numbers. numbers: in place of those on record."""
     known = numbers or fitted()
     return (known if device.kind == "gpu" else known.of_generations()).rates(stack, device.arch)
-
-
-MODEL_FOLDS = 4
-"""Parts into which models are divided; each is left out in turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
-    """The numbers as they are without some of the runs."""
-
-    left_out: str
-    """A source; or the part of the models."""
-    numbers: Fitted
-    """Fitted to the rest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folds:
-    """Everything fitted again without parts of the runs, to judge predictions of what was never seen."""
-
-    SCHEMA: ClassVar[str] = "gnomon.folds/1"
-
-    models: tuple[Fold, ...] = ()
-    """Without one part of the models each: `fold_of` says which."""
-    sources: tuple[Fold, ...] = ()
-    """Without one source each."""
-
-    def without_model(self, model: str) -> Fitted | None:
-        """The numbers to which no run of a model was fitted; None if there are none."""
-        return next((fold.numbers for fold in self.models if fold.left_out == str(fold_of(model))), None)
-
-    def without_source(self, source: str) -> Fitted | None:
-        """The numbers to which no run of a source was fitted; None where none of its runs were used."""
-        return next((fold.numbers for fold in self.sources if fold.left_out == source), None)
-
-
-def fold_of(model: str) -> int:
-    """The part that a model is in: the same in every source."""
-    return crc32(model.encode()) % MODEL_FOLDS
-
-
-@cache
-def folds() -> Folds:
-    """The folds on record, beside the numbers."""
-    path = files("gnomon.prices").joinpath("folds.toml")
-    return schema.load(Folds, path.read_text(encoding="utf-8"), source="folds.toml")
 
 
 Known = Literal["own", "stack", "stack elsewhere", "device", "nothing"]

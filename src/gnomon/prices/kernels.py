@@ -140,7 +140,7 @@ of GPT-2's whole step from a vocabulary of 50304 (A. Karpathy, February 2023).""
 NARROW_ATTENTION = {False: ((64, 1.0), (128, 0.83), (192, 0.72)), True: ((64, 1.0), (128, 1.06), (192, 0.78))}
 """backward -> (head size, time of causal attention in MXFP8 over that in 16 bits): medians of lengths 4096 and 8192 on
 GB200 (GB300: 0.86, 0.74, 0.64; 128 and 192 backward 1.06, 0.74), cuDNN 9.22, head size 192 with values of 128
-(benchmarks/fit_cudnn.py). With one scale a tensor the same are 0.93, 0.77, 0.66 and 0.95, 0.62. The backward of 64 was
+(evidence/fits/fit_cudnn). With one scale a tensor the same are 0.93, 0.77, 0.66 and 0.95, 0.62. The backward of 64 was
 measured under a window only, which it does not skip (4096: 2.08 ms, which is the price of the whole square in bf16)."""
 
 ALIGNED = 8

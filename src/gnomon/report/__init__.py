@@ -1,4 +1,4 @@
-"""Reports: predictions and scores against published runs, as plain text for 80 columns.
+"""Reports: predictions and measured runs beside them, as plain text for 80 columns.
 
 Each module turns values of the rooms above into text, or into summaries that print and serialise alike. Leaves out
 printing itself, colour and files (`cli`).

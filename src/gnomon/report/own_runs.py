@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gnomon.errors import GnomonError, InputError
-from gnomon.formats.published import Refused, Run
-from gnomon.formats.published.settle import settled
 from gnomon.plans import OwnNumber, OwnRuns, Stack
-from gnomon.prediction import Prediction
+from gnomon.prediction import Prediction, predict
+from gnomon.prediction.measured import Measured, Refused, predicted_s
 from gnomon.prices.fitted import OWN_LIMITS, Fitted, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.shrink import Array, shrunk_fit
-from gnomon.report.validation import predicted_s
 
 SPREADS: Mapping[str, float] = {"kernels": 0.12, "attention": 0.3, "host": 0.5, "collectives": 0.4}
 """How far stacks differ from each other, as a log: of the numbers in `fitted.toml`."""
@@ -44,7 +42,7 @@ class OwnFit:
     """With the numbers."""
     factors: tuple[tuple[str, float], ...]
     """(what, how much slower than on record): kernels, attention, host, collectives."""
-    runs: tuple[Run, ...]
+    runs: tuple[Measured, ...]
     """Those fitted to."""
     before: tuple[float, ...]
     """Predicted over measured, minus 1, of each with the numbers on record."""
@@ -57,7 +55,7 @@ class OwnFit:
 
 
 def fit_own(
-    runs: Sequence[Run],
+    runs: Sequence[Measured],
     *,
     source: str,
     date: str,
@@ -85,7 +83,8 @@ def fit_own(
     said = f"median of the absolute errors {np.median(abs(before)):.1%} before, {np.median(abs(after)):.1%} after"
     if left_out:
         said += f", {np.median(np.abs(left_out)):.1%} on each run left out"
-    devices, most = sorted({run.row.device for run in used}), max(run.row.num_devices or 0 for run in used)
+    devices = sorted({device.name for run in used for device in run.cluster.devices})
+    most = max(run.cluster.num_devices for run in used)
     own = OwnRuns(
         numbers=errors.numbers(x),
         runs=len(used),
@@ -106,18 +105,17 @@ def fit_own(
     )
 
 
-def _predicted(runs: Sequence[Run], source: str) -> tuple[list[Run], list[Prediction], tuple[Refused, ...]]:
+def _predicted(runs: Sequence[Measured], source: str) -> tuple[list[Measured], list[Prediction], tuple[Refused, ...]]:
     """The runs that can be predicted, their predictions, and the rest. InputError as fit_own says."""
-    used: list[Run] = []
+    used: list[Measured] = []
     made: list[Prediction] = []
     refused: list[Refused] = []
     for run in runs:
         try:
-            read, found = settled(run)
-            used.append(read)
-            made.append(found)
+            made.append(predict(run.graph, run.cluster, run.plan, run.workload, run.stack))
+            used.append(run)
         except GnomonError as error:
-            refused.append(Refused(id=run.id, family=run.family, reason=str(error)))
+            refused.append(Refused(id=run.id, reason=str(error)))
     if not used:
         why = f": {refused[0].reason}" if refused else ""
         raise InputError(f"no run of {source} can be predicted{why}")
@@ -131,7 +129,7 @@ def _predicted(runs: Sequence[Run], source: str) -> tuple[list[Run], list[Predic
 class _Errors:
     """log(predicted / measured) of every run as a function of the logs of the factors."""
 
-    def __init__(self, runs: Sequence[Run], made: Sequence[Prediction], base: Fitted) -> None:
+    def __init__(self, runs: Sequence[Measured], made: Sequence[Prediction], base: Fitted) -> None:
         self.runs, self.made, self.base = runs, made, base
         self.stack = replace(runs[0].stack, own=None)
         self.devices = {stage.device.arch: stage.device for found in made for stage in found.pricing.stages}

@@ -1,0 +1,52 @@
+"""`python -m evidence validate RUNS.csv`: a table of published runs, predicted and scored by family.
+
+The options are below `--help`. Leaves out fits (`evidence.fits`) and snapshots (`evidence.snapshot`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from evidence import validate
+from gnomon.errors import GnomonError
+
+TEXT = """\
+RUNS.csv is a table of published runs, one a row, with columns such as family,
+model, layers, hidden, device, num_devices, tp, pp, micro_batch, global_batch,
+metric and value. Errors are in per cent of the measured time; rho is the rank
+correlation among runs of one model on as many devices; memory the median error
+of the peak; repeats how far repeats of a measurement lie from their mean."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    top = argparse.ArgumentParser(prog="python -m evidence", description="Published runs and what they say.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    made = commands.add_parser(
+        "validate",
+        help="predicted against published measurements",
+        epilog=TEXT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("table", metavar="RUNS.csv", help="measured runs")
+    made.add_argument("--family", metavar="NAME", help="only rows of this family")
+    made.add_argument("--explain", metavar="ID", help="one run in full: prediction, measurement, what was assumed")
+    made.add_argument("--rows", metavar="OUT.csv", help="write every row's prediction, or why there is none")
+    made.add_argument("--workers", type=int, metavar="N", help="processes; default the machine's cores, at most 8")
+    made.add_argument("--json", action="store_true", help="for programs")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0 done, 2 the request is wrong."""
+    try:
+        return validate.run(parser().parse_args(argv))
+    except GnomonError as error:
+        print(f"evidence: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""What Megatron-Bridge's performance recipes set for mixtures of experts, release by release.
+
+Its table of runs names a container, and containers are cut from releases whose recipes are public: 25.09 is v0.1, 25.11
+v0.2, 26.02 v0.3 (26.02.01 v0.3.1), 26.04 v0.4, 26.06 v0.5, 26.08 v0.6. `recipe(row, release)` returns what a row leaves
+out, `with_recompute` the row with what its recipe recomputes, `mtp_modules` and `mtp_stages` what DeepSeek-V3's second
+prediction adds and where. Leaves out graphs of parts of a layer, whose launches are priced one by one.
+Source: NVIDIA-NeMo/Megatron-Bridge at these tags, scripts/performance/configs/*/*_workload_base_configs.py and (26.08)
+src/megatron/bridge/perf_recipes; NeMo's own at the end. Read 2026-11-22.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from evidence.published.row import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Settings of a recipe that no column holds."""
+
+    one_copy: bool = False
+    """`moe_flex_dispatcher_backend` is HybridEP or DeepEP."""
+    hybrid_ep: bool = False
+    """It is HybridEP."""
+    overlap: bool = False
+    """`moe_a2a_overlap`: dispatch and combine beside another microbatch's computing."""
+    graphs: bool = False
+    """Layers or whole steps are replayed as CUDA graphs."""
+    fused: bool = False
+    """`cutedsl_fused_grouped_mlp` and `cuda_graph_impl = full_iteration`, which came together."""
+    narrow_attention: bool = False
+    """`fp8_dot_product_attention`, which most of them set."""
+
+
+ONE_COPY = (
+    (r"deepseek.*h100", "25.09", "99"),
+    (r"deepseek.*gb[23]00", "25.11", "99"),
+    (r"deepseek.*\bb[23]00", "26.02", "99"),
+    (r"qwen3.*gb[23]00", "25.11", "99"),
+    (r"qwen3.*235b.*(h100|\bb[23]00)", "26.02.01", "26.03"),
+    (r"qwen3.*235b.*\bb300", "26.06", "99"),
+    (r"qwen3.*30b.*(h100|b300)", "26.02", "99"),
+    (r"qwen3.*30b.*\bb200", "26.02.01", "99"),
+    (r"gpt.?oss.*\bb300", "26.04", "99"),
+    (r"gpt.?oss.*b200", "26.04", "26.05"),
+    (r"kimi", "26.02", "99"),
+    (r"nemotron", "26.04", "99"),
+)
+"""(pattern of model and device, first release, last) of recipes that send a token once; those of FUSED do too."""
+
+HYBRID_EP = r"gb[23]00|nemotron|gpt.?oss|kimi"
+"""Those of ONE_COPY that are HybridEP's in every release; of the others some are DeepEP's, for which they are taken."""
+
+OVERLAP = (
+    (r"deepseek.*h100", "25.09", "25.12"),
+    (r"qwen3.*235b.*h100", "25.11", "99"),
+    (r"qwen3.*235b.*\bb200", "25.11", "25.12"),
+    (r"qwen3.*235b.*\bb300", "26.02", "26.02"),
+    (r"qwen3.*30b.*h100", "25.11", "26.03"),
+    (r"gpt.?oss.*gb200", "26.04", "99"),
+)
+"""The same of recipes that overlap dispatch; those of FUSED do too."""
+
+FUSED = (
+    (r"(deepseek|qwen3|gpt.?oss).*gb[23]00", "26.06", "99"),
+    (r"qwen3.*30b.*\bb300", "26.06", "99"),
+    (r"(deepseek|qwen3).*\bb300", "26.08", "99"),
+    (r"qwen3.*\bb200", "26.08", "99"),
+)
+"""The same of recipes in MXFP8 that run whole steps as one graph with fused experts."""
+
+WIDE_ATTENTION = r"deepseek.*gb200"
+"""Those of FUSED whose attention stays in 16 bits."""
+
+GRAPHS = (
+    (r"qwen3.*gb200", "25.09", "25.10"),
+    (r"qwen3.*30b.*\bb200", "25.09", "25.10"),
+)
+"""The same of recipes with graphs of whole layers, which rows dropped to a fixed number allow; FUSED have them too."""
+
+
+_UP, _UP_MLP = 'selective ["mla_up_proj"]', 'selective ["mla_up_proj", "mlp"]'
+
+RECOMPUTE = (
+    (r"deepseek.*h100", "25.09", "99", _UP_MLP),
+    (r"deepseek.*\bb[23]00", "25.09", "99", _UP),
+    (r"deepseek.*gb200", "25.09", "26.03", _UP),
+    (r"deepseek.*gb200.*fp8", "26.04", "26.05", 'selective ["mlp"]'),
+    (r"deepseek.*gb300", "25.11", "25.12", 'selective ["moe_act"]'),
+    (r"deepseek.*gb300", "26.02", "26.05", _UP),
+    (r"gpt.?oss.*b200", "25.11", "25.12", 'selective ["layernorm", "moe_act"]'),
+    (r"qwen3.*a\d+b", "25.11", "25.12", "none"),
+    (r"nemotron.*super.*\bb200.*mxfp8", "26.04", "99", 'selective ["moe_act", "layernorm"]'),
+    (r"nemotron.*super.*\bb200.*bf16", "26.04", "99", 'selective ["moe_act", "moe", "layernorm", "core_attn"]'),
+    (r"nemotron.*ultra", "26.08", "99", 'selective ["moe_act"]'),
+    (r"nemotron", "26.04", "99", "none"),
+)
+"""(pattern of model, device and precision, first release, last, `recompute_modules`)."""
+
+_NEMO_RECOMPUTE = ((r"deepseek.?v3.*gb200", "selective"), (r"deepseek.?v3.*h100", _UP))
+"""`core_attn` and `mla_up_proj`: NVIDIA/dgxc-benchmarking v25.05 and v25.05.05 deepseek_v3/pretraining/launch.sh, `RM`;
+read 2026-11-22."""
+
+OFFLOADED = (
+    (r"llama3_70b gb200 fp8", "25.09", "25.12", 40),
+    (r"llama3_70b gb300 fp8", "25.11", "25.12", 20),
+    (r"llama3.1_405b gb200 fp8", "25.09", "25.10", 95),
+)
+"""(pattern of model, device and precision, first release, last, `cpu_offloading_num_layers`) of dense recipes with
+Megatron-FSDP whose rows do not say it (later ones do): scripts/performance/configs/llama3*/ of v0.1.0rc4 (25.09) and
+v0.2.0 (25.11). Read 2026-11-23."""
+
+_LATER = "release-time recipe may differ"
+"""In the notes of rows whose recompute was read from the newest recipe."""
+
+_MTP = r"megatron-bridge|^nemo$"
+"""Programs whose recipes of DeepSeek-V3 train its second prediction (`mtp_num_layers = 1`), in every release: Megatron-
+Bridge src/megatron/bridge/recipes/deepseek, NVIDIA/NeMo nemo/collections/llm/recipes/deepseek_v3.py `use_mtp = True`.
+Their recipes of Kimi K2 do not."""
+
+_DEEPSEEK_LAYERS = 61
+
+
+def with_recompute(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
+    """The row with what the recipe of its release recomputes, where the row does not say it or has it from a later
+    recipe, and a note."""
+    program = row.framework.lower()
+    if not row.experts or (row.recompute and _LATER not in row.notes):
+        return row, ()
+    found: str | None = None
+    if re.search(r"megatron-bridge", program):
+        key = f"{row.model} {row.device} {row.precision}".lower()
+        fits = (how for pattern, first, last, how in RECOMPUTE if re.search(pattern, key) and first <= release <= last)
+        found = next(fits, None)
+    elif program == "nemo":
+        key = f"{row.model} {row.device}".lower()
+        found = next((how for pattern, how in _NEMO_RECOMPUTE if re.search(pattern, key)), None)
+    if found is None or found == row.recompute:
+        return row, ()
+    return replace(row, recompute=found), (f"recompute {found}: the recipe of release {release}",)
+
+
+def with_offloading(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
+    """The row with the layers whose activations its recipe moves to the host, where the row does not say it."""
+    sharded = re.search(r"megatron-bridge", row.framework.lower()) and "fsdp" in (row.zero_or_fsdp or "")
+    if row.offload or not sharded:
+        return row, ()
+    key = f"{row.model} {row.device} {row.precision}".lower()
+    found = (n for pattern, first, last, n in OFFLOADED if re.match(pattern, key) and first <= release <= last)
+    count = next(found, 0)
+    if not count:
+        return row, ()
+    moved = replace(row, offload=f"activation cpu offload num_layers={count}", recompute=row.recompute or "none")
+    return moved, (f"activations of {count} layers on the host: the recipe of release {release}",)
+
+
+def mtp_modules(row: Row) -> int:
+    """Multi-token prediction modules that a DeepSeek-V3 is trained with: what the name says, or its recipe."""
+    name = row.model.lower()
+    if "mtp" in name:
+        return int("w/o" not in name)
+    return int(bool(re.search(r"deepseek.?v3", name)) and bool(re.search(_MTP, row.framework.lower())))
+
+
+def with_sharding(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """The row of a Nemotron 3 Ultra with Megatron-FSDP and what its recipe moves to the host, and a note. Its recipes
+    shard weights in each NVLink domain and optimizer states over all of them (perf_recipes/nemotronh/common.py
+    _apply_nemotron_3_ultra_fsdp_hsdp), which a plan cannot say: weights are taken as sharded over all too."""
+    if not re.search(r"megatron-bridge.*nemotron.3.ultra", f"{row.framework} {row.model}".lower()):
+        return row, ()
+    note = "weights sharded over all ranks, what experts' activation reads on the host: the recipe's Megatron-FSDP"
+    return replace(row, zero_or_fsdp="fsdp", offload="fused_group_mlp"), (note,)
+
+
+_HYBRID_MTP = (r"nemotron.*(super|ultra|lightning)",)
+"""Nemotrons whose recipes set `mtp_num_layers = 2` and `mtp_use_repeated_layer`, in every release that has them:
+Megatron-Bridge src/megatron/bridge/recipes/nemotronh, perf_recipes/nemotronh."""
+
+
+def hybrid_mtp(row: Row) -> int:
+    """How often the second prediction of a hybrid runs in Megatron-Bridge's recipes; 0 elsewhere."""
+    bridged = re.search(r"megatron-bridge", row.framework.lower())
+    return 2 if bridged and any(re.search(pattern, row.model.lower()) for pattern in _HYBRID_MTP) else 0
+
+
+def narrow_calls(row: Row) -> tuple[str, ...]:
+    """Layers of a Nemotron 3 that multiply in less than 16 bits: not the second prediction (`keep_mtp_spec_in_bf16`),
+    and under NVFP4 not the last 14 of Super (src/megatron/bridge/training/mixed_precision.py
+    nemotron_3_super_bf16_with_nvfp4_mixed). () where nothing is known."""
+    if not row.layers or not re.search(r"megatron-bridge.*nemotron.3", f"{row.framework} {row.model}".lower()):
+        return ()
+    wide = 14 if "super" in row.model.lower() and "fp4" in (row.precision or "") else 0
+    return (f"layers[0:{row.layers - wide}]",)
+
+
+def mtp_stages(row: Row, stages: int) -> tuple[int, ...]:
+    """Layers of each stage of those recipes, () where they say nothing: stages of 64 / `stages` layers, of which the
+    last gives its room to the second prediction and the loss; 1, thirty of 2 and none with 32 (`Et|(tt|)*30mL`). NeMo
+    takes one layer from the first stage for the embedding and two from the last."""
+    if row.layers != _DEEPSEEK_LAYERS or stages < 2 or stages > 32 or 64 % stages or not mtp_modules(row):
+        return ()
+    each = 64 // stages
+    if stages == 32:
+        return (1, *[2] * 30, 0)
+    if "bridge" not in row.framework.lower():
+        return (each - 1, *[each] * (stages - 2), each - 2)
+    return (*[each] * (stages - 1), each - 3)
+
+
+def recipe(row: Row, release: str) -> Recipe:
+    """What the recipe of a mixture sets; nothing for dense models and where the release is not known."""
+    if not row.experts or not re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", release):
+        return Recipe()
+    key = f"{row.model} {row.device}".lower()
+
+    def among(rules: tuple[tuple[str, str, str], ...]) -> bool:
+        return any(re.search(pattern, key) and first <= release <= last for pattern, first, last in rules)
+
+    fused = among(FUSED) and "mxfp8" in (row.precision or "")
+    return Recipe(
+        one_copy=fused or among(ONE_COPY),
+        hybrid_ep=(fused or among(ONE_COPY)) and bool(re.search(HYBRID_EP, key)),
+        overlap=fused or among(OVERLAP),
+        graphs=fused or among(GRAPHS),
+        fused=fused,
+        narrow_attention=fused and not re.search(WIDE_ATTENTION, key),
+    )

@@ -1,0 +1,116 @@
+"""Measured runs of the user's own beside their predictions, one a line, and how far off they are in all.
+
+`compared(runs)` predicts them; `comparison_text` is what `gnomon validate` prints. Leaves out reading the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gnomon.errors import GnomonError
+from gnomon.prediction import Prediction, predict
+from gnomon.prediction.measured import MeasuredRun, Refused, predicted_s
+from gnomon.report.tables import Column, number, percent, table, wrapped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One run."""
+
+    run: MeasuredRun
+    """As measured."""
+    prediction: Prediction
+    """As predicted."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured seconds, minus 1."""
+        return predicted_s(self.run, self.prediction) / self.run.step_s - 1
+
+    @property
+    def in_band(self) -> bool:
+        """Whether the measured step lies in the band of 80% of the prediction."""
+        band = self.prediction.band
+        return band.low_s <= self.run.step_s <= band.high_s
+
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted over measured peak, minus 1; None if it was not measured."""
+        return None if self.run.peak_bytes is None else self.prediction.tightest.peak_bytes / self.run.peak_bytes - 1
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "id": self.run.id,
+            "measured_s": self.run.step_s,
+            "predicted_s": self.prediction.step_s,
+            "error": self.error,
+            "in_band": self.in_band,
+            "measured_bytes": self.run.peak_bytes,
+            "predicted_bytes": self.prediction.tightest.peak_bytes,
+            "memory_error": self.memory_error,
+            "fits": self.prediction.fits,
+            "assumed": [*self.run.assumed, *self.prediction.assumptions],
+        }
+
+
+def compared(runs: Iterable[MeasuredRun]) -> tuple[tuple[Compared, ...], tuple[Refused, ...]]:
+    """(runs with their predictions, runs that cannot be predicted), in the order given."""
+    done: list[Compared] = []
+    refused: list[Refused] = []
+    for run in runs:
+        try:
+            found = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
+            done.append(Compared(run=run, prediction=found))
+        except GnomonError as error:
+            refused.append(Refused(id=run.id, reason=str(error)))
+    return tuple(done), tuple(refused)
+
+
+def comparison_text(done: Sequence[Compared], refused: Sequence[Refused]) -> tuple[str, ...]:
+    """A table, its summary, and what was filled in or refused."""
+    names = ("step s", "predicted", "error %", "in band", "peak GiB", "predicted", "error %", "fits")
+    rows = [
+        (
+            each.run.id,
+            number(each.run.step_s, 4),
+            number(each.prediction.step_s, 4),
+            percent(each.error),
+            "yes" if each.in_band else "no",
+            "-" if each.run.peak_bytes is None else f"{each.run.peak_bytes / 2**30:.1f}",
+            f"{each.prediction.tightest.peak_bytes / 2**30:.1f}",
+            percent(each.memory_error),
+            "yes" if each.prediction.fits else "no",
+        )
+        for each in done
+    ]
+    lines = (
+        list(table((Column(name="run", align="left"), *(Column(name=n) for n in names)), rows, gap=1)) if rows else []
+    )
+    if done:
+        lines += ["", *wrapped(_summary(done), indent="")]
+    for note in dict.fromkeys(note for each in done for note in each.run.assumed):
+        lines += wrapped(note, bullet="- ")
+    for gone in refused:
+        lines += wrapped(f"{gone.id} cannot be predicted: {gone.reason}", indent="")
+    return tuple(lines)
+
+
+def _summary(done: Sequence[Compared]) -> str:
+    sizes, inside = np.abs([each.error for each in done]), sum(each.in_band for each in done)
+    said = (
+        f"{len(done)} run{'s' * (len(done) != 1)}: step time off by {np.median(sizes):.1%} at the median, "
+        f"{np.mean(sizes):.1%} in the mean, {np.max(sizes):.1%} at most; {inside} inside the 80% interval"
+    )
+    memory = np.abs([each.memory_error for each in done if each.memory_error is not None])
+    if memory.size:
+        said += (
+            f"; peak memory of {memory.size} off by {np.median(memory):.1%} at the median, {np.max(memory):.1%} at most"
+        )
+    if wrong := sum(not each.prediction.fits for each in done):
+        said += f"; {wrong} said not to fit, although all ran"
+    return said

@@ -146,6 +146,45 @@ def test_the_package_keeps_the_order() -> None:
     assert problems(files) == []
 
 
+def families() -> set[str]:
+    """Names of published tables: files of rules and what fits left out, but for those that bear a program's name."""
+    sources = {path.stem for path in (REPOSITORY / "evidence/sources").glob("*.toml")}
+    text = (REPOSITORY / "evidence/folds.toml").read_text(encoding="utf-8")
+    left_out = set(re.findall(r'^left_out = "([a-z].*)"$', text, re.MULTILINE))
+    stacks = {path.stem for path in (REPOSITORY / "src/gnomon/plans/stacks").glob("*.toml")}
+    return (sources | left_out) - stacks
+
+
+FROM_RUNS = ("data", "date", "error", "range", "source")
+"""Keys of a provenance, which says what a number was fitted to."""
+
+
+def named(text: str, names: set[str]) -> list[str]:
+    """Which of them a text names."""
+    return sorted(name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE))
+
+
+def test_the_package_names_no_published_table() -> None:
+    """Code knows programs and hardware; only `evidence/` knows sources."""
+    known = families()
+    assert len(known) > 15 and "nanotron-ultrascale" in known and "nanotron" not in known
+    assert named("if row.family == 'Korthikanti-2022':", known) == ["korthikanti-2022"]
+    package = REPOSITORY / "src/gnomon"
+    found = [
+        f"{path.relative_to(package)}: {name}"
+        for path in sorted(package.rglob("*"))
+        if path.suffix in (".py", ".toml") and path.parent.name != "formats"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if not (path.suffix == ".toml" and line.partition(" = ")[0].strip() in FROM_RUNS)
+        for name in named(line, known)
+    ]
+    assert not found
+    imports = [
+        path for path in package.rglob("*.py") if re.search(r"^(from|import) evidence\b", path.read_text("utf-8"), re.M)
+    ]
+    assert not imports
+
+
 def test_the_design_lists_the_rooms_in_this_order() -> None:
     """One line of the design may name several rooms (`errors · units`); their order within the line is not judged."""
     text = (REPOSITORY / "docs/design.md").read_text(encoding="utf-8")

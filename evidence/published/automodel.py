@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from evidence.published.row import Row
+from evidence.published.rules import first, says
 from gnomon.models.lora import Adapters
 from gnomon.plans import DType, Plan, Precision, Split
 
@@ -42,10 +43,6 @@ def adapters(row: Row) -> Adapters | None:
     return Adapters(rank=16, scaled="inner", joined=release != "2013a4dd6", dropout=dropout)
 
 
-COMPILED = r"llama[- _]?3[- _]70b"
-"""Models trained whole whose recipes set `enable_compile`."""
-
-
 def kernels(row: Row) -> Mapping[str, str | bool]:
     """Fields of the stack: FlashAttention-2 of transformers (`DEFAULT_ATTN_IMPLEMENTATION`); Liger's norm, rotary
     embedding and activation on one device; layers compiled with tensor parallelism in April 2026; before that, of the
@@ -57,7 +54,7 @@ def kernels(row: Row) -> Mapping[str, str | bool]:
     only what the backward reads is run again. Of LoRA without compilation all is: a frozen product comes before what
     its adapter keeps."""
     release = _release(row)
-    if not release and re.search(COMPILED, row.model.lower()) and "automodel" in row.framework.lower():
+    if not release and says(row, "compiled_layers"):
         fused = {"norm": "fused", "activation": "fused", "rotary": "fused"}
         return {**fused, "launch": "compiled", "recompute_stops": True}
     if not release:
@@ -77,22 +74,16 @@ TORCH_ATTENTION = r"flexattn|torchsdpa"
 """Notes of mixtures whose attention is not Transformer Engine's: PyTorch's own, of which FlexAttention reaches 0.9 of
 FlashAttention-2 forward and 0.85 backward by its authors (pytorch.org/blog/flexattention); taken as the latter."""
 
-CHECKPOINTED = r"llama[- _]?3[- _]70b|32b[- _]lora|nemotron[- _]v3[- _]super|deepseek[- _]v3|kimi[- _]k2"
-"""Models whose recipes set `activation_checkpointing`, each decoder layer or its attention and its MLP."""
-
-EXPERT_RANKS = ((r"gpt[- _]oss[- _]20b", 8),)
-"""(pattern of model, `ep_size` of its recipe) where the table's column is empty."""
-
 
 def with_recipe(row: Row) -> tuple[Row, tuple[str, ...]]:
     """The row with full recompute and the ranks of experts that its recipe sets, where the table does not say."""
     if "automodel" not in row.framework.lower():
         return row, ()
     notes: list[str] = []
-    if not row.recompute and re.search(CHECKPOINTED, row.model.lower()):
+    if not row.recompute and says(row, "checkpointed"):
         row = replace(row, recompute="full")
         notes.append("activation_checkpointing: the recipe's")
-    ranks = next((ranks for pattern, ranks in EXPERT_RANKS if re.search(pattern, row.model.lower())), 0)
+    ranks: int = first(row, "expert_ranks", 0)
     if ranks and not row.ep:
         row = replace(row, ep=ranks)
         notes.append(f"ep_size {ranks}: the recipe's")
@@ -109,11 +100,6 @@ def precision(row: Row, found: Precision) -> Precision:
     return Precision(param="bf16", compute="bf16", grad="bf16", reduce=reduce, master="none", states="bf16")
 
 
-LOCAL_BATCHES = ((r"70b[- _]2[- _]node", 8), (r"70b", 4))
-"""(pattern of model, `local_batch_size`) of LoRA recipes with pipelines, where the table's product of local batch and
-accumulation is half of the global batch."""
-
-
 def rounds(row: Row, data_ranks: int) -> int:
     """Local batches of a step, each a whole pass through the pipeline (`_forward_backward_step`: `schedule.step`)."""
     if "automodel" not in row.framework.lower() or (row.pp or 1) == 1 or not row.global_batch:
@@ -122,7 +108,7 @@ def rounds(row: Row, data_ranks: int) -> int:
     found = re.search(r"LBS=(\d+) GA=(\d+)", row.notes)
     local = int(found[1]) if found and int(found[1]) * int(found[2]) == each else 0
     if not local and _release(row):
-        local = next((size for pattern, size in LOCAL_BATCHES if re.search(pattern, row.model.lower())), 0)
+        local = first(row, "local_batch", 0)
     return each // local if local and each % local == 0 else 1
 
 

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass, replace
 
 from evidence.published.row import Row
+from evidence.published.rules import first, says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,84 +35,6 @@ class Recipe:
     """`fp8_dot_product_attention`, which most of them set."""
 
 
-ONE_COPY = (
-    (r"deepseek.*h100", "25.09", "99"),
-    (r"deepseek.*gb[23]00", "25.11", "99"),
-    (r"deepseek.*\bb[23]00", "26.02", "99"),
-    (r"qwen3.*gb[23]00", "25.11", "99"),
-    (r"qwen3.*235b.*(h100|\bb[23]00)", "26.02.01", "26.03"),
-    (r"qwen3.*235b.*\bb300", "26.06", "99"),
-    (r"qwen3.*30b.*(h100|b300)", "26.02", "99"),
-    (r"qwen3.*30b.*\bb200", "26.02.01", "99"),
-    (r"gpt.?oss.*\bb300", "26.04", "99"),
-    (r"gpt.?oss.*b200", "26.04", "26.05"),
-    (r"kimi", "26.02", "99"),
-    (r"nemotron", "26.04", "99"),
-)
-"""(pattern of model and device, first release, last) of recipes that send a token once; those of FUSED do too."""
-
-HYBRID_EP = r"gb[23]00|nemotron|gpt.?oss|kimi"
-"""Those of ONE_COPY that are HybridEP's in every release; of the others some are DeepEP's, for which they are taken."""
-
-OVERLAP = (
-    (r"deepseek.*h100", "25.09", "25.12"),
-    (r"qwen3.*235b.*h100", "25.11", "99"),
-    (r"qwen3.*235b.*\bb200", "25.11", "25.12"),
-    (r"qwen3.*235b.*\bb300", "26.02", "26.02"),
-    (r"qwen3.*30b.*h100", "25.11", "26.03"),
-    (r"gpt.?oss.*gb200", "26.04", "99"),
-)
-"""The same of recipes that overlap dispatch; those of FUSED do too."""
-
-FUSED = (
-    (r"(deepseek|qwen3|gpt.?oss).*gb[23]00", "26.06", "99"),
-    (r"qwen3.*30b.*\bb300", "26.06", "99"),
-    (r"(deepseek|qwen3).*\bb300", "26.08", "99"),
-    (r"qwen3.*\bb200", "26.08", "99"),
-)
-"""The same of recipes in MXFP8 that run whole steps as one graph with fused experts."""
-
-WIDE_ATTENTION = r"deepseek.*gb200"
-"""Those of FUSED whose attention stays in 16 bits."""
-
-GRAPHS = (
-    (r"qwen3.*gb200", "25.09", "25.10"),
-    (r"qwen3.*30b.*\bb200", "25.09", "25.10"),
-)
-"""The same of recipes with graphs of whole layers, which rows dropped to a fixed number allow; FUSED have them too."""
-
-
-_UP, _UP_MLP = 'selective ["mla_up_proj"]', 'selective ["mla_up_proj", "mlp"]'
-
-RECOMPUTE = (
-    (r"deepseek.*h100", "25.09", "99", _UP_MLP),
-    (r"deepseek.*\bb[23]00", "25.09", "99", _UP),
-    (r"deepseek.*gb200", "25.09", "26.03", _UP),
-    (r"deepseek.*gb200.*fp8", "26.04", "26.05", 'selective ["mlp"]'),
-    (r"deepseek.*gb300", "25.11", "25.12", 'selective ["moe_act"]'),
-    (r"deepseek.*gb300", "26.02", "26.05", _UP),
-    (r"gpt.?oss.*b200", "25.11", "25.12", 'selective ["layernorm", "moe_act"]'),
-    (r"qwen3.*a\d+b", "25.11", "25.12", "none"),
-    (r"nemotron.*super.*\bb200.*mxfp8", "26.04", "99", 'selective ["moe_act", "layernorm"]'),
-    (r"nemotron.*super.*\bb200.*bf16", "26.04", "99", 'selective ["moe_act", "moe", "layernorm", "core_attn"]'),
-    (r"nemotron.*ultra", "26.08", "99", 'selective ["moe_act"]'),
-    (r"nemotron", "26.04", "99", "none"),
-)
-"""(pattern of model, device and precision, first release, last, `recompute_modules`)."""
-
-_NEMO_RECOMPUTE = ((r"deepseek.?v3.*gb200", "selective"), (r"deepseek.?v3.*h100", _UP))
-"""`core_attn` and `mla_up_proj`: NVIDIA/dgxc-benchmarking v25.05 and v25.05.05 deepseek_v3/pretraining/launch.sh, `RM`;
-read 2026-11-22."""
-
-OFFLOADED = (
-    (r"llama3_70b gb200 fp8", "25.09", "25.12", 40),
-    (r"llama3_70b gb300 fp8", "25.11", "25.12", 20),
-    (r"llama3.1_405b gb200 fp8", "25.09", "25.10", 95),
-)
-"""(pattern of model, device and precision, first release, last, `cpu_offloading_num_layers`) of dense recipes with
-Megatron-FSDP whose rows do not say it (later ones do): scripts/performance/configs/llama3*/ of v0.1.0rc4 (25.09) and
-v0.2.0 (25.11). Read 2026-11-23."""
-
 _LATER = "release-time recipe may differ"
 """In the notes of rows whose recompute was read from the newest recipe."""
 
@@ -126,17 +49,9 @@ _DEEPSEEK_LAYERS = 61
 def with_recompute(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
     """The row with what the recipe of its release recomputes, where the row does not say it or has it from a later
     recipe, and a note."""
-    program = row.framework.lower()
     if not row.experts or (row.recompute and _LATER not in row.notes):
         return row, ()
-    found: str | None = None
-    if re.search(r"megatron-bridge", program):
-        key = f"{row.model} {row.device} {row.precision}".lower()
-        fits = (how for pattern, first, last, how in RECOMPUTE if re.search(pattern, key) and first <= release <= last)
-        found = next(fits, None)
-    elif program == "nemo":
-        key = f"{row.model} {row.device}".lower()
-        found = next((how for pattern, how in _NEMO_RECOMPUTE if re.search(pattern, key)), None)
+    found: str | None = first(row, "recipe_recompute", release=release)
     if found is None or found == row.recompute:
         return row, ()
     return replace(row, recompute=found), (f"recompute {found}: the recipe of release {release}",)
@@ -147,9 +62,7 @@ def with_offloading(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
     sharded = re.search(r"megatron-bridge", row.framework.lower()) and "fsdp" in (row.zero_or_fsdp or "")
     if row.offload or not sharded:
         return row, ()
-    key = f"{row.model} {row.device} {row.precision}".lower()
-    found = (n for pattern, first, last, n in OFFLOADED if re.match(pattern, key) and first <= release <= last)
-    count = next(found, 0)
+    count: int = first(row, "offloaded_layers", 0, release=release)
     if not count:
         return row, ()
     moved = replace(row, offload=f"activation cpu offload num_layers={count}", recompute=row.recompute or "none")
@@ -174,15 +87,10 @@ def with_sharding(row: Row) -> tuple[Row, tuple[str, ...]]:
     return replace(row, zero_or_fsdp="fsdp", offload="fused_group_mlp"), (note,)
 
 
-_HYBRID_MTP = (r"nemotron.*(super|ultra|lightning)",)
-"""Nemotrons whose recipes set `mtp_num_layers = 2` and `mtp_use_repeated_layer`, in every release that has them:
-Megatron-Bridge src/megatron/bridge/recipes/nemotronh, perf_recipes/nemotronh."""
-
-
 def hybrid_mtp(row: Row) -> int:
     """How often the second prediction of a hybrid runs in Megatron-Bridge's recipes; 0 elsewhere."""
-    bridged = re.search(r"megatron-bridge", row.framework.lower())
-    return 2 if bridged and any(re.search(pattern, row.model.lower()) for pattern in _HYBRID_MTP) else 0
+    found: int = first(row, "mtp_repeats", 0)
+    return found
 
 
 def narrow_calls(row: Row) -> tuple[str, ...]:
@@ -213,17 +121,13 @@ def recipe(row: Row, release: str) -> Recipe:
     """What the recipe of a mixture sets; nothing for dense models and where the release is not known."""
     if not row.experts or not re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", release):
         return Recipe()
-    key = f"{row.model} {row.device}".lower()
-
-    def among(rules: tuple[tuple[str, str, str], ...]) -> bool:
-        return any(re.search(pattern, key) and first <= release <= last for pattern, first, last in rules)
-
-    fused = among(FUSED) and "mxfp8" in (row.precision or "")
+    fused = says(row, "fused_experts", release=release) and "mxfp8" in (row.precision or "")
+    one_copy = fused or says(row, "one_copy", release=release)
     return Recipe(
-        one_copy=fused or among(ONE_COPY),
-        hybrid_ep=(fused or among(ONE_COPY)) and bool(re.search(HYBRID_EP, key)),
-        overlap=fused or among(OVERLAP),
-        graphs=fused or among(GRAPHS),
+        one_copy=one_copy,
+        hybrid_ep=one_copy and says(row, "hybrid_ep"),
+        overlap=fused or says(row, "overlaps_dispatch", release=release),
+        graphs=fused or says(row, "layer_graphs", release=release),
         fused=fused,
-        narrow_attention=fused and not re.search(WIDE_ATTENTION, key),
+        narrow_attention=fused and not says(row, "wide_attention"),
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from evidence.published.machines import COUNTED
 from evidence.published.row import Row
+from evidence.published.rules import first
 
 PER_DEVICE = r"maxtext|paxml"
 """Programs whose recipes give the batch by device (`per_device_batch_size`), whatever the axes are."""
@@ -22,28 +23,10 @@ NEUSIGHT_STAGES = r"NeuSight/.*-pp\d+_(\d+)\.json"
 """Files of runs with stages, which end in the number of microbatches (sitar-lab/NeuSight scripts/asplos/
 collect_label_distributed.py; run_label_distributed.py asks for one, read 2026-11-22)."""
 
-LENGTHS = (
-    (r"training/v5p/deepseek3-671b", 8192),
-    (r"training/v5p/llama3\.1-405b", 8192),
-    (r"training/trillium/mixtral-8x22b", 4096),
-)
-"""(pattern of sources that give tokens a step alone, `max_target_length` of their recipes): AI-Hypercomputer/maxtext
-e591f30 benchmarks/maxtext_v5p_model_configs.py, maxtext_trillium_model_configs.py; the tokens are whole numbers of such
-sequences a chip. Not GPT-3's, whose recipe multiplies in int8. Read 2026-11-22."""
-
-FINETUNED = r"dgxc-benchmarking/llama3/finetuning"
-"""Sources whose recipe puts one sequence into a microbatch whatever the model (NVIDIA/dgxc-benchmarking v25.02.02
-llama3/finetuning/llama3_finetune_utils.py, read 2026-11-22)."""
-
-FLASH_REPO = r"flash-attention training repo"
-FLASH_BATCHES = {(2048, True): 8, (2048, False): 2, (8192, True): 4}
-"""(length, whether with FlashAttention) -> sequences of a device with 80 GB of the 1.3B model, whose step has 1 Mi
-tokens; the 2.7B model has half as many, but for 4 at 8192 (Dao-AILab/flash-attention training/configs/experiment/pile,
-gpt3xl-flash, gpt3xl-flash-8k, gpt3xl-hf, gpt3-2.7B-flash, gpt3-2.7B-flash-8k, gpt3-2.7B-hf; read 2026-11-23). There is
-no config of 8192 without FlashAttention."""
 FLASH_WIDTH = 2048
-"""Width of that 1.3B model."""
+"""Width of the 1.3B model of FlashAttention's own training code."""
 FLASH_TOKENS = 1 << 20
+"""Tokens of its step."""
 
 NEMO = r"^(?:NVIDIA[- /]?)?NeMo(?: (?:Framework|Megatron))?(?:[ -]?\(?v?(\d+\.\d[\w.]*).*)?$"
 """NeMo by its other names, with or without a release, which readers look for in the notes."""
@@ -88,9 +71,9 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
         elif row.micro_batch is not None and (each := (row.global_batch or 0) // ranks) < row.micro_batch and each:
             row = replace(row, micro_batch=each)
             notes.append(f"{each} sequences of a device: the global batch over the devices")
-    if row.micro_batch is None and re.search(FINETUNED, row.source or ""):
-        row = replace(row, micro_batch=1)
-        notes.append("microbatches of 1: what the recipe sets")
+    if row.micro_batch is None and (size := first(row, "recipe_micro_batch")):
+        row = replace(row, micro_batch=size)
+        notes.append(f"microbatches of {size}: what the recipe sets")
     row, batch_notes = _flash_repo(row)
     notes += batch_notes
     counted = re.search(NEUSIGHT_STAGES, row.source or "")
@@ -100,7 +83,7 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
             row = replace(row, micro_batch=each)
             notes.append(f"microbatches of {each}: the source's file names {counted[1]} of them")
     found = re.search(r"tokens/step=(\d+)", row.notes)
-    length = next((n for pattern, n in LENGTHS if re.search(pattern, (row.source or "").lower())), 0)
+    length: int = first(row, "max_target_length", 0)
     if found and length and row.seq_len is None and row.global_batch is None and int(found[1]) % length == 0:
         row = replace(row, seq_len=length, global_batch=int(found[1]) // length)
         notes.append(f"{row.global_batch} sequences of {length}: the recipe's length, {found[1]} tokens a step")
@@ -112,9 +95,8 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
 
 def _flash_repo(row: Row) -> tuple[Row, list[str]]:
     """The batch that the configs of FlashAttention's own training code set."""
-    flash = not (row.flash_attention or "no").startswith("no")
-    each = FLASH_BATCHES.get((row.seq_len or 0, flash))
-    if row.micro_batch or row.global_batch or not re.search(FLASH_REPO, row.framework.lower()) or each is None:
+    each: int | None = first(row, "sequences_of_1.3b")
+    if row.micro_batch or row.global_batch or each is None:
         return row, []
     each = each if row.hidden == FLASH_WIDTH or row.seq_len == 8192 else each // 2
     row = replace(row, micro_batch=each, global_batch=FLASH_TOKENS // (row.seq_len or 1))

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 
 from evidence.published.row import Row
+from evidence.published.rules import first
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.plans import Plan, Stack
@@ -63,20 +64,6 @@ NOT_IN_ORDER = (
     "without dropout, of which these tests have 0.1"
 )
 
-UNTOLD = (
-    (r"multimodal|llava|mimo", "has an image encoder"),
-    (r"grpo", "is reinforcement learning: sequences are generated within the step"),
-    (r"distill", "has a teacher beside the model"),
-    (r"flextron", "trains several widths of one model at once"),
-    (r"lightning", "mixes Mamba layers and attention"),
-    (r"offloading", "moves activations to the host part by part"),
-    (r"defer_embedding_wgrad", "keeps the head's inputs and gradients until the pipeline drains"),
-    (r"a2a_ovlp_8experts", "runs two microbatches at once"),
-    (r"tp2_pp2_ep4_etp1", "has latent attention, shared experts and multi-token prediction"),
-    (r"tp4_ep2_etp2_pp2", "has dense layers, shared experts and multi-token prediction"),
-)
-"""(pattern of tests, why their columns do not describe them)."""
-
 
 def is_test(row: Row) -> bool:
     """Whether the row is of a functional test."""
@@ -88,9 +75,8 @@ def with_test_facts(row: Row) -> tuple[Row, tuple[str, ...]]:
     if not is_test(row):
         return row, ()
     test = (row.section or row.model).lower()
-    for pattern, why in UNTOLD:
-        if re.search(pattern, test):
-            raise InputError(f"the functional test {test} {why}, which the row's columns do not describe")
+    if why := first(replace(row, section=test), "not_described"):
+        raise InputError(f"the functional test {test} {why}, which the row's columns do not describe")
     notes: list[str] = []
     if row.num_devices is None and "gb200" in row.device and "release" not in test:
         count = GB200_NODE if re.search("1node|1n4g", test) else 2 * GB200_NODE

@@ -17,6 +17,7 @@ from evidence.published.megatron_ci import expert_slices, optimizer_instances, w
 from evidence.published.model import Config
 from evidence.published.notes import NoteFacts
 from evidence.published.row import Row
+from evidence.published.rules import first, says, sources
 from evidence.published.settings import XLA
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
@@ -182,26 +183,14 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
     return Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp), notes
 
 
-DIVIDED_BY_RECIPES = ((r"training/ironwood.*gpt-oss", 32), (r"training/ironwood.*gemma4-26b", 128))
-"""(pattern of source and model, chips that shard; the rest are copies) of recipes that set `ici_fsdp_parallelism` to
-fewer than all: 64 and 256 devices, two of a chip. AI-Hypercomputer/tpu-recipes c8cfe2f training/ironwood/*/*4x8x8,
-read 2026-11-22."""
-
-
-LONG_RECIPES = ((r"training/ironwood.*llama3\.1-70b", 65536, 4),)
-"""(pattern of source and model, tokens of a sequence beyond which they hold, chips that share a sequence): recipes with
-`ici_context_parallelism=8`, two devices of a chip. Read there 2026-11-23."""
-
-
 def _context_by_recipe(row: Row) -> int:
-    key = f"{row.source or ''} {row.model}".lower()
-    found = (c for pattern, longer, c in LONG_RECIPES if re.search(pattern, key) and (row.seq_len or 0) > longer)
-    return next(found, 1)
+    longer, chips = first(row, "chips_of_long", (0, 1))
+    return chips if (row.seq_len or 0) > longer else 1
 
 
 def _divided_by_recipe(row: Row) -> int:
-    key = f"{row.source or ''} {row.model}".lower()
-    return next((chips for pattern, chips in DIVIDED_BY_RECIPES if re.search(pattern, key)), 0)
+    chips: int = first(row, "chips_that_shard", 0)
+    return chips
 
 
 def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
@@ -381,9 +370,6 @@ XLA_ATTENTION = (
 MAXTEXT_ROWS = (
     "AI-Hypercomputer/maxtext e591f30 src/maxtext/layers/moe.py permute, unpermute, _sort_activations; read 2026-11-23"
 )
-DROPS_TOKENS = r"training/trillium.*mixtral"
-"""Recipes with `sparse_matmul=False`, which multiply by masks (maxtext e591f30 benchmarks/
-maxtext_trillium_model_configs.py mixtral_8x7b_dropped, mixtral_8x22b_dropped; read 2026-11-23)."""
 PAXML_TE = "NVIDIA/dgxc-benchmarking v24.11.1 paxml/configure.sh: ENABLE_TE=1; read 2026-11-23"
 CORE_13 = "v25.08"
 BEFORE_CORE_13 = (
@@ -477,7 +463,7 @@ def _as_launched(found: Stack, row: Row, facts: NoteFacts, program: str, *, eage
         found = chosen(found, "XLA fuses what lies between products", cross_entropy=loss)
         if _attention((row.flash_attention or "").lower()) != "unfused":
             found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
-    if row.experts and re.search(r"maxtext", program) and not re.search(DROPS_TOKENS, (row.source or "").lower()):
+    if row.experts and re.search(r"maxtext", program) and not says(row, "drops_tokens"):
         found = chosen(found, MAXTEXT_ROWS, moe_rows="sorted")
     if re.search(r"paxml", program):
         found = chosen(found, PAXML_TE, transformer_engine=True)
@@ -504,13 +490,13 @@ def _as_recipes_set(found: Stack, row: Row, facts: NoteFacts, program: str) -> S
     if re.search(r"nemo|megatron-bridge", program) and _sums_in_fp8(row, facts.release):
         found = chosen(found, FP8_SUMS, tp_reduce_dtype="fp8")
     if nvidia.eager_activation(row):
-        found = chosen(found, nvidia.EAGER_ACTIVATION_SOURCE, activation="unfused")
+        found = chosen(found, sources("eager_activation"), activation="unfused")
     if nvidia.local_attention(row):
         found = chosen(found, nvidia.LOCAL_ATTENTION, attention="unfused")
     if nvidia.without_cudnn(row):
-        found = chosen(found, nvidia.NO_CUDNN_SOURCE, attention_kernel="flash2")
+        found = chosen(found, sources("without_cudnn"), attention_kernel="flash2")
     if found.attention_kernel == "cudnn":
-        found = chosen(found, nvidia.CUDNN_SOURCE, cudnn=nvidia.cudnn(row, facts.release))
+        found = chosen(found, sources("cudnn"), cudnn=nvidia.cudnn(row, facts.release))
     if of_date := torchtitan.kernels(row, facts.compiled):
         found = chosen(found, torchtitan.SOURCE, **of_date)
     if of_recipe := automodel.kernels(row):

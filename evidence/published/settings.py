@@ -15,6 +15,7 @@ from typing import Any
 from evidence.published import nvidia
 from evidence.published.notes import NoteFacts
 from evidence.published.row import Row
+from evidence.published.rules import first, says
 from gnomon.errors import InputError
 from gnomon.formats.megatron_recompute import MLA_UP_PROJ, MLP
 from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule, Vocabulary
@@ -40,15 +41,6 @@ core_v0.15.1). Read 2026-11-23."""
 
 GATHERED_RECIPES = ("delayed", "tensorwise")
 """Recipes under which they do."""
-
-FIXED_SCALES = r"ironwood.*fp8_full"
-"""Recipes that set `weight_quantization_calibration_method` and that of activations to a constant, and leave
-`bwd_quantization_calibration_method` at `absmax`: AI-Hypercomputer/tpu-recipes c8cfe2f training/ironwood/*/*fp8*; what
-MaxText then does: e591f30 src/maxtext/kernels/megablox/ops.py _bwd_quantize_gradient. Read 2026-11-23."""
-
-WIDE_EXPERTS = r"ironwood.*qwen3-235b"
-"""Recipes without `shard_exp_on_fsdp`, whose experts MaxText gathers before it casts them (layers/moe.py
-explicitly_weight_ag): every device casts all of them."""
 
 RECIPES = (
     (r"nvfp4|fp4", "nvfp4"),
@@ -157,7 +149,7 @@ def _precision(row: Row) -> tuple[Precision, Notes]:
         gathers = (bool(re.search(XLA_FP8_GATHERS, program)) and not _wide_experts(row)) or (
             recipe in GATHERED_RECIPES and bool(re.search(TE_FP8_GATHERS, program))
         )
-        fixed = bool(re.search(FIXED_SCALES, f"{row.source or ''} {name}".lower()))
+        fixed = says(replace(row, precision=name), "fixed_scales")
         return replace(base, fp8=Fp8(recipe=recipe, gather=gathers, fixed=fixed)), notes
     if re.fullmatch(r"(tf32|fp32|float32|32-?(?:true|bit)?)(\+tf32)?", name):
         compute: DType = "tf32" if "tf32" in name else "fp32"
@@ -245,50 +237,16 @@ KEPT_BY_PRESETS: Mapping[str, Sequence[str]] = {
 }
 """MaxText's remat_policy -> what it keeps (src/maxtext/layers/decoders.py get_remat_policy, read 2026-11-23)."""
 
-MOVED_BY_RECIPES = (
-    (r"training/ironwood.*gpt-oss", ["decoder_layer_input", "mlpwo"]),
-    (r"training/ironwood.*(deepseek|qwen3-235b)", ["decoder_layer_input"]),
-    (r"training/ironwood.*405b.*fp8", ["decoder_layer_input"]),
-    (r"training/ironwood.*405b", ["decoder_layer_input", "mlpwo"]),
-    (r"training/v5p.*deepseek", ["decoder_layer_input", "out_proj"]),
-    (r"training/v5p.*llama3\.1-405b", ["mlpwo"]),
-    (r"training/trillium.*8x22b", ["decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"]),
-)
-"""(pattern of source, model and precision, tensors on the host under `remat_policy=custom`): AI-Hypercomputer/
-tpu-recipes training/ironwood/*/*/xpk/run_recipe.sh; others: AI-Hypercomputer/maxtext e591f30
-benchmarks/maxtext_*_model_configs.py. Read 2026-11-22."""
-
-KEPT_BY_RECIPES: tuple[tuple[str, list[str]], ...] = (
-    (r"training/ironwood.*llama3\.1-70b.* 131072", ["query_proj", "key_proj", "value_proj", "context", "mlpwo"]),
-    (r"training/ironwood.*llama3\.1-70b", ["query_proj", "key_proj", "value_proj", "context"]),
-    (r"training/ironwood.*405b bf16", ["key_proj", "value_proj"]),
-    (r"training/ironwood.*gemma4-31b", ["out_proj", "mlpwo"]),
-    (r"training/ironwood.*gemma4", []),
-)
-"""(pattern of source, model, precision and length, tensors that stay on the device) there (c8cfe2f, read 2026-11-23);
-of Gemma 4 nothing but what layers read."""
-
-
-TILED_BY_RECIPES = r"training/ironwood.*(gemma4-(31|2|4)b|405b bf16|llama3\.1-70b.* 131072)"
-"""Of those the ones with `num_vocab_tiling`: the loss keeps no logits, and its backward multiplies for them again
-(src/maxtext/utils/vocabulary_tiling.py)."""
-
 
 def tiled(row: Row) -> bool:
     """Whether the recipe's loss runs part by part."""
-    return re.search(TILED_BY_RECIPES, _key(row)) is not None
-
-
-def _key(row: Row) -> str:
-    """What recipes for TPUs are told apart by."""
-    return f"{row.source or ''} {row.model} {row.precision or ''} {row.seq_len or ''}".lower()
+    return says(row, "loss_by_parts")
 
 
 def _by_recipe(row: Row) -> tuple[Saved, Notes, bool] | None:
     """What a recipe for TPUs keeps, here or on the host."""
-    key = _key(row)
-    moved = next((names for pattern, names in MOVED_BY_RECIPES if re.search(pattern, key)), [])
-    kept = next((names for pattern, names in KEPT_BY_RECIPES if re.search(pattern, key)), None)
+    moved: list[str] = first(row, "remat_on_host", [])
+    kept: list[str] | None = first(row, "remat_kept")
     if kept is None and not moved:
         return None
     made, notes, is_open = _remat(moved, row, kept or [])
@@ -315,25 +273,12 @@ def _remat(moved: list[str], row: Row, kept: Sequence[str] = ()) -> tuple[Saved,
     )
 
 
-REMAT_OF_RELEASES = (
-    (r"maxtext.*v24\.11.*fp8", ("query_proj", "key_proj", "value_proj", "out_proj")),
-    (r"maxtext.*v24\.11", ("query_proj", "key_proj", "value_proj", "out_proj", "mlpwo")),
-    (r"maxtext.*v25\.0", ("query_proj", "key_proj", "value_proj")),
-    (r"paxml.*175b", ("combined_qkv", "out_proj")),
-    (r"paxml.*5b", ("combined_qkv", "out_proj", "ffn_layer1", "ffn_layer2")),
-)
-"""(pattern of source and precision, tensors that MaxText or Paxml keeps on the device there): POLICY and the overrides
-of NVIDIA/dgxc-benchmarking maxtext/configure.sh at tags v24.11.1 and v25.02.02; CHECKPOINT_POLICY of its
-paxml/paxml_mod_configs.py at v24.11.1 (of dots alone: TE's attention, which is none, runs again); read 2026-11-22."""
-
-
 def _remat_of_release(row: Row) -> tuple[Saved, Notes, bool] | None:
     """What the recipe of a release keeps, of sources whose rows do not say."""
-    key = f"{row.source or ''} {row.precision or ''}".lower()
-    kept = next((names for pattern, names in REMAT_OF_RELEASES if re.search(pattern, key)), None)
-    if kept is None or row.recompute or "dgxc-benchmarking" not in key:
+    kept: list[str] | None = first(row, "remat_of_release")
+    if kept is None or row.recompute or "dgxc-benchmarking" not in (row.source or "").lower():
         return None
-    names = REMAT_OF_GPT if "paxml" in key else REMAT
+    names = REMAT_OF_GPT if "paxml" in (row.source or "").lower() else REMAT
     rule = SavedRule(tensors=tuple(tensor for name in kept for tensor in names[name]), action="keep")
     return (
         Saved(rules=(again(row.layers or 0), rule)),
@@ -343,7 +288,7 @@ def _remat_of_release(row: Row) -> tuple[Saved, Notes, bool] | None:
 
 
 def _wide_experts(row: Row) -> bool:
-    return bool(re.search(WIDE_EXPERTS, f"{row.source or ''} {row.model}".lower()))
+    return says(row, "wide_experts")
 
 
 def moves_optimizer(row: Row) -> bool:

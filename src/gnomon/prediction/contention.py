@@ -36,7 +36,7 @@ models were left out of the fit: 4.9%, 4.2% and 3.7% median error. Published run
 FULL_RATE = 200e9
 """Bytes a second that a collective can move past each device from which on it costs kernels all of SLOWED: the least in
 the runs that SLOWED was chosen on (A100 with 25 GB/s of network a device, eight to a node; up to 450e9 over NVLink), so
-they say nothing of what is below. Six runs of fms-fsdp, over 50e9 and 100e9, were 22% off (median) with a share that
+they say nothing of what is below. Six runs of FSDP, over 50e9 and 100e9, were 22% off (median) with a share that
 does not depend on the rate, and are 7% off with this one. Published runs, 2026-11-22."""
 
 BACK = 0.0

@@ -27,9 +27,8 @@ LANE = 32
 """Head sizes are worked on in multiples of this (FlashAttention; measured: 72 takes no less time than 80)."""
 
 TPU_TILES = {"tpu-7x": (1024, 2048)}
-"""Queries and keys of a tile, forward and backward: what MaxText's recipes of a generation set (AI-Hypercomputer/
-tpu-recipes training/ironwood, sa_block_q, sa_block_q_dkv), 512 where they do not (MaxText configs/base.yml). Read
-2026-11-22."""
+"""Queries and keys of a tile, forward and backward: what MaxText's recipes of a generation set (AI-Hypercomputer,
+training on Ironwood: sa_block_q, sa_block_q_dkv), 512 where they do not (MaxText configs/base.yml). Read 2026-11-22."""
 
 
 def tiled_window(window: int, device: Device, *, backward: bool) -> int:

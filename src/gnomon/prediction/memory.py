@@ -476,7 +476,7 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
         stage.share is not None or pipeline and _holds_tied(pricing, here)
     )  # the embedding's group: its gradients, or its parts, are added up over stages
     exchange = ["ep"] + (["cp"] if pricing.plan.layout.context == "ulysses" else [])
-    peers = [stage.links[axis].ranks_per_node - 1 for axis in exchange if axis in stage.links]
+    peers = [stage.links[axis].ranks_per_node - 1 for axis in exchange if (axis,) in used]
     return len(used) + pipeline + norm + tied, max(peers, default=0)
 
 

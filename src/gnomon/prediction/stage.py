@@ -315,6 +315,8 @@ class _Planned:
         self.narrow = (
             {layer.label for layer in select(plan.precision.fp8.calls, graph)} if plan.precision.fp8 else set()
         )
+        self.experts = any(routed_tensors(block) for block in graph.blocks)
+        """Whether any layer of the model routes tokens to experts."""
         self.prices: dict[object, LayerPrice] = {}
         self._links: dict[object, dict[str, AxisLink]] = {}
         kinds = {group.node.device for group in cluster.groups}
@@ -328,12 +330,12 @@ class _Planned:
         return tuple(every[place] for place in self.plan.device_of)
 
     def links(self, stage: int) -> dict[str, AxisLink]:
-        """What the collectives of a stage run over; stages on the same ranks have the same."""
+        """What the collectives of a stage run over; stages on the same ranks have the same, whatever layers they hold:
+        those of experts too where the model has any, since a search moves layers between stages."""
         mesh, ranks = self.plan.stage_mesh(stage), self.ranks[stage]
-        experts = any(routed_tensors(self.graph.block(layer.call.block)) for layer in self.layers[stage])
-        key = mesh, ranks[0], ranks[-1], id(ranks), experts
+        key = mesh, ranks
         if key not in self._links:
-            self._links[key] = stage_links(self.plan, self.cluster, mesh, ranks, experts=experts)
+            self._links[key] = stage_links(self.plan, self.cluster, mesh, ranks, experts=self.experts)
         return self._links[key]
 
     @cached_property

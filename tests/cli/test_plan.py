@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from gnomon.cli import main
+from gnomon.cli.budget import Budget
 from gnomon.plans import load_plan_file
 
 SMALL = ["plan", "llama-tiny", "--on", "1x2xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "128"]
@@ -162,6 +164,26 @@ def test_the_largest_model_by_choices_beyond_the_search(capsys: pytest.CaptureFi
     assert exact["label"] == plain[-1] and exact["choices"] == {} and "fits_by" not in exact
 
 
+def test_a_spent_budget_is_said_with_what_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "llama-3.1-8b", "--on", "2x8xh100-sxm", "--global-batch", "64", "--seq-len", "4096"]
+    assert main([*asked, "--budget", "1us", "--equal-stages", "--no-refine"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "plans were not looked at (--budget); any of them takes" in said and "fits:" in said
+    assert main([*asked, "--budget", "1us", "--equal-stages", "--no-refine", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    best = found["best"][0]["prediction"]["step_s"]
+    assert found["points"]["not_looked_at"] > 0 and 0 < found["others_take_s_or_more"] < best
+
+
+def test_interrupt_ends_a_search_with_its_best_so_far() -> None:
+    with Budget(None, "60s") as budget:
+        assert budget() and budget.first()
+        signal.raise_signal(signal.SIGINT)
+        assert not budget() and not budget.first() and budget.status == 130
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_a_budget_over_kinds_is_kept_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     """None at all: nothing is found, and the answer says why. Enough: the answer says nothing of it."""
     asked = ["plan", "llama-tiny", "--on", "1x2xh100-sxm+1x2xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "64"]
@@ -277,7 +299,7 @@ def test_choices_that_cannot_be(more: list[str], said: str, capsys: pytest.Captu
         (["--deadline", "7d"], "belong together"),
         (["--max-devices", "1"], "at most 1 devices, but a node"),
         (["--largest", "layer"], "did you mean"),
-        (["--budget", "5s"], "--budget is the time of --longest and --largest"),
+        (["--budget", "soon"], "--budget"),
         (["--budget", "soon", "--largest", "layers"], "--budget"),
         (["--tokens-per-batch", "4k"], "both give the batch"),
         (["--price", "cheap"], "is no price"),

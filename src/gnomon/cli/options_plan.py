@@ -207,7 +207,8 @@ def _questions(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=some,
         metavar="TIME",
-        help="processor time of --longest and --largest, as in 5min; over several kinds 45s unless said",
+        help="processor time that the search may take, as in 5min: the best plan so far is then the answer, with a "
+        "bound on what was not looked at; 60s unless said (10min for other questions); ^C ends it too",
     )
     other.add_argument(
         "--max-step", type=some, metavar="TIME", help="fewest nodes of CLUSTER whose step is no longer, as in 2s"

@@ -10,6 +10,7 @@ import argparse
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gnomon.cli.budget import ONE, Budget
 from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
@@ -40,6 +41,7 @@ from gnomon.report.planning import plan_text, refined_mapping, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.search import Found, Result, parse_limit, plan, unlike
+from gnomon.search.budget import More, always
 from gnomon.search.choices import fixed_base
 from gnomon.search.dapple import OWN, Dapple, dapple
 from gnomon.search.goals import Question
@@ -199,21 +201,21 @@ class Answer:
         return replace(best, plan=other.plan, prediction=other) if other and other.step_s < best.step_s else best
 
 
-def _found(options: argparse.Namespace, asked: Asked) -> Result:
+def _found(options: argparse.Namespace, asked: Asked, budget: Budget) -> Result:
     """The search, with its progress shown: of the fastest plans if so many are asked for, else of unlike ones."""
     wanted = max(SHOWN, options.try_ or 0)
     if options.top is not None:
-        return _search(options, asked, max(options.top, options.try_ or 0), unlike=False)
-    found = _search(options, asked, wanted, unlike=True)
+        return _search(asked, max(options.top, options.try_ or 0), budget, unlike=False)
+    found = _search(asked, wanted, budget, unlike=True)
     if options.try_ and len(found.best) < options.try_:  # as many as are asked for, be they alike
-        every = _search(options, asked, options.try_, unlike=False).best
+        every = _search(asked, options.try_, budget, unlike=False).best
         points = {each.point for each in found.best}
         more = [each for each in every if each.point not in points]
         found = replace(found, best=tuple(sorted((*found.best, *more), key=lambda each: each.step_s)))
     return found
 
 
-def _search(options: argparse.Namespace, asked: Asked, top: int, *, unlike: bool) -> Result:
+def _search(asked: Asked, top: int, budget: Budget, *, unlike: bool) -> Result:
     told = Covered()
     found = plan(
         asked.graph,
@@ -228,28 +230,29 @@ def _search(options: argparse.Namespace, asked: Asked, top: int, *, unlike: bool
         top=top,
         unlike=unlike,
         told=told,
+        more=budget.first,
     )
     told.end()
     return found
 
 
-def _searched(options: argparse.Namespace, asked: Asked) -> Answer:
+def _searched(options: argparse.Namespace, asked: Asked, budget: Budget) -> Answer:
     """The search, uneven stages, and the choices beyond both."""
-    found, stages = _with_stages(options, _found(options, asked))
+    found, stages = _with_stages(options, _found(options, asked, budget), budget)
     if asked.chosen.asked and asked.stack is PLAIN_STACK:
         asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
     return Answer(
         found=found,
         stages=stages,
-        refined=asked.chosen.refined(found),
+        refined=asked.chosen.refined(found, budget),
         replicas=_replicas(found, asked) if options.uneven_replicas else None,
     )
 
 
-def _with_stages(options: argparse.Namespace, found: Result) -> tuple[Result, Uneven | None]:
+def _with_stages(options: argparse.Namespace, found: Result, more: More = always) -> tuple[Result, Uneven | None]:
     """The result with uneven stages among its plans, and what they gain; as it is if they are not wanted."""
     told = Covered("plans cut into uneven stages:")
-    stages = None if options.equal_stages else uneven(found, cut=options.layers_per_stage, told=told)
+    stages = None if options.equal_stages else uneven(found, cut=options.layers_per_stage, told=told, more=more)
     told.end()
     return (found, None) if stages is None else (stages.merged(found), stages)
 
@@ -257,7 +260,8 @@ def _with_stages(options: argparse.Namespace, found: Result) -> tuple[Result, Un
 def _one(options: argparse.Namespace, asked: Asked) -> int:
     """The fastest plan: searched, tried if asked, written and printed."""
     cost = rent(asked.machines, parse_prices(tuple(options.price)))
-    made = _searched(options, asked)
+    with Budget(options.budget, ONE) as budget:
+        made = _searched(options, asked, budget)
     found, best, assumed = made.found, made.best, asked.assumed
     assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, found))
     no_effect = "no_effect: "
@@ -269,7 +273,8 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
         candidates = tuple(every[i] for i in unlike([each.plan for each in every], options.try_, fill=True))
         tries = try_plans(options, candidates, lambda each: _file(options, found, each, assumed), asked.machines)
         if tries.refit is not None and tries.refit.stack is not None:
-            again = _found(options, replace(asked, stack=tries.refit.stack))
+            with Budget(options.budget, ONE) as budget:
+                again = _found(options, replace(asked, stack=tries.refit.stack), budget)
     elif options.output:
         save_plan_file(_file(options, found, best, assumed), options.output)
     if options.json:
@@ -292,7 +297,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
         elif options.output:
             here = options.on.partition(":")[0] == "local"
             print_lines(("", *written(options.output, "run" if here else "export")))
-    return 0 if tries is None else tries.status()
+    return budget.status or (0 if tries is None else tries.status())
 
 
 def _replicas(found: Result, asked: Asked) -> Dapple:

@@ -14,6 +14,7 @@ from gnomon.cli.terminal import Covered
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.plans import Stack
 from gnomon.search import Limit, Point
+from gnomon.search.budget import More, always
 from gnomon.search.choices import (
     NAMES,
     Choice,
@@ -117,12 +118,20 @@ class Chosen:
         names = [name for name in self.fixed if name not in self.late]
         return tuple(name for name in names if not choice(name).values(found.plan, result.graph, result.cluster))
 
-    def refined(self, found: Result) -> Refined | None:
+    def refined(self, found: Result, more: More = always) -> Refined | None:
         """What the choices gain on the plans of a search; None where they are left out."""
         if self.effort is None:
             return None
         told = Covered("choices tried:")
-        refined = refine(found, choices=self.open, forbid=self.limits, fixed=self.late, effort=self.effort, told=told)
+        refined = refine(
+            found,
+            choices=self.open,
+            forbid=self.limits,
+            fixed=self.late,
+            effort=self.effort,
+            told=told,
+            more=more,
+        )
         told.end()
         return refined
 

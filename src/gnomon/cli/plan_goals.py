@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from time import process_time
 
+from gnomon.cli.budget import QUESTION, Budget
 from gnomon.cli.request import read_config, read_model, tokens_of, tokens_per_batch
 from gnomon.cli.terminal import Trying, print_json, print_lines
 from gnomon.cli.values import quantity
@@ -40,14 +40,13 @@ from gnomon.search.goals import (
     up_to,
 )
 from gnomon.search.largest import largest, largest_of
-from gnomon.search.mixed_search import always
 from gnomon.search.vary import VARIED, Value, Varied, sweep
 from gnomon.units import parse_bytes, parse_count, parse_seconds, show_bytes, show_seconds
 
 RESOLUTION = 0.01
 """Share of a device's memory by which plans of a front differ at least."""
 
-BUDGET = "45s"
+MIXED = "45s"
 """Processor time of `--longest` and `--largest` over several kinds of devices, unless said: there sizes at the edge of
 memory take most, and more of them would be looked at for minutes."""
 
@@ -83,8 +82,6 @@ def is_asked(options: argparse.Namespace) -> bool:
         raise InputError(f"-o writes one plan, and {asked[0]} finds several; fix the case and plan it alone")
     if options.html and not asked:
         raise InputError("--html draws several cases; give --vary, --pareto, --longest or --max-step with it")
-    if options.budget and not (options.longest or options.largest):
-        raise InputError("--budget is the time of --longest and --largest; leave it out, or ask one of them")
     if options.longest and options.seq_len:
         raise InputError("--longest looks for the sequence length and --seq-len gives it; leave one out")
     if options.longest and options.tokens_per_batch:
@@ -101,39 +98,33 @@ def answer(
     options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]
 ) -> int:
     """Search, print, draw."""
-    told, budget = Trying(), _budget(options, cluster)
-    asked = replace(asked, spare=replace(asked.spare, told=told), told=told, more=_until(budget))
-    if options.pareto:
-        cases, said, met = _front(asked, cluster, workload)
-    elif options.longest:
-        cases = longest(asked, cluster, workload, multiple=options.longest)
-        said, met = f"longest: {cases[-1].label}, in multiples of {options.longest}", True
-        said += _found_so(cases, "" if asked.more() else budget)
-    elif options.largest:
-        cases = _largest(options, asked, cluster, workload)
-        said, met = f"largest that fits: {cases[-1].label}", True
-        said += _found_so(cases, "" if asked.more() else budget)
-    elif options.max_step or options.deadline or options.max_devices:
-        cases, said, met = _machines(options, asked, cluster, workload)
-    else:
-        cases, said, met = _swept(options, asked, cluster, workload)
+    told = Trying()
+    mixed = is_mixed(cluster) and bool(options.longest or options.largest)
+    with Budget(options.budget, MIXED if mixed else QUESTION) as budget:
+        asked = replace(asked, spare=replace(asked.spare, told=told), told=told, more=budget)
+        cases, said, met = _cases(options, asked, cluster, workload)
+        spent = "" if budget() else budget.text
     told.end()
+    if options.longest or options.largest:
+        said += _found_so(cases, spent)
+    elif left := sum(case.left for case in cases):
+        said += f"{'; ' if said else ''}budget spent (--budget {budget.text}): {left:,} plans were not looked at"
     _show(options, cases, said, assumed)
-    return 0 if met else 1
+    return budget.status or (0 if met else 1)
 
 
-def _budget(options: argparse.Namespace, cluster: Cluster) -> str:
-    """Processor time that the question may take; empty for any."""
-    endless = not (options.longest or options.largest) or not is_mixed(cluster)
-    return options.budget or ("" if endless else BUDGET)
-
-
-def _until(budget: str) -> Callable[[], bool]:
-    """Whether less processor time than that has gone by since."""
-    if not budget:
-        return always
-    end = process_time() + quantity("--budget", parse_seconds, budget)
-    return lambda: process_time() < end
+def _cases(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+    if options.pareto:
+        return _front(asked, cluster, workload)
+    if options.longest:
+        cases = longest(asked, cluster, workload, multiple=options.longest)
+        return cases, f"longest: {cases[-1].label}, in multiples of {options.longest}", True
+    if options.largest:
+        cases = _largest(options, asked, cluster, workload)
+        return cases, f"largest that fits: {cases[-1].label}", True
+    if options.max_step or options.deadline or options.max_devices:
+        return _machines(options, asked, cluster, workload)
+    return _swept(options, asked, cluster, workload)
 
 
 def _found_so(cases: Sequence[Case], spent: str) -> str:

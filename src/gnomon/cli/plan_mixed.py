@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
+from gnomon.cli.budget import ONE, Budget
 from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.plan_file import plan_file
 from gnomon.cli.terminal import Covered, print_json, print_lines, written
@@ -36,20 +37,22 @@ def plan_unlike(
 ) -> int:
     """Search, print, write."""
     told = Covered()
-    found = plan_mixed(
-        graph,
-        machines,
-        workload,
-        stack,
-        goal,
-        base=base,
-        fixed=fixed,
-        forbid=options.forbid,
-        top=options.top or SHOWN,
-        unlike=options.top is None,
-        tries=options.tries or TRIES,
-        told=told,
-    )
+    with Budget(options.budget, ONE) as budget:
+        found = plan_mixed(
+            graph,
+            machines,
+            workload,
+            stack,
+            goal,
+            base=base,
+            fixed=fixed,
+            forbid=options.forbid,
+            top=options.top or SHOWN,
+            unlike=options.top is None,
+            tries=options.tries or TRIES,
+            told=told,
+            more=budget,
+        )
     told.end()
     if stack.name != OWN and found.best[0].point is not None:
         notes = (
@@ -65,7 +68,7 @@ def plan_unlike(
         print_lines(mixed_text(found, assumed=assumed, notes=notes))
         if options.output:
             print_lines(("", *written(options.output)))
-    return 0
+    return budget.status
 
 
 def _file(options: argparse.Namespace, found: MixedResult, assumed: Sequence[str]) -> PlanFile:

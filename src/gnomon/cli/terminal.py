@@ -15,6 +15,8 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, Literal, TextIO
 
+from gnomon.units import show_seconds
+
 PATIENCE_S = 2.0
 """Nothing is said about work that takes less."""
 
@@ -72,9 +74,9 @@ class Progress:
         self.began = self.said = time.monotonic()
         self.shown = False
 
-    def show(self, done: int) -> None:
-        """Say how many are done; see `say`."""
-        self.say(f"{self.what} {done:,} of {self.total:,}")
+    def show(self, done: int, more: str = "") -> None:
+        """Say how many are done, and more; see `say`."""
+        self.say(f"{f'{self.what} {done:,} of {self.total:,}{more}':76}")
 
     def say(self, text: str) -> None:
         """Say what is done; at most five times a second on a terminal, every ten seconds elsewhere."""
@@ -87,7 +89,7 @@ class Progress:
     def end(self) -> None:
         """Wipe the line."""
         if self.shown and self.terminal:
-            print(f"\r{' ' * 60}\r", end="", file=sys.stderr, flush=True)
+            print(f"\r{' ' * 76}\r", end="", file=sys.stderr, flush=True)
 
 
 class Covered:
@@ -97,11 +99,11 @@ class Covered:
         self._what = what
         self._progress: Progress | None = None
 
-    def __call__(self, done: int, size: int) -> None:
-        """So many of so many points are covered."""
+    def __call__(self, done: int, size: int, best_s: float | None = None) -> None:
+        """So many of so many points are covered. best_s: step of the best plan so far."""
         if self._progress is None:
             self._progress = Progress(self._what, size)
-        self._progress.show(done)
+        self._progress.show(done, "" if best_s is None else f"; best so far {show_seconds(best_s)} a step")
 
     def end(self) -> None:
         """Wipe the line."""

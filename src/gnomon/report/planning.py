@@ -264,6 +264,13 @@ def _too_large(found: Result) -> tuple[str, ...]:
 
 def _covered(found: Result) -> tuple[str, ...]:
     counts = found.counts
+    if found.open_s is not None:
+        return wrapped(
+            f"budget spent: {counts.left:,} of {counts.space:,} plans were not looked at (--budget); any of them takes "
+            f"{show_seconds(found.open_s)} a step or more, {1 - found.open_s / found.best[0].step_s:.0%} less than the "
+            "best so far at most",
+            indent="",
+        )
     return wrapped(
         f"{counts.space:,} plans = {counts.priced:,} predicted + {counts.too_slow:,} shown too slow + "
         f"{counts.too_large:,} shown too large + {counts.duplicates:,} the same as another + {counts.illegal:,} that "
@@ -325,6 +332,8 @@ def result_mapping(found: Result, *, rent: Rent | None = None, stages: Uneven | 
             "too_large": counts.too_large,
             "duplicates": counts.duplicates,
             "illegal": counts.illegal,
+            "not_looked_at": counts.left,
         },
+        "others_take_s_or_more": found.open_s,
         "uneven": None if stages is None else uneven_mapping(stages),
     }

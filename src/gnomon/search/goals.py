@@ -19,9 +19,10 @@ from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster, Rent, rent
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Goal, Plan, Stack, Workload
+from gnomon.search.budget import always
 from gnomon.search.mixed import NOT_TRIED, SPENT, fitting, memory_limits, plan_mixed
 from gnomon.search.mixed_results import MixedFound
-from gnomon.search.mixed_search import TRIES, Large, always
+from gnomon.search.mixed_search import TRIES, Large
 from gnomon.search.requests import check_request
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
@@ -52,6 +53,8 @@ class Case:
     """Why there is none."""
     rent: Rent | None = None
     """What the machines cost; None where no price is known."""
+    left: int = 0
+    """Plans of its search that were not looked at before the budget was spent."""
     fitted: Fitted | None = None
     """By which choices beyond the exact search `found` fits, where no plan of that does."""
 
@@ -101,8 +104,8 @@ class Question:
     spare: Spare = field(default_factory=Spare)
     """Choices that make further work fit, and plans of a front with less memory, on devices of one kind."""
     more: Callable[[], bool] = always
-    """Whether to go on, asked by `longest` and `largest` before each search, and during those over several kinds. Once
-    it says no, what was found until then is the answer, and cases say that they were not looked at."""
+    """The budget, asked before and during each search. Once it is spent, what was found until then is the answer, and
+    cases say what was not looked at."""
     told: Callable[[str], None] | None = None
     """Is called by `longest` and `largest` with the case that is tried next."""
 
@@ -137,14 +140,17 @@ class Question:
         except PlanError as error:
             return replace(case, why=str(error))
         try:
-            found = solve(self.graph, cluster, workload, space, self.stack, goal, top=1)
+            found = solve(self.graph, cluster, workload, space, self.stack, goal, top=1, more=self.more)
         except UnpricedError as error:  # a kind of device that lacks the precision
             return replace(case, why=str(error))
+        case = replace(case, left=found.counts.left)
         if found.best:
             try:
                 return replace(case, found=found.best[0] if self.improve is None else self.improve(found))
             except PlanError as error:  # what is fixed beyond the search fits in none
                 return replace(case, why=str(error))
+        if case.left:
+            return replace(case, why=NOT_TRIED)
         large = found.counts.too_large or found.counts.priced
         return replace(case, why="nothing fits in memory" if large else "nothing can run")
 

@@ -19,10 +19,11 @@ from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Stack, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.budget import always
 from gnomon.search.mixed_bounds import LayerTables
 from gnomon.search.mixed_fit import FIT_TRIES, FirstFit, roomiest
 from gnomon.search.mixed_results import MixedCounts, MixedFound, fits
-from gnomon.search.mixed_search import TRIES, Large, MixedSearch, always
+from gnomon.search.mixed_search import TRIES, Large, MixedSearch
 from gnomon.search.mixed_space import MixedSpace, make_mixed_space
 from gnomon.search.planning import default_precision
 from gnomon.search.requests import SPARING, check_request

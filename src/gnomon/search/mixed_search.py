@@ -24,6 +24,7 @@ from gnomon.plans.check import problems
 from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.step import SPLIT_BACKWARD
+from gnomon.search.budget import always
 from gnomon.search.flight import under_way
 from gnomon.search.mixed_bounds import (
     SLACK,
@@ -133,11 +134,6 @@ class Large:
     """Shown so at less work, longer sequences or a larger model taking no less memory: not looked at."""
     found: set[Shape | MixedBlock] = field(default_factory=set)
     """Shown so by this search, which adds them."""
-
-
-def always() -> bool:
-    """Of a search that nobody stops."""
-    return True
 
 
 class MixedSearch:

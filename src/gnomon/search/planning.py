@@ -17,12 +17,13 @@ from gnomon.plans import Goal, Offload, Plan, Precision, Stack, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds import Job
+from gnomon.search.budget import More, always
 from gnomon.search.choices import runs
 from gnomon.search.requests import LEAST, SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
 from gnomon.search.space import BEYOND, Limit, Space, make_space, parse_limit
-from gnomon.units import show_seconds
+from gnomon.units import show_bytes, show_seconds
 
 
 def plan(
@@ -38,7 +39,8 @@ def plan(
     top: int = 5,
     unlike: bool = False,
     beyond: Container[str] | None = None,
-    told: Callable[[int, int], None] | None = None,
+    told: Callable[[int, int, float | None], None] | None = None,
+    more: More = always,
 ) -> Result:
     """The fastest plan that fits, and the next `top` - 1; with `unlike`, alternatives to it (`shortlist.Unlike`).
 
@@ -46,8 +48,9 @@ def plan(
     that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. beyond: choices of
     `space.BEYOND` that are searched too; left out, those that the stack runs. (Where gradients are not clipped, points
     count again with the optimizer on the host, and those of ZeRO 3 once more with the parameters there.) told: is
-    called with the number of points covered and of all points. PlanError when nothing can run or nothing fits, with
-    what is nearest.
+    called with the number of points covered, of all points, and the best step so far. more: the budget, as
+    `budget.until(60)`; what is found once it is spent is the result, and `Result.open_s` bounds the rest. PlanError
+    when nothing can run or nothing fits, with what is nearest.
     """
     graph = graph_of(model)
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -57,13 +60,16 @@ def plan(
     beyond = [name for name in BEYOND if runs(stack, name)] if beyond is None else beyond
     space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack, beyond=beyond)
     size = space.size
-    progress = None if told is None else lambda done: told(done, size)
-    found = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress)
+    progress = None if told is None else lambda done, best: told(done, size, best)
+    found = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress, more=more)
     for away in _away(space, beyond):
-        more = solve(graph, machines, workload, away, stack, goal, top=top, unlike=unlike, known=found.best)
-        found = replace(found, best=more.best, counts=found.counts + more.counts)
+        moved = solve(graph, machines, workload, away, stack, goal, top=top, unlike=unlike, known=found.best, more=more)
+        left = [each.open_s for each in (found, moved) if each.open_s is not None]
+        found = replace(found, best=moved.best, counts=found.counts + moved.counts, open_s=min(left) if left else None)
     if found.best:
         return found
+    if found.counts.left:
+        raise PlanError(_spent(found) + _on_host(found, fixed or {}, limits))
     if not found.counts.priced and not found.counts.too_large:
         raise PlanError(explain_illegal(found))
 
@@ -86,6 +92,19 @@ def plan(
         return solve(graph, other, workload, wider, stack, limit, top=1, job=jobs[other.name])
 
     raise PlanError(explain_too_large(found, again) + _on_host(found, fixed or {}, limits))
+
+
+def _spent(found: Result) -> str:
+    """That a budget was spent before a plan was found that fits, and how near the nearest came."""
+    said = (
+        f"no plan of {found.graph.name} on {found.cluster.name} was found that fits in {show_bytes(found.limit_bytes)} "
+        f"a device; the budget was spent with {found.counts.left:,} of {found.counts.space:,} plans not looked at "
+        "(--budget)"
+    )
+    if found.smallest is None:
+        return f"{said}; fix a field, as in --zero 3"
+    peak = show_bytes(found.smallest.prediction.tightest.peak_bytes)
+    return f"{said}; the smallest of {found.counts.priced:,} that were predicted takes {peak}: use more devices"
 
 
 def _away(space: Space, beyond: Container[str]) -> Iterator[Space]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gnomon.errors import GnomonError, PlanError
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.search.budget import More, always
 from gnomon.search.choices import CHOICES, Choice, Value, runs_value
 from gnomon.search.choices import choice as named
 from gnomon.search.results import Found, Result
@@ -86,14 +87,15 @@ def refine(
     fixed: Mapping[str, Value] | None = None,
     effort: Effort = THOROUGH,
     told: Callable[[int, int], None] | None = None,
+    more: More = always,
 ) -> Refined:
     """The best plan that changes of single choices lead to, from the best plans of a search.
 
     choices: those that are open (`choices.allowed`). forbid: values that none may take. fixed: choices that are made in
     every plan where they mean something, whatever they cost. effort: how much is tried. told: is called with the number
-    of predictions made and of the most. PlanError if what is fixed fits in none.
+    of predictions made and of the most. more: the budget. PlanError if what is fixed fits in none.
     """
-    descent = _Descent(result, choices, tuple(forbid), fixed or {}, effort, told)
+    descent = _Descent(result, choices, tuple(forbid), fixed or {}, effort, told, more)
     near = [each for each in result.near if each.step_s < result.best[0].step_s]
     begins = [*result.best[: effort.starts], *near[: effort.large]]
     found = [(start, steps, _end(start, steps)) for start in begins if (steps := descent.down(start)) is not None]
@@ -108,7 +110,7 @@ def refine(
         starts=len(begins),
         choices=tuple(choices),
         effort=effort,
-        complete=descent.tried < effort.tries,
+        complete=not descent.cut,
         idle=tuple(name for name, value in (fixed or {}).items() if named(name).of(best[2].plan) != value),
     )
 
@@ -131,10 +133,14 @@ class _Descent:
         fixed: Mapping[str, Value],
         effort: Effort,
         told: Callable[[int, int], None] | None,
+        more: More,
     ) -> None:
+        self.more = more
         self.result, self.choices, self.forbid, self.effort, self.told = result, choices, forbid, effort, told
         self.fixed = tuple((named(name), value) for name, value in fixed.items())
         self.tried = 0
+        self.cut = False
+        """Whether something was not predicted, for want of tries or of time."""
         self.known: dict[Plan, Prediction | None] = {}
 
     def down(self, start: Found) -> tuple[Step, ...] | None:
@@ -179,7 +185,8 @@ class _Descent:
         try:
             changed = choice.make(plan, result.graph, value)
             if changed not in self.known:
-                if self.tried >= self.effort.tries:
+                if self.tried >= self.effort.tries or (self.tried and not self.more()):
+                    self.cut = True
                     return None
                 self.tried += 1
                 if self.told is not None:

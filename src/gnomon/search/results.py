@@ -99,6 +99,8 @@ class Counts:
     """The same run as another point."""
     illegal: int = 0
     """Cannot run: axes that do not divide, a batch that does not, too few layers."""
+    left: int = 0
+    """Not looked at: the budget was spent before."""
     why: dict[str, int] = field(default_factory=dict)
     """Name of a rule -> points that break it."""
 
@@ -110,11 +112,11 @@ class Counts:
     @property
     def covered(self) -> int:
         """All of these."""
-        return self.priced + self.bounded + self.duplicates + self.illegal
+        return self.priced + self.bounded + self.duplicates + self.illegal + self.left
 
     def __add__(self, other: Counts) -> Counts:
         """Of two searches together."""
-        names = ("space", "priced", "too_slow", "too_large", "duplicates", "illegal")
+        names = ("space", "priced", "too_slow", "too_large", "duplicates", "illegal", "left")
         why = dict(Counter(self.why) + Counter(other.why))
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names}, why=why)
 
@@ -145,6 +147,10 @@ class Result:
     times the best step: in place of the fastest however alike."""
     near: tuple[Found, ...] = ()
     """Plans that are faster than the best and do not fit, the fastest first."""
+    smallest: Found | None = None
+    """Of the plans that were predicted and do not fit, the one with the lowest peak."""
+    open_s: float | None = None
+    """Seconds that a step of any plan that was not looked at takes at least; None where every plan was covered."""
     least_bytes: int | None = None
     """Bytes that every plan holds on some rank at least; None where no bound was asked."""
     why_illegal: dict[str, int] = field(default_factory=dict)

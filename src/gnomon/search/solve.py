@@ -21,6 +21,7 @@ from gnomon.prediction import Timed, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.blocks import SLACK, Blocks, Row
 from gnomon.search.bounds import MIXED, Family, Job
+from gnomon.search.budget import More, always
 from gnomon.search.opening import Group, Opening
 from gnomon.search.results import Counts, Found, Result, memory_limit, most_alike, sort_of_point
 from gnomon.search.shortlist import Shortlist, Unlike
@@ -41,24 +42,37 @@ def solve(
     unlike: bool = False,
     known: Iterable[Found] = (),
     job: Job | None = None,
-    told: Callable[[int], None] | None = None,
+    told: Told | None = None,
+    more: More = always,
 ) -> Result:
     """The `top` fastest plans of a space within the goal's memory; with `unlike`, the best and the fastest that are
     unlike it and each other (`shortlist.Unlike`).
 
     prune: without it every legal point is predicted, which shows that the bounds are right. known: plans of another
     space that are among those looked for. job: of the same request, from a search with another limit, whose prices
-    are used again. told: is called with the points covered so far. PlanError if no plan fits.
+    are used again. told: is called with the points covered so far and the best step. more: the budget, asked before
+    each item; once it is spent the best plan so far is the result (one that fits is looked for a little longer), and
+    `Result.open_s` bounds what was not looked at.
     """
     goal = goal or Goal()
     search = Search(
-        graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, job=job, told=told
+        graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, job=job, told=told, more=more
     )
     for found in known:
         search.list.add(found)
     search.run()
     return search.result()
 
+
+Told = Callable[[int, float | None], None]
+"""Takes the points covered so far, and the step of the best plan, if there is one."""
+
+DIVE, DEEP = 8, 24
+"""After so many predicted plans of which none fits, plans that keep the least are looked for first, until so many
+more were predicted."""
+
+OVERTIME = 1024
+"""Items that are looked at after the budget is spent as long as no plan was found that fits."""
 
 _Item = Family | Row | Group | Loose | Stalled | Played | Tight | Point
 
@@ -79,10 +93,12 @@ class Search:
         prune: bool = True,
         unlike: bool = False,
         job: Job | None = None,
-        told: Callable[[int], None] | None = None,
+        told: Told | None = None,
+        more: More = always,
     ) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
         self.stack, self.goal, self.top, self.prune, self.told = stack, goal, top, prune, told
+        self.more, self.open_s = more, float("inf")
         self.job = job or Job(graph, cluster, workload, stack, space)
         self.counts = Counts(space=space.size)
         self.limit = memory_limit(cluster, goal)
@@ -93,13 +109,19 @@ class Search:
         self.near: list[Found] = []
         self.heap: list[tuple[float, int, _Item]] = []
         self._serial = counter()
+        self.overtime = 0
+        self.smallest: Found | None = None
+        """Of the plans that were predicted and do not fit, the one with the lowest peak."""
 
     def run(self) -> None:
         """Best first, until nothing that is left can be better."""
         for bound, family in self.blocks.families():
             self._push(bound, family)
         while self.heap:
-            bound, _, item = heapq.heappop(self.heap)
+            if not self.more() and (self.best or self._gave_up()):
+                self._stop()
+                break
+            bound, _, item = self._next()
             if self.prune and bound >= self.worst():
                 self.counts.too_slow += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
                 self.heap.clear()
@@ -128,7 +150,39 @@ class Search:
             else:
                 self._price(item)
             if self.told is not None:
-                self.told(self.counts.covered)
+                self.told(self.counts.covered, self.best[0].step_s if self.best else None)
+
+    def _next(self) -> tuple[float, int, _Item]:
+        """The item with the least bound. While none of several plans that were predicted fits, and so nothing bounds
+        what is worth a look, the one nearest to a plan that keeps the least."""
+        if not self.prune or self.best or self.counts.priced < DIVE or self.counts.priced >= DIVE + DEEP:
+            return heapq.heappop(self.heap)
+        sparest = next(name for name in ("full", "selective", "offload", "none") if name in self.space.recompute)
+        at = min(
+            range(len(self.heap)),
+            key=lambda i: (_recomputed(self.heap[i][2]) != sparest, -_depth(self.heap[i][2]), self.heap[i][:2]),
+        )
+        found = self.heap[at]
+        self.heap[at] = self.heap[-1]
+        self.heap.pop()
+        heapq.heapify(self.heap)
+        return found
+
+    def _gave_up(self) -> bool:
+        """Whether no plan that fits is looked for any longer, after the budget is spent."""
+        self.overtime += 1
+        return self.overtime > OVERTIME or self.counts.priced >= DIVE + DEEP
+
+    def _stop(self) -> None:
+        """Counts what is not looked at, and keeps the bound on it."""
+        limit = self.worst()
+        for bound, _, item in self.heap:
+            if bound >= limit:
+                self.counts.too_slow += self._points(item)
+            else:
+                self.counts.left += self._points(item)
+                self.open_s = min(self.open_s, bound)
+        self.heap.clear()
 
     def _play(self, loose: Loose, bound: float) -> None:
         """A point whose schedule is played bare, unless it is too large."""
@@ -193,6 +247,8 @@ class Search:
             counts=self.counts,
             limit_bytes=self.limit,
             near=tuple(self.near),
+            smallest=self.smallest,
+            open_s=self.open_s if self.counts.left else None,
             least_bytes=int(least) if least < float("inf") else None,
             why_illegal=dict(sorted(self.counts.why.items(), key=lambda item: -item[1])),
         )
@@ -220,8 +276,26 @@ class Search:
         made = Found(point=point, plan=plan, prediction=found)
         if all(rank.peak_bytes <= self.limit for rank in found.memory) and host_memory(found).fits:
             self.list.add(made)
-        elif len(self.near) < self.top:
+            return
+        if self.smallest is None or found.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:
+            self.smallest = made
+        if len(self.near) < self.top:
             self.near = sorted([*self.near, made], key=lambda each: each.step_s)
+
+
+def _depth(item: _Item) -> int:
+    """How near an item is to a plan that is predicted."""
+    order = (Family, Row, Group, Loose, Stalled, Played, Tight, Point)
+    return next(i for i, kind in enumerate(order) if isinstance(item, kind))
+
+
+def _recomputed(item: _Item) -> str:
+    """What the plans of an item recompute."""
+    if isinstance(item, Family):
+        return item.recompute
+    if isinstance(item, Row):
+        return item.family.recompute
+    return item.block.family.recompute if isinstance(item, Group) else _point(item).recompute
 
 
 def _point(item: Loose | Stalled | Played | Tight | Point) -> Point:

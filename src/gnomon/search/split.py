@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
+from gnomon.search.budget import More, always
 from gnomon.search.recompute import Least
 from gnomon.search.trials import Trial, Trials
 
@@ -188,9 +189,9 @@ class Bounds:
 class Search:
     """Looks for the best cut of one plan."""
 
-    def __init__(self, trials: Trials, least: Least, *, budget: int) -> None:
-        """budget: cuts that may be played; one that takes a whole `predict` counts for three more."""
-        self.trials, self.least, self.budget = trials, least, budget
+    def __init__(self, trials: Trials, least: Least, *, budget: int, more: More = always) -> None:
+        """budget: cuts that may be played; one that takes a whole `predict` counts for three more. more: the time."""
+        self.trials, self.least, self.budget, self.more = trials, least, budget, more
         self.layers, self.stages = len(trials.counted), trials.num_stages
         self.cuts = Cuts(every=comb(self.layers - 1, self.stages - 1))
         self.best: tuple[float, Cut, Trial] | None = None
@@ -335,12 +336,15 @@ class Search:
     def _below(self, stage: int, first: int, last: int) -> bool:
         return self.bounds.work(stage, first, last) < self.worst
 
+    def _is_over(self) -> bool:
+        return self.spent >= self.budget or not self.more()
+
     def _sweep(self, listed: Sequence[tuple[float, Cut]]) -> None:
         """Predicts the listed cuts, the least bound first, until none can be better."""
         for bound, cut in listed:
             if bound >= self.worst:
                 break
-            if self.spent >= self.budget:
+            if self._is_over():
                 self._walk()
                 return
             self._try(cut)
@@ -348,7 +352,7 @@ class Search:
 
     def _walk(self) -> None:
         """Moves one layer from a stage to another as long as that is faster, within the budget."""
-        while self.best is not None and self.spent < self.budget:
+        while self.best is not None and not self._is_over():
             cut = self.best[1]
             moves = sorted((self.bounds.of(near), near) for near in neighbours(cut) if near not in self.seen)
             if not self._first_better(moves):
@@ -356,7 +360,7 @@ class Search:
 
     def _first_better(self, moves: Sequence[tuple[float, Cut]]) -> bool:
         for bound, near in moves:
-            if bound >= self.worst or self.spent >= self.budget:
+            if bound >= self.worst or self._is_over():
                 return False
             if self._try(near):
                 return True
@@ -385,9 +389,9 @@ def can_cut(trials: Trials) -> str:
     return ""
 
 
-def best_split(trials: Trials, least: Least, *, budget: int = 40) -> Split | None:
+def best_split(trials: Trials, least: Least, *, budget: int = 40, more: More = always) -> Split | None:
     """The best cut of a plan's layers, each with the least recomputation that fits; None where none fits. budget: cuts
     that may be predicted. PlanError for a plan whose layers cannot be cut otherwise."""
     if why := can_cut(trials):
         raise PlanError(f"the layers of this plan cannot be divided otherwise: {why}; give one with several stages")
-    return Search(trials, least, budget=budget).run()
+    return Search(trials, least, budget=budget, more=more).run()

@@ -17,6 +17,7 @@ from gnomon.errors import GnomonError, PlanError
 from gnomon.graph import Graph
 from gnomon.plans import Plan, Saved, layer_presets, stage_layers
 from gnomon.prediction import Prediction, predict
+from gnomon.search.budget import More, always
 from gnomon.search.reasons import changes
 from gnomon.search.recompute import Least, Unit, unit_of
 from gnomon.search.results import Found, Result
@@ -36,8 +37,8 @@ PLANS = 4
 ROUNDS = 3
 """The search's best plans; then, while that finds a better one, plans one change away from it."""
 
-_WORTH = 1e-6
-"""Share of the step by which a plan must be better, so that rounding decides nothing."""
+_WORTH = 5e-3
+"""Share of the step by which an uneven plan must be better: less is no reason to leave equal stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,14 @@ class Uneven:
         return found if self.best is None else replace(found, best=(self.best, *found.best)[: max(len(found.best), 1)])
 
 
-def uneven(found: Result, *, cut: Cut | None = None, told: Callable[[int, int], None] | None = None) -> Uneven:
+def uneven(
+    found: Result, *, cut: Cut | None = None, told: Callable[[int, int], None] | None = None, more: More = always
+) -> Uneven:
     """The best plan with uneven stages, or recomputation that differs by stage; see the module.
 
     cut: layers of each stage, which then every plan has, be it faster or not. PlanError when none of the search's plans
-    can have it. told: is called with (plans begun, plans at most) before each that is cut.
+    can have it. told: is called with (plans begun, plans at most) before each that is cut. more: the budget, asked
+    before each plan; a cut that the user gives is made all the same.
     """
     exact = found.best[0].step_s if found.best else None
     if not _applies(found):
@@ -92,7 +96,7 @@ def uneven(found: Result, *, cut: Cut | None = None, told: Callable[[int, int], 
             f"layers_per_stage {cut} adds up to {sum(cut)} layers, but the graph has {found.space.num_layers}; give "
             f"each stage at least one, and all of them together"
         )
-    run = _Pass(found, cut, told)
+    run = _Pass(found, cut, told, more if cut is None else always)
     run.round([(each.point, each.prediction) for each in (*found.best, *found.near)])
     if cut is not None and run.best is None:
         raise PlanError(f"no plan of the search fits with layers_per_stage {cut}; leave it open, or allow more memory")
@@ -115,7 +119,8 @@ def _applies(found: Result) -> bool:
 class _Pass:
     """The pass under way."""
 
-    def __init__(self, found: Result, cut: Cut | None, told: Callable[[int, int], None] | None) -> None:
+    def __init__(self, found: Result, cut: Cut | None, told: Callable[[int, int], None] | None, more: More) -> None:
+        self.more = more
         self.found, self.space, self.cut, self.told = found, found.space, cut, told
         free = {"none", "full"} <= set(found.space.recompute)
         self.unit: Unit = unit_of(found.stack) if free else "none"
@@ -134,7 +139,7 @@ class _Pass:
         promising: list[tuple[float, int, Point, Trials]] = []
         for index, (point, prediction) in enumerate(plans):
             shape = _shape(prediction.plan)
-            if shape in self.done:
+            if shape in self.done or not self.more():
                 continue
             self.done.add(shape)
             if (
@@ -148,7 +153,7 @@ class _Pass:
                 promising.append((hope, index, point, trials))
         better = False
         for hope, _, point, trials in sorted(promising, key=lambda each: each[:2])[:PLANS]:
-            if hope < self.worst:
+            if hope < self.worst and self.more():
                 better |= self._cut(point, trials)
         return better
 
@@ -187,7 +192,7 @@ class _Pass:
                 cuts = Cuts(every=1)
                 cuts.predicted, cuts.too_large = int(trial is not None), int(trial is None)
             else:
-                split = best_split(trials, least, budget=budget)
+                split = best_split(trials, least, budget=budget, more=self.more)
                 trial, cuts = (split.trial, split.cuts) if split is not None else (None, Cuts())
         except PlanError:
             trial, cuts = None, Cuts()
@@ -207,7 +212,7 @@ class _Pass:
         for what, plan in changes(plain):
             point = point_of(plan, leader.point)
             kept = what.split(" ")[0] in ("tp", "pp", "microbatch", "schedule")
-            if not kept or not _allowed(point, self.space) or _shape(plan) in self.done:
+            if not kept or not _allowed(point, self.space) or _shape(plan) in self.done or not self.more():
                 continue
             try:
                 found = predict(self.found.graph, self.found.cluster, plan, self.found.workload, self.found.stack)

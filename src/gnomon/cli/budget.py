@@ -1,0 +1,58 @@
+"""`--budget`: processor time that a search may take. ^C spends it early; what was found until then is the answer."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from gnomon.cli.values import quantity
+from gnomon.search.budget import More, until
+from gnomon.units import parse_seconds
+
+ONE, QUESTION = "60s", "10min"
+"""Processor time of a search for one plan, and of a question that takes several, unless --budget says otherwise."""
+
+FIRST = 0.75
+"""Share of a plan's budget that the exact search may take; what comes after it has the rest."""
+
+
+class Budget:
+    """A budget that ^C spends; a second ^C ends the program. Used as `with Budget(...) as budget:`."""
+
+    def __init__(self, text: str | None, default: str) -> None:
+        """text: of --budget, None where it was not given. InputError for what is no time."""
+        self.text = text or default
+        self.seconds = quantity("--budget", parse_seconds, self.text)
+        self.stopped = False
+        """Whether ^C was pressed."""
+        self._more, self._first = until(self.seconds), until(self.seconds * FIRST)
+        self._before: Any = None
+
+    def __enter__(self) -> Budget:
+        self._before = signal.signal(signal.SIGINT, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = True
+        print("\nstopping with the best plan so far; ^C again ends at once", file=sys.stderr, flush=True)
+
+    def __call__(self) -> bool:
+        """Whether there is time left."""
+        return not self.stopped and self._more()
+
+    @property
+    def first(self) -> More:
+        """The same of the exact search's share."""
+        return lambda: not self.stopped and self._first()
+
+    @property
+    def status(self) -> int:
+        """Exit status of a search that gave its answer."""
+        return 128 + signal.SIGINT if self.stopped else 0

@@ -1,0 +1,52 @@
+"""A search ends with its budget: the best plan so far, every point accounted for, a bound that holds for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+import gnomon
+from gnomon.errors import PlanError
+from gnomon.plans import Goal, Workload
+from gnomon.search import Result
+
+WORK = Workload(global_batch_size=64, seq_len=4096)
+
+
+def questions(most: int) -> Callable[[], bool]:
+    """A budget of so many questions, which no clock decides."""
+    asked = iter(range(most))
+    return lambda: next(asked, None) is not None
+
+
+def planned(most: int) -> Result:
+    return gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, more=questions(most))
+
+
+@cache
+def whole() -> Result:
+    return gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK)
+
+
+@pytest.mark.parametrize("most", [0, 40, 400, 2000])
+def test_the_rest_is_counted_and_bounded(most: int) -> None:
+    found, best = planned(most), whole().best[0].step_s
+    assert found.counts.covered == found.counts.space == whole().counts.space
+    assert found.best and found.best[0].step_s >= best
+    if found.counts.left:
+        assert found.open_s is not None and min(found.open_s, found.best[0].step_s) <= best
+    else:
+        assert found.open_s is None and found.best[0].step_s == best
+
+
+def test_a_budget_that_is_not_spent_changes_nothing() -> None:
+    found = planned(10**9)
+    assert found.open_s is None and found.counts == whole().counts
+    assert [each.plan for each in found.best] == [each.plan for each in whole().best]
+
+
+def test_without_a_plan_in_time_the_error_says_what_was_not_looked_at() -> None:
+    with pytest.raises(PlanError, match=r"found that fits in 18 GiB .* budget was spent with [\d,]+ of"):
+        gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, goal=Goal(memory_bytes=18 * 2**30), more=questions(1))

@@ -267,7 +267,7 @@ def _covered(found: Result) -> tuple[str, ...]:
     if found.open_s is not None:
         gain = 1 - found.open_s / found.best[0].step_s
         proved = (
-            f"each takes {show_seconds(found.open_s)} a step or more, so the best is at most {gain:.1%} from the fastest"
+            f"each takes {show_seconds(found.open_s)} a step or more, so the best is within {gain:.1%} of the fastest"
             if gain > 0
             else "none is faster than the best, but alternatives may be missing"
         )

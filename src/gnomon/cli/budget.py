@@ -1,4 +1,7 @@
-"""`--budget`: processor time that a search may take. ^C spends it early; what was found until then is the answer."""
+"""`--budget`: processor time that a search may take. ^C spends it early; what was found until then is the answer.
+
+`Budget` is asked between two plans, as `search.budget` wants it. Leaves out what a search does when it is spent.
+"""
 
 from __future__ import annotations
 

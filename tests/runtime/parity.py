@@ -212,7 +212,14 @@ VARIED = replace(CONFIG, qk_norm=True, qkv_bias=True, num_kv_heads=4, vocab_size
 """Another model: norms on heads, biases, as many key heads as query heads."""
 VARIANTS = frozenset({"tp and sp", "zero 3", "pp, tp and sp, v"})
 """Plans that are also tried with it."""
-TIED = frozenset({"one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bubble h1"})
+TIED = frozenset(
+    {
+        "one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bubble h1", "zero 1", "zero 2", "zero 3",
+        "zero bubble v", "v half", "v min", "dualpipe v", "interleaved", "dp 2, shard 2", "pp and zero 1",
+        "pp and zero 3", "looped bfs and zero 3, recompute", "v min and zero 2", "tp, sp and zero 3",
+        "pp, tp and sp, v", "dualpipe v and dp, recompute",
+    }
+)  # fmt: skip
 """Plans that are also tried with the embedding as head."""
 
 

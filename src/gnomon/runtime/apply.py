@@ -18,8 +18,9 @@ from gnomon.errors import PlanError
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.graph import Graph, Layer
 from gnomon.models.llama import LlamaConfig
-from gnomon.plans import Plan, layer_presets, shared_parameters, stage_layers
+from gnomon.plans import Plan, layer_presets, stage_layers
 from gnomon.plans.parts import Preset
+from gnomon.plans.stages import held_by_several
 from gnomon.runtime.layers import TensorAxis, columns, cross_entropy, embedding, norm, row
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.model import NORM_EPS, attention_core, check_config, initial, rotary
@@ -139,12 +140,12 @@ def apply(
     )
     sizes = {"batch": 1, "seq": 2 * mesh.tp}  # any that tp divides: only parameters are asked for
     sharded = shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
-    shared, found, number = shared_parameters(plan, graph), dict[int, Stage](), 0
-    presets = layer_presets(plan, graph)
+    found, number = dict[int, Stage](), 0
+    presets, first = layer_presets(plan, graph), holders(plan, graph, zero)
     for index, layers in enumerate(stage_layers(plan, graph)):
         for part in [(layer,) for layer in layers] if zero == 3 else [layers]:
             if plan.pipeline_ranks[index] == here.pipeline_rank:
-                counted = {n for n, s in shared.items() if s[0] != index}
+                counted = {name for name, stages in first.items() if stages[0] != number}
                 slots = tuple(_slots(part, sharded, mesh.tp, here.tp, counted))
                 held = Parameters(
                     slots,
@@ -159,6 +160,13 @@ def apply(
                 found[number].presets, found[number].every = presets, plan.saved.every
             number += 1
     return found
+
+
+def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
+    """Stages of the Program of each parameter that several of them hold (tied weights). zero: the ZeRO stage in effect;
+    under 3 a stage of the Program is a layer."""
+    stages = stage_layers(plan, graph)
+    return held_by_several(graph, [(layer,) for part in stages for layer in part] if zero == 3 else stages)
 
 
 def check_plan(plan: Plan) -> None:

@@ -25,7 +25,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.program import Program
-from gnomon.runtime.apply import apply, dtypes
+from gnomon.runtime.apply import apply, dtypes, holders
 from gnomon.runtime.arrivals import channels, out_of_order, proofs
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_reduce
@@ -38,6 +38,7 @@ from gnomon.runtime.parameters import CPU, Aside
 from gnomon.runtime.routes import Route, Together, Waits, of_rank, routes, rows_of
 from gnomon.runtime.state import State
 from gnomon.schedules import lower
+from gnomon.schedules.optimizer import effective_zero
 from gnomon.timeline import ROLES, Timeline
 
 
@@ -122,8 +123,8 @@ class Executor:
         count, size = batch_of(plan, workload)
         self.program = program_of(self.graph, plan, workload) if program is None else program
         tied = next(iter(shared_parameters(plan, self.graph).values()), ())
-        if self.program.aliases or (tied and plan.optimizer.zero):
-            raise PlanError("the runtime does not run tied weights within a V or under ZeRO yet; use tied = false")
+        if self.program.aliases:
+            raise PlanError("the runtime does not run layers that two stages of one rank share; give each its own")
         if device.type == "cuda" and (message := out_of_order(self.program)) is not None:
             raise PlanError(f"message {message} is received out of order, which NCCL does not do; run it with gloo")
         self.groups = Groups.of(
@@ -156,7 +157,12 @@ class Executor:
         self.loss_dtype = torch.promote_types(dtypes(plan).param, torch.float32)  # that of `cross_entropy`
         self.buffers = Buffers()
         self.state = State(
-            self.stages, self.groups, self.buffers, settings, frozenset(shared_parameters(plan, self.graph)), device
+            self.stages,
+            self.groups,
+            self.buffers,
+            settings,
+            frozenset(holders(plan, self.graph, effective_zero(plan))),
+            device,
         )
         self.alike = not any(stage.shares for stage in plan.stages)
         self._found: dict[tuple[int, int], tuple[Route, ...]] = {}

@@ -81,7 +81,13 @@ class Groups:
             runs += [row[i : i + copies] for row in rows for i in range(0, len(row), copies)]
         found["kv_copies"] = _mine(runs, here.rank)
         holders = list(dict.fromkeys(plan.stage_ranks[stage] for stage in tied))
-        found["embedding"] = _mine([list(pair) for pair in zip(*holders, strict=True)], here.rank)
+        alike = (
+            meshes[0].dense.groups("dp_shard").tolist()
+            if plan.optimizer.zero
+            else [[i] for i in range(len(stages[0][0]))]
+        )
+        rows = [[ranks[i] for ranks in holders for i in row] for row in alike] if len(holders) > 1 else []
+        found["embedding"] = _mine(rows, here.rank)
         found["norm"] = _mine([list(range(plan.world_size))], here.rank)
         held = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
         size = size or math.lcm(*(mesh.data_ranks for mesh in meshes))
@@ -99,6 +105,7 @@ class Groups:
         for group in self.by_comm.values():
             if group is not None:
                 dist.destroy_process_group(group)
+        self.by_comm.clear()  # what still holds these groups would hold their threads
 
 
 def channel_name(channel: Channel, route: Route) -> str:

@@ -34,7 +34,7 @@ class State:
         tied: frozenset[str],
         device: torch.device,
     ) -> None:
-        """tied: parameters that several stages hold, whose gradients the communicator `embedding` adds up."""
+        """tied: parameters that several stages hold, whose gradients are added up before the update."""
         self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
         self.device = device
         self.adam = {number: AdamW.of(stage.parameters_) for number, stage in stages.items()}
@@ -49,6 +49,7 @@ class State:
         """Forgets the norm of the step before."""
         self.norm = torch.full((), float("nan"), dtype=torch.float64, device=self.device)
         self.scale: Tensor | float = 1.0
+        self.joined = False
 
     def gathered(self, stage: int) -> Parameters:
         """The stage's parameters, once their gather has arrived."""
@@ -64,17 +65,16 @@ class State:
         held = self.stages[stage].parameters_
         name = self._grad_name(stage)
         self.buffers.wait(name)
+        if comm == "embedding":
+            self.join_tied(name)
+            return
         if group is None:
             return
         grad = held.my_grad()
         if comm in ("dp", "dp_replicate"):
             self.buffers.start(name, all_reduce(grad, group, wait=False), grad.nbytes)
             return
-        chosen = [
-            slice(*range_)
-            for slot, range_ in held.pieces()
-            if (slot.name in self.tied if comm == "embedding" else slot.sums == comm)
-        ]
+        chosen = [slice(*range_) for slot, range_ in held.pieces() if slot.sums == comm]
         if not chosen:
             return
         packed = torch.cat([grad[part] for part in chosen])
@@ -84,6 +84,53 @@ class State:
                 grad[part] = value
 
         self.buffers.start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack, (packed,))
+
+    def join_tied(self, row: Name | None = None) -> None:
+        """Gives every stage that holds a tied parameter the sum of all their gradients, once a step: over the stages of
+        this rank, and over the communicator `embedding`. Under ZeRO stages cut a parameter into other shards than each
+        other, so ranks that shard exchange its whole gradient. row: what an AR of the Program writes; without one, all
+        holders are on this pipeline rank, and the first NORM or OPT comes here."""
+        if self.joined or not self.tied:
+            return
+        self.joined = True
+        stages = {
+            n: stage.parameters_ for n, stage in self.stages.items() if self.tied & set(stage.parameters_.by_name)
+        }
+        if not stages:
+            return
+        for each in stages:
+            self.buffers.wait(self._grad_name(each))
+        sharded = any(held.zero for held in stages.values())
+        group = self.groups.by_comm["embedding"] or (self.groups.by_comm["dp_shard"] if sharded else None)
+        if group is None and len(stages) == 1:
+            return
+        slots = {slot.name: slot for held in stages.values() for slot in held.slots if slot.name in self.tied}
+        first, size = dict[str, int](), 0
+        for name, slot in sorted(slots.items()):
+            first[name], size = size, size + slot.stop - slot.start
+        some = next(iter(stages.values()))
+        total = torch.zeros(size, dtype=some.dtypes.grad, device=self.device)
+        parts: list[tuple[Parameters, slice, slice]] = []
+        for held in stages.values():
+            for slot, (low, high) in held.pieces():
+                if slot.name in first:
+                    at = first[slot.name] + held.mine[0] + low - slot.start
+                    parts.append((held, slice(low, high), slice(at, at + high - low)))
+        for held, mine, whole in parts:
+            total[whole] += held.my_grad()[mine]
+
+        def hand_out() -> None:
+            for held, mine, whole in parts:
+                held.my_grad()[mine] = total[whole]
+
+        if row is None or group is None:
+            if group is not None:
+                all_reduce(total, group)
+            hand_out()
+            return
+        self.buffers.start(row, all_reduce(total, group, wait=False), total.nbytes, hand_out, (total,))
+        if len(stages) > 1:
+            self.buffers.wait(row)
 
     def unshard(self, stages: Iterable[int]) -> None:
         """UNSHARD: whole parameters from the shards of all ranks."""
@@ -139,6 +186,7 @@ class State:
     def measure_norm(self, stages: Iterable[int]) -> None:
         """NORM: the global gradient norm, and the factor that clips to it."""
         mesh = self.groups.mesh
+        self.join_tied()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for each in stages:
             self.buffers.wait(self._grad_name(each))
@@ -152,6 +200,7 @@ class State:
 
     def update(self, stage: int) -> None:
         """OPT: AdamW on this rank's part."""
+        self.join_tied()
         self.buffers.wait(self._grad_name(stage))
         held = self.stages[stage].parameters_
         if held.zero < 3:

@@ -13,7 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.models.llama import LlamaConfig, llama
-from gnomon.plans import Layout, Mesh, Optimizer, Pass, Plan, Precision, Saved, SavedRule, Schedule, Stage, Workload
+from gnomon.plans import (
+    Layout,
+    Mesh,
+    Optimizer,
+    Overlap,
+    Pass,
+    Plan,
+    Precision,
+    Saved,
+    SavedRule,
+    Schedule,
+    Stage,
+    Workload,
+)
 from gnomon.plans.parts import ScheduleName
 from gnomon.program import Program
 from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
@@ -93,6 +106,7 @@ TWO, ALONE = (Mesh(dp_replicate=2), "0,1"), (Mesh(), "2")
 TWICE = Pass(name="dapple_warmup", params=(("policy", "2p"),))
 SP = Layout(sequence_parallel=True)
 FULL = Saved(preset="full")
+WAITING = Overlap(pipeline_sends=False)
 BY_STAGE = Saved(
     rules=(
         SavedRule(stages=(0,), preset="selective"),
@@ -129,6 +143,11 @@ PLANS: dict[str, Plan] = {
         mesh=Mesh(pp=2), schedule=replace(v("v_half"), layers_per_stage=(2, 1, 2, 0)), saved=BY_STAGE
     ),
     "gpipe": Plan(mesh=Mesh(pp=2), schedule=schedule("gpipe")),
+    "1f1b, sends waited for": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), overlap=WAITING),
+    "interleaved, sends waited for": Plan(
+        mesh=Mesh(pp=2), schedule=schedule("interleaved_one_f_one_b", virtual_stages=2), overlap=WAITING
+    ),
+    "zero bubble v, sends waited for": Plan(mesh=Mesh(pp=2), schedule=v("zero_bubble_v"), overlap=WAITING),
     "interleaved": Plan(mesh=Mesh(pp=2), schedule=schedule("interleaved_one_f_one_b", virtual_stages=2)),
     "zero bubble h1": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1")),
     "zero bubble h1, recompute": Plan(mesh=Mesh(pp=2), schedule=schedule("zero_bubble_h1"), saved=FULL),

@@ -54,7 +54,14 @@ def planned() -> tuple[tuple[LlamaConfig, Plan], ...]:
         assert len(best) == 3
         out += [(each, found.plan) for found in best]
     for each in (config, tied):
-        for fixed in ({"tp": 2}, {"pp": 2}, {"dp_shard": 2, "zero": 1}, {"dp_replicate": 2}):
+        for fixed in (
+            {"tp": 2},
+            {"pp": 2},
+            {"pp": 2, "schedule": "zero_bubble_v"},
+            {"dp_shard": 2, "zero": 1},
+            {"dp_shard": 2, "zero": 3},
+            {"dp_replicate": 2},
+        ):
             space = make_space(llama(each), CLUSTER, WORKLOAD, base=BASE, fixed=fixed, stack=stack("gnomon"))
             out += [(each, f.plan) for f in solve(llama(each), CLUSTER, WORKLOAD, space, stack("gnomon"), top=1).best]
     return tuple(out)

@@ -61,13 +61,14 @@ class Buffers:
             self.wait(name)
 
     def leave(self, name: Name, tensor: Tensor, work: Waits | None) -> None:
-        """Notes that `tensor` is being sent, to where it is called `name`."""
-        under_way = UnderWay(work=work, finish=None, span=self._span(tensor.nbytes), holds=(tensor,))
-        # on NCCL a send ends when it is received: two ranks that send to each other would wait for ever
-        if self.blocks and not tensor.is_cuda:
-            self._end(under_way)
-        else:
-            self.leaving[name] = under_way
+        """Notes that `tensor` is being sent, to where it is called `name`. A send is over for its sender at once, as a
+        Program takes it, whatever its stream: the backend ends it when it is received, and two ranks that send to each
+        other would wait for ever."""
+        span = self._span(tensor.nbytes)
+        if self.blocks and span >= 0 and self.recorder is not None:
+            self.recorder.close(span)  # on the compute stream it is what the sender waited: nothing
+            span = -1
+        self.leaving[name] = UnderWay(work=work, finish=None, span=span, holds=(tensor,))
 
     def take(self, name: Name) -> Tensor:
         """The last read of a buffer."""

@@ -145,10 +145,6 @@ class Space:
     zero: tuple[int, ...]
     overlap: tuple[bool, ...]
     """Gradients and parameters travel beside computing, or not."""
-    tied_whole: bool = False
-    """The model has tied weights, and what runs it does not divide those that several stages hold: no ZeRO in a
-    pipeline, and no ZeRO 3, whose stages are layers."""
-
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that the stack runs with several pipeline ranks."""
 
@@ -161,9 +157,7 @@ class Space:
 
     def runs(self, pp: int, zero: int) -> bool:
         """Whether the stack runs a ZeRO stage over several ranks with so many pipeline ranks."""
-        if pp > 1 and zero not in self.zero_in_pipeline:
-            return False
-        return not (self.tied_whole and zero and (pp > 1 or zero == 3))
+        return pp == 1 or zero in self.zero_in_pipeline
 
     def plan(self, point: Point) -> Plan:
         """The point's Plan."""
@@ -383,7 +377,6 @@ def make_space(
         global_batch=workload.batch_size,
         num_layers=num_layers,
         experts=bool(experts),
-        tied_whole=stack is not None and stack.name == "gnomon" and has_tied(graph),
         zero_in_pipeline=(stack.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
         cut=cut_ranks(cluster, base.mesh) if "async_tp" in beyond and not base.overlap.splits else 0,
         repeated=repeated_layers(graph),
@@ -480,10 +473,9 @@ def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
 
 
 def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple[Limit, ...]:
-    """What a program does not run, as limits. Gnomon's own runtime refuses some axes and tied weights in some places
-    (docs/runtime.md); other stacks are limited by the schedules, ZeRO stages and ways to exchange context that their
-    records name. ranks: numbers of tensor-parallel ranks that are open. PlanError for what the search has no bounds
-    of."""
+    """What a program does not run, as limits. Gnomon's own runtime refuses some axes (docs/runtime.md); other stacks
+    are limited by the schedules, ZeRO stages and ways to exchange context that their records name. ranks: numbers of
+    tensor-parallel ranks that are open. PlanError for what the search has no bounds of."""
     if stack.p2p_poll_s is not None or stack.checked_collectives:
         raise PlanError(
             f"stack {stack.name!r} polls messages or checks collectives (p2p_poll_s, checked_collectives), of which "
@@ -553,8 +545,7 @@ def _check_own(graph: Graph, base: Plan) -> None:
 
 
 def _own_limits(graph: Graph, ranks: Iterable[int]) -> list[Limit]:
-    """Of `gnomon.runtime`: no context or expert parallelism, no padding of what tp does not divide, no tied weights
-    within a V. (Tied weights under ZeRO depend on several fields: `Space.tied_whole`.)"""
+    """Of `gnomon.runtime`: no context or expert parallelism, no padding of what tp does not divide."""
     why = "gnomon's runtime does not run it"
     found = [Limit(field=axis, op=">", value=1, why=why) for axis in ("cp", "ep")]
     vocab = {
@@ -565,8 +556,6 @@ def _own_limits(graph: Graph, ranks: Iterable[int]) -> list[Limit]:
         for tp in ranks
         if any(size % tp for size in vocab)
     ]
-    if has_tied(graph):
-        found += [Limit(field="schedule", op="=", value=n, why=f"{why} with tied weights") for n in V_SCHEDULES]
     return found
 
 

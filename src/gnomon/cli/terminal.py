@@ -15,8 +15,6 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, Literal, TextIO
 
-from gnomon.units import show_seconds
-
 PATIENCE_S = 2.0
 """Nothing is said about work that takes less."""
 
@@ -76,7 +74,8 @@ class Progress:
 
     def show(self, done: int, more: str = "") -> None:
         """Say how many are done, and more; see `say`."""
-        self.say(f"{f'{self.what} {done:,} of {self.total:,}{more}':76}")
+        text = f"{self.what} {done:,} of {self.total:,}{more}"
+        self.say(f"{text:76}" if self.terminal else text)
 
     def say(self, text: str) -> None:
         """Say what is done; at most five times a second on a terminal, every ten seconds elsewhere."""
@@ -101,6 +100,8 @@ class Covered:
 
     def __call__(self, done: int, size: int, best_s: float | None = None) -> None:
         """So many of so many points are covered. best_s: step of the best plan so far."""
+        from gnomon.units import show_seconds  # numpy is for those who search, not for `--help`
+
         if self._progress is None:
             self._progress = Progress(self._what, size)
         self._progress.show(done, "" if best_s is None else f"; best so far {show_seconds(best_s)} a step")

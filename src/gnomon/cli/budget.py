@@ -1,4 +1,6 @@
-"""`--budget`: processor time that a search may take. ^C spends it early; what was found until then is the answer.
+"""`--budget`: processor time that a search may take, and how far the search is.
+
+^C spends it early; what was found until then is the answer.
 
 `Budget` is asked between two plans, as `search.budget` wants it. Leaves out what a search does when it is spent.
 """
@@ -10,9 +12,10 @@ import sys
 from types import FrameType
 from typing import Any
 
+from gnomon.cli.terminal import Progress
 from gnomon.cli.values import quantity
 from gnomon.search.budget import More, until
-from gnomon.units import parse_seconds
+from gnomon.units import parse_seconds, show_seconds
 
 ONE, QUESTION = "60s", "10min"
 """Processor time of a search for one plan, and of a question that takes several, unless --budget says otherwise."""
@@ -59,3 +62,22 @@ class Budget:
     def status(self) -> int:
         """Exit status of a search that gave its answer."""
         return 128 + signal.SIGINT if self.stopped else 0
+
+
+class Covered:
+    """Progress of a search, which says how many points there are when it begins: what its `told` calls."""
+
+    def __init__(self, what: str = "covered") -> None:
+        self._what = what
+        self._progress: Progress | None = None
+
+    def __call__(self, done: int, size: int, best_s: float | None = None) -> None:
+        """So many of so many points are covered. best_s: step of the best plan so far."""
+        if self._progress is None:
+            self._progress = Progress(self._what, size)
+        self._progress.show(done, "" if best_s is None else f"; best so far {show_seconds(best_s)} a step")
+
+    def end(self) -> None:
+        """Wipe the line."""
+        if self._progress is not None:
+            self._progress.end()

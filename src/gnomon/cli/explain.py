@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 
+from gnomon.cli.budget import Covered
 from gnomon.cli.own import with_own
 from gnomon.cli.request import read_model
-from gnomon.cli.terminal import Covered, print_json, print_lines
+from gnomon.cli.terminal import print_json, print_lines
 from gnomon.hardware import parse_cluster
 from gnomon.plans import load_plan_file
 from gnomon.plans.stacks import stack as named_stack

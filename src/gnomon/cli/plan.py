@@ -10,7 +10,7 @@ import argparse
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gnomon.cli.budget import ONE, Budget
+from gnomon.cli.budget import ONE, Budget, Covered
 from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
@@ -27,7 +27,7 @@ from gnomon.cli.request import (
     read_model,
     usual_seq_len,
 )
-from gnomon.cli.terminal import Covered, print_json, print_lines, written
+from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.graph import Graph

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gnomon.cli.terminal import Covered
+from gnomon.cli.budget import Covered
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.plans import Stack
 from gnomon.search import Limit, Point

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
-from gnomon.cli.budget import ONE, Budget
+from gnomon.cli.budget import ONE, Budget, Covered
 from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.plan_file import plan_file
-from gnomon.cli.terminal import Covered, print_json, print_lines, written
+from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, PlanFile, Stack, Workload, save_plan_file

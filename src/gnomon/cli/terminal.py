@@ -91,27 +91,6 @@ class Progress:
             print(f"\r{' ' * 76}\r", end="", file=sys.stderr, flush=True)
 
 
-class Covered:
-    """Progress of a search, which says how many points there are when it begins: what its `told` calls."""
-
-    def __init__(self, what: str = "covered") -> None:
-        self._what = what
-        self._progress: Progress | None = None
-
-    def __call__(self, done: int, size: int, best_s: float | None = None) -> None:
-        """So many of so many points are covered. best_s: step of the best plan so far."""
-        from gnomon.units import show_seconds  # numpy is for those who search, not for `--help`
-
-        if self._progress is None:
-            self._progress = Progress(self._what, size)
-        self._progress.show(done, "" if best_s is None else f"; best so far {show_seconds(best_s)} a step")
-
-    def end(self) -> None:
-        """Wipe the line."""
-        if self._progress is not None:
-            self._progress.end()
-
-
 class Trying:
     """Progress over cases of which it is not known how many there are."""
 

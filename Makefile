@@ -14,12 +14,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # torch is by far the largest part of the environment. `make test EXTRAS=dev` does without: its tests are then skipped.
 EXTRAS := dev,torch
+# Processes that run tests; `auto` is one a core. Tests that follow one another share what they predicted or searched, so
+# each process takes a run of them, and one that is done takes half of what another still has. `make test WORKERS=0`: one
+# after another, for a debugger.
+WORKERS := auto
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal
 PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: test demo drift lint format install clean
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 demo: $(STAMP)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh

@@ -55,8 +55,8 @@ from gnomon.plans.stages import stage_layers as stage_layers
 from gnomon.plans.stages import transfers as transfers
 from gnomon.plans.vocabulary import divided_layers as divided_layers
 from gnomon.plans.workload import Lengths as Lengths
-from gnomon.plans.workload import Piece as Piece
 from gnomon.plans.workload import RouterLoad as RouterLoad
-from gnomon.plans.workload import Unit as Unit
 from gnomon.plans.workload import Workload as Workload
-from gnomon.plans.workload import normalised as normalised
+from gnomon.program.units import Piece as Piece
+from gnomon.program.units import Unit as Unit
+from gnomon.program.units import normalised as normalised

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import ProgramError, nearest
-from gnomon.plans import Unit
 from gnomon.program.kinds import STANDARD_BUFFERS, STANDARD_KINDS, BufferClass, EffectOp, Kind
+from gnomon.program.units import Unit
 
 Ints = NDArray[np.int32]
 Integers = NDArray[np.signedinteger[Any]]

@@ -5,6 +5,13 @@ add theirs; `Rows.program` makes a Program. `lower` does all of it from a graph 
 (`mario`, `chunkflow`, `fail_over` …) rewrite a Program or build one. Left out: times and prices.
 """
 
+from gnomon.program.rows import KIND as KIND
+from gnomon.program.rows import Inserted as Inserted
+from gnomon.program.rows import Rows as Rows
+from gnomon.program.rows import by_time as by_time
+from gnomon.program.rows import insert as insert
+from gnomon.program.rows import of_lists as of_lists
+from gnomon.program.rows import of_table as of_table
 from gnomon.schedules.async_tensor_parallel import async_tensor_parallel as async_tensor_parallel
 from gnomon.schedules.bamboo import fail_over as fail_over
 from gnomon.schedules.blocks import with_blocks as with_blocks
@@ -43,13 +50,6 @@ from gnomon.schedules.offload import offload_optimizer as offload_optimizer
 from gnomon.schedules.one_f_one_b import alternate as alternate
 from gnomon.schedules.one_f_one_b import dapple_warm_up as dapple_warm_up
 from gnomon.schedules.one_f_one_b import one_f_one_b as one_f_one_b
-from gnomon.schedules.rows import KIND as KIND
-from gnomon.schedules.rows import Inserted as Inserted
-from gnomon.schedules.rows import Rows as Rows
-from gnomon.schedules.rows import by_time as by_time
-from gnomon.schedules.rows import insert as insert
-from gnomon.schedules.rows import of_lists as of_lists
-from gnomon.schedules.rows import of_table as of_table
 from gnomon.schedules.sequence_parallel import tensor_parallel_regions as tensor_parallel_regions
 from gnomon.schedules.skrull import dacp as dacp
 from gnomon.schedules.skrull import gds as gds

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
 from gnomon.program import Program
+from gnomon.program.rows import Rows
 from gnomon.schedules.edit import Row, rows_of, with_rows
-from gnomon.schedules.rows import Rows
 
 _BACKWARD = ("B", "I", "W", "R")
 _AT_FIRST = ("LOAD", "RECV_F", "SEND_B")

@@ -9,7 +9,7 @@ all-to-all of each hides behind the compute of the other. A rank goes through ei
 from __future__ import annotations
 
 from gnomon.errors import PlanError
-from gnomon.schedules.rows import Rows, check_counts
+from gnomon.program.rows import Rows, check_counts
 from gnomon.schedules.v_placement import VRank, rows
 
 

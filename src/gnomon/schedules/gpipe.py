@@ -7,8 +7,8 @@ in PyTorch. Left out: messages.
 
 from __future__ import annotations
 
+from gnomon.program.rows import Rows, check_counts
 from gnomon.schedules.one_f_one_b import one_f_one_b
-from gnomon.schedules.rows import Rows, check_counts
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Rows:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Override, RowEffect
-from gnomon.schedules.rows import KIND, Inserted, Longs, Rows, insert
+from gnomon.program.rows import KIND, Inserted, Longs, Rows, insert
 
 WRITES_GRADIENTS = ("B", "W", "S", "T", "EGRAD")
 TIED = "embedding"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.errors import PlanError
+from gnomon.program.rows import Longs, Rows, check_counts
 from gnomon.schedules.one_f_one_b import alternate
-from gnomon.schedules.rows import Longs, Rows, check_counts
 
 
 def interleaved_one_f_one_b(num_ranks: int, num_microbatches: int, num_virtual: int) -> Rows:

@@ -36,6 +36,7 @@ from gnomon.plans import (
 )
 from gnomon.plans.stages import held_by_several
 from gnomon.program import Communicator, Program, with_buffers
+from gnomon.program.rows import Rows, repeated
 from gnomon.schedules.dualpipe_v import dualpipe_v
 from gnomon.schedules.gpipe import gpipe
 from gnomon.schedules.gradients import with_all_reduce, with_optimizer
@@ -43,7 +44,6 @@ from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b, lo
 from gnomon.schedules.messages import with_messages, with_polled
 from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.schedules.optimizer import apply_optimizer, effective_zero, with_meetings
-from gnomon.schedules.rows import Rows, repeated
 from gnomon.schedules.shared import Shared, shared_buffers, shared_stages
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.tensor_sums import tensor_sums, with_tensor_sums

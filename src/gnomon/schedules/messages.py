@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from gnomon.program import STANDARD_KINDS, Kind
-from gnomon.schedules.rows import Inserted, Longs, Rows, insert
+from gnomon.program.rows import Inserted, Longs, Rows, insert
 
 FORWARD, BACKWARD = ("F", "C"), ("B", "I")
 

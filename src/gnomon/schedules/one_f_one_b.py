@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from gnomon.errors import PlanError
-from gnomon.schedules.rows import KIND, Longs, Rows, check_counts, of_table
+from gnomon.program.rows import KIND, Longs, Rows, check_counts, of_table
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int, *, warm_up: Sequence[int] = ()) -> Rows:

@@ -16,10 +16,10 @@ import numpy as np
 from gnomon.errors import PlanError
 from gnomon.plans import Optimizer, Overlap, Plan
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Kind, Override, Program, RowEffect, with_kinds
+from gnomon.program.rows import Inserted, Rows, insert
 from gnomon.schedules.blocks import with_blocks
 from gnomon.schedules.data_parallel import shard_state
 from gnomon.schedules.gradients import with_tied_all_reduce
-from gnomon.schedules.rows import Inserted, Rows, insert
 
 NORM = Kind(name="NORM", comm="norm")
 """The global gradient norm: own gradients, then one small all-reduce over all ranks. Holds the compute stream."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from gnomon.errors import PlanError
 from gnomon.program import BufferClass, BufferRef, EffectOp, Kind, Override, RowEffect, with_buffers, with_kinds
+from gnomon.program.rows import Inserted, Longs, Rows, insert
 from gnomon.schedules.messages import BACKWARD, FORWARD, blocking_kinds, group_ends, in_senders_order
-from gnomon.schedules.rows import Inserted, Longs, Rows, insert
 
 Skip = tuple[int, int]
 """(stage that sends in forward, stage that receives)."""

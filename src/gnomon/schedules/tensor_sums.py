@@ -18,7 +18,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import BF16, Block, Graph, Layer
 from gnomon.plans import Layout, Mesh
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Override, RowEffect
-from gnomon.schedules.rows import KIND, Inserted, Rows, insert
+from gnomon.program.rows import KIND, Inserted, Rows, insert
 from gnomon.sharding import shard_block
 
 TERMS, COPIES = "tp", "kv_copies"

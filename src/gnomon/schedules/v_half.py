@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gnomon.schedules.rows import KIND, Longs, Rows, by_time, check_counts
+from gnomon.program.rows import KIND, Longs, Rows, by_time, check_counts
 
 CELLS = 6
 """Cells between one microbatch and the next: F, I and W of two chunks."""

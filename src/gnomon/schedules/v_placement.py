@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from gnomon.program import Override
-from gnomon.schedules.rows import Rows, of_lists
+from gnomon.program.rows import Rows, of_lists
 
 Action = tuple[str, int, int]
 """(kind, stage, unit)."""

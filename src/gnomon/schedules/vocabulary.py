@@ -37,7 +37,7 @@ from gnomon.program import (
     effects,
     with_kinds,
 )
-from gnomon.schedules.rows import Rows, check_counts
+from gnomon.program.rows import Rows, check_counts
 from gnomon.schedules.v_half import CELLS, fits, v_passes, weight_cells
 
 COMM = "vocabulary"

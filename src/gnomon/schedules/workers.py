@@ -18,7 +18,7 @@ from gnomon.errors import PlanError
 from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Unit, normalised
 from gnomon.program import Communicator, Override
-from gnomon.schedules.rows import Rows
+from gnomon.program.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

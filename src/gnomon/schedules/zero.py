@@ -18,9 +18,9 @@ import numpy as np
 
 from gnomon.errors import PlanError
 from gnomon.program import NO_UNIT, BufferClass, Kind, Program, effects, with_buffers, with_kinds
+from gnomon.program.rows import Inserted, Rows, insert
 from gnomon.schedules.edit import Row, rows_of, with_rows
 from gnomon.schedules.insertions import Insertions, bucket, buckets, refuse_tied, require_updates, touches
-from gnomon.schedules.rows import Inserted, Rows, insert
 
 _COMMON = (Kind(name="UNSHARD", stream="unshard", comm="dp_shard", effects=effects("read PS, write P")),)
 ZERO_1 = (

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gnomon.program.rows import KIND, Longs, Rows, by_time, check_counts
 from gnomon.schedules.interleaved_one_f_one_b import check_interleaved, rounds
-from gnomon.schedules.rows import KIND, Longs, Rows, by_time, check_counts
 
 
 def zero_bubble_h1(num_ranks: int, num_microbatches: int) -> Rows:

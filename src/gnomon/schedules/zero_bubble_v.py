@@ -10,7 +10,7 @@ and the searched schedule for unequal times.
 from __future__ import annotations
 
 from gnomon.errors import PlanError
-from gnomon.schedules.rows import Rows, check_counts
+from gnomon.program.rows import Rows, check_counts
 from gnomon.schedules.v_placement import VRank, rows
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from gnomon.plans import Mesh, Plan, Schedule
 from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.parts import ScheduleName
+from gnomon.program.rows import Rows
 from gnomon.schedules.lower import compute_rows
-from gnomon.schedules.rows import Rows
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Literal, get_args
 
 from gnomon.errors import GnomonError
-from gnomon.plans import Unit
 from gnomon.program.kinds import EFFECT_OPS, BufferClass, Kind, Lifetime, Per, effects, with_buffers, with_kinds
 from gnomon.program.program import MAX_STAGES, MAX_UNITS, BufferRef, Communicator, Pool, plain_units
 from gnomon.program.text.words import KIND, LARGEST, PART, Line, known_name, short
+from gnomon.program.units import Unit
 
 
 @dataclass(slots=True)

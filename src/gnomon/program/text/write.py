@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gnomon.errors import ProgramError
-from gnomon.plans import Unit
 from gnomon.program.kinds import (
     STANDARD_BUFFERS,
     STANDARD_KINDS,
@@ -24,6 +23,7 @@ from gnomon.program.kinds import (
 )
 from gnomon.program.program import BufferRef, Override, Program, default_comms, plain_units
 from gnomon.program.text.words import HEADER, KIND, NAME, VERSION, WORD
+from gnomon.program.units import Unit
 
 _WIDTH = 100
 

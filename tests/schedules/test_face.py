@@ -13,6 +13,7 @@ PARTS = {
     "edit",
     "insertions",
     "optimizer",
+    "rows",
     "shared",
     "skips",
     "tensor_sums",

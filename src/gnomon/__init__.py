@@ -10,20 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnomon.prediction.predict import predict
-    from gnomon.search.planning import plan
+    from gnomon.request.verbs import plan, predict
 
 __version__ = "0.1.0.dev0"
 __all__ = ["plan", "predict"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "predict":
-        from gnomon.prediction import predict
+    if name in __all__:
+        from gnomon.request import verbs
 
-        return predict
-    if name == "plan":
-        from gnomon.search import plan
-
-        return plan
+        return getattr(verbs, name)
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

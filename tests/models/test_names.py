@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-import gnomon
-from gnomon.errors import CatalogueError, InputError, PlanError
+from gnomon.errors import CatalogueError
 from gnomon.models.presets import HUB_IDS, PRESETS, known_name
-from gnomon.plans import Plan, Workload
 
 
 def test_ids_of_the_hub_are_known() -> None:
@@ -41,18 +37,3 @@ def test_tuned_weights_have_the_same_sizes(asked: str, name: str) -> None:
 def test_other_models_are_not_taken_for_these(other: str) -> None:
     with pytest.raises(CatalogueError, match="unknown model"):
         known_name(other)
-
-
-@pytest.mark.parametrize("given", [object(), 8, None])
-def test_what_is_no_model_is_refused(given: Any) -> None:
-    work = Workload(global_batch_size=8, seq_len=64)
-    with pytest.raises(InputError, match="a model is a gnomon.graph.Graph or a name"):
-        gnomon.predict(given, "1x2xh100-sxm", Plan(), work)
-    with pytest.raises(InputError, match="a model is a gnomon.graph.Graph or a name"):
-        gnomon.plan(given, "1x2xh100-sxm", work)
-
-
-@pytest.mark.parametrize("size", [float("nan"), float("inf"), 2.0, "64"])
-def test_sizes_of_a_workload_are_whole(size: Any) -> None:
-    with pytest.raises(PlanError, match="must be a whole number"):
-        Workload(global_batch_size=8, seq_len=size)

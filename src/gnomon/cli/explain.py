@@ -9,7 +9,6 @@ import argparse
 
 from gnomon.cli.budget import Covered
 from gnomon.cli.own import with_own
-from gnomon.cli.request import read_model
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.hardware import parse_cluster
 from gnomon.plans import load_plan_file
@@ -18,6 +17,7 @@ from gnomon.prediction import advice, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.reasons import reasons_mapping, reasons_text
 from gnomon.report.tables import wrapped
+from gnomon.request.model import read_model
 from gnomon.search.reasons import explain
 
 

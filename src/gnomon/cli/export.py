@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 
-from gnomon.cli.request import read_config
 from gnomon.cli.run import read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
@@ -22,6 +21,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import PlanFile, check
 from gnomon.report.tables import wrapped
+from gnomon.request.model import read_config
 from gnomon.schema import save_text
 
 BAD_REQUEST = 2

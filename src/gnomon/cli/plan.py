@@ -24,7 +24,6 @@ from gnomon.cli.request import (
     given_precision,
     given_router,
     has_sequences,
-    read_model,
     usual_seq_len,
 )
 from gnomon.cli.terminal import print_json, print_lines, written
@@ -40,6 +39,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, refined_mapping, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
+from gnomon.request.model import read_model
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
 from gnomon.search.choices import fixed_base

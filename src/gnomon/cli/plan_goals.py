@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 
 from gnomon.cli.budget import QUESTION, Budget
-from gnomon.cli.request import read_config, read_model, tokens_of, tokens_per_batch
+from gnomon.cli.request import tokens_of, tokens_per_batch
 from gnomon.cli.terminal import Trying, print_json, print_lines
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError, nearest
@@ -24,6 +24,7 @@ from gnomon.models.presets import PRESETS
 from gnomon.plans import Workload
 from gnomon.report.sweep import fitted_words, sweep_mapping, sweep_page, sweep_text
 from gnomon.report.tables import dollars, wrapped
+from gnomon.request.model import read_config, read_model
 from gnomon.schema import save_text
 from gnomon.search.choices import made
 from gnomon.search.goals import (

@@ -17,14 +17,12 @@ from typing import Any, get_args
 
 from gnomon.cli.own import with_own
 from gnomon.cli.values import quantity
-from gnomon.errors import CatalogueError, InputError, PlanError, nearest
-from gnomon.formats.hf import read_hf_config
+from gnomon.errors import InputError, PlanError, nearest
 from gnomon.formats.job import Job, read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
-from gnomon.models.lora import Adapters, parse_adapters, with_adapters
-from gnomon.models.presets import CONFIGS, Config, known_name
-from gnomon.models.presets import model as preset
+from gnomon.models.lora import Adapters, parse_adapters
+from gnomon.models.presets import CONFIGS, Config
 from gnomon.plans import (
     Fp8,
     Mesh,
@@ -42,6 +40,7 @@ from gnomon.plans.check import learned_positions
 from gnomon.plans.parts import ScheduleName
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.request.model import read_config, read_model
 from gnomon.search.planning import default_precision
 from gnomon.search.vary import sequences
 from gnomon.units import parse_count
@@ -183,35 +182,6 @@ def _left_open(program: str, options: argparse.Namespace, devices: int, assumed:
     return found
 
 
-def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
-    """(graph, what its file says that the graph leaves out) of a preset, a config.json or a folder with one."""
-    name, adapters = parse_adapters(name)
-    path = Path(name)
-    if path.is_dir():
-        path = path / "config.json"
-    if adapters is not None:
-        whole, notes = read_model(name)
-        graph = with_adapters(whole, adapters)
-        trained, frozen = graph.num_parameters() / 1e6, graph.num_frozen() / 1e9
-        return graph, (*notes, f"{trained:.4g} million parameters of adapters are trained, {frozen:.4g} billion frozen")
-    if not (path.suffix == ".json" or path.is_file()):
-        try:
-            return preset(name), ()
-        except CatalogueError as error:
-            if "/" not in name:
-                raise
-            raise InputError(f"cannot read {name!r}: there is no such file or folder, and {error}") from None
-    if path.suffix == ".toml":
-        raise InputError(
-            f"{name!r} is no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json; a plan file "
-            f"goes behind --plan"
-        )
-    text, source = read_source(path)
-    label = path.resolve().parent.name if path.name == "config.json" else path.stem
-    found = read_hf_config(text, label or source)
-    return found.graph, found.notes
-
-
 def adapted_name(options: argparse.Namespace) -> str | None:
     """The model's name with the adapters that the options ask for. InputError for targets without a rank, and for
     adapters on a model that has some or is not named."""
@@ -224,20 +194,6 @@ def adapted_name(options: argparse.Namespace) -> str | None:
         raise InputError("--lora-rank adds adapters to a MODEL that has none; name one, as in llama-3.1-8b")
     targets = tuple(part.strip() for part in (options.lora_targets or "").split(",") if part.strip())
     return f"{name}{Adapters(rank=options.lora_rank, targets=targets, base=options.lora_base or 'compute')}"
-
-
-def read_config(name: str) -> tuple[Config | None, Graph]:
-    """(config, graph) of a preset, a config.json or a folder with one; no config for what is no decoder, or frozen."""
-    if parse_adapters(name)[1] is not None:
-        return None, read_model(name)[0]
-    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-    if path.suffix == ".json" or path.is_file():
-        text, source = read_source(path)
-        label = path.resolve().parent.name if path.name == "config.json" else path.stem
-        found = read_hf_config(text, label or source)
-        return found.config, found.graph
-    known = known_name(name)
-    return (CONFIGS[known]() if known in CONFIGS else None, preset(known))
 
 
 def _recipe_model(name: str | None) -> Config:

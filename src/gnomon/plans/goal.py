@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gnomon.errors import PlanError
+from gnomon.schema import typed
 from gnomon.units import Bytes
 
 
@@ -25,6 +26,7 @@ class Goal:
     memory_bytes: Bytes | None = None
     """A limit on every device in place of that share."""
 
+    @typed
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:
             raise PlanError(f"goal memory_fraction = {self.memory_fraction} must be above 0 and at most 1")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError, nearest
+from gnomon.schema import typed
 
 DENSE_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Axes that multiply to the number of ranks, outermost first: neighbours on `tp` are neighbouring ranks. Megatron-LM's
@@ -115,6 +116,7 @@ class Mesh:
     order: tuple[str, ...] = DENSE_AXES
     """Axes from outermost (ranks far apart) to innermost (neighbouring ranks)."""
 
+    @typed
     def __post_init__(self) -> None:
         for axis in (*DENSE_AXES, "ep", "etp"):
             if (size := getattr(self, axis)) < 1:

@@ -13,6 +13,7 @@ from typing import Literal
 from gnomon.errors import PlanError
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.select import parse_ranks
+from gnomon.schema import typed
 from gnomon.units import Bytes
 
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1"]
@@ -59,6 +60,7 @@ class Stage:
     """Earlier stages, by number, that send to this one. Left out: those that hold what it reads. A value of a stage
     that is not listed travels through one that is."""
 
+    @typed
     def __post_init__(self) -> None:
         if not self.calls:
             raise PlanError("a stage selects no layers; give calls, as in calls = ['layers[0:8]']")
@@ -94,6 +96,7 @@ class Pass:
     params: tuple[tuple[str, Scalar], ...] = ()
     """(parameter, value) pairs, as in `["policy", "2p"]`."""
 
+    @typed
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise PlanError(f"pass name {self.name!r} must be an identifier, as in 'mario'")
@@ -133,6 +136,7 @@ class Schedule:
     its last backward: programs that accumulate gradients around a schedule (torch.distributed.pipelining, once for each
     local batch) fill and empty the pipeline for each."""
 
+    @typed
     def __post_init__(self) -> None:
         for field in ("micro_batch_size", "num_microbatches", "virtual_stages", "rounds"):
             if (value := getattr(self, field)) is not None and value < 1:
@@ -160,6 +164,7 @@ class SavedRule:
     """Treat the layers as this preset does, in place of tensors and action; rules before it do not count for them.
     Repeated layers only, as presets are: an embedding or a head is not counted among the first."""
 
+    @typed
     def __post_init__(self) -> None:
         if self.preset is not None and (self.tensors != ("*",) or self.action != "keep"):
             raise PlanError(
@@ -192,6 +197,7 @@ class Saved:
     rules: tuple[SavedRule, ...] = ()
     """Exceptions and additions, in order."""
 
+    @typed
     def __post_init__(self) -> None:
         if self.every < 1 or (self.every > 1 and self.preset != "full"):
             raise PlanError(
@@ -210,6 +216,7 @@ class LayoutRule:
     region: str = "*"
     """Pattern over names of blocks where this holds, as in `head`. A dim of tensors between blocks needs `*`."""
 
+    @typed
     def __post_init__(self) -> None:
         known = ("cp", "tp", "ep", "etp")
         if wrong := [axis for axis in self.axes if axis not in known]:
@@ -254,6 +261,7 @@ class Split:
     parts: int
     """Number of parts."""
 
+    @typed
     def __post_init__(self) -> None:
         if self.parts < 2:
             raise PlanError(f"split of {self.op} into {self.parts} parts; use 2 or more, or leave the split out")
@@ -284,6 +292,7 @@ class Overlap:
     splits: tuple[Split, ...] = ()
     """Ops cut for overlap: asynchronous tensor parallelism, Lina's micro-operations, chunked loss."""
 
+    @typed
     def __post_init__(self) -> None:
         if self.prefetch < 0:
             raise PlanError(f"overlap prefetch = {self.prefetch} must be at least 0")
@@ -302,6 +311,7 @@ class Offload:
     tiles: int = 1
     """Pieces in which gradients go down and parameters come back, so that transfers overlap with the update."""
 
+    @typed
     def __post_init__(self) -> None:
         if not 0.0 < self.fraction <= 1.0 or self.tiles < 1:
             raise PlanError(

@@ -14,6 +14,7 @@ from typing import ClassVar
 from gnomon.errors import PlanError
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.parts import Layout, Optimizer, Overlap, Precision, Saved, Schedule, Stage
+from gnomon.schema import typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Plan:
     """Device of each rank, in the cluster's order; several ranks may share one (logical workers). Empty: rank r on
     device r."""
 
+    @typed
     def __post_init__(self) -> None:
         if self.stages and self.mesh != Mesh():
             raise PlanError(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
+from gnomon.schema import typed
 
 MAX_TOKENS = 10**9
 """Most tokens of a sequence: a hundred times the longest context that anyone has published."""
@@ -45,6 +46,7 @@ class RouterLoad:
     """Every expert computes its whole capacity, filled up with zeros, however few rows it gets (GShard, DeepSpeed-MoE;
     Megatron-LM with `--moe-pad-expert-input-to-capacity`)."""
 
+    @typed
     def __post_init__(self) -> None:
         if self.capacity and not 1 <= self.capacity < float("inf"):
             raise PlanError(f"router capacity = {self.capacity} must be at least 1 (the mean), or 0 for no limit")
@@ -113,6 +115,7 @@ class Lengths:
     weights: tuple[float, ...]
     """Weight of each; only the ratios matter."""
 
+    @typed
     def __post_init__(self) -> None:
         if not self.values or len(self.values) != len(self.weights):
             raise PlanError(
@@ -157,6 +160,7 @@ class Workload:
     router: RouterLoad = RouterLoad()
     """How tokens spread over experts."""
 
+    @typed
     def __post_init__(self) -> None:
         _whole("global_batch_size", self.global_batch_size)
         for name, size in (("seq_len", self.seq_len), *(("lengths", length) for length in self.lengths), *self.sizes):

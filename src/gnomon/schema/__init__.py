@@ -11,9 +11,10 @@ default are not written. Left out: comments, key order and layout of a file are 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gnomon.errors import InputError
 from gnomon.schema.codec import check_header, read_table, write_table
@@ -22,6 +23,7 @@ from gnomon.schema.toml import MAX_DEPTH, MAX_TEXT_BYTES, check_depth, emit_toml
 __all__ = [
     "MAX_DEPTH",
     "MAX_TEXT_BYTES",
+    "check_types",
     "dump",
     "from_mapping",
     "header_of",
@@ -31,6 +33,7 @@ __all__ = [
     "save_file",
     "save_text",
     "to_mapping",
+    "typed",
 ]
 
 T = TypeVar("T")
@@ -129,6 +132,27 @@ def to_mapping(value: object) -> dict[str, object]:
     mapping = header | write_table(type(value), value, "$")
     check_depth(mapping, "$")
     return mapping
+
+
+def check_types(value: object, name: str) -> None:
+    """InputError unless each field of a dataclass, and of those in it, holds what its annotation says; the path begins
+    with `name`, as in `plan.mesh.tp`."""
+    write_table(type(value), value, name)
+
+
+def typed(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A `__post_init__` that expects fields of the annotated types: where it stumbles over another type, the error is
+    an InputError that names the field. Costs nothing where types are right."""
+
+    @wraps(check)
+    def checked(self: Any) -> None:
+        try:
+            check(self)
+        except (AttributeError, TypeError):
+            check_types(self, type(self).__name__)
+            raise
+
+    return checked
 
 
 def _header(cls: type) -> str:

@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import cache
+from numbers import Integral
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gnomon import units
@@ -70,11 +71,11 @@ def _boolean(value: Any, path: str) -> bool:
 
 
 def _integer(value: Any, path: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise _mismatch("integer", value, path)
     if not -(2**63) <= value < 2**63:
         raise InputError("Expected an integer of 64 bits, got a larger one", path)
-    return value
+    return int(value)  # one of numpy too
 
 
 def _number(value: Any, path: str) -> float:
@@ -182,6 +183,8 @@ def _enum(cls: type[Enum]) -> _Codec:
 
 def _array(item: _Codec) -> _Codec:
     def items(value: Any, path: str, kind: Any, convert: Callable[[Any, str], Any]) -> Iterator[Any]:
+        if kind is tuple and isinstance(value, list):  # a file's arrays are lists, a dataclass's tuples
+            raise InputError(f"Expected a tuple of {item.wanted}, got a list", path)
         if not isinstance(value, kind):
             raise _mismatch(f"array of {item.wanted}", value, path)
         return (convert(entry, f"{path}[{index}]") for index, entry in enumerate(value))

@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from math import ceil
+from typing import get_args, get_type_hints
 
-from gnomon.errors import PlanError
+from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES, problems
 from gnomon.search.results import Found, Result
-from gnomon.search.space import count_layers
+from gnomon.search.space import Point, count_layers
 from gnomon.units import show_bytes
 
 AXES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
@@ -48,6 +49,7 @@ def check_request(
     graph: Graph, cluster: Cluster, workload: Workload, base: Plan, fixed: Mapping[str, object], devices: int
 ) -> None:
     """PlanError for what is fixed and cannot be, with the nearest value that can. devices: ranks of every plan."""
+    _fields(fixed)
     _precision(cluster, base)
     sizes = {name: value for name, value in fixed.items() if isinstance(value, int)}
     _pipeline(graph, sizes, fixed.get("schedule"))
@@ -60,6 +62,25 @@ def check_request(
             raise PlanError(problem.message)
     _axes(cluster, sizes, devices)
     _batch(workload, sizes, devices)
+
+
+def _fields(fixed: Mapping[str, object]) -> None:
+    """PlanError for a field that no point has, or a value that is none of that field's."""
+    hints = get_type_hints(Point)
+    for name, value in fixed.items():
+        if name not in hints:
+            raise PlanError(
+                f"fixed names {str(name)[:40]!r}, which no plan has{nearest(str(name), hints)}; fields are "
+                f"{', '.join(hints)}"
+            )
+        shown = f"fixed {name} = {value!r:.40}"
+        if words := get_args(hints[name]):
+            if value not in words:
+                raise PlanError(f"{shown} is none of {', '.join(words)}{nearest(str(value), words)}")
+        elif type(value) is not hints[name]:
+            raise PlanError(f"{shown} is no {'whole number' if hints[name] is int else 'True or False'}")
+        elif hints[name] is int and value < (0 if name == "zero" else 1):  # type: ignore[operator]
+            raise PlanError(f"{shown} is below {0 if name == 'zero' else 1}")
 
 
 def _precision(cluster: Cluster, base: Plan) -> None:

@@ -1,0 +1,60 @@
+"""Models that are named on a command line or in a call: presets, ids of the Hugging Face hub, and files of configs.
+
+`read_model(name)` returns the Graph, `read_config(name)` what it was built from. Leaves out job files, which bring
+their model with them (`formats`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gnomon.errors import CatalogueError, InputError
+from gnomon.formats.hf import read_hf_config
+from gnomon.formats.job import read_source
+from gnomon.graph import Graph
+from gnomon.models.lora import parse_adapters, with_adapters
+from gnomon.models.presets import CONFIGS, Config, known_name
+from gnomon.models.presets import model as preset
+
+
+def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
+    """(graph, what its file says that the graph leaves out) of a preset, a config.json or a folder with one."""
+    name, adapters = parse_adapters(name)
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if adapters is not None:
+        whole, notes = read_model(name)
+        graph = with_adapters(whole, adapters)
+        trained, frozen = graph.num_parameters() / 1e6, graph.num_frozen() / 1e9
+        return graph, (*notes, f"{trained:.4g} million parameters of adapters are trained, {frozen:.4g} billion frozen")
+    if not (path.suffix == ".json" or path.is_file()):
+        try:
+            return preset(name), ()
+        except CatalogueError as error:
+            if "/" not in name:
+                raise
+            raise InputError(f"cannot read {name!r}: there is no such file or folder, and {error}") from None
+    if path.suffix == ".toml":
+        raise InputError(
+            f"{name!r} is no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json; a plan file "
+            f"goes behind --plan"
+        )
+    text, source = read_source(path)
+    label = path.resolve().parent.name if path.name == "config.json" else path.stem
+    found = read_hf_config(text, label or source)
+    return found.graph, found.notes
+
+
+def read_config(name: str) -> tuple[Config | None, Graph]:
+    """(config, graph) of a preset, a config.json or a folder with one; no config for what is no decoder, or frozen."""
+    if parse_adapters(name)[1] is not None:
+        return None, read_model(name)[0]
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.suffix == ".json" or path.is_file():
+        text, source = read_source(path)
+        label = path.resolve().parent.name if path.name == "config.json" else path.stem
+        found = read_hf_config(text, label or source)
+        return found.config, found.graph
+    known = known_name(name)
+    return (CONFIGS[known]() if known in CONFIGS else None, preset(known))

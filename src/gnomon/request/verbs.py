@@ -1,0 +1,89 @@
+"""The public verbs: `gnomon.predict` and `gnomon.plan`, with arguments as the command line takes them.
+
+Names stand for models, clusters and stacks, and whatever is no model, plan or batch is refused with one InputError that
+says what is wanted. Leaves out the prediction and the search themselves (`gnomon.prediction`, `gnomon.search`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from gnomon.errors import InputError, nearest
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Goal, Plan, Stack, Workload
+from gnomon.prediction import Prediction
+from gnomon.prediction import predict as predict_values
+from gnomon.request import arguments
+from gnomon.search import Limit, Result
+from gnomon.search import plan as plan_values
+from gnomon.search.budget import More, always
+from gnomon.search.space import BEYOND
+
+
+def predict(
+    model: Graph | str, cluster: Cluster | str, plan: Plan, workload: Workload, stack: Stack | str | None = None
+) -> Prediction:
+    """Time and memory of one step.
+
+    model: a Graph; or a preset, an id of the Hugging Face hub, a config.json or a folder with one. cluster: a Cluster
+    or a spec such as `4x8xh100-sxm`. stack: the program that runs it, or its name; None where nothing is known of it.
+    InputError for other types, CatalogueError for unknown names, PlanError when the plan cannot run on the cluster,
+    UnpricedError for anything without a price.
+    """
+    return predict_values(
+        arguments.graph(model),
+        arguments.cluster(cluster),
+        arguments.plan(plan),
+        arguments.workload(workload),
+        arguments.stack(stack),
+    )
+
+
+def plan(
+    model: Graph | str,
+    cluster: Cluster | str,
+    workload: Workload,
+    stack: Stack | str | None = None,
+    goal: Goal | None = None,
+    *,
+    base: Plan | None = None,
+    fixed: Mapping[str, object] | None = None,
+    forbid: Iterable[str | Limit] = (),
+    top: int = 5,
+    unlike: bool = False,
+    beyond: Collection[str] | None = None,
+    told: Callable[[int, int, float | None], None] | None = None,
+    more: More = always,
+) -> Result:
+    """The fastest plan that fits, and the next `top` - 1; with `unlike`, alternatives to it.
+
+    model, cluster, stack: as for `predict`; the rest, and errors, as for `gnomon.search.plan`. InputError for other
+    types.
+    """
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise InputError(f"top = {top!r} plans are asked for; give a whole number of at least 1")
+    if fixed is not None and not isinstance(fixed, Mapping):
+        raise InputError(f"fixed maps fields of a plan to values, as in {{'tp': 2}}; it is a {type(fixed).__name__}")
+    limits = (forbid,) if isinstance(forbid, str) else tuple(forbid)
+    if wrong := [limit for limit in limits if not isinstance(limit, str | Limit)]:
+        raise InputError(f"forbid lists conditions such as 'pp>1', not {wrong[0]!r}")
+    if unknown := [name for name in beyond or () if name not in BEYOND]:
+        raise InputError(
+            f"beyond names {unknown[0]!r}{nearest(str(unknown[0]), BEYOND)}; there are {', '.join(BEYOND)}"
+        )
+    return plan_values(
+        arguments.graph(model),
+        arguments.cluster(cluster),
+        arguments.workload(workload),
+        arguments.stack(stack),
+        arguments.goal(goal),
+        base=None if base is None else arguments.plan(base),
+        fixed=fixed,
+        forbid=limits,
+        top=top,
+        unlike=unlike,
+        beyond=beyond,
+        told=told,
+        more=more,
+    )

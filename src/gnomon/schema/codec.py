@@ -73,9 +73,10 @@ def _boolean(value: Any, path: str) -> bool:
 def _integer(value: Any, path: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise _mismatch("integer", value, path)
-    if not -(2**63) <= value < 2**63:
+    whole = int(value)  # one of numpy is one of Python's
+    if not -(2**63) <= whole < 2**63:
         raise InputError("Expected an integer of 64 bits, got a larger one", path)
-    return int(value)  # one of numpy too
+    return whole
 
 
 def _number(value: Any, path: str) -> float:

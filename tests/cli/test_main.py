@@ -82,6 +82,17 @@ def test_a_sequence_is_no_longer_than_learned_positions_unless_asked(capsys: pyt
     assert status == 2 and "the longest legal seq_len is 1024" in err
 
 
+def test_tokens_of_an_image_follow_from_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    one = "vit-b-16", "--on", "a100-sxm-40gb", "--global-batch", "4"
+    status, out, _ = ask(capsys, "predict", *one)
+    assert status == 0 and "1 x 197 tokens" in out and "samples/s/device" in out
+    status, out, _ = ask(capsys, "plan", *one)
+    assert status == 0 and "x 197 tokens" in out and "a sample of the model has 197 tokens" in out
+    for more in (["--longest", "64"], ["--vary", "seq_len=64,128"]):
+        status, _, err = ask(capsys, "plan", *one, *more)
+        assert status == 2 and "is for models of sequences, and vit-b-16 has 197 tokens a sample" in err
+
+
 def test_the_package_is_a_program() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     words = [sys.executable, "-m", "gnomon", "--version"]

@@ -29,6 +29,7 @@ from gnomon.plans import (
     Stage,
     Workload,
 )
+from gnomon.plans.check import sample_tokens
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.layer_types import LayerPrice
 
@@ -42,6 +43,8 @@ REFUSED = {
     ("gpt2-xl", "dp2-tp2"): "tp = 2 does not divide heads = 25",
     ("ddpm-cifar10", "dp2-tp2"): "tp = 2 does not divide heads = 1",
     ("unet-tiny", "dp2-tp2"): "tp = 2 does not divide heads = 1",
+    ("vit-b-16", "dp2-tp2"): "seq_len = 197 does not divide into tp = 2",
+    ("vit-l-16", "dp2-tp2"): "seq_len = 197 does not divide into tp = 2",
     ("mamba2-2.7b", "dp2-tp2"): "tp = 2 does not divide ssm_groups = 1",
 }
 LLAMA = "llama-3.1-8b"
@@ -53,7 +56,8 @@ def workload_for(name: str) -> Workload:
     """8 sequences of 256 (images where there are no sequences), 128 on the other side of an encoder-decoder."""
     dims = {dim.name for block in model(name).blocks for dim in block.dims if dim.size is None}
     others = sorted(dim for dim in dims if dim not in ("batch", "seq") and not dim.startswith("kv_"))
-    return Workload(global_batch_size=8, seq_len=256, sizes=tuple((dim, 128) for dim in others))
+    seq_len = sample_tokens(model(name)) or 256
+    return Workload(global_batch_size=8, seq_len=seq_len, sizes=tuple((dim, 128) for dim in others))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -302,8 +306,14 @@ def test_errors_name_what_is_missing() -> None:
 
 def test_images_are_counted_where_there_are_no_sequences() -> None:
     job = Plan(schedule=Schedule(micro_batch_size=4))
-    found = predict("vit-b-16", "1x1xh100-sxm", job, Workload(global_batch_size=8, seq_len=1000))
-    assert found.tokens_per_s_per_device * found.step_s == pytest.approx(8)
+    found = predict("vit-b-16", "1x1xh100-sxm", job, Workload(global_batch_size=8, seq_len=197))
+    assert found.counted == "samples" and found.tokens_per_s_per_device * found.step_s == pytest.approx(8)
+    # 14 x 14 patches and a class token: 17.6 billion multiply-adds an image (Touvron et al. 2021), 6 FLOPs each
+    assert found.model_flops == pytest.approx(8 * 6 * 17.6e9, rel=0.01)
+    with pytest.raises(
+        PlanError, match="sequences of 1 tokens, but vit-b-16 has 197 tokens a sample; use seq_len = 197"
+    ):
+        predict("vit-b-16", "1x1xh100-sxm", job, replace(found.workload, seq_len=1))
 
 
 def test_transformer_engine_gathers_in_eight_bits_and_casts_once() -> None:

@@ -26,12 +26,21 @@ TWO = "1x2xa100-sxm-80gb"
         ("llama-tiny", EIGHT, 8, 64, {"pp": 2, "virtual_stages": 64}, r"128 stages.*nearest is virtual_stages = 2"),
         ("llama-tiny", TWO, 8, 64, {"virtual_stages": 2, "schedule": "gpipe"}, r"gpipe takes 1 virtual stages.*not 2"),
         ("gpt2-xl", EIGHT, 8, 4096, {}, r"learned positions for 1024; the longest legal seq_len is 1024"),
+        ("dit-xl-2", EIGHT, 8, 4096, {}, "dit-xl-2 has 256 tokens a sample; use seq_len = 256"),
+        ("unet-tiny", EIGHT, 8, 64, {}, "unet-tiny takes no sequences: a sample counts as 1 token; use seq_len = 1"),
         ("llama-tiny", TWO, 1, 64, {"pp": 2, "schedule": "dualpipe_v"}, r"nearest: .* needs at least 2 x 2 = 4"),
     ],
 )
 def test_contradictions(model: str, on: str, batch: int, seq_len: int, fixed: dict[str, object], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         gnomon.plan(model, on, Workload(global_batch_size=batch, seq_len=seq_len), fixed=fixed)
+
+
+def test_a_plan_whose_program_cannot_run_does_not_end_the_search() -> None:
+    """Skip connections of a U-Net over virtual stages arrive in another order than they are received in."""
+    found = gnomon.plan("unet-tiny", TWO, Workload(global_batch_size=4, seq_len=1), fixed={"pp": 2})
+    assert found.best and found.why_illegal["wrong order on a communicator"] > 0
+    assert found.counts.covered == found.counts.space
 
 
 SMALL = Workload(global_batch_size=4, seq_len=64)

@@ -20,11 +20,10 @@ from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.request import (
     adapted_name,
+    default_seq_len,
     given_batch,
     given_precision,
     given_router,
-    has_sequences,
-    usual_seq_len,
 )
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.cli.values import quantity
@@ -33,7 +32,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import Goal, Optimizer, Plan, PlanFile, RouterLoad, Saved, Stack, Workload, save_plan_file
-from gnomon.plans.check import V_SCHEDULES
+from gnomon.plans.check import V_SCHEDULES, sample_tokens
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, refined_mapping, result_mapping
@@ -362,12 +361,16 @@ def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) ->
 def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
     varied = {name_of(each) for each in options.vary}
     seq_len = options.seq_len
-    if seq_len is None and not has_sequences(graph):
-        seq_len = 1
-    elif seq_len is None:
-        seq_len = usual_seq_len(graph)
-        if "seq_len" not in varied and not options.longest:
-            assumed.append(f"sequence length not given: {seq_len} tokens (--seq-len)")
+    looked_for = "seq_len" in varied or options.longest
+    if looked_for and (fixed := sample_tokens(graph)) is not None:
+        option = "--longest" if options.longest else "--vary seq_len"
+        raise InputError(
+            f"{option} is for models of sequences, and {graph.name} has {fixed} tokens a sample; leave it out"
+        )
+    if seq_len is None:
+        seq_len, said = default_seq_len(graph)
+        if not looked_for:
+            assumed.append(said)
     # Under a fixed number of tokens, sequences are counted at each length that is tried.
     batch = 1 if "seq_len" in varied and options.tokens_per_batch else given_batch(options, seq_len)
     if batch is None and "global_batch" in varied:

@@ -36,7 +36,7 @@ from gnomon.plans import (
     Workload,
     load_plan,
 )
-from gnomon.plans.check import learned_positions
+from gnomon.plans.check import learned_positions, sample_tokens
 from gnomon.plans.parts import ScheduleName
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
@@ -314,14 +314,16 @@ def _with_batch(plan: Plan, options: argparse.Namespace, job: Job | None, assume
     return replace(plan, schedule=replace(plan.schedule, micro_batch_size=1))
 
 
-def has_sequences(graph: Graph) -> bool:
-    """Whether some input has a dim `seq` whose size the batch gives."""
-    return any(dim.size is None and dim.name == "seq" for block in graph.blocks for dim in block.dims)
-
-
-def usual_seq_len(graph: Graph) -> int:
-    """Tokens of a sequence when nobody says."""
-    return min(SEQ_LEN, learned_positions(graph) or SEQ_LEN)
+def default_seq_len(graph: Graph) -> tuple[int, str]:
+    """(tokens of a sequence when nobody says, what is assumed with them)."""
+    fixed = sample_tokens(graph)
+    if fixed is not None:
+        what = (
+            "the model takes no sequences: a sample" if fixed == 1 else f"a sample of the model has {fixed} tokens and"
+        )
+        return fixed, f"{what} counts as one in samples/s"
+    seq_len = min(SEQ_LEN, learned_positions(graph) or SEQ_LEN)
+    return seq_len, f"sequence length not given: {seq_len} tokens (--seq-len)"
 
 
 def given_batch(options: argparse.Namespace, seq_len: int) -> int | None:
@@ -411,12 +413,9 @@ def _workload(
         given = replace(given, router=given_router(options, given.router, graph))
         return replace(given, **{name: value for name, value in changes.items() if value is not None})
     seq_len = options.seq_len
-    if seq_len is None and not has_sequences(graph):
-        seq_len = 1
-        assumed.append("the model takes no sequence of tokens: tokens/s counts samples")
-    elif seq_len is None:
-        seq_len = usual_seq_len(graph)
-        assumed.append(f"sequence length not given: {seq_len} tokens (--seq-len)")
+    if seq_len is None:
+        seq_len, said = default_seq_len(graph)
+        assumed.append(said)
     batch = given_batch(options, seq_len)
     if batch is None:
         ranks = plan.stage_mesh(0).data_ranks

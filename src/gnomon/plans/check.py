@@ -70,6 +70,7 @@ def problems(
         found += _dims(plan, graph, workload)
     found += [_error(name, text) for name, text in vocabulary_errors(plan, graph)]
     found += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
+    found += _samples(graph, workload)
     found += _router(plan, graph, workload)
     unique = dict.fromkeys(found)
     return tuple(sorted(unique, key=lambda problem: problem.severity))
@@ -435,6 +436,26 @@ def learned_positions(graph: Graph) -> int | None:
     )
     sizes = [dim.size for dim in tables if dim.name.split(".")[-1] == "positions" and dim.size is not None]
     return min(sizes, default=None)
+
+
+def sample_tokens(graph: Graph) -> int | None:
+    """Tokens of a sample where the graph gives them: the patches of an image, 1 for a model without sequences (a
+    U-Net). None for a model of sequences, whose tokens the workload gives."""
+    sizes = [dim.size for block in graph.blocks for dim in block.dims if dim.name == "seq"]
+    return None if None in sizes else max((size for size in sizes if size is not None), default=1)
+
+
+def _samples(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
+    """Whether the workload has as many tokens a sample as the graph."""
+    fixed = sample_tokens(graph)
+    if workload is None or fixed is None:
+        return
+    if other := [length for length in workload.sequence_lengths() if length != fixed]:
+        what = "takes no sequences: a sample counts as 1 token" if fixed == 1 else f"has {fixed} tokens a sample"
+        yield _error(
+            "sample_tokens",
+            f"sequences of {other[0]} tokens, but {graph.name} {what}; use seq_len = {fixed} (leave --seq-len out)",
+        )
 
 
 def _positions(graph: Graph, workload: Workload | None) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import graph_of
 from gnomon.plans import Fact, Mesh, Plan, Precision, Saved, Stack, Workload, batch, check
+from gnomon.plans.check import sample_tokens
 from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
@@ -66,7 +67,7 @@ class Prediction:
     step_s: float
     """Seconds of an optimizer step in the steady state (the period)."""
     tokens_per_s_per_device: float
-    """Images, where the model has no sequences."""
+    """Samples, where the graph gives the tokens of one (`counted`)."""
     mfu: float
     """Model FLOPs (6N and full attention, nothing for recompute) over the dense peak of the compute dtype."""
     hfu: float
@@ -105,6 +106,11 @@ class Prediction:
             low_bytes=int(peak * memory.low),
             high_bytes=int(peak * memory.high),
         )
+
+    @property
+    def counted(self) -> str:
+        """What `tokens_per_s_per_device` counts: `tokens`, or `samples` of a model of images."""
+        return "tokens" if sample_tokens(self.pricing.graph) is None else "samples"
 
     @property
     def fits(self) -> bool:
@@ -404,7 +410,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
     found = played.period
     lengths = workload.sequence_lengths()
-    tokens = sum(lengths) if _has_sequences(graph) else len(lengths)
+    tokens = sum(lengths) if sample_tokens(graph) is None else len(lengths)
     flops = _model_flops(graph, played.kernels, len(lengths), lengths[0], workload.sizes)
     every = cluster.devices
     devices = Counter(every[d] for d in set(plan.device_of))
@@ -453,10 +459,6 @@ def _model_flops(graph: Graph, kernels: Kernels, batch: int, seq: int, sizes: tu
     """Matrix FLOPs of a step, all devices; plans of one model and batch share them."""
     setting = Setting(sizes={"batch": batch, "seq": seq, **dict(sizes)}, dtypes=BF16, causal_flops="full")
     return float(graph_work(graph, kernels, setting).total.matmul_flops)
-
-
-def _has_sequences(graph: Graph) -> bool:
-    return any(dim.name == "seq" and dim.size is None for block in graph.blocks for dim in block.dims)
 
 
 def _microbatches(structure: Structure) -> int:

@@ -29,7 +29,7 @@ def mixed_text(found: MixedResult, *, assumed: Sequence[str] = (), notes: Sequen
     lines += ["", *_who(found), ""]
     pairs = (
         ("step", show_seconds(prediction.step_s)),
-        ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4)),
+        (f"{prediction.counted}/s/device", number(prediction.tokens_per_s_per_device, 4)),
         ("MFU", f"{percent(prediction.mfu)} %"),
     )
     lines += [*(f"{name:<16}{value:>12}" for name, value in pairs), "", *wrapped(prediction.verdict, indent="")]

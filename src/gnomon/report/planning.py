@@ -166,12 +166,15 @@ def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
     prediction = best.prediction
     pairs = [
         ("step", show_seconds(prediction.step_s)),
-        ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4)),
+        (f"{prediction.counted}/s/device", number(prediction.tokens_per_s_per_device, 4)),
         ("MFU", f"{percent(prediction.mfu)} %"),
     ]
     if rent is not None:
         step = rent.dollars_per_hour / 3600 * prediction.step_s
-        pairs += [("a step costs", dollars(step)), ("1M tokens cost", dollars(step / tokens_of(best) * 1e6))]
+        pairs += [
+            ("a step costs", dollars(step)),
+            (f"1M {prediction.counted} cost", dollars(step / tokens_of(best) * 1e6)),
+        ]
     return tuple(f"{name:<16}{value:>12}" for name, value in pairs)
 
 

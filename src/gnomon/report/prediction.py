@@ -79,7 +79,9 @@ def describe(plan: Plan, workload: Workload) -> str:
     precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
-    tokens = f"{count} microbatch{'es' if count > 1 else ''} of {micro:g} x {max(workload.sequence_lengths())} tokens"
+    longest = max(workload.sequence_lengths())
+    each = f"{micro:g} samples" if longest == 1 else f"{micro:g} x {longest} tokens"
+    tokens = f"{count} microbatch{'es' if count > 1 else ''} of {each}"
     words = (f"; {each.name} {show_value(each, value, plan)}" for each, value in made(plan) if each.name != "fp8")
     return (
         f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
@@ -133,7 +135,7 @@ def _speed(prediction: Prediction) -> tuple[str, ...]:
     )
     pairs = (
         ("step", show_seconds(prediction.step_s), f"  ({between(band.low_s, band.high_s)}, {share})"),
-        ("tokens/s/device", number(prediction.tokens_per_s_per_device, 4), ""),
+        (f"{prediction.counted}/s/device", number(prediction.tokens_per_s_per_device, 4), ""),
         ("MFU", f"{percent(prediction.mfu)} %", ""),
         ("HFU", f"{percent(prediction.hfu)} %", ""),
         ("peak memory", f"{peak} {unit}", f"  ({low} to {high}, {share})"),

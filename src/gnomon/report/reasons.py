@@ -51,8 +51,8 @@ def expected(prediction: Prediction) -> str:
     band = prediction.band
     return (
         f"step {show_seconds(prediction.step_s)} ({show_seconds(band.low_s)} to {show_seconds(band.high_s)} in "
-        f"{percent(band.coverage, 0)} % of cases), {number(prediction.tokens_per_s_per_device, 4)} tokens/s/device, "
-        f"MFU {percent(prediction.mfu)} %"
+        f"{percent(band.coverage, 0)} % of cases), {number(prediction.tokens_per_s_per_device, 4)} "
+        f"{prediction.counted}/s/device, MFU {percent(prediction.mfu)} %"
     )
 
 

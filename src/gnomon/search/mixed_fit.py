@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.errors import PlanError
+from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Stack, Workload
@@ -115,7 +115,7 @@ def roomiest(
         meshes.add(mesh)
         try:
             found = predict(graph, cluster, space.plan(point), workload, stack)
-        except PlanError:
+        except (PlanError, ProgramError):
             continue
         if all(rank.peak_bytes <= limit_bytes for rank in found.memory):
             return Found(point=point, plan=found.plan, prediction=found)

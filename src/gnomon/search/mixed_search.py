@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.errors import PlanError
+from gnomon.errors import PlanError, ProgramError
 from gnomon.plans import Mesh, Plan, Stack, Workload
 from gnomon.plans.check import problems
 from gnomon.plans.parts import ScheduleName
@@ -48,6 +48,7 @@ from gnomon.search.mixed_space import (
     shares_of,
     stages_of_ranks,
 )
+from gnomon.search.results import why_not
 
 TRIES = 300
 """Predictions of one search, unless more are asked for."""
@@ -539,8 +540,8 @@ class MixedSearch:
             plan = self.space.plan(point)
             try:
                 known[point] = predict(self.tables.graph, self.tables.cluster, plan, self.workload, self.stack)
-            except PlanError as error:
-                known[point] = str(error).partition(";")[0]
+            except (PlanError, ProgramError) as error:
+                known[point] = why_not(error)
         return known[point]
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, Stack, Workload
@@ -125,6 +126,13 @@ class Counts:
         if points:
             self.illegal += points
             self.why[why] = self.why.get(why, 0) + points
+
+
+def why_not(error: PlanError | ProgramError) -> str:
+    """The rule that a plan or its Program breaks, in a few words."""
+    if isinstance(error, ProgramError) and error.problems:
+        return str(error.problems[0]).partition(":")[0]
+    return str(error).partition(";")[0][:80]
 
 
 @dataclass(frozen=True, kw_only=True)

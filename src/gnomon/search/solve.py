@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from itertools import count as counter
 
-from gnomon.errors import PlanError
+from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Stack, Workload
@@ -23,7 +23,7 @@ from gnomon.search.blocks import SLACK, Blocks, Row
 from gnomon.search.bounds import MIXED, Family, Job
 from gnomon.search.budget import More, always
 from gnomon.search.opening import Group, Opening
-from gnomon.search.results import Counts, Found, Result, memory_limit, most_alike, sort_of_point
+from gnomon.search.results import Counts, Found, Result, memory_limit, most_alike, sort_of_point, why_not
 from gnomon.search.shortlist import Shortlist, Unlike
 from gnomon.search.space import Point, Space
 from gnomon.search.tighten import Loose, Played, Stalled, Tight, Tighten
@@ -266,8 +266,8 @@ class Search:
         plan = self.space.plan(point)
         try:
             timed = Timed.of(self.graph, self.cluster, plan, self.workload, self.stack)
-        except PlanError as error:
-            self.counts.reject(str(error).partition(";")[0][:80], 1)
+        except (PlanError, ProgramError) as error:
+            self.counts.reject(why_not(error), 1)
             return
         self.counts.priced += 1
         if timed.step_s >= self.worst_of(point) and len(self.near) >= self.top:

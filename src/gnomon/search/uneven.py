@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gnomon.errors import GnomonError, PlanError
+from gnomon.errors import GnomonError, PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.plans import Plan, Saved, layer_presets, stage_layers
 from gnomon.prediction import Prediction, predict
@@ -194,7 +194,7 @@ class _Pass:
             else:
                 split = best_split(trials, least, budget=budget, more=self.more)
                 trial, cuts = (split.trial, split.cuts) if split is not None else (None, Cuts())
-        except PlanError:
+        except (PlanError, ProgramError):
             trial, cuts = None, Cuts()
         step = None if trial is None else trial.step_s
         self.tried.append(Tried(point=point, equal_s=trials.prediction.step_s, step_s=step, cuts=cuts))

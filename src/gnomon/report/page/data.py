@@ -121,8 +121,8 @@ def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> lis
     speed = step / _step_s(measured) if measured and _step_s(measured) else None
     devices = len(set(prediction.plan.device_of))
     rates: tuple[tuple[str, float, Callable[[float], str]], ...] = (
-        ("tokens/s/device", prediction.tokens_per_s_per_device, lambda value: number(value, 4)),
-        ("tokens/s", prediction.tokens_per_s_per_device * devices, lambda value: number(value, 4)),
+        (f"{prediction.counted}/s/device", prediction.tokens_per_s_per_device, lambda value: number(value, 4)),
+        (f"{prediction.counted}/s", prediction.tokens_per_s_per_device * devices, lambda value: number(value, 4)),
         ("MFU", prediction.mfu, lambda value: f"{percent(value)} %"),
         ("HFU", prediction.hfu, lambda value: f"{percent(value)} %"),
     )

@@ -26,8 +26,8 @@ from collections.abc import Callable
 
 from case_format import Case, Expected, Peak
 
+from gnomon.methods.easyscale import additions, easyscale
 from gnomon.program import Program, parse_program, validate
-from gnomon.schedules.easyscale import additions, easyscale
 
 PAIRS = """\
 gnomon.program/1

@@ -25,8 +25,8 @@ from dataclasses import replace
 
 from case_format import Case, Expected
 
+from gnomon.methods.lina import all_to_all_first, lina, micro_operations
 from gnomon.program import Program, Structure, effect_table, parse_program, row_effects
-from gnomon.schedules.lina import all_to_all_first, lina, micro_operations
 from gnomon.simulate import Clock, Times, durations, play
 
 READY_ORDER = """\

@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping
 
 from case_format import Case, Expected, Peak
 
+from gnomon.methods.skrull import gds, microbatch_step
 from gnomon.plans import Unit
 from gnomon.program import Program
-from gnomon.schedules.skrull import gds, microbatch_step
 
 HIDDEN = """\
 gnomon.program/1

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnomon.methods.mario import apply_checkpoint
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import (
     Layout,
@@ -31,7 +32,6 @@ from gnomon.plans.parts import ScheduleName
 from gnomon.program import Program
 from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
 from gnomon.schedules import lower
-from gnomon.schedules.mario import apply_checkpoint
 
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gnomon.methods.easyscale import easyscale
 from gnomon.program import NO_UNIT, BufferRef, Override, Program, RowEffect, validate
 from gnomon.schedules import dualpipe_v, one_f_one_b, with_loads, with_messages, with_optimizer, zero_bubble_v
 from gnomon.schedules.context_parallel import ring_attention
-from gnomon.schedules.easyscale import easyscale
 from gnomon.schedules.edit import Row, rows_of, with_rows
 
 PROGRAMS = {

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
+from gnomon.methods.mario import apply_checkpoint
 from gnomon.program import Program, issue_order_peak, validate
 from gnomon.schedules import (
     Rows,
@@ -21,7 +22,6 @@ from gnomon.schedules import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from gnomon.schedules.mario import apply_checkpoint
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 
 NOTHING = {name: 0 for name in ("S", "X", "Y", "DX", "DY", "P", "G")}

@@ -262,9 +262,9 @@ def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
         before, after = _inside_forward(pricing, block), _inside_backward(pricing, block)
         update = _inside_update(pricing, block) if pricing.blocks[block][1] <= 0 else 0
         for k, kind in enumerate(program.kinds):
-            if kind.name in ("B", "I", "R"):
+            if kind.name in ("B", "I"):
                 table[k, block] = after
-            elif kind.name in ("F", "C"):
+            elif kind.name in ("F", "C", "R"):
                 table[k, block] = before
             elif kind.name == "OPT":
                 table[k, block] = update

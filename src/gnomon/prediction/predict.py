@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from gnomon.errors import UnpricedError
+import numpy as np
+
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
 from gnomon.plans import Fact, Mesh, Plan, Precision, Saved, Stack, Workload, batch, check
 from gnomon.plans.check import sample_tokens
@@ -25,12 +27,13 @@ from gnomon.prediction.evidence import evidence
 from gnomon.prediction.held import filled
 from gnomon.prediction.layer_types import SENT_ONCE, KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
+from gnomon.prediction.rewriting import with_methods
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prices.curves import curves_with
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
-from gnomon.schedules.lower import Messages, Outline, build, outline, refuse_passes
+from gnomon.schedules.lower import Messages, Outline, build, outline
 from gnomon.schema import to_mapping
 from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
@@ -212,17 +215,14 @@ class Timed:
         graph = graph_of(model)
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
-        if len(set(plan.device_of)) < plan.world_size:
-            raise UnpricedError(
-                f"placement puts {plan.world_size} ranks on {len(set(plan.device_of))} devices: ranks that share a "
-                f"device have no price yet; give each its own"
-            )
+        check_methods(plan)
         kernels, assumed, stack = settle(stack)
         count, size = batch(plan, workload)
         workers = _workers(plan, graph, machines, workload, size, kernels, stack)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
         structure, blocks = _structure(bare, graph, count, "buffered" if stack.p2p_poll_s is None else "polled")
         every = tuple(Pricing(plan, graph, machines, stack, each, blocks, count) for each in _replicas(plan, workers))
+        structure = with_methods(structure, every)
         played = []
         for pricing in every:
             durations, after = contended(structure, pricing)
@@ -344,7 +344,6 @@ def _structure(
     schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
     # Replicas with unequal shares or devices do the same at their own pace: one class, played for each, is enough.
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)
-    refuse_passes(plan.schedule.passes)
     outlined = outline(graph, replace(plan, schedule=schedule, stages=equal))
     if outlined.zero == 3:  # the Program's stages are then layers
         blocks = tuple((stage, i) for stage, layers in enumerate(outlined.layers) for i in range(layers))
@@ -416,6 +415,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
     devices = Counter(every[d] for d in set(plan.device_of))
     peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())
     again = sum(s.phase("recompute").flops * len(s.ranks) for s in step.stages) * _microbatches(structure)
+    again += _recompute_rows_flops(structure, pricing)
     kinds = {device.name: device for device in devices}
     hosts = [host_cost(stack, device) for device in kinds.values()]
     if plan.precision.fp8 is not None:
@@ -459,6 +459,15 @@ def _model_flops(graph: Graph, kernels: Kernels, batch: int, seq: int, sizes: tu
     """Matrix FLOPs of a step, all devices; plans of one model and batch share them."""
     setting = Setting(sizes={"batch": batch, "seq": seq, **dict(sizes)}, dtypes=BF16, causal_flops="full")
     return float(graph_work(graph, kernels, setting).total.matmul_flops)
+
+
+def _recompute_rows_flops(structure: Structure, pricing: Pricing) -> float:
+    """Matrix FLOPs of recomputation that has rows of its own (`R`), all devices."""
+    program = structure.program
+    recompute = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name == "R"])
+    stages = program.stage[recompute].tolist()
+    ranks = {stage: len(pricing.stages[pricing.blocks[stage][0]].ranks) for stage in set(stages)}
+    return sum(pricing.phase("forward", stage).flops * ranks[stage] for stage in stages)
 
 
 def _microbatches(structure: Structure) -> int:

@@ -41,12 +41,12 @@ from gnomon.units import quantise
 PHASES: Mapping[str, tuple[str, ...]] = {
     "F": ("forward",),
     "C": ("forward",),
-    "R": ("recompute",),
+    "R": ("forward",),
     "B": ("recompute", "input_grad", "weight_grad"),
     "I": ("recompute", "input_grad"),
     "W": ("weight_grad",),
 }
-"""Kind of action -> what it computes."""
+"""Kind of action -> what it computes; `R` runs the forward of its whole stage once more."""
 
 SPLIT_BACKWARD = frozenset(
     ("zero_bubble_h1", "zero_bubble_h2", "interleaved_zero_bubble", "zero_bubble_v", "v_half", "v_min", "dualpipe_v")
@@ -267,7 +267,7 @@ class Pricing:
         if self.stack.composed:
             return self._one_by_one(kind, block, extra)
         spent = [self._sustained_s(stage, phase) for phase in phases]
-        again = sum(s for n, s in zip(PHASES[kind], spent, strict=True) if n == "recompute")
+        again = sum(s for n, s in zip(PHASES[kind], spent, strict=True) if kind == "R" or n == "recompute")
         compute = sum(spent) + float(extra.device_s) / self.rates[stage].compute
         comm: dict[str, float] = {}
         for phase in phases:
@@ -296,7 +296,7 @@ class Pricing:
                 spent = self._sustained_s(at, phase)
                 device += spent
                 launches += launch_s[name] * phase.launches
-                found["again" if name == "recompute" else "compute"] += times * spent
+                found["again" if kind == "R" or name == "recompute" else "compute"] += times * spent
                 for axis in phase.comm_s if id(layer) in repeated else ():
                     found[axis] = found.get(axis, 0.0) + times * self._waited_s(at, phase, axis)
             found["launch"] += times * max(launches - device, 0.0)

@@ -1,8 +1,8 @@
 """Schedules: the order in which stages and microbatches are computed, and the passes that add what goes with it.
 
 A schedule returns `Rows` of compute actions; `with_messages`, `with_loads` and the passes on gradients and optimizer
-add theirs; `Rows.program` makes a Program. `lower` does all of it from a graph and a plan. Methods named by their paper
-(`mario`, `chunkflow`, `fail_over` …) rewrite a Program or build one. Left out: times and prices.
+add theirs; `Rows.program` makes a Program. `lower` does all of it from a graph and a plan. Left out: published
+methods that rewrite a Program (`gnomon.methods`), times and prices.
 """
 
 from gnomon.program.rows import KIND as KIND
@@ -13,15 +13,11 @@ from gnomon.program.rows import insert as insert
 from gnomon.program.rows import of_lists as of_lists
 from gnomon.program.rows import of_table as of_table
 from gnomon.schedules.async_tensor_parallel import async_tensor_parallel as async_tensor_parallel
-from gnomon.schedules.bamboo import fail_over as fail_over
 from gnomon.schedules.blocks import with_blocks as with_blocks
-from gnomon.schedules.chunkflow import chunkflow as chunkflow
-from gnomon.schedules.chunkflow import chunks as chunks
 from gnomon.schedules.context_parallel import ring_attention as ring_attention
 from gnomon.schedules.data_parallel import shard_state as shard_state
 from gnomon.schedules.delayed_update import delay_update as delay_update
 from gnomon.schedules.dualpipe_v import dualpipe_v as dualpipe_v
-from gnomon.schedules.easyscale import easyscale as easyscale
 from gnomon.schedules.fsdp import fully_shard as fully_shard
 from gnomon.schedules.generate import Request as Request
 from gnomon.schedules.generate import generate as generate
@@ -31,18 +27,10 @@ from gnomon.schedules.gradients import with_optimizer as with_optimizer
 from gnomon.schedules.gradients import with_tied_all_reduce as with_tied_all_reduce
 from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b as interleaved_one_f_one_b
 from gnomon.schedules.interleaved_one_f_one_b import looped_bfs as looped_bfs
-from gnomon.schedules.lina import all_to_all_first as all_to_all_first
-from gnomon.schedules.lina import lina as lina
-from gnomon.schedules.lina import micro_operations as micro_operations
 from gnomon.schedules.lower import ProgramPass as ProgramPass
 from gnomon.schedules.lower import compute_rows as compute_rows
 from gnomon.schedules.lower import lower as lower
 from gnomon.schedules.lower import tied_stages as tied_stages
-from gnomon.schedules.mario import apply_checkpoint as apply_checkpoint
-from gnomon.schedules.mario import mario as mario
-from gnomon.schedules.mario import overlap_recompute as overlap_recompute
-from gnomon.schedules.mario import prepose_forward as prepose_forward
-from gnomon.schedules.mario import remove_redundancy as remove_redundancy
 from gnomon.schedules.messages import blocking_kinds as blocking_kinds
 from gnomon.schedules.messages import with_loads as with_loads
 from gnomon.schedules.messages import with_messages as with_messages
@@ -51,9 +39,6 @@ from gnomon.schedules.one_f_one_b import alternate as alternate
 from gnomon.schedules.one_f_one_b import dapple_warm_up as dapple_warm_up
 from gnomon.schedules.one_f_one_b import one_f_one_b as one_f_one_b
 from gnomon.schedules.sequence_parallel import tensor_parallel_regions as tensor_parallel_regions
-from gnomon.schedules.skrull import dacp as dacp
-from gnomon.schedules.skrull import gds as gds
-from gnomon.schedules.skrull import microbatch_step as microbatch_step
 from gnomon.schedules.splits import split as split
 from gnomon.schedules.v_half import v_half as v_half
 from gnomon.schedules.v_half import v_min as v_min

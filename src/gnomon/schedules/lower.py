@@ -305,7 +305,7 @@ def _refuse_unexpressed(plan: Plan) -> None:
         raise PlanError(
             f"placement puts ranks {device_of.index(device_of[rank])} and {rank} on device {device_of[rank]}, where "
             f"they would take turns, but rows here are of ranks that run at once; give each rank a device of its own, "
-            f"or build the Program with gnomon.schedules.easyscale"
+            f"or build the Program with gnomon.methods.easyscale"
         )
     if plan.overlap.priority and not any(given.name not in ROW_PASSES for given in plan.schedule.passes):
         raise PlanError(
@@ -342,13 +342,6 @@ def _check_placement(name: str, pipeline_ranks: tuple[int, ...], rows: Rows) -> 
             f"schedule {name} puts stages 0 … {rows.num_stages - 1} on ranks {scheduled.tolist()}, but "
             f"the plan has them on {list(pipeline_ranks)}; change placement, virtual_stages or the stages' devices"
         )
-
-
-def refuse_passes(passes: Sequence[Pass]) -> None:
-    """PlanError for passes that edit Programs, where none can be given."""
-    for given in passes:
-        if given.name not in ROW_PASSES:
-            _find(given, {})
 
 
 def _find(given: Pass, passes: Mapping[str, ProgramPass]) -> ProgramPass:

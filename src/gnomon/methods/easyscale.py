@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gnomon.errors import PlanError, ProgramError
+from gnomon.methods.method import Method
 from gnomon.plans import Unit
 from gnomon.program import (
     STANDARD_BUFFERS,
@@ -103,3 +104,16 @@ def additions(structure: Structure) -> tuple[tuple[int, ...], ...]:
                 raise ProgramError(f"{program.where(row)} updates with a sum that no reduction wrote")
             updates[device] = sums.pop(device)
     return tuple(updates[device] for device in sorted(updates))
+
+
+_SHARED = "ranks that share a device have no price"
+
+METHOD = Method(
+    name="easyscale",
+    paper="EasyScale, Li et al., SC 2023",
+    about="logical workers keep their number and the order of their sums on however many devices there are",
+    switch="placement",
+    exactness="bitwise",
+    missing={"planned": _SHARED, "predicted": _SHARED, "run": "the runtime gives every rank a device of its own"},
+    on=lambda plan: len(set(plan.device_of)) < len(plan.device_of),
+)

@@ -9,17 +9,15 @@ Source: Li et al. 2023 (Lina, USENIX ATC), sections 4 and 5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gnomon.methods.method import Method, Simulate
 from gnomon.program import BufferClass, Kind, Program, Structure, effects, validate
 from gnomon.schedules.edit import Row, rows_of, with_rows
 from gnomon.schedules.insertions import touches
 from gnomon.schedules.splits import split
 from gnomon.simulate.play import Times
-
-Simulate = Callable[[Structure], Times]
-"""Plays one step from rest: `lambda s: play(Clock.of(s, durations(s.program, table)))`."""
 
 NETWORK = "net"
 KINDS = (
@@ -140,3 +138,17 @@ class _Line:
                 return moment, index
             idle_from = max(idle_from, end)
         return None
+
+
+METHOD = Method(
+    name="lina",
+    paper="Lina, Li et al., ATC 2023",
+    about="all-to-alls of experts before all-reduces on a shared network, both in small operations",
+    switch="schedule.passes",
+    exactness="bitwise",
+    missing={
+        "planned": "plans are lowered to whole stages, and it reorders the operations within expert layers",
+        "predicted": "plans are lowered to whole stages, and it reorders the operations within expert layers",
+        "run": "the runtime has no expert parallelism",
+    },
+)

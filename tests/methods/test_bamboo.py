@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
+from gnomon.methods.bamboo import fail_over
+from gnomon.methods.mario import apply_checkpoint
 from gnomon.program import Program, validate
 from gnomon.schedules import (
     gpipe,
@@ -20,9 +22,7 @@ from gnomon.schedules import (
     with_optimizer,
     zero_bubble_h1,
 )
-from gnomon.schedules.bamboo import fail_over
 from gnomon.schedules.edit import Row, rows_of
-from gnomon.schedules.mario import apply_checkpoint
 from gnomon.schedules.rows import Rows
 from gnomon.simulate import Clock, durations, play
 

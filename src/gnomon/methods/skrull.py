@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from gnomon.errors import PlanError
+from gnomon.methods.method import Method
 from gnomon.plans import Unit, normalised
 from gnomon.program import (
     STANDARD_BUFFERS,
@@ -192,3 +193,15 @@ def microbatch_step(unit: Unit, cp: int) -> Program:
         if whole or divided:
             builder.add(cls, "OPT", 0)
     return builder.build(buffers=BUFFERS, comms=(Communicator(name="cp", semantics="collective"),))
+
+
+_LENGTHS = "prices are for batches of one sequence length, and it schedules batches of many"
+
+METHOD = Method(
+    name="skrull",
+    paper="Skrull, NeurIPS 2025",
+    about="short sequences stay whole on one context-parallel rank, long ones are divided over all",
+    switch="schedule.passes",
+    exactness="up to the order of sums",
+    missing={"planned": _LENGTHS, "predicted": _LENGTHS, "run": "the runtime has no context parallelism"},
+)

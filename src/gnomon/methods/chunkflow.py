@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gnomon.errors import PlanError
+from gnomon.methods.method import Method
 from gnomon.plans import Unit, normalised
 from gnomon.program import STANDARD_BUFFERS, BufferClass, Kind, effects, with_kinds
 from gnomon.schedules.rows import Rows, check_counts, of_lists
@@ -133,3 +134,15 @@ def _rank(warm_up: int, backwards: Sequence[int], again: frozenset[int]) -> Iter
         if unit in again:
             yield "R", unit
         yield "B", unit
+
+
+_LENGTHS = "prices are for batches of one sequence length, and it cuts batches of many"
+
+METHOD = Method(
+    name="chunkflow",
+    paper="ChunkFlow, Yuan et al., ICML 2025",
+    about="long sequences cut into chunks of equal length, short ones packed, and a pipeline order that knows both",
+    switch="schedule.passes",
+    exactness="up to the order of sums",
+    missing={"planned": _LENGTHS, "predicted": _LENGTHS, "run": "the runtime wants sequences of one length"},
+)

@@ -10,12 +10,14 @@ before the failure, catching up within a step that had begun, and the making of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gnomon.errors import PlanError
-from gnomon.program import Kind, Program, validate
+from gnomon.methods.method import Context, Method, Param, Params
+from gnomon.plans import Plan
+from gnomon.program import Kind, Override, Program, validate
 from gnomon.schedules.edit import Row, rows_of, with_rows
 from gnomon.schedules.insertions import bucket, by_name
 from gnomon.simulate.durations import Durations
@@ -24,19 +26,20 @@ from gnomon.simulate.play import Clock, play
 _BACKWARD = ("R", "B", "I", "W")
 
 
-def fail_over(program: Program, dead: Sequence[int]) -> Program:
+def fail_over(program: Program, dead: Sequence[int], *, one_update: bool = True) -> Program:
     """The step without the rank classes `dead`: each one's predecessor takes over its stages; later classes move up.
 
     The predecessor of the first rank is the last. A step of the failure-free schedule is what starts together when
     every forward and backward takes one second and all else nothing. The update is one action named by all stages
-    (`1..2.OPT`), to be priced as such. PlanError when a predecessor is dead too (then only a checkpoint helps), when a
-    class has several ranks (one of them fails: give it a class of its own), or when lists cannot be merged.
+    (`1..2.OPT`), to be priced as such; one for each stage without `one_update`. PlanError when a predecessor is dead
+    too (then only a checkpoint helps), when a class has several ranks (one of them fails: give it a class of its own),
+    or when lists cannot be merged.
     """
     _check(program, dead)
     rows, kinds, steps = rows_of(program), by_name(program.kinds), _steps(program)
     for rank in dead:
         shadow = (rank - 1) % program.num_classes
-        rows[shadow] = _merge(rows[shadow], rows[rank], kinds, steps)
+        rows[shadow] = _merge(rows[shadow], rows[rank], kinds, steps, one_update=one_update)
     alive = [cls for cls in range(program.num_classes) if cls not in dead]
     out = with_rows(program, [rows[cls] for cls in alive], counts=tuple(program.counts[cls] for cls in alive))
     validate(out)
@@ -57,7 +60,9 @@ def _check(program: Program, dead: Sequence[int]) -> None:
             raise PlanError(f"rank classes {shadow} and {rank} must be single ranks; give the failed replica its own")
 
 
-def _merge(ours: Sequence[Row], theirs: Sequence[Row], kinds: dict[str, Kind], steps: dict[Row, float]) -> list[Row]:
+def _merge(
+    ours: Sequence[Row], theirs: Sequence[Row], kinds: dict[str, Kind], steps: dict[Row, float], *, one_update: bool
+) -> list[Row]:
     """The rows of both ranks as one list."""
     slots = sorted(
         [*_slots(ours, kinds), *_slots(theirs, kinds)],
@@ -65,7 +70,10 @@ def _merge(ours: Sequence[Row], theirs: Sequence[Row], kinds: dict[str, Kind], s
     )
     stages = {slot.work.stage for slot in slots}
     kept = [row for slot in slots for row in slot.rows if not _within(row, kinds, stages)]
-    return kept + _one_update([*ours, *theirs], kinds)
+    norms = [row for row in [*ours, *theirs] if row.kind == "NORM"]
+    kept += _one_norm(norms) if norms else []
+    updates = sorted((row for row in [*ours, *theirs] if row.kind == "OPT"), key=lambda row: row.stage)
+    return kept + (_one_update(updates, kinds) if one_update else updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +85,12 @@ class _Slot:
 
 
 def _slots(rows: Sequence[Row], kinds: dict[str, Kind]) -> Iterator[_Slot]:
-    """A rank's rows as slots, its updates left out."""
+    """A rank's rows as slots, without what ends the step: its gradient norm and its updates."""
     work: Row | None = None
     held: list[Row] = []
     for row in rows:
         kind = kinds[row.kind]
-        if row.kind == "OPT":
+        if row.kind in ("NORM", "OPT"):
             continue
         if row.group >= 0:
             raise PlanError(f"{row} starts together with others; Bamboo merges plain actions only")
@@ -123,9 +131,50 @@ def _within(row: Row, kinds: dict[str, Kind], stages: set[int]) -> bool:
     return peer in stages
 
 
-def _one_update(rows: Sequence[Row], kinds: dict[str, Kind]) -> list[Row]:
-    """One update of all stages that these rows update."""
-    updates = sorted((row for row in rows if row.kind == "OPT"), key=lambda row: row.stage)
+def _one_norm(norms: Sequence[Row]) -> list[Row]:
+    """One gradient norm of all stages whose gradients these read, in the meeting that they were part of."""
+    read = [effect for row in norms if row.override is not None for effect in row.override.effects or ()]
+    return [replace(norms[0], override=Override(effects=tuple(dict.fromkeys(read))))]
+
+
+def _one_update(updates: Sequence[Row], kinds: dict[str, Kind]) -> list[Row]:
+    """One update of all stages that these update."""
     if any(row.override is not None for row in updates):
         raise PlanError(f"{updates[0]} differs from its kind; Bamboo joins plain updates only")
     return [bucket(kinds["OPT"], [row.stage for row in updates])] if updates else []
+
+
+def _rewrite(program: Program, params: Params, context: Context) -> Program:
+    """The step of a replica that lost a rank: the others, at full strength, wait for it where gradients are reduced."""
+    rank = int(params["rank"])
+    if not 0 <= rank < program.num_classes:
+        raise PlanError(f"bamboo: rank = {rank}, but pipeline ranks are 0 to {program.num_classes - 1}")
+    counts = [n for cls, n in enumerate(program.counts) if cls != rank]
+    single = replace(program, counts=(1,) * program.num_classes)
+    return replace(fail_over(single, [rank], one_update=False), counts=tuple(counts))
+
+
+def _refusal(plan: Plan) -> str | None:
+    if plan.num_pipeline_ranks < 2:
+        return "the rank before the failed one takes over its stages, and there is no other pipeline rank; use pp >= 2"
+    if plan.optimizer.zero or plan.optimizer.offload is not None:
+        return "ZeRO's and host updates of two ranks have no common rows; use optimizer.zero = 0 on the device"
+    if plan.schedule.name != "one_f_one_b":
+        return f"it merges the rows of one_f_one_b, and this schedule is {plan.schedule.name}"
+    return None
+
+
+METHOD = Method(
+    name="bamboo",
+    paper="Bamboo, Thorpe et al., NSDI 2023",
+    about="a failed pipeline rank's stages are computed by the rank before it, which holds a copy",
+    switch="schedule.passes",
+    exactness="bitwise",
+    missing={
+        "planned": "a failure is not chosen; ask what it costs with predict",
+        "run": "the runtime restarts from a checkpoint",
+    },
+    params=(Param(name="rank", about="the pipeline rank that failed", default=0),),
+    rewrite=_rewrite,
+    refusal=_refusal,
+)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
+from gnomon.methods.easyscale import additions, easyscale
 from gnomon.program import issue_order_peak, validate
-from gnomon.schedules.easyscale import additions, easyscale
 from gnomon.schedules.edit import rows_of, with_rows
 
 

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError, ProgramError
+from gnomon.methods.method import Context, Method, Param, Params, Simulate
+from gnomon.plans import Pass, Plan, Saved
 from gnomon.program import STANDARD_KINDS, Kind, Program, Structure, issue_order_peak, validate
 from gnomon.schedules.edit import Row, rows_of, with_rows
 from gnomon.simulate.play import Times
 
-Simulate = Callable[[Structure], Times]
-"""Plays one step of a Program from rest: `lambda s: play(Clock.of(s, durations(s.program, table)))`."""
 Sizes = Mapping[str, float]
 _FORWARD = ("F", "C")
 _WITH_FORWARD = ("LOAD", "RECV_F", "F", "C", "SEND_F")
@@ -106,23 +107,23 @@ def remove_redundancy(program: Program) -> Program:
 
 
 def prepose_forward(
-    program: Program, simulate: Simulate, *, sizes: Sizes, limit: float = float("inf"), rounds: int = 64
+    program: Program, simulate: Simulate, *, sizes: Sizes, limit: float = float("inf"), tries: int | None = None
 ) -> Program:
     """Pass 4: moves forwards ahead of the backward before them, where a stream is idle, while memory allows.
 
     A move takes one unit's forward over one backward on a run of neighbouring stages at once, because a later stage
     can often only go ahead together with those that feed it. A move is kept when it lowers the makespan, or leaves
     it and lowers the peaks; one that deadlocks or exceeds `limit` bytes of issue-order peak on a rank is refused.
-    Stops when no move helps, when the makespan is at a bound that none can beat, or after `rounds` moves.
+    Stops when no move helps, when the makespan is at a bound that none can beat, or after `tries` orders were played.
     """
     rows, structure = rows_of(program), validate(program)
     times = simulate(structure)
     score = (float(times.end.max()), _peaks(structure, sizes)[0])
     floor = _floor(structure, times)
-    for _ in range(rounds):
-        if score[0] <= floor:
-            break
-        for moved in _moves(structure, times, rows):
+    left, moving = count() if tries is None else iter(range(tries)), True
+    while moving and score[0] > floor:
+        moving = False
+        for moved, _ in zip(_moves(structure, times, rows), left, strict=False):
             try:
                 trial = validate(with_rows(program, moved))
             except ProgramError:
@@ -131,9 +132,8 @@ def prepose_forward(
             played = simulate(trial)
             if worst <= limit and (float(played.end.max()), total) < score:
                 rows, structure, times, score = moved, trial, played, (float(played.end.max()), total)
+                moving = True
                 break
-        else:
-            break
     return structure.program
 
 
@@ -237,3 +237,43 @@ def _peaks(structure: Structure, sizes: Sizes) -> tuple[float, float]:
 def _valid(program: Program) -> Program:
     validate(program)
     return program
+
+
+def _rewrite(program: Program, params: Params, context: Context) -> Program:
+    """All four passes; where checkpointing alone does not fit, without the last, so that memory says by how much."""
+    out = remove_redundancy(overlap_recompute(apply_checkpoint(program)))
+    if _peaks(validate(out), context.sizes)[1] > context.limit:
+        return out
+    tries = int(params["tries"])
+    return prepose_forward(out, context.simulate, sizes=context.sizes, limit=context.limit, tries=tries)
+
+
+def _refusal(plan: Plan) -> str | None:
+    saved = plan.saved
+    if saved.preset != "none" or saved.rules:
+        return (
+            "it recomputes the forward of whole stages, beside which nothing is recomputed; set saved.preset = 'none'"
+        )
+    if plan.optimizer.zero == 3:
+        return "under ZeRO 3 a recompute would need its parameters gathered once more, which has no rows; use zero <= 2"
+    return None
+
+
+def _variants(plan: Plan) -> Iterator[Plan]:
+    able = plan.num_pipeline_ranks > 1 and plan.optimizer.zero < 3 and plan.schedule.vocabulary == "ends"
+    if able and plan.schedule.name in ("one_f_one_b", "interleaved_one_f_one_b", "gpipe"):
+        passes = (*plan.schedule.passes, Pass(name="mario"))
+        yield replace(plan, saved=Saved(), schedule=replace(plan.schedule, passes=passes))
+
+
+METHOD = Method(
+    name="mario",
+    paper="Mario, Liu et al., PPoPP 2025",
+    about="forwards keep only their input, and recomputation runs in pipeline bubbles",
+    switch="schedule.passes",
+    exactness="bitwise",
+    params=(Param(name="tries", about="orders with forwards moved ahead of a backward that are played", default=64),),
+    rewrite=_rewrite,
+    refusal=_refusal,
+    variants=_variants,
+)

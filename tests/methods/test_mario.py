@@ -9,6 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError, ProgramError
+from gnomon.methods.mario import (
+    Simulate,
+    apply_checkpoint,
+    mario,
+    overlap_recompute,
+    prepose_forward,
+    remove_redundancy,
+)
 from gnomon.program import Program, Structure, issue_order_peak, problems, validate
 from gnomon.schedules import (
     interleaved_one_f_one_b,
@@ -19,14 +27,6 @@ from gnomon.schedules import (
     zero_bubble_h1,
 )
 from gnomon.schedules.edit import Row, rows_of, with_rows
-from gnomon.schedules.mario import (
-    Simulate,
-    apply_checkpoint,
-    mario,
-    overlap_recompute,
-    prepose_forward,
-    remove_redundancy,
-)
 from gnomon.schedules.rows import Rows
 from gnomon.simulate import Clock, Times, durations, play
 
@@ -171,7 +171,7 @@ def test_no_pass_is_slower_or_needs_more_than_its_limit(
     naive = apply_checkpoint(base)
     lean = remove_redundancy(overlap_recompute(naive))
     limit = max(peaks(lean)) + 0.125
-    ahead = prepose_forward(lean, step, sizes=SIZES, limit=limit, rounds=4)
+    ahead = prepose_forward(lean, step, sizes=SIZES, limit=limit, tries=200)
     assert makespan(ahead, step) <= makespan(lean, step) <= makespan(naive, step)
     assert max(peaks(ahead)) <= limit
     assert max(peaks(lean)) <= max(peaks(base))

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnomon.methods.lina import BUFFERS, KINDS, lina
 from gnomon.program import Program, ProgramBuilder, Structure, validate, with_buffers, with_kinds
-from gnomon.schedules.lina import BUFFERS, KINDS, lina
 from gnomon.simulate import Clock, Durations, Times, play
 
 TIMES = st.integers(1, 12).map(lambda twelfths: 12.0 * twelfths)

@@ -1,0 +1,84 @@
+"""Methods: published systems that rewrite a plan or its Program, one file each with a `METHOD` that says all of it.
+
+`METHODS` lists them, `method(name)` finds one; `check_methods(plan)` refuses what a plan asks in vain, and
+`rewritten(program, plan, context)` applies those that `schedule.passes` names. Leaves out schedules of pipelines, which
+are `orders`, and prices.
+"""
+
+from __future__ import annotations
+
+from gnomon.errors import PlanError, nearest
+from gnomon.methods import (
+    async_tensor_parallel,
+    bamboo,
+    chunkflow,
+    dapple,
+    delayed_update,
+    easyscale,
+    lina,
+    mario,
+    skrull,
+    zero,
+    zero_offload,
+)
+from gnomon.methods.method import MARKS as MARKS
+from gnomon.methods.method import Context as Context
+from gnomon.methods.method import Mark as Mark
+from gnomon.methods.method import Method as Method
+from gnomon.methods.method import Param as Param
+from gnomon.methods.method import Simulate as Simulate
+from gnomon.plans import Plan
+from gnomon.program import Program
+
+METHODS: tuple[Method, ...] = (
+    dapple.METHOD,
+    mario.METHOD,
+    zero.METHOD,
+    zero_offload.METHOD,
+    delayed_update.METHOD,
+    async_tensor_parallel.METHOD,
+    bamboo.METHOD,
+    easyscale.METHOD,
+    chunkflow.METHOD,
+    skrull.METHOD,
+    lina.METHOD,
+)
+
+
+def method(name: str) -> Method:
+    """The method of that name. PlanError with the nearest otherwise."""
+    known = {each.name: each for each in METHODS}
+    if name not in known:
+        raise PlanError(f"unknown method {name[:40]!r}{nearest(name, known)}; there are {', '.join(known)}")
+    return known[name]
+
+
+def check_methods(plan: Plan, mark: Mark = "predicted") -> None:
+    """PlanError for a method that the plan uses and that does not go as far as `mark`, is given parameters that it has
+    not, or cannot be used in this plan."""
+    for given in plan.schedule.passes:
+        found = method(given.name)
+        if found.switch != "schedule.passes":
+            raise PlanError(f"{found.name} is turned on by {found.switch}, not by schedule.passes; set that field")
+        found.read(given)
+    for each in METHODS:
+        if not each.used(plan):
+            continue
+        if mark in each.missing:
+            raise PlanError(f"{each.name} ({each.paper}) is not {mark} yet: {each.missing[mark]}; leave it out")
+        if (why := each.refusal(plan)) is not None:
+            raise PlanError(f"{each.name} cannot be used in this plan: {why}")
+
+
+def rewrites(plan: Plan) -> bool:
+    """Whether `rewritten` changes the plan's Program."""
+    return any(method(given.name).rewrite is not None for given in plan.schedule.passes)
+
+
+def rewritten(program: Program, plan: Plan, context: Context) -> Program:
+    """The Program after the methods that `schedule.passes` names, in their order. PlanError as `check_methods`."""
+    for given in plan.schedule.passes:
+        found = method(given.name)
+        if found.rewrite is not None:
+            program = found.rewrite(program, found.read(given), context)
+    return program

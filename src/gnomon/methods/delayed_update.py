@@ -1,0 +1,38 @@
+"""ZeRO-Offload's delayed parameter update: the host updates with the gradients of the step before, beside this step.
+
+This file says what the method is; lowering makes its rows (`schedules.delayed_update`). It changes the mathematics, so
+no search turns it on unless it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gnomon.methods.method import Method
+from gnomon.plans import Offload, Plan
+
+
+def _refusal(plan: Plan) -> str | None:
+    if plan.optimizer.offload is None:
+        return "the update that comes late is one on the host; set optimizer.offload too"
+    return None
+
+
+def _variants(plan: Plan) -> Iterator[Plan]:
+    if not plan.optimizer.clip and plan.optimizer.delay == 0:
+        offload = plan.optimizer.offload or Offload()
+        yield replace(plan, optimizer=replace(plan.optimizer, offload=offload, delay=1))
+
+
+METHOD = Method(
+    name="delayed_update",
+    paper="ZeRO-Offload's delayed parameter update, Ren et al., ATC 2021",
+    about="the host's update overlaps with the next step, whose gradients are one step stale",
+    switch="optimizer.delay",
+    exactness="statistical",
+    missing={"run": "the runtime updates on the device"},
+    on=lambda plan: plan.optimizer.delay > 0,
+    refusal=_refusal,
+    variants=_variants,
+)

@@ -1,0 +1,121 @@
+"""Method: a published system as one value, which says what turns it on, what it does and how far it goes here.
+
+A method is turned on by a field of the plan. One that is named in `schedule.passes` rewrites the Program, and may ask
+what the rewritten one takes (`Context`). Leaves out the list of them, which is the folder (`gnomon.methods`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from gnomon.errors import PlanError, nearest
+from gnomon.plans import Pass, Plan
+from gnomon.plans.parts import Scalar
+from gnomon.program import Program, Structure
+from gnomon.simulate.play import Times
+
+Mark = Literal["rewritten", "planned", "predicted", "run"]
+"""How far a method goes: its Program can be made; `gnomon plan` can choose it; `gnomon predict` prices it; `gnomon run`
+executes it."""
+
+MARKS: tuple[Mark, ...] = get_args(Mark)
+
+Exactness = Literal["bitwise", "up to the order of sums", "statistical"]
+"""How its results compare with the plain model's: the same bits, the same sums in another order, or another
+mathematics."""
+
+Simulate = Callable[[Structure], Times]
+"""Plays one step of a Program from rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a rewriting may ask."""
+
+    simulate: Simulate
+    """Times of every row under the plan's prices."""
+    sizes: Mapping[str, float]
+    """Bytes of a buffer by its label, as in `0S`: buffer S of stage 0."""
+    limit: float
+    """Bytes of buffers that a rank has room for."""
+
+
+Params = Mapping[str, Scalar]
+"""Parameter -> value, those that were left out at their defaults."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """A parameter of a method in `schedule.passes`."""
+
+    name: str
+    """As in `params = [["rounds", 64]]`."""
+    about: str
+    """What it says."""
+    default: Scalar | None = None
+    """What it is where it is left out; None: it must be given, as text."""
+    choices: tuple[Scalar, ...] = ()
+    """What it can be; empty: anything of its default's type."""
+
+
+def _by_name(name: str) -> Callable[[Plan], bool]:
+    return lambda plan: any(given.name == name for given in plan.schedule.passes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One published method."""
+
+    name: str
+    """As in `schedule.passes` and `--methods`."""
+    paper: str
+    """System, first author, venue and year."""
+    about: str
+    """What it does, in a line."""
+    switch: str
+    """Field of the plan that turns it on: `schedule.passes`, `optimizer.offload` …"""
+    exactness: Exactness
+    missing: Mapping[Mark, str] = field(default_factory=dict)
+    """Marks that it has not, each with the reason."""
+    params: tuple[Param, ...] = ()
+    rewrite: Callable[[Program, Params, Context], Program] | None = None
+    """The Program with the method; None where lowering itself makes the method's rows."""
+    on: Callable[[Plan], bool] | None = None
+    """Whether a plan uses it; None: whether `schedule.passes` names it."""
+    refusal: Callable[[Plan], str | None] = lambda plan: None
+    """Why it cannot be used in a plan that asks for it, and what to change; None where it can."""
+    variants: Callable[[Plan], Iterator[Plan]] = lambda plan: iter(())
+    """Plans with it, made from one without: what `plan --methods` tries. None where it means nothing there."""
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """What it has."""
+        return tuple(mark for mark in MARKS if mark not in self.missing)
+
+    def used(self, plan: Plan) -> bool:
+        """Whether the plan uses it."""
+        return (self.on or _by_name(self.name))(plan)
+
+    def read(self, given: Pass) -> dict[str, Scalar]:
+        """Its parameters from the plan, with defaults. PlanError for one that it has not, or a wrong value."""
+        known = {param.name: param for param in self.params}
+        asked = dict(given.params)
+        if unknown := [name for name in asked if name not in known]:
+            has = ", ".join(known) or "none"
+            raise PlanError(
+                f"pass {self.name} has no parameter {unknown[0]!r}{nearest(unknown[0], known)}; it has {has}"
+            )
+        read: dict[str, Scalar] = {}
+        for name, param in known.items():
+            value = asked.get(name, param.default)
+            if value is None:
+                raise PlanError(f"pass {self.name} needs {name}: {param.about}")
+            if param.choices and value not in param.choices:
+                raise PlanError(f"pass {self.name}: {name} is one of {', '.join(map(str, param.choices))}, not {value}")
+            wanted = str if param.default is None else type(param.default)
+            if type(value) is not wanted:
+                raise PlanError(f"pass {self.name}: {name} is {param.about}, given as {wanted.__name__}, not {value!r}")
+            read[name] = value
+        return read

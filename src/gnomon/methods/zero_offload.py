@@ -1,0 +1,30 @@
+"""ZeRO-Offload: optimizer states and the update in host memory, gradients down and parameters back in tiles.
+
+This file says what the method is; lowering makes its rows (`schedules.offload`). Leaves out the delayed update of the
+same paper, which is a method of its own, and activations and parameters on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gnomon.methods.method import Method
+from gnomon.plans import Offload, Plan
+
+
+def _variants(plan: Plan) -> Iterator[Plan]:
+    if not plan.optimizer.clip and plan.optimizer.offload is None:
+        yield replace(plan, optimizer=replace(plan.optimizer, offload=Offload()))
+
+
+METHOD = Method(
+    name="zero_offload",
+    paper="ZeRO-Offload, Ren et al., ATC 2021",
+    about="optimizer states and the update in host memory (gradients are then not clipped)",
+    switch="optimizer.offload",
+    exactness="up to the order of sums",
+    missing={"run": "the runtime updates on the device"},
+    on=lambda plan: plan.optimizer.offload is not None,
+    variants=_variants,
+)

@@ -24,6 +24,8 @@ def test_the_best_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.Cap
         and "predicted +" in out
         and all(len(line) <= 80 for line in out.splitlines()[:-2])
     )
+    step = next(line for line in out.splitlines() if line.startswith("step "))
+    assert " to " in step and step.endswith("80 %)") and "up to" in out
     file = load_plan_file(path)
     assert file.model == "llama-tiny" and file.predicted is not None
     assert main(["predict", "--plan", str(path), "--json"]) == 0
@@ -38,6 +40,7 @@ def test_json_has_the_points(capsys: pytest.CaptureFixture[str]) -> None:
     points = found["points"]
     assert points.pop("space") == sum(points.values())
     assert len(found["best"]) == 2 and found["best"][0]["loses_s"] == 0.0
+    assert found["safest"] in (None, 1) and found["best"][0]["prediction"]["band"]["high_s"] > 0
 
 
 def test_options_fix_and_forbid(capsys: pytest.CaptureFixture[str]) -> None:

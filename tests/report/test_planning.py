@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Saved, SavedRule, Schedule
+import gnomon
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Saved, SavedRule, Schedule, Workload
+from gnomon.prediction.band import Band
 from gnomon.report.planning import short_plan, short_plans
+from gnomon.search import Found
+from gnomon.search.results import safest
 
 ONE = Plan(mesh=Mesh(pp=2, dp_shard=4), schedule=Schedule(micro_batch_size=1))
 
@@ -39,3 +43,19 @@ def test_whatever_differs_is_said() -> None:
     ]
     names = short_plans(plans)
     assert all(a != b for a, b in combinations(names, 2)), names
+
+
+def test_a_plan_that_is_as_fast_and_surer_is_named() -> None:
+    """Of two that tie, the one whose band reaches less far up; not one that is slower by more than a tie, nor one that
+    is as sure as the best."""
+    point = gnomon.plan("llama-tiny", "1x1xa100-sxm-80gb", Workload(global_batch_size=1, seq_len=64), top=1).best[0]
+
+    def found(step_s: float, high_s: float) -> Found:
+        band = Band(low_s=step_s / 2, high_s=high_s, low_bytes=1, high_bytes=2)
+        made = replace(point.prediction, step_s=step_s)
+        vars(made)["band"] = band  # as if the plan were better or less well known
+        return replace(point, prediction=made)
+
+    best, sure, slow, close = found(1.0, 1.5), found(1.01, 1.3), found(1.03, 1.1), found(1.001, 1.495)
+    assert safest(best, [best, slow, sure, close]) is sure
+    assert safest(best, [best, slow, close]) is None

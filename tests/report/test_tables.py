@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.report.tables import Column, gib, number, percent, ranges, table, wrapped
+from gnomon.report.tables import Column, gib, number, percent, ranges, table, table_of_plans, wrapped
 
 
 def test_numbers_stand_to_the_right() -> None:
@@ -30,6 +30,13 @@ def test_words_are_shortened_and_numbers_never() -> None:
     lines = table(columns, [("a" * 100, "1,234,567")], width=40)
     assert lines[1] == "a" * 28 + "…  1,234,567"
     assert len(lines[1]) == 40
+
+
+def test_a_plan_is_never_cut() -> None:
+    columns = (Column(name="plan", align="left"), Column(name="step"))
+    lines = table_of_plans(columns, [("1 " + "tp4 " * 30, "7.54 s"), ("2 dp8", "12.1 s")])
+    assert max(map(len, lines)) <= 80 and sum(line.count("tp4") for line in lines) == 30
+    assert lines[-1].split() == ["2", "dp8", "12.1", "s"] and lines[1].endswith("  7.54 s")
 
 
 @pytest.mark.parametrize(

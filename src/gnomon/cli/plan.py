@@ -35,7 +35,7 @@ from gnomon.plans import Goal, Optimizer, Plan, PlanFile, RouterLoad, Saved, Sta
 from gnomon.plans.check import V_SCHEDULES, sample_tokens
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.report.planning import plan_text, refined_mapping, result_mapping
+from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.request.model import read_model
@@ -278,11 +278,11 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
         save_plan_file(_file(options, found, best, assumed), options.output)
     if options.json:
         taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
-        more: dict[str, Any] = {} if made.refined is None else {"refined": refined_mapping(made.refined)}
-        more |= {} if tries is None else {"tried": tries.to_mapping()}
+        more: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
         more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
-        print_json({**result_mapping(found, rent=cost, stages=made.stages), **more, "assumptions": taken})
+        mapping = result_mapping(found, rent=cost, stages=made.stages, refined=made.refined)
+        print_json({**mapping, **more, "assumptions": taken})
     else:
         text = plan_text(found, assumed=assumed, notes=asked.notes, rent=cost, refined=made.refined, stages=made.stages)
         print_lines(text)

@@ -13,8 +13,8 @@ from gnomon.hardware.kinds import Kind
 from gnomon.plans import batch
 from gnomon.plans.plan import pipeline_rank
 from gnomon.report.planning import short_plan
-from gnomon.report.prediction import describe
-from gnomon.report.tables import Column, gib, number, percent, table, wrapped
+from gnomon.report.prediction import between, describe
+from gnomon.report.tables import Column, gib, number, percent, table, table_of_plans, wrapped
 from gnomon.search.mixed import MixedResult
 from gnomon.search.mixed_results import MixedFound
 from gnomon.search.mixed_space import MixedPoint, deal_out
@@ -27,12 +27,18 @@ def mixed_text(found: MixedResult, *, assumed: Sequence[str] = (), notes: Sequen
     prediction = best.prediction
     lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
     lines += ["", *_who(found), ""]
+    band = prediction.band
+    step = f"{show_seconds(prediction.step_s):>12}  ({between(band.low_s, band.high_s)}, {percent(band.coverage, 0)} %)"
     pairs = (
-        ("step", show_seconds(prediction.step_s)),
         (f"{prediction.counted}/s/device", number(prediction.tokens_per_s_per_device, 4)),
         ("MFU", f"{percent(prediction.mfu)} %"),
     )
-    lines += [*(f"{name:<16}{value:>12}" for name, value in pairs), "", *wrapped(prediction.verdict, indent="")]
+    lines += [
+        f"{'step':<16}{step}",
+        *(f"{name:<16}{value:>12}" for name, value in pairs),
+        "",
+        *wrapped(prediction.verdict, indent=""),
+    ]
     lines += ["", *_gains(found), "", *_runners(found), "", *_covered(found)]
     taken = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
     for title, entries in (("assumed", taken), ("notes", (*prediction.notes, *notes))):
@@ -134,6 +140,7 @@ def _runners(found: MixedResult) -> tuple[str, ...]:
     columns = (
         Column(name="the best of those predicted", align="left"),
         Column(name="step"),
+        Column(name="up to"),
         Column(name="loses %"),
         Column(name="GiB"),
     )
@@ -141,12 +148,13 @@ def _runners(found: MixedResult) -> tuple[str, ...]:
         (
             short_mixed(each, found.space.kinds),
             show_seconds(each.step_s),
+            show_seconds(each.prediction.band.high_s),
             percent(each.step_s / best.step_s - 1) if each is not best else "",
             gib(each.prediction.tightest.peak_bytes),
         )
         for each in found.best
     ]
-    return table(columns, rows)
+    return table_of_plans(columns, rows)
 
 
 def _covered(found: MixedResult) -> tuple[str, ...]:

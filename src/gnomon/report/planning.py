@@ -16,13 +16,14 @@ from gnomon.hardware import Cluster, Rent
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction
 from gnomon.prices.links import axis_link
-from gnomon.report.prediction import WORDS, describe, run_lengths
-from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, wrapped
+from gnomon.report.prediction import WORDS, between, describe, run_lengths
+from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, table_of_plans, wrapped
 from gnomon.report.uneven import uneven_mapping, uneven_text
 from gnomon.search import Found, Result, loss
 from gnomon.search.choices import NAMES, show_value
 from gnomon.search.goals import tokens_of
 from gnomon.search.refine import Refined
+from gnomon.search.results import safest
 from gnomon.search.uneven import Uneven
 from gnomon.units import show_bytes, show_seconds
 
@@ -47,7 +48,7 @@ def plan_text(
     lines += wrapped(links_text(best.plan, found.cluster))
     lines += ["", *_speed(best, rent), "", *wrapped(best.prediction.verdict, indent="")]
     lines += wrapped(_limit(found), indent="")
-    lines += ["", *_runners(found, refined=refined is not None and bool(refined.steps))]
+    lines += ["", *_runners(found, refined=refined is not None and bool(refined.steps)), *_safer(best, found)]
     lines += ["", *(refined_text(refined) if refined else wrapped(_LEFT, indent=""))]
     if faster := _too_large(found):
         lines += ["", *faster]
@@ -164,8 +165,8 @@ def _short_stages(plan: Plan) -> str:
 
 def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
     prediction = best.prediction
+    band = prediction.band
     pairs = [
-        ("step", show_seconds(prediction.step_s)),
         (f"{prediction.counted}/s/device", number(prediction.tokens_per_s_per_device, 4)),
         ("MFU", f"{percent(prediction.mfu)} %"),
     ]
@@ -175,7 +176,20 @@ def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
             ("a step costs", dollars(step)),
             (f"1M {prediction.counted} cost", dollars(step / tokens_of(best) * 1e6)),
         ]
-    return tuple(f"{name:<16}{value:>12}" for name, value in pairs)
+    told = f"{show_seconds(prediction.step_s):>12}  ({between(band.low_s, band.high_s)}, {percent(band.coverage, 0)} %)"
+    return (f"{'step':<16}{told}", *(f"{name:<16}{value:>12}" for name, value in pairs))
+
+
+def _safer(best: Found, found: Result) -> tuple[str, ...]:
+    """The plan that ties with the best and whose band reaches less far up, if there is one."""
+    safer = safest(best, found.best)
+    if safer is None:
+        return ()
+    number, more = found.best.index(safer) + 1, safer.step_s / best.step_s - 1
+    times = show_seconds(safer.prediction.band.high_s), show_seconds(best.prediction.band.high_s)
+    slower = f"is {percent(more)} % slower" if more > 0 else "is as fast"
+    said = f"safer: plan {number} {slower} and takes up to {times[0]}, where the best takes up to {times[1]}"
+    return wrapped(said, indent="")
 
 
 _LEFT = f"left as they are: {', '.join(NAMES)} (--refine tries what the stack runs, --fix sets one)"
@@ -220,13 +234,15 @@ def _limit(found: Result) -> str:
 
 
 def _runners(found: Result, *, refined: bool) -> tuple[str, ...]:
-    """The plans of the search with what each gives up. refined: whether the best plan is one made of these."""
+    """The plans of the search, numbered, with how long each may take and what it gives up. refined: whether the best
+    plan is one made of these."""
     best = found.best[0]
     unit, size = memory_unit(best.prediction.tightest.peak_bytes)
     title = "best and alternatives" if found.unlike else "the best plans"
     columns = (
         Column(name="before refining" if refined else title, align="left"),
         Column(name="step"),
+        Column(name="up to"),
         Column(name="loses %"),
         Column(name="most in", align="left"),
         Column(name=unit),
@@ -239,15 +255,10 @@ def _runners(found: Result, *, refined: bool) -> tuple[str, ...]:
         share = percent(lost.seconds / best.step_s) if each is not best else ""
         peak = each.prediction.tightest.peak_bytes
         more = "" if each is best else f"{(peak - best.prediction.tightest.peak_bytes) / size:+.1f}"
-        rows.append((show_seconds(each.step_s), share, where, f"{peak / size:.1f}", more))
-    names = short_plans([each.plan for each in found.best])
-    lines = table(columns, [(name, *row) for name, row in zip(names, rows, strict=True)])
-    if not any("…" in line for line in lines):
-        return lines
-    first, *lines_of = table(columns, [(name.partition("; ")[0], *row) for name, row in zip(names, rows, strict=True)])
-    rests = [name.partition("; ")[2] for name in names]
-    below = [(line, *wrapped(rest)) if rest else (line,) for line, rest in zip(lines_of, rests, strict=True)]
-    return (first, *(line for each in below for line in each))
+        high = show_seconds(each.prediction.band.high_s)
+        rows.append((show_seconds(each.step_s), high, share, where, f"{peak / size:.1f}", more))
+    names = [f"{i} {name}" for i, name in enumerate(short_plans([each.plan for each in found.best]), 1)]
+    return table_of_plans(columns, [(name, *row) for name, row in zip(names, rows, strict=True)])
 
 
 def _too_large(found: Result) -> tuple[str, ...]:
@@ -308,10 +319,13 @@ def refined_mapping(refined: Refined) -> dict[str, Any]:
     }
 
 
-def result_mapping(found: Result, *, rent: Rent | None = None, stages: Uneven | None = None) -> dict[str, Any]:
+def result_mapping(
+    found: Result, *, rent: Rent | None = None, stages: Uneven | None = None, refined: Refined | None = None
+) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price. stages: what uneven ones
-    gain."""
+    gain. refined: of the best plans, if asked. `safest` is an index into `best`."""
     counts = found.counts
+    safer = safest(found.best[0] if refined is None else refined.found, found.best)
     step = None if rent is None else rent.dollars_per_hour / 3600 * found.best[0].step_s
     return {
         "schema": "gnomon.search/1",
@@ -343,4 +357,6 @@ def result_mapping(found: Result, *, rent: Rent | None = None, stages: Uneven | 
         },
         "others_take_s_or_more": found.open_s,
         "uneven": None if stages is None else uneven_mapping(stages),
+        "safest": None if safer is None else found.best.index(safer),
+        **({} if refined is None else {"refined": refined_mapping(refined)}),
     }

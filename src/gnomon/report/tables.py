@@ -58,6 +58,16 @@ def table(
     return tuple(_line(columns, cells, sizes, gap) for cells in ([column.name for column in columns], *rows))
 
 
+def table_of_plans(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """A table whose first column is not cut: words of it that do not fit follow under their line."""
+    rest = max(len(line) for line in table(columns, [("", *row[1:]) for row in rows])) - len(columns[0].name)
+    room = max(_width.get() - rest, len(columns[0].name))
+    names = [textwrap.wrap(row[0], room, break_on_hyphens=False) or [""] for row in rows]
+    first, *lines = table(columns, [(name[0], *row[1:]) for name, row in zip(names, rows, strict=True)])
+    below = [wrapped(row[0][len(name[0]) :].strip()) for name, row in zip(names, rows, strict=True)]
+    return (first, *(line for top, more in zip(lines, below, strict=True) for line in (top, *more)))
+
+
 def _line(columns: Sequence[Column], cells: Sequence[str], sizes: Sequence[int], gap: int) -> str:
     parts = []
     for column, cell, size in zip(columns, cells, sizes, strict=True):

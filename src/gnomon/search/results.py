@@ -31,6 +31,21 @@ class Found:
         return self.prediction.step_s
 
 
+NEAR_TIE = 0.02
+"""Plans whose steps differ by less are a tie: predictions of single runs are off by more (docs/accuracy.md)."""
+
+SAFER = 0.01
+"""A plan is safer than another whose band reaches so much farther up."""
+
+
+def safest(best: Found, others: Sequence[Found]) -> Found | None:
+    """Of the plans that tie with the best, the one whose band reaches least far up; None where that of the best is no
+    farther than by SAFER."""
+    ties = [each for each in others if each.step_s <= best.step_s * (1 + NEAR_TIE)]
+    low = min(ties, key=lambda each: each.prediction.band.high_s, default=best)
+    return low if low.prediction.band.high_s < best.prediction.band.high_s * (1 - SAFER) else None
+
+
 SAME_MESH = 2
 """Plans of one mesh among a few unlike ones, at most."""
 

@@ -1,4 +1,4 @@
-"""`gnomon catalogue`: devices, clusters (nodes that can be named), models and stacks; one in full, or all in a table.
+"""`gnomon catalogue`: devices, clusters (nodes that can be named), models, stacks and methods; one in full, or all.
 
 `run(options)` prints and returns 0.
 """
@@ -17,13 +17,14 @@ from gnomon.cli.terminal import print_json, print_lines
 from gnomon.formats.hf import READERS
 from gnomon.graph import Graph
 from gnomon.hardware import Device, Node, catalogue
+from gnomon.methods import MARKS, METHODS, method
 from gnomon.models.presets import PRESETS
 from gnomon.models.presets import model as preset
 from gnomon.plans import Stack
 from gnomon.plans.stacks import stack, stacks
 from gnomon.report.tables import Column, number, table, wrapped
 
-_KINDS = ("devices", "clusters", "models", "stacks")
+_KINDS = ("devices", "clusters", "models", "stacks", "methods")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,6 +57,8 @@ def _names(kind: str) -> Sequence[str]:
             return catalogue.node_names()
         case "models":
             return tuple(sorted(PRESETS, key=_by_size))
+        case "methods":
+            return tuple(each.name for each in METHODS)
         case _:
             return stacks()
 
@@ -74,6 +77,8 @@ def _mapping(kind: str, name: str) -> Mapping[str, Any]:
             return schema.to_mapping(_cluster(name))
         case "models":
             return _model(name)
+        case "methods":
+            return _method(name)
         case _:
             return schema.to_mapping(stack(name))
 
@@ -85,6 +90,20 @@ def _cluster(name: str) -> Node:
         return catalogue.node(name)
     row = catalogue.default_row(device)
     return catalogue.build_node(row, device, row.count)
+
+
+def _method(name: str) -> Mapping[str, Any]:
+    found = method(name)
+    return {
+        "name": found.name,
+        "paper": found.paper,
+        "about": found.about,
+        "switch": found.switch,
+        "exactness": found.exactness,
+        "marks": list(found.marks),
+        "missing": dict(found.missing),
+        "params": [{"name": p.name, "about": p.about, "default": p.default} for p in found.params],
+    }
 
 
 def _model(name: str) -> Mapping[str, Any]:
@@ -180,4 +199,14 @@ def _stacks() -> Sequence[str]:
     return table(columns, [(r.name, r.version, str(known[r.name]), str(total)) for r in records])
 
 
-_TABLES = {"devices": _devices, "clusters": _clusters, "models": _models, "stacks": _stacks}
+def _methods() -> Sequence[str]:
+    columns = [_left(name) for name in ("method", "turned on by", *MARKS)]
+    rows = [(m.name, m.switch, *("yes" if mark in m.marks else "-" for mark in MARKS)) for m in METHODS]
+    return (
+        *table(columns, rows),
+        "",
+        *wrapped("gnomon catalogue methods NAME says what one does, and why what is missing is.", indent=""),
+    )
+
+
+_TABLES = {"devices": _devices, "clusters": _clusters, "models": _models, "stacks": _stacks, "methods": _methods}

@@ -143,9 +143,9 @@ def parser() -> argparse.ArgumentParser:
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
     _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
-    catalogue = _command(commands, "catalogue", "devices, clusters, models and stacks that are known", _CATALOGUE)
-    kinds = ("devices", "clusters", "models", "stacks")
-    catalogue.add_argument("what", nargs="?", choices=kinds, metavar="KIND", help="devices, clusters, models or stacks")
+    catalogue = _command(commands, "catalogue", "devices, clusters, models, stacks and methods", _CATALOGUE)
+    kinds = ("devices", "clusters", "models", "stacks", "methods")
+    catalogue.add_argument("what", nargs="?", choices=kinds, metavar="KIND", help=", ".join(kinds))
     catalogue.add_argument("name", nargs="?", metavar="NAME", help="one of them, in full")
     catalogue.add_argument("--json", action="store_true", help="for programs")
     return top

@@ -182,6 +182,12 @@ def _beyond(parser: argparse.ArgumentParser) -> None:
     much.add_argument("--no-refine", dest="refine", action="store_false", help="leave them as they are")
     more.add_argument("--fix", action="append", default=[], metavar="NAME=VALUE", help="one of them, or any field")
     more.add_argument("--allow", action="append", default=[], metavar="NAME", help="fp8: it changes what is computed")
+    more.add_argument(
+        "--methods",
+        type=some,
+        metavar="NAMES",
+        help="published methods to try, as in mario,dapple_warmup, or all (gnomon catalogue methods)",
+    )
     more.add_argument("--no-clip", action="store_true", help="no clipping of gradients; optimizer_offload needs it")
 
 

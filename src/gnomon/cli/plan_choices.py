@@ -1,4 +1,4 @@
-"""`gnomon plan`: what `--fix`, `--forbid`, `--allow` and `--refine` say of choices, and of a plan's fields.
+"""`gnomon plan`: what `--fix`, `--forbid`, `--allow`, `--refine` and `--methods` say of choices and fields.
 
 `Chosen.read(options, stack)` tells apart what the exact search fixes or forbids from what the refinement does;
 `Chosen.best(found)` refines. Leaves out both searches.
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from gnomon.cli.budget import Covered
 from gnomon.errors import InputError, PlanError, nearest
+from gnomon.methods import methods_named
 from gnomon.plans import Stack
+from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Limit, Point
 from gnomon.search.budget import More, always
 from gnomon.search.choices import (
@@ -21,11 +23,13 @@ from gnomon.search.choices import (
     Value,
     allowed,
     choice,
+    of_method,
     parse_choice_limit,
     read_value,
     runs,
     runs_value,
 )
+from gnomon.search.dapple import OWN
 from gnomon.search.refine import QUICK, THOROUGH, Effort, Refined, refine
 from gnomon.search.results import Found, Result
 from gnomon.search.space import BEYOND, SCHEDULES
@@ -98,8 +102,9 @@ class Chosen:
                 f"--allow {options.allow[0][:20]} is for what --no-refine leaves out; drop one of them, or fix a value "
                 f"with --fix"
             )
-        asked = bool(options.refine or late)
-        opened = allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed)
+        methods = _methods(options, stack)
+        asked = bool(options.refine or late or methods)
+        opened = (*allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed), *methods)
         names = [] if options.refine is False else [each.name for each in opened]
         return Chosen(
             point=point,
@@ -109,7 +114,7 @@ class Chosen:
             limits=tuple(limit for limit in on_choices if limit.op),
             open=() if options.refine is False else opened,
             beyond=tuple(name for name in names if name in BEYOND and all(limit.field != name for limit in on_choices)),
-            effort=THOROUGH if asked else QUICK if options.refine is None and opened else None,
+            effort=THOROUGH if options.refine or late else QUICK if options.refine is None and opened else None,
             asked=asked,
         )
 
@@ -143,6 +148,21 @@ class Chosen:
         """The best plan of a search, refined as far as is asked."""
         refined = self.refined(found)
         return found.best[0] if refined is None else refined.found
+
+
+def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:
+    """What `--methods` adds to the choices. InputError with --no-refine; PlanError for what is no method, or one that
+    the stack does not run."""
+    if options.methods is None:
+        return ()
+    if options.refine is False:
+        raise InputError("--methods are tried with the choices that --no-refine leaves out; drop one of them")
+    named = methods_named(options.methods)
+    known = [each for each in named if stack is PLAIN_STACK or (stack.name == OWN and "run" in each.marks)]
+    lacking = [each.name for each in named if each not in known]
+    if lacking and options.methods.strip() != "all":
+        raise PlanError(f"--methods {lacking[0]}: stack {stack.name} is not known to run it; leave it out, or --stack")
+    return tuple(of_method(each) for each in known if not each.searched)
 
 
 def _runs(stack: Stack, name: str, value: Value) -> bool:

@@ -27,6 +27,7 @@ from gnomon.errors import CatalogueError, InputError, PlanError, nearest
 from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import read_source
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.methods import check_methods, rewrites
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.lora import parse_adapters
 from gnomon.models.presets import LLAMAS, known_name
@@ -68,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     machines = parse_cluster(file.on)
     device = _device(file, machines, options.device)
     said: list[str] = []
+    check_methods(file.plan, "run")
     found = predict(llama(config), machines, file.plan, file.workload, with_own(_stack(file), machines, options, said))
     notes += tuple(said)
     notes += _check_memory(found) if device == "cpu" else (UNTRIED,)
@@ -198,6 +200,7 @@ def _job(
     return resolve_name("gnomon.runtime.train:Job")(
         config=config,
         plan=file.plan,
+        program=found.structure.program if rewrites(file.plan) else None,
         workload=file.workload,
         steps=options.steps,
         data=None if options.data is None else Path(options.data).expanduser(),

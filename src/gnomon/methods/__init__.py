@@ -70,6 +70,19 @@ def check_methods(plan: Plan, mark: Mark = "predicted") -> None:
             raise PlanError(f"{each.name} cannot be used in this plan: {why}")
 
 
+def methods_named(text: str) -> tuple[Method, ...]:
+    """Methods by names with commas between, or `all`: those that can be planned and change nothing in the mathematics.
+    PlanError for a name that is none, or one that no plan can have yet."""
+    if text.strip() == "all":
+        return tuple(each for each in METHODS if "planned" in each.marks and each.exactness != "statistical")
+    names = dict.fromkeys(part.strip().replace("-", "_") for part in text.split(",") if part.strip())
+    named = tuple(method(name) for name in names)
+    for each in named:
+        if "planned" in each.missing:
+            raise PlanError(f"{each.name} ({each.paper}) cannot be planned yet: {each.missing['planned']}")
+    return named
+
+
 def rewrites(plan: Plan) -> bool:
     """Whether `rewritten` changes the plan's Program."""
     return any(method(given.name).rewrite is not None for given in plan.schedule.passes)

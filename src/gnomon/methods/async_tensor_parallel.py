@@ -35,4 +35,5 @@ METHOD = Method(
     on=lambda plan: bool(plan.overlap.splits),
     refusal=_refusal,
     variants=_variants,
+    searched=True,
 )

@@ -87,7 +87,9 @@ class Method:
     refusal: Callable[[Plan], str | None] = lambda plan: None
     """Why it cannot be used in a plan that asks for it, and what to change; None where it can."""
     variants: Callable[[Plan], Iterator[Plan]] = lambda plan: iter(())
-    """Plans with it, made from one without: what `plan --methods` tries. None where it means nothing there."""
+    """Plans with it, made from one without, the likeliest first; none where it means nothing there."""
+    searched: bool = False
+    """Every search has it, as a field of its plans or a choice of `--refine`; otherwise `plan --methods` tries it."""
 
     @property
     def marks(self) -> tuple[Mark, ...]:

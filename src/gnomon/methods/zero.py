@@ -27,4 +27,5 @@ METHOD = Method(
     exactness="up to the order of sums",
     on=lambda plan: plan.optimizer.zero > 0,
     variants=_variants,
+    searched=True,
 )

@@ -27,4 +27,5 @@ METHOD = Method(
     missing={"run": "the runtime updates on the device"},
     on=lambda plan: plan.optimizer.offload is not None,
     variants=_variants,
+    searched=True,
 )

@@ -118,7 +118,8 @@ def short_plan(plan: Plan) -> str:
     saved: str = "by stage" if any(rule.action != "offload" for rule in plan.saved.rules) else plan.saved.preset
     again = [saved] if saved != "none" else []
     again += ["offload"] if any(rule.action == "offload" for rule in plan.saved.rules) else []
-    return "; ".join([" ".join(words), *([schedule.name] if mesh.pp > 1 else []), *again])
+    order = "+".join([schedule.name, *(given.name for given in schedule.passes)])
+    return "; ".join([" ".join(words), *([order] if mesh.pp > 1 else []), *again])
 
 
 def short_plans(plans: Sequence[Plan]) -> tuple[str, ...]:

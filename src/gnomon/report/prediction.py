@@ -76,6 +76,7 @@ def describe(plan: Plan, workload: Workload) -> str:
         stages += f", layers {run_lengths(counts)}"
     if plan.schedule.vocabulary != "ends":
         stages += f", vocabulary {plan.schedule.vocabulary}"
+    stages += "".join(f" + {given.name}" for given in plan.schedule.passes)
     precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""

@@ -32,6 +32,7 @@ from gnomon.errors import GnomonError, InputError, PlanError, RunError
 from gnomon.hardware import Cluster
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Plan, Workload
+from gnomon.program import Program
 from gnomon.runtime.checkpoint import load, newest, save
 from gnomon.runtime.data import VOCAB_SIZE, Text
 from gnomon.runtime.evaluate import evaluate
@@ -59,6 +60,9 @@ class Job:
     """How it runs."""
     workload: Workload
     """Sequences in a batch and their length."""
+    program: Program | None = None
+    """What every step executes, where methods of `schedule.passes` rewrote it with prices (`Prediction.structure`);
+    None: what `lower` makes of the plan."""
     steps: int
     """Steps from the very beginning, those before a resume included."""
     data: Path | None = None
@@ -233,7 +237,15 @@ def train(job: Job) -> Outcome:
         text = Text.read(job.data)
         text.check(job.workload.seq_len)
         device = own_device(BACKENDS[job.device])
-        executor = Executor(job.config, job.plan, job.workload, seed=job.seed, settings=job.settings, device=device)
+        executor = Executor(
+            job.config,
+            job.plan,
+            job.workload,
+            seed=job.seed,
+            settings=job.settings,
+            program=job.program,
+            device=device,
+        )
         done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
         loop = _Loop(job, executor, text, done)
         loop.ask_the_machine()

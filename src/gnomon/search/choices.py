@@ -15,6 +15,7 @@ from typing import get_args, get_type_hints
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
+from gnomon.methods import Method
 from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split, Stack
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.search.space import Limit, repeated_layers
@@ -215,6 +216,18 @@ NAMES = tuple(choice.name for choice in CHOICES)
 
 WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"]))}
 """Choices with few words as values."""
+
+
+def of_method(method: Method) -> Choice:
+    """A method that `schedule.passes` or a field turns on, as a choice: off, or its first variant of a plan."""
+
+    def make(plan: Plan, _: Graph, value: Value) -> Plan:
+        return next(method.variants(plan), plan) if value and not method.used(plan) else plan
+
+    def values(plan: Plan, _: Graph, __: Cluster) -> tuple[Value, ...]:
+        return (True,) if not method.used(plan) and next(method.variants(plan), None) is not None else ()
+
+    return Choice(name=method.name, says=method.about, values=values, of=method.used, make=make, searched=False)
 
 
 def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime.parity import FP32  # noqa: E402
 
-from gnomon.plans import Mesh, Pass, Plan, PlanFile, Schedule, Stage, Workload, save_plan_file  # noqa: E402
+from gnomon.plans import Mesh, Pass, Plan, PlanFile, Schedule, Stage, Workload, load_plan, save_plan_file  # noqa: E402
 from gnomon.timeline import parse_timeline  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -104,11 +104,16 @@ def members(launcher: int) -> list[int]:
 
 
 def test_it_trains_and_writes_what_it_says(folder: Folder) -> None:
+    """Under a plan whose Program a method rewrote with prices: Mario's checkpointed forwards, then recomputes."""
+    file = load_plan(folder.path / "plan.toml")
+    assert isinstance(file, PlanFile)
+    schedule = replace(file.plan.schedule, passes=(Pass(name="mario"),))
+    save_plan_file(replace(file, plan=replace(file.plan, schedule=schedule)), folder.path / "plan.toml")
     more = ("--steps", "30", "--lr", "1e-2", "--timeline", "measured.timeline", "--resume")
     status, out, err = folder.run(*TRAIN, *more)
     assert status == 0, err
     assert "\n  - no checkpoint in plan.checkpoints to go on from: starting at the beginning\n" in out
-    assert out.startswith("llama-mini on 2xcpu-process: pp=2;")
+    assert out.startswith("llama-mini on 2xcpu-process: pp=2; ZeRO 0; one_f_one_b + mario,")
     assert "\npredicted: " in out
     assert "the first 3 are warm-up" in out
     assert "\nwrote measured.timeline" in out
@@ -119,6 +124,7 @@ def test_it_trains_and_writes_what_it_says(folder: Folder) -> None:
     measured = parse_timeline((folder.path / "measured.timeline").read_text())
     assert measured.clock == "measured"
     assert [worker.name for worker in measured.workers] == ["class 0", "class 1"]
+    assert {"C", "R"} <= {measured.kinds[kind] for kind in measured.spans.kind.tolist()}
     assert not (folder.path / "plan.checkpoints").exists()
 
 

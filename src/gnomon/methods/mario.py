@@ -261,6 +261,7 @@ def _refusal(plan: Plan) -> str | None:
 
 def _variants(plan: Plan) -> Iterator[Plan]:
     able = plan.num_pipeline_ranks > 1 and plan.optimizer.zero < 3 and plan.schedule.vocabulary == "ends"
+    able = able and not METHOD.used(plan)
     if able and plan.schedule.name in ("one_f_one_b", "interleaved_one_f_one_b", "gpipe"):
         passes = (*plan.schedule.passes, Pass(name="mario"))
         yield replace(plan, saved=Saved(), schedule=replace(plan.schedule, passes=passes))

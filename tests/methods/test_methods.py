@@ -1,0 +1,150 @@
+"""Every registered method does what its marks claim, and what it cannot do is one error that names it.
+
+One plan a method is priced with it and without; what is not claimed is refused with the reason on record. That `run`
+holds is shown where processes run (tests/runtime).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from gnomon.cli import main
+from gnomon.errors import PlanError
+from gnomon.methods import METHODS, check_methods, method, methods_named
+from gnomon.plans import Layout, Mesh, Optimizer, Pass, Plan, Saved, Schedule, Workload
+from gnomon.prediction import Prediction, predict
+
+WORK = Workload(global_batch_size=8, seq_len=2048)
+PIPELINE = Plan(
+    mesh=Mesh(pp=2, dp_shard=2, tp=2),
+    schedule=Schedule(micro_batch_size=1),
+    layout=Layout(sequence_parallel=True),
+    optimizer=Optimizer(clip=False),
+)
+"""A plan in which every method that can be planned means something."""
+GIVEN: Mapping[str, Pass] = {
+    "bamboo": Pass(name="bamboo", params=(("rank", 1),)),
+    "dapple_warmup": Pass(name="dapple_warmup", params=(("policy", "2p"),)),
+}
+
+
+def predicted(plan: Plan) -> Prediction:
+    return predict("llama-3.1-8b", "8xh100-sxm", plan, WORK)
+
+
+def named(name: str, plan: Plan = PIPELINE) -> Plan:
+    """The plan with a pass of this name."""
+    given = GIVEN.get(name, Pass(name=name))
+    return replace(plan, schedule=replace(plan.schedule, passes=(given,)))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Prediction:
+    return predicted(PIPELINE)
+
+
+@pytest.mark.parametrize("name", [each.name for each in METHODS if "planned" in each.marks])
+def test_what_can_be_planned_is_predicted_and_differs(name: str, plain: Prediction) -> None:
+    found = method(name)
+    variants = list(found.variants(PIPELINE))
+    assert variants and not found.used(PIPELINE)
+    for plan in variants:
+        assert found.used(plan)
+        other = predicted(plan)
+        peaks = [rank.peak_bytes for rank in other.memory]
+        assert (other.step_s, peaks) != (plain.step_s, [rank.peak_bytes for rank in plain.memory])
+    assert list(found.variants(variants[0])) == [], "a plan that has it is offered it again"
+
+
+@pytest.mark.parametrize("name", [each.name for each in METHODS if each.switch == "schedule.passes"])
+def test_a_pass_is_predicted_or_refused_by_name(name: str) -> None:
+    found = method(name)
+    if "predicted" in found.marks:
+        assert predicted(named(name)).step_s > 0
+        return
+    with pytest.raises(PlanError, match=f"{name} .* is not predicted yet: {found.missing['predicted'][:20]}"):
+        predicted(named(name))
+
+
+@pytest.mark.parametrize("each", METHODS, ids=lambda each: each.name)
+def test_a_missing_mark_has_a_reason_and_is_refused(each: object) -> None:
+    found = method(each.name)  # type: ignore[attr-defined]
+    assert set(found.marks) | set(found.missing) == {"rewritten", "planned", "predicted", "run"}
+    assert all(len(reason) > 10 for reason in found.missing.values())
+    variant = next(found.variants(PIPELINE), named(found.name)) if found.switch != "placement" else None
+    if "run" in found.missing and variant is not None:
+        with pytest.raises(PlanError, match="is not run yet"):
+            check_methods(variant, "run")
+
+
+def test_mario_spares_what_recompute_spares_and_takes_less_time(plain: Prediction) -> None:
+    full = predicted(replace(PIPELINE, saved=Saved(preset="full")))
+    mario = predicted(named("mario"))
+    kinds = Counter(mario.structure.program.kinds[kind].name for kind in mario.structure.program.kind.tolist())
+    assert kinds["C"] == kinds["R"] > 0
+    assert plain.step_s <= mario.step_s < full.step_s
+    assert mario.memory[0].peak_bytes < plain.memory[0].peak_bytes
+    assert mario.mfu == pytest.approx(plain.mfu * plain.step_s / mario.step_s)
+    assert plain.hfu < mario.hfu * mario.step_s / plain.step_s
+    assert sum(mario.breakdown.values()) == mario.step_s
+    assert mario.breakdown["R"] > 0
+
+
+def test_a_failed_rank_costs_the_work_of_its_neighbour(plain: Prediction) -> None:
+    """Two pipeline ranks, of which one does all: twice the work of a rank, without the bubble."""
+    failed = predicted(named("bamboo"))
+    assert failed.structure.program.num_classes == 1
+    assert 1.5 * plain.step_s < failed.step_s < 2.5 * plain.step_s
+    wrong = Pass(name="bamboo", params=(("rank", 7),))
+    with pytest.raises(PlanError, match="rank = 7, but pipeline ranks are 0 to 1"):
+        predicted(replace(PIPELINE, schedule=replace(PIPELINE.schedule, passes=(wrong,))))
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (named("marion"), r"unknown method 'marion' \(did you mean 'mario'"),
+        (named("zero"), "zero is turned on by optimizer.zero, not by schedule.passes"),
+        (replace(named("mario"), saved=Saved(preset="full")), "mario cannot be used in this plan: .* saved.preset"),
+        (replace(named("mario"), optimizer=Optimizer(zero=3)), "mario cannot be used .* use zero <= 2"),
+        (named("dapple_warmup", replace(PIPELINE, schedule=Schedule(name="gpipe", micro_batch_size=1))), "one_f_one_b"),
+        (replace(PIPELINE, schedule=Schedule(passes=(Pass(name="mario", params=(("turns", 1),)),))), "no parameter"),
+        (replace(PIPELINE, schedule=Schedule(passes=(Pass(name="mario", params=(("tries", "x"),)),))), "given as int"),
+        (replace(PIPELINE, schedule=Schedule(passes=(Pass(name="dapple_warmup"),))), "needs policy"),
+        (replace(PIPELINE, optimizer=Optimizer(clip=False, delay=1)), "set optimizer.offload too"),
+    ],
+)
+def test_what_cannot_be_is_one_error(plan: Plan, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        check_methods(plan)
+
+
+def test_all_methods_are_those_that_keep_the_mathematics() -> None:
+    names = [each.name for each in methods_named("all")]
+    assert "mario" in names
+    assert "delayed_update" not in names
+    assert [each.name for each in methods_named("delayed-update, mario,mario")] == ["delayed_update", "mario"]
+    with pytest.raises(PlanError, match="lina .* cannot be planned yet"):
+        methods_named("lina")
+
+
+def test_a_plan_is_searched_with_methods_and_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(*words: str) -> tuple[int, str, str]:
+        status = main(list(words))
+        return status, *capsys.readouterr()
+
+    words = ("plan", "llama-3.2-1b", "--on", "4xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "16384")
+    words += ("--fix", "pp=4", "--fix", "recompute=full", "--fix", "schedule=one_f_one_b", "--equal-stages")
+    status, out, _ = answer(*words, "--methods", "mario")
+    assert status == 0
+    assert "one_f_one_b + mario" in out
+    assert "mario no -> yes" in out
+    status, _, err = answer(*words, "--methods", "mario", "--stack", "megatron-lm")
+    assert status == 2
+    assert "stack megatron-lm is not known to run it" in err
+    status, out, _ = answer("catalogue", "methods")
+    assert [line.split()[0] for line in out.splitlines()[1 : 1 + len(METHODS)]] == [each.name for each in METHODS]

@@ -58,3 +58,9 @@ def test_the_plan_on_the_first_page_takes_as_long_as_it_says() -> None:
     cut = replace(plan, overlap=Overlap(splits=(Split(op="*", dim="seq", parts=2),)))
     less = predict("llama-3.1-8b", "4x8xh100-sxm", cut, work, stack("megatron-lm"))
     assert f"{show_seconds(less.step_s)} in place of these {show_seconds(found.step_s)} a step" in text
+
+
+def test_the_table_of_methods_is_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["catalogue", "methods"]) == 0
+    table = capsys.readouterr().out.partition("\n\n")[0].rstrip()
+    assert "\n".join(f"    {line}" for line in table.splitlines()) in (ROOT / "docs/methods.md").read_text("utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, get_args
 from unittest.mock import patch
@@ -248,9 +248,13 @@ SCHEDULES = frozenset(get_args(ScheduleName)) - {"generate"}
 
 def batch(step: int) -> Tensor:
     """Token ids of a step."""
+    return token_ids(step, CONFIG, WORKLOAD)
+
+
+def token_ids(step: int, config: LlamaConfig, workload: Workload) -> Tensor:
+    """Those of a step of some model and batch."""
     generator = torch.Generator().manual_seed(1000 + step)
-    shape = (WORKLOAD.global_batch_size, WORKLOAD.seq_len + 1)
-    return torch.randint(0, CONFIG.vocab_size, shape, generator=generator)
+    return torch.randint(0, config.vocab_size, (workload.global_batch_size, workload.seq_len + 1), generator=generator)
 
 
 Curve = list[tuple[float, float]]
@@ -265,20 +269,28 @@ def plain(config: LlamaConfig, dtype: torch.dtype = torch.float64) -> tuple[Curv
     return curve, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def plain_steps(model: Llama) -> Iterator[tuple[float, float, dict[str, NDArray[np.floating[Any]]]]]:
-    """(loss, gradient norm, gradients before clipping) of each step."""
+Step = tuple[float, float, dict[str, NDArray[np.floating[Any]]]]
+"""(loss, gradient norm, gradients before clipping) of a step."""
+
+
+def plain_steps(model: Llama) -> Iterator[Step]:
+    """Of each step on the batches that plans train on."""
+    return trained(model, [batch(step) for step in range(STEPS)], SETTINGS)
+
+
+def trained(model: Llama, batches: Iterable[Tensor], settings: AdamWSettings) -> Iterator[Step]:
+    """Each step of torch's own autograd, AdamW and clipping."""
     groups = [
-        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": SETTINGS.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
-    adam = torch.optim.AdamW(groups, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps)
-    for step in range(STEPS):
-        ids = batch(step)
+    adam = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    for ids in batches:
         adam.zero_grad()
         loss = model(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
         loss.backward()
         grads = {name: p.grad.flatten().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
         adam.step()
         yield loss.item(), norm.item(), grads
 

@@ -1,0 +1,92 @@
+"""Many plans drawn at random, each run beside the plain model: `python benchmarks/runtime_grid.py [--cases N]`.
+
+Every value of every boolean and enum field of a plan's overlap, optimizer and layout comes up in turn, with tied and
+untied weights, on 1, 2 and 4 processes; the axes, schedules, shares and what is saved are drawn. Each plan must give
+the plain model's loss, gradient norm and parameters over three steps in float64 to 1e-9, or be refused before the
+first step with one reason. Prints how many did, why others were refused, and what is wrong or hung; writes that to
+results/runtime_grid.md. Exits with 1 where anything is wrong or hung. Left out: GPUs, speed, and other dtypes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from platform import python_version
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from runtime import grid  # noqa: E402  (the tests run a sample of the same cases)
+
+RESULTS = ROOT / "benchmarks" / "results" / "runtime_grid.md"
+
+
+def reason(said: str) -> str:
+    """A refusal without the numbers of its plan."""
+    return re.sub(r"\[[^\]]*\]|\d+", "N", said.split(";")[0])
+
+
+def main() -> int:
+    """The table, and the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=4 * len(grid.FIELDS), help="plans to try (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed draws other plans")
+    parser.add_argument("--only", type=int, nargs="+", help="these cases alone; writes no file")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a case counts as hung")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="file of the table (default: %(default)s)")
+    options = parser.parse_args()
+    began = time.monotonic()
+    cases = [grid.draw(number, options.seed) for number in options.only or range(options.cases)]
+    verdicts, reasons, bad = Counter[str](), Counter[str](), list[str]()
+    with grid.Workers(limit_s=options.limit) as workers:
+        for case in sorted(cases, key=lambda case: case.plan.world_size):
+            verdict, said = workers.judged(case)
+            verdicts[verdict] += 1
+            if verdict == "refused":
+                reasons[reason(said)] += 1
+            if verdict in ("wrong", "hung"):
+                bad.append(f"{verdict}: {case}: {said}")
+                print(f"{bad[-1]}\n    {case.plan}\n    {case.config}\n    {case.workload}", flush=True)
+    lines = report(options.seed, verdicts, reasons, bad, time.monotonic() - began)
+    print("\n".join(lines))
+    if options.only is None:
+        options.output.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return int(bool(bad))
+
+
+def report(seed: int, verdicts: Counter[str], reasons: Counter[str], bad: list[str], seconds: float) -> list[str]:
+    """The page."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    date = datetime.now(UTC).date().isoformat()
+    return [
+        "# Plans drawn at random, run beside the plain model",
+        "",
+        f"{date}, commit {commit or 'unknown'}, Python {python_version()}, torch {torch.__version__} (CPU, gloo), "
+        f"{seconds:.0f} s for `python benchmarks/runtime_grid.py --cases {verdicts.total()} --seed {seed}`.",
+        f"{len(grid.FIELDS)} values of fields, tied and untied weights in turn; loss, gradient norm, held-out loss and "
+        "parameters of three steps in float64 to 1e-9.",
+        "",
+        "| tried | equal | refused before the first step | wrong | hung |",
+        "| --- | --- | --- | --- | --- |",
+        f"| {verdicts.total()} | {verdicts['equal']} | {verdicts['refused']} | {verdicts['wrong']} | "
+        f"{verdicts['hung']} |",
+        "",
+        "| refused | why |",
+        "| --- | --- |",
+        *(f"| {count} | {why} |" for why, count in reasons.most_common()),
+        *(["", *(f"- {line}" for line in bad)] if bad else []),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -121,14 +121,14 @@ def in_effect(plan: Plan, field: tuple[str, str, Any]) -> bool:
 
 def _drawn(rng: random.Random, number: int, field: tuple[str, str, Any], name: str) -> Case:
     """Some case whose plan has the schedule; it may not be possible."""
-    layers = rng.choice((4, 5, 8))
+    layers = rng.choice((2, 3, 4, 5))
     varied = rng.random() < 0.3
     config = LlamaConfig(
         name="drawn", num_layers=layers, hidden_size=16, num_heads=4, num_kv_heads=rng.choice((1, 2, 4)), head_dim=4,
-        ffn_size=24, vocab_size=32, tied=number // len(FIELDS) % 2 == 0, qk_norm=varied, qkv_bias=varied,
+        ffn_size=24, vocab_size=32, tied=(number + number // len(FIELDS)) % 2 == 0, qk_norm=varied, qkv_bias=varied,
     )  # fmt: skip
-    workload = Workload(global_batch_size=rng.choice((8, 12)), seq_len=rng.choice((4, 8)))
-    world = rng.choice((1, 2, 2, 2, 4, 4))
+    workload = Workload(global_batch_size=rng.choice((4, 4, 8)), seq_len=rng.choice((4, 8)))
+    world = rng.choice((1, 2, 2, 2, 2, 4))
     overlap = Overlap(**_part(rng, "overlap", field), prefetch=rng.choice((0, 1, 2)))
     parts = {
         "overlap": overlap,
@@ -247,6 +247,7 @@ class Plain:
 @cache
 def plain(config: LlamaConfig, workload: Workload, clip: bool) -> Plain:
     """Three steps of torch's own layers, autograd, AdamW and clipping, in float64."""
+    torch.set_num_threads(1)  # two threads wait for each other longer than these tensors take
     model = Llama(config, seed=7, dtype=torch.float64)
     batches = [token_ids(step, config, workload) for step in range(STEPS + 1)]
     settings = SETTINGS if clip else replace(SETTINGS, clip_norm=float("inf"))
@@ -357,7 +358,8 @@ class Workers:
         self._start()
 
     def _start(self) -> None:
-        context = get_context("spawn")
+        context = get_context("forkserver")  # which loads torch once for all of them
+        context.set_forkserver_preload([__name__, "torch._dynamo"])
         self.pipes, self.processes = [], []
         self.started += 1
         below = Path(self.folder.name, str(self.started))
@@ -449,7 +451,8 @@ def _differences(case: Case, answers: dict[int, Answer]) -> Iterator[str]:
             mine = places.reshape(-1)[part.first : part.first + len(part.elements)]
             wanted_elements = want.parameters[part.name].reshape(-1)[mine]
             seen[part.name][mine] = True
-            if not np.allclose(part.elements, wanted_elements, rtol=1e-9, atol=1e-12):
+            # those near 0 to 1e-9 of 0.01: where a gradient is next to nothing, AdamW divides rounding by rounding
+            if not np.allclose(part.elements, wanted_elements, rtol=1e-9, atol=1e-11):
                 far = np.abs(part.elements - wanted_elements).max()
                 yield f"rank {rank}: {part.name} is off by {far:.1e}"
     for name, held in seen.items():

@@ -28,6 +28,7 @@ from gnomon.program import Program
 from gnomon.runtime.apply import apply, dtypes, holders
 from gnomon.runtime.arrivals import channels, out_of_order, proofs
 from gnomon.runtime.buffers import Buffers, Name
+from gnomon.runtime.check_program import check_program
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.held import NOTHING, Kept, kept, levels
 from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
@@ -117,11 +118,17 @@ class Executor:
     ) -> None:
         """program: what to run in place of `lower`'s, for the same plan. device: this rank's, where all that it holds
         lies; `launch` gives every process its own. `torch.distributed` must be initialised.
-        PlanError for what the runtime does not run."""
+        PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         self.config, self.plan, self.workload, self.device = config, plan, workload, device
         self.graph: Graph = llama(config)
         count, size = batch_of(plan, workload)
-        self.program = program_of(self.graph, plan, workload) if program is None else program
+        zero = effective_zero(plan)
+        held_by = holders(plan, self.graph, zero)
+        self.program = program_of(self.graph, plan, workload)
+        if program is not None:
+            tied_stages = {stage for stages in held_by.values() for stage in stages}
+            check_program(program, self.program, zero=zero, tied=tied_stages)
+            self.program = program
         tied = next(iter(shared_parameters(plan, self.graph).values()), ())
         if self.program.aliases:
             raise PlanError("the runtime does not run layers that two stages of one rank share; give each its own")
@@ -161,7 +168,7 @@ class Executor:
             self.groups,
             self.buffers,
             settings,
-            frozenset(holders(plan, self.graph, effective_zero(plan))),
+            frozenset(held_by),
             device,
         )
         self.alike = not any(stage.shares for stage in plan.stages)

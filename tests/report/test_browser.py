@@ -82,3 +82,46 @@ def test_in_a_browser(tmp_path: Path) -> None:
     assert "a3adb8" in probe["memory"]  # overhead, most of so small a job
     assert probe["detail"].split(" ")[0] in ("0F1", "1F1", "0B0", "1B0", "1SEND_B0", "0SEND_F1")
     assert probe["wide"] <= 1280
+
+
+DENSE = """
+<script>
+(() => {
+  const canvas = document.getElementById("lanes-canvas"), g = canvas.getContext("2d"), seen = new Set();
+  const pixels = g.getImageData(150, 0, canvas.width - 150, canvas.height).data;
+  for (let i = 0; i < pixels.length; i += 4) seen.add((pixels[i] << 16) | (pixels[i + 1] << 8) | pixels[i + 2]);
+  const hex = (text) => {
+    const probe = document.createElement("canvas").getContext("2d");
+    probe.fillStyle = text;
+    return probe.fillStyle.slice(1);
+  };
+  const swatches = [...document.querySelectorAll(".legend i")].map((i) => hex(i.style.background));
+  const root = getComputedStyle(document.documentElement);
+  const page = ["--back", "--soft", "--line", "--dim", "--text"].map((name) => hex(root.getPropertyValue(name).trim()));
+  const out = document.createElement("pre");
+  out.id = "probe";
+  out.textContent = JSON.stringify({ seen: [...seen].map((c) => c.toString(16).padStart(6, "0")), swatches, page });
+  document.body.append(out);
+})();
+</script>
+</body>"""
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_dense_timelines_have_the_colours_of_the_legend(scale: int, tmp_path: Path) -> None:
+    """Some hundred spans in each pixel: none is blended with its neighbours."""
+    job = Plan(mesh=Mesh(pp=2), schedule=Schedule(micro_batch_size=1))
+    found = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=3000, seq_len=64))
+    page = page_html(page_data([found.timeline(steady=False)], prediction=found, plan=dump(job)))
+    # The names of times along the axis are blended with what is behind them, as all letters are.
+    page = page.replace("g.fillText(seconds(at)", "void (seconds(at)")
+    file = tmp_path / "report.html"
+    file.write_text(page.replace("</body>", DENSE), encoding="utf-8")
+    assert CHROMIUM is not None
+    command = [CHROMIUM, *FLAGS.split(), f"--force-device-scale-factor={scale}", f"--user-data-dir={tmp_path / 'p'}"]
+    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=600, check=False)
+    match = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert match, done.stdout[-400:]
+    probe = json.loads(match[1])
+    assert {"0072b2", "e69f00"} <= set(probe["swatches"]) & set(probe["seen"])
+    assert set(probe["seen"]) <= {*probe["swatches"], *probe["page"]}

@@ -22,7 +22,8 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import is_mixed
 from gnomon.models.presets import PRESETS
 from gnomon.plans import Workload
-from gnomon.report.sweep import fitted_words, sweep_mapping, sweep_page, sweep_text
+from gnomon.report.page.sweep import sweep_page
+from gnomon.report.sweep import fitted_words, sweep_mapping, sweep_text
 from gnomon.report.tables import dollars, wrapped
 from gnomon.request.model import read_config, read_model
 from gnomon.schema import save_text
@@ -277,7 +278,7 @@ def _show(options: argparse.Namespace, cases: Sequence[Case], said: str, assumed
         if taken:
             print_lines(("", "assumed", *(line for each in taken for line in wrapped(each, bullet="- "))))
     if options.html:
-        save_text(sweep_page(cases, title), options.html)
+        save_text(sweep_page(cases, title, said, front=options.pareto), options.html)
 
 
 def _varied(text: str) -> Varied:

@@ -30,6 +30,13 @@ from gnomon.units import show_bytes, show_seconds
 _WORDS = {**WORDS, "bubble": "bubble", "ahead": "waiting", "launch": "launches", "offload": "host copies"}
 """Part of the step -> what it is called where there is little room."""
 
+PLAN_WORDS = (
+    "Plans in short: tp, cp, ep, pp, dp: ranks of each kind of parallelism (dp2x4: 2 replicas over 4 shards); z: ZeRO "
+    "stage; v: virtual pipeline stages; mb: micro batch size; sp: sequence parallel; kept: what sp gathers is kept for "
+    "the backward; late: gradients are reduced after the backward; then the pipeline schedule and the recompute."
+)
+"""What `short_plan` abbreviates."""
+
 
 def plan_text(
     found: Result,

@@ -1,6 +1,6 @@
 "use strict";
 // Draws the timeline and the memory of the page from the JSON that it carries, and gives the bars their colours.
-// Spans stay in typed columns; a frame draws only what the window shows, and of spans narrower than a pixel one.
+// Spans stay in typed columns; a frame draws only what the window shows, and of spans within a pixel one colour.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
@@ -192,18 +192,40 @@
     }
     return low;
   }
+  // Every pixel has one colour of the legend, none is blended: a span takes whole pixels of the device, and where many
+  // share one, it has the colour whose time was shown least until then, so that a dense lane has colours by their time.
   function drawLane(g, row, top) {
-    const lane = row.lane, t = lane.timeline, right = gutter() + wide();
-    let drawn = -1, painted = "";
+    const lane = row.lane, t = lane.timeline, left = gutter(), right = left + wide(), ratio = window.devicePixelRatio || 1;
+    const high = Math.round((top + 1) * ratio), low = Math.round((top + row.height - 1) * ratio);
+    const paint = (a, b, colour) => {
+      g.fillStyle = colour;
+      g.fillRect(a / ratio, high / ratio, (b - a) / ratio, (low - high) / ratio);
+    };
+    let column = -1, inside = 0;
+    const owed = new Map();
+    const flush = () => {
+      if (!inside) return;
+      let most = null;
+      for (const [colour, time] of owed) if (most === null || time > owed.get(most)) most = colour;
+      paint(column, column + 1, most);
+      owed.set(most, owed.get(most) - inside);
+      inside = 0;
+    };
     for (let i = search(t, lane, from); i < lane.last && t.start[i] <= to; i += 1) {
       if (t.end[i] === t.start[i]) continue;
-      const a = Math.max(xOf(t.start[i]), gutter()), b = Math.min(xOf(t.end[i]), right);
+      const a = Math.max(xOf(t.start[i]), left), b = Math.min(xOf(t.end[i]), right);
       const e = entry(t, i), colour = colourOf(t.kinds[e[KIND]], data.roles[e[ROLE]]);
-      if (b - a < 1 && b <= drawn && painted === colour) continue;
-      g.fillStyle = colour;
-      g.fillRect(a, top + 1, Math.max(b - a - (b - a > 4 ? 1 : 0), 0.7), row.height - 2);
-      drawn = Math.ceil(b);
-      painted = colour;
+      if ((b - a) * ratio < 1.5) {
+        const at = Math.min(Math.floor(((a + b) / 2) * ratio), Math.ceil(right * ratio) - 1);
+        if (at !== column) flush();
+        column = at;
+        owed.set(colour, (owed.get(colour) || 0) + b - a);
+        inside += b - a;
+        continue;
+      }
+      flush();
+      owed.clear();
+      paint(Math.round(a * ratio), Math.round((b - (b - a > 4 ? 1 : 0)) * ratio), colour);
       if (b - a > 26 && row.height > 12) {
         const text = action(t, i);
         if (g.measureText(text).width < b - a - 6) {
@@ -212,6 +234,7 @@
         }
       }
     }
+    flush();
   }
   function drawLanes() {
     const tall = printing ? Math.min(height, 6000) : Math.min(height, Math.round(window.innerHeight * 0.7));

@@ -190,10 +190,7 @@ def forget(given: Iterable[Case]) -> None:
     for case in given:
         case.memo.clear()
         pricing = case.made.pricing
-        pricing._phases.clear()
-        pricing._extras.clear()
-        pricing._memo.clear()
-        pricing._wired.clear()
+        pricing.forget()
 
 
 if __name__ == "__main__":

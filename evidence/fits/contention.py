@@ -22,7 +22,8 @@ from evidence.fits.stack_fit import Case, cases, spread_evenly
 from evidence.folds import fold_of, folds
 from evidence.published import Run, read_runs
 from gnomon.prediction import contention
-from gnomon.prediction.step import SPLIT_BACKWARD, Pricing
+from gnomon.prediction.reduction_time import SPLIT_BACKWARD
+from gnomon.prediction.step import Pricing
 from gnomon.prices.fitted import Fitted, fitted
 
 Cases = dict[str, list[Case]]

@@ -431,7 +431,7 @@ def test_what_xla_runs_again_is_the_least() -> None:
     """Under full recompute a layer's last product is not run again: nothing reads what it made."""
     maxtext = replace(NOBODY, framework="MaxText", zero_or_fsdp="fsdp", recompute="full")
     found, torch = (settled(to_run(r))[1].pricing for r in (maxtext, replace(maxtext, framework="SomeTrainer")))
-    again, whole = (p.phase("recompute", 1).flops for p in (found, torch))
+    again, whole = (p.compute.phase("recompute", 1).flops for p in (found, torch))
     down = 2 * 8192 * 4096 * 14336
     assert whole - again == pytest.approx(down, rel=1e-6)
 

@@ -73,11 +73,11 @@ def test_backward_collectives_hide_under_products(micro: int) -> None:
     """Of the backward, what hides is at most two of three collectives, and never more than the products take."""
     apart, beside = (run(stack_with(*names), nodes=1, tp=4, micro=micro) for names in ((), ("backward_overlap",)))
     key = Key(rank_class=0, kind="B", stage=0, shape="", name="")
-    waits, waits_less = (found.pricing.parts("B", key.stage)["tp"] for found in (apart, beside))
+    waits, waits_less = (found.pricing.compute.parts("B", key.stage)["tp"] for found in (apart, beside))
     assert waits / 4 < waits_less < waits
-    products = beside.pricing.parts("B", key.stage)["compute"]
+    products = beside.pricing.compute.parts("B", key.stage)["compute"]
     assert waits - waits_less < products
-    assert apart.pricing.parts("F", 0) == beside.pricing.parts("F", 0)
+    assert apart.pricing.compute.parts("F", 0) == beside.pricing.compute.parts("F", 0)
 
 
 def test_a_tensor_parallel_group_passes_through_its_nodes() -> None:
@@ -87,8 +87,8 @@ def test_a_tensor_parallel_group_passes_through_its_nodes() -> None:
         link = pricing.stages[0].links["tp"]
         name = link.across_name or "none"
         slow = Fitted(links=(LinkNumber(link=name, factor=1.0, hop_s=HOP_S, provenance=SOURCE),))
-        count = pricing.phase("forward", 0).collectives["tp"]
-        more = pricing.with_numbers(slow).parts("F", 0)["tp"] - pricing.with_numbers(Fitted()).parts("F", 0)["tp"]
+        count = pricing.compute.phase("forward", 0).collectives["tp"]
+        more = pricing.with_numbers(slow).compute.parts("F", 0)["tp"] - pricing.with_numbers(Fitted()).compute.parts("F", 0)["tp"]
         assert more == pytest.approx(count * HOP_S * (max(tp // 4, 1) - 1))
         reduce = next(key for key in run(stack_with(), nodes=nodes, tp=tp).structure.program.keys if key.kind == "OPT")
         assert pricing.with_numbers(slow).seconds(reduce) == pricing.with_numbers(Fitted()).seconds(reduce)
@@ -98,7 +98,7 @@ def test_a_network_that_is_slower_in_training_is_so_outside_layers_only() -> Non
     pricing = run(stack_with(), nodes=2, tp=8).pricing
     name = pricing.stages[0].links["tp"].across_name
     slow = pricing.with_numbers(Fitted(links=(LinkNumber(link=name, factor=3.0, provenance=SOURCE),)))
-    assert slow.parts("F", 0) == pricing.with_numbers(Fitted()).parts("F", 0)
+    assert slow.compute.parts("F", 0) == pricing.with_numbers(Fitted()).compute.parts("F", 0)
     data = run(stack_with("whole_gradients"), nodes=2).pricing
     key = next(k for k in run(stack_with("whole_gradients"), nodes=2).structure.program.keys if k.kind == "REDUCE_GRAD")
     assert data.with_numbers(Fitted(links=slow.numbers.links)).seconds(key) == pytest.approx(

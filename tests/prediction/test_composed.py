@@ -27,7 +27,7 @@ def run(program: Stack, batch: int = 1, **axes: int) -> Prediction:
 
 
 def parts(found: Prediction, kind: str) -> dict[str, float]:
-    return found.pricing.parts(kind, 0)
+    return found.pricing.compute.parts(kind, 0)
 
 
 def test_vtrains_messages_are_twice_as_large_over_a_quarter_of_800_gigabits() -> None:
@@ -41,19 +41,19 @@ def test_no_host_runs_ahead_beside_a_collective() -> None:
     """The second of four stages has three layers and nothing else. gpt2's are shorter than their launches."""
     found = run(stack_with(composed=True), tp=2, pp=4).pricing
     ((layer, alike),) = found.stages[1].layers
-    host = layer.forward.launches * found.launch_s[1]
-    assert len(alike) == 3 and host > layer.forward.compute_s / found.rates[1].compute
-    waited = layer.forward.comm_s["tp"] * found.rates[1].exposed
-    assert sum(found.parts("F", 1).values()) == pytest.approx(3 * (host + waited))
+    host = layer.forward.launches * found.priced.launch_s[1]
+    assert len(alike) == 3 and host > layer.forward.compute_s / found.priced.rates[1].compute
+    waited = layer.forward.comm_s["tp"] * found.priced.rates[1].exposed
+    assert sum(found.compute.parts("F", 1).values()) == pytest.approx(3 * (host + waited))
 
 
 def test_embedding_and_head_have_no_collective() -> None:
     """Twelve layers' alone, of the fourteen blocks that sum over ranks forward."""
     found = run(stack_with(composed=True), tp=4).pricing
     (layers,) = [price for price, alike in found.stages[0].layers if len(alike) == 12]
-    waited = 12 * layers.forward.comm_s["tp"] * found.rates[0].exposed
-    assert found.parts("F", 0)["tp"] == pytest.approx(waited)
-    assert run(stack_with(), tp=4).pricing.parts("F", 0)["tp"] > waited
+    waited = 12 * layers.forward.comm_s["tp"] * found.priced.rates[0].exposed
+    assert found.compute.parts("F", 0)["tp"] == pytest.approx(waited)
+    assert run(stack_with(), tp=4).pricing.compute.parts("F", 0)["tp"] > waited
 
 
 def test_a_profiled_layer_turns_its_input_and_its_output() -> None:

@@ -12,8 +12,8 @@ from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
 from gnomon.prediction import contention
+from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.contention import FULL_RATE, SLOWED, TRANSFERS, contended, weight
-from gnomon.prediction.step import PHASES
 from gnomon.simulate import Durations, period
 from gnomon.simulate.beside import Beside, covered
 from gnomon.units import quantise

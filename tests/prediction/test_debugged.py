@@ -40,7 +40,7 @@ def seconds(found: Prediction, kind: str) -> float:
 def test_each_rank_of_a_group_is_heard_before_a_collective() -> None:
     """gpt2's layers on four ranks are shorter than their launches, so that all of the checks show."""
     checked, plain = run(CHECKED, tp=4, dp_replicate=2), run(PLAIN, tp=4, dp_replicate=2)
-    count = checked.pricing.phase("forward", 0).collectives["tp"]
+    count = checked.pricing.compute.phase("forward", 0).collectives["tp"]
     assert count >= 24  # two a layer and more
     assert seconds(checked, "F") - seconds(plain, "F") == pytest.approx(count * 4 * CHECK_S, rel=0.02)
     assert seconds(checked, "NORM") - seconds(plain, "NORM") == pytest.approx(8 * CHECK_S)

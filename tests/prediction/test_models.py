@@ -137,9 +137,9 @@ def test_weights_gathered_in_eight_bits_are_cast_by_parts() -> None:
         narrow = Precision(fp8=Fp8(recipe="delayed", **fields))
         return llama(mesh=Mesh(dp_shard=8), optimizer=Optimizer(zero=3), precision=narrow)
 
-    whole, parts = (stage(gather=gather).pricing.parts("F", 1)["compute"] for gather in (False, True))
+    whole, parts = (stage(gather=gather).pricing.compute.parts("F", 1)["compute"] for gather in (False, True))
     cast = stage().step.stages[0].order[1].weight_cast
-    rate = stage().pricing.rates[0].compute
+    rate = stage().pricing.priced.rates[0].compute
     copied = stage().step.stages[0].collectives(stage().step.stages[0].order[1])[0].bytes / 2
     assert whole - parts > 7 / 8 * float(cast.device_s) / rate > 0
     assert whole - parts < (7 / 8 * float(cast.device_s) + 3 * copied / 3.35e12) / rate
@@ -300,7 +300,7 @@ def test_errors_name_what_is_missing() -> None:
         llama("1x8xh100-sxm", mesh=Mesh(tp=2))
     with pytest.raises(UnpricedError, match="batches of one sequence length"):
         llama("1x1xh100-sxm", Workload(lengths=(128, 256)))
-    with pytest.raises(UnpricedError, match="2 ranks on 1 devices"):
+    with pytest.raises(PlanError, match="easyscale .* ranks that share a device have no price"):
         llama("1x1xh100-sxm", mesh=Mesh(dp_shard=2), placement=(0, 0))
 
 

@@ -163,7 +163,7 @@ def test_a_long_head_does_not_hide_layers_that_are_launched_too_slowly() -> None
         )
         for vocab in (51200, 409600)
     )
-    shorter, longer = (made.pricing.parts("F", 0) for made in (few, many))
+    shorter, longer = (made.pricing.compute.parts("F", 0) for made in (few, many))
     assert shorter["launch"] > shorter["compute"]
     head = longer["compute"] - shorter["compute"]
     assert sum(longer.values()) - sum(shorter.values()) == pytest.approx(head, rel=0.1)
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_stops_early_leaves_out_the_last_product() -> None:
     work, model = Workload(global_batch_size=8, seq_len=1024), gpt_model(8, 1024, 16, dropout=0.0)
     facts = tuple(fact for fact in record.facts if fact.field != "recompute_stops")
     again = [
-        predict(model, "1x1xa100-sxm-80gb", job, work, each).pricing.phase("recompute", 0).flops
+        predict(model, "1x1xa100-sxm-80gb", job, work, each).pricing.compute.phase("recompute", 0).flops
         for each in (replace(record, recompute_stops=None, facts=facts), record)
     ]
     assert again[0] - again[1] == 8 * 2 * 8 * 1024 * 4096 * 1024

@@ -119,7 +119,7 @@ def test_a_job_with_it_is_shorter_in_forward_and_backward() -> None:
                 mesh=Mesh(dp_shard=64, ep=ep), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=1)
             )
             found = predict(graph, "8x8xh100-sxm", plan, Workload(global_batch_size=64, seq_len=4096), program)
-            waits[ep, how] = {kind: found.pricing.parts(kind, 0)["ep"] for kind in ("F", "B")}
+            waits[ep, how] = {kind: found.pricing.compute.parts(kind, 0)["ep"] for kind in ("F", "B")}
     for kind in ("F", "B"):
         assert waits[64, "fused"][kind] < 0.5 * waits[64, "all_to_all"][kind]
         assert 0.4 * waits[8, "all_to_all"][kind] < waits[8, "fused"][kind] < waits[8, "all_to_all"][kind]
@@ -135,8 +135,8 @@ def test_hybrid_ep_gathers_the_routing_of_all_tokens_and_sends_weights_with_each
     for how in ("fused", "hybrid_ep"):
         program = Stack(name="any", version="1", moe_dispatch=how, facts=(fact,))  # type: ignore[arg-type]
         pricing = predict(graph, "8x8xb200-sxm", plan, Workload(global_batch_size=64, seq_len=8192), program).pricing
-        waits[how] = {kind: pricing.parts(kind, 0)["ep"] for kind in ("F", "B")}
-        link, exposed = pricing.stages[0].links["ep"], pricing.rates[0].exposed
+        waits[how] = {kind: pricing.compute.parts(kind, 0)["ep"] for kind in ("F", "B")}
+        link, exposed = pricing.stages[0].links["ep"], pricing.priced.rates[0].exposed
     copies = {name: holders(places, 512, 22) / 22 for name, places in (("nodes", 8), ("ranks", 64))}
     bare, more = (dispatch_seconds(8192 * 22 * row, link, **copies) for row in (1024 * 2, 1024 * 2 + 64 * 4))
     gathered = collective_seconds("all_gather", 8192 * 64 * 512, link)
@@ -180,7 +180,7 @@ def test_fused_experts_have_no_activation_and_no_casts_between_products() -> Non
         job = graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096)
         one, two = predict(*job, fused).pricing, predict(*job, apart).pricing
         for name in ("forward", "input_grad", "weight_grad"):
-            a, b = one.phase(name, 0), two.phase(name, 0)
+            a, b = one.compute.phase(name, 0), two.compute.phase(name, 0)
             assert a.flops == b.flops
             if narrow is None:
                 assert a.compute_s == b.compute_s and a.kernels == b.kernels

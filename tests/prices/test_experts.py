@@ -46,7 +46,7 @@ def test_only_transformer_engine_has_them_and_kernels_of_dispatch_do_the_passes(
             precision=Precision(fp8=Fp8(recipe="tensorwise")),
         )
         found = predict(graph, "1x8xh100-sxm", plan, Workload(global_batch_size=8, seq_len=4096), stack)
-        phase = found.pricing.phase("forward", 0)
+        phase = found.pricing.compute.phase("forward", 0)
         return phase.kernels, phase.compute_s
 
     plain, engine = forward(8, False, "all_to_all"), forward(8, True, "all_to_all")
@@ -73,7 +73,7 @@ def test_biases_and_clamps_of_experts_cost_megatron_and_not_fused_experts() -> N
             )
             graph = mixtral(replace(plain, expert_bias=biased))
             found = predict(graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096), stack).pricing
-            times[biased, how] = [found.phase(name, 0).compute_s for name in ("forward", "input_grad")]
+            times[biased, how] = [found.compute.phase(name, 0).compute_s for name in ("forward", "input_grad")]
     rows = 4096 * 8 * 2  # of a rank's experts, bytes of one column
     least = (8 * 768 + 14 * 2048) * rows / catalogue.device("b200").memory_bytes_per_s
     assert times[True, "grouped"][0] - times[False, "grouped"][0] >= least
@@ -91,7 +91,7 @@ def test_a_rotary_embedding_with_a_factor_runs_op_by_op_on_megatron() -> None:
         for factor in (False, True):
             graph = mixtral(replace(plain, rotary_factor=factor))
             made = predict(graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096), stack).pricing
-            found[factor] = made.phase("forward", 0), made.phase("input_grad", 0)
+            found[factor] = made.compute.phase("forward", 0), made.compute.phase("input_grad", 0)
         for (one, two), passes, kernels in zip(zip(*found.values(), strict=True), (10, 12), (22, 12), strict=True):
             if not stack.transformer_engine:
                 assert one == two

@@ -13,12 +13,6 @@ from gnomon.methods.method import Method
 from gnomon.plans import Plan, Split
 
 
-def _refusal(plan: Plan) -> str | None:
-    if not plan.layout.sequence_parallel:
-        return "the collectives that it chunks are those of sequence parallelism; set layout.sequence_parallel"
-    return None
-
-
 def _variants(plan: Plan) -> Iterator[Plan]:
     if plan.mesh.tp > 1 and plan.layout.sequence_parallel and not plan.overlap.splits:
         splits = (Split(op="*", dim="seq", parts=plan.mesh.tp),)
@@ -33,7 +27,6 @@ METHOD = Method(
     exactness="up to the order of sums",
     missing={"run": "the runtime computes matmuls whole"},
     on=lambda plan: bool(plan.overlap.splits),
-    refusal=_refusal,
     variants=_variants,
     searched=True,
 )

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gnomon.prediction.step import PHASES, Pricing, Step
+from gnomon.prediction.compute_time import PHASES
+from gnomon.prediction.step import Pricing, Step
 from gnomon.program import Structure
 from gnomon.schedules.vocabulary import SHARED
 from gnomon.simulate import simulate
@@ -92,6 +93,6 @@ def _parts(structure: Structure, pricing: Pricing, worker: int, kinds: list[str]
     for index, count in zip(found.tolist(), counts.tolist(), strict=True):
         key = program.keys[index]
         if key.kind in kinds:
-            for name, seconds in pricing.parts(key.kind, key.stage).items():
+            for name, seconds in pricing.compute.parts(key.kind, key.stage).items():
                 out[name] = out.get(name, 0.0) + seconds * count
     return out

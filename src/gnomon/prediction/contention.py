@@ -19,7 +19,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gnomon.prediction.step import PHASES, Pricing
+from gnomon.prediction.compute_time import PHASES
+from gnomon.prediction.step import Pricing
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Structure
 from gnomon.schedules.vocabulary import SHARED
@@ -70,7 +71,7 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
             others[at] = loads[key.kind, stage, key.name]
         elif key.kind in PHASES and not key.name:
             if (key.kind, stage) not in computes:
-                computes[key.kind, stage] = _kernels(pricing.parts(key.kind, stage))
+                computes[key.kind, stage] = _kernels(pricing.compute.parts(key.kind, stage))
             kernels[at], idle[at] = computes[key.kind, stage]
     if not others.any() or not kernels.any():
         return alone, None

@@ -10,7 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import log2
 
-from gnomon.prediction.step import SPLIT_BACKWARD, Pricing
+from gnomon.prediction.reduction_time import SPLIT_BACKWARD
+from gnomon.prediction.step import Pricing
 from gnomon.prices.curves import is_measured
 from gnomon.prices.fitted import Known, known
 
@@ -62,7 +63,7 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
     spent: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for block, (stage, _) in enumerate(pricing.blocks):
         for kind in ("F", *backward):
-            for part, seconds in pricing.parts(kind, pricing.alike[block]).items():
+            for part, seconds in pricing.compute.parts(kind, pricing.alike[block]).items():
                 spent[_rank(pricing, stage)][part] += seconds
     busiest = max(spent.values(), key=lambda parts: sum(parts.values()))
     whole = sum(busiest.values())

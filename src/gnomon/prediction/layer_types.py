@@ -179,7 +179,7 @@ class Kept:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerPrice:
     """One layer, one microbatch, one rank."""
 

@@ -369,8 +369,7 @@ def _rank(
     by_class["workspace"] = workspace_bytes(device, pricing.stack)
     allocated = sum(by_class.values())
     groups, peers = _communicators(pricing, here)
-    own = {id(stage) for stage in here}
-    blocks = [block for block, (number, _) in enumerate(pricing.blocks) if id(pricing.stages[number]) in own]
+    blocks = [block for block, (number, _) in enumerate(pricing.blocks) if number in stages]
     waiting = max(held_by_streams(pricing, block) for block in blocks)
     waiting += split_by_microbatches(pricing, by_class["activations"])
     found = placed(
@@ -483,7 +482,7 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
 def _holds_tied(pricing: Pricing, here: Sequence[StagePrice]) -> bool:
     """Whether one of these stages shares a parameter with another."""
     numbers = {number for number, stage in enumerate(pricing.stages) if any(stage is each for each in here)}
-    return any(numbers & set(holders) for holders in pricing.shared.values())
+    return any(numbers & set(holders) for holders in pricing.priced.shared.values())
 
 
 def logits_bytes(pricing: Pricing, block: int) -> int:

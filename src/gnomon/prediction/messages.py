@@ -31,7 +31,7 @@ class Messages:
     sent: Mapping[tuple[int, int], tuple[tuple[str, str], ...]]
     """(source, target) -> (call, tensor) of what travels."""
     _wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = field(default_factory=dict, repr=False)
-    _sizes: dict[tuple[float, int], float] = field(default_factory=dict, repr=False)
+    _sizes: dict[tuple[float, AxisLink], float] = field(default_factory=dict, repr=False)
     _links: dict[tuple[tuple[int, ...], tuple[int, ...]], AxisLink | None] = field(default_factory=dict, repr=False)
 
     def wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
@@ -60,9 +60,9 @@ class Messages:
         return self._p2p(size / tp, link) + gathered, link
 
     def _p2p(self, size: float, link: AxisLink) -> float:
-        if (size, id(link)) not in self._sizes:
-            self._sizes[size, id(link)] = float(p2p_seconds(size, link))
-        return self._sizes[size, id(link)]
+        if (size, link) not in self._sizes:
+            self._sizes[size, link] = float(p2p_seconds(size, link))
+        return self._sizes[size, link]
 
     def _between(self, source: int, target: int) -> AxisLink | None:
         """What messages between two stages run over; None where no two ranks are on different devices. Of stages with

@@ -467,7 +467,7 @@ def _recompute_rows_flops(structure: Structure, pricing: Pricing) -> float:
     recompute = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name == "R"])
     stages = program.stage[recompute].tolist()
     ranks = {stage: len(pricing.stages[pricing.blocks[stage][0]].ranks) for stage in set(stages)}
-    return sum(pricing.phase("forward", stage).flops * ranks[stage] for stage in stages)
+    return sum(pricing.compute.phase("forward", stage).flops * ranks[stage] for stage in stages)
 
 
 def _microbatches(structure: Structure) -> int:

@@ -58,7 +58,7 @@ def _lead(pricing: Pricing, block: int) -> float:
     are issued, however slow the host is, unless it sleeps until each message is taken. Without stages it waits once a
     step, and a backward launches about twice as much as a forward.
     """
-    ahead = max(1 - pricing.host_s("F", block) / max(pricing.device_s("F", block), 1e-12), 0.0)
+    ahead = max(1 - pricing.compute.host_s("F", block) / max(pricing.compute.device_s("F", block), 1e-12), 0.0)
     pipeline = pricing.plan.num_pipeline_ranks
     if pipeline == 1:
         return ahead * (3 * pricing.count - 2)

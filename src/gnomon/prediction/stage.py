@@ -198,13 +198,13 @@ class StagePrice:
 
     def collectives(self, price: LayerPrice) -> tuple[ParameterCollective, ...]:
         """Communications of one layer's parameters and gradients."""
-        return self._collectives[id(price)]
+        return self._collectives[price]
 
     @cached_property
-    def _collectives(self) -> dict[int, tuple[ParameterCollective, ...]]:
+    def _collectives(self) -> dict[LayerPrice, tuple[ParameterCollective, ...]]:
         optimizer, precision = self.plan.optimizer, self.plan.precision
         return {
-            id(p): parameter_collectives(p.sharded, self.mesh, optimizer, precision, without=self._repeated(p, layers))
+            p: parameter_collectives(p.sharded, self.mesh, optimizer, precision, without=self._repeated(p, layers))
             for p, layers in self.held
         }
 
@@ -387,14 +387,14 @@ def _stage_price(
     plan, graph, saving = made.plan, made.graph, made.saving
     mesh, links = plan.stage_mesh(stage), made.links(stage)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
-    known = id(device), tuple(sorted(sizes.items())), load, facts
+    known = device, tuple(sorted(sizes.items())), load, facts
 
     def priced(
         alike: _Alike, mesh: Mesh = mesh, links: Mapping[str, AxisLink] = links, layout: Layout = plan.layout
     ) -> LayerPrice:
         """One price for all layers that are alike, on the stage's mesh or another."""
         name, no_grad, saved, low = alike
-        key = known, id(links), name, no_grad, saved, low
+        key = known, tuple(links.items()), name, no_grad, saved, low
         if key not in made.prices:
             block = graph.block(name)
             inside, among = _inside(block, mesh, links)

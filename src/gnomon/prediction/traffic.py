@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import Prediction
+from gnomon.prediction.reduction_time import WANTED
 from gnomon.prediction.stage import StagePrice
-from gnomon.prediction.step import PHASES, WANTED, Pricing
+from gnomon.prediction.step import Pricing
 from gnomon.schedules.vocabulary import SHARED
 
 PIPELINE = "pp"

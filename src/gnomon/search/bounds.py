@@ -23,8 +23,8 @@ from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
 from gnomon.prediction.predict import settle
+from gnomon.prediction.reduction_time import SPLIT_BACKWARD
 from gnomon.prediction.stage import stage_links
-from gnomon.prediction.step import SPLIT_BACKWARD
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.fitted import fitted
 from gnomon.prices.links import AxisLink, axis_link

@@ -108,8 +108,8 @@ class Prices:
         pricing, width = found.pricing, DTYPE_BITS[self.base.precision.reduce] // 8
         (stage,) = pricing.stages
         return _Table(
-            forward=_sums([pricing.layer_s("F", 0, price) for price in stage.order]),
-            backward=_sums([pricing.layer_s("B", 0, price) for price in stage.order]),
+            forward=_sums([pricing.compute.layer_s("F", 0, price) for price in stage.order]),
+            backward=_sums([pricing.compute.layer_s("B", 0, price) for price in stage.order]),
             elements=_sums([parameter_elements(price) for price in stage.order]),
             kept=_sums(stage.kept_bytes),
             outputs=[price.output_bytes for price in stage.order],

@@ -14,7 +14,7 @@ import numpy as np
 
 from gnomon.plans import Mesh
 from gnomon.plans.parts import ScheduleName
-from gnomon.prediction.step import SPLIT_BACKWARD
+from gnomon.prediction.reduction_time import SPLIT_BACKWARD
 from gnomon.prices.collectives import CollectiveKind
 from gnomon.search.bounds import Actions
 from gnomon.search.flight import flight, under_way

@@ -23,7 +23,7 @@ from gnomon.plans import Mesh, Plan, Stack, Workload
 from gnomon.plans.check import problems
 from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.step import SPLIT_BACKWARD
+from gnomon.prediction.reduction_time import SPLIT_BACKWARD
 from gnomon.search.budget import always
 from gnomon.search.flight import under_way
 from gnomon.search.mixed_bounds import (

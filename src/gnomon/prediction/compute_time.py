@@ -1,0 +1,185 @@
+"""Seconds of computing actions: kernels, the collectives within layers that they wait for, and their launches.
+
+A stage's forward lasts as long as its kernels and the collectives they wait for, or as its launches if the host is
+slower, or as its offloaded activations take to travel. Leaves out kernels beside those of layers (`around`), messages
+between stages and what happens to gradients and parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+
+from gnomon.prediction.around import around
+from gnomon.prediction.layer_types import LayerPrice, Phase
+from gnomon.prediction.priced import Priced
+from gnomon.prediction.update import host_copy_s
+from gnomon.prices.collectives import collective_seconds
+from gnomon.prices.host import check_s
+from gnomon.prices.kernels import OpPrice
+
+PHASES: Mapping[str, tuple[str, ...]] = {
+    "F": ("forward",),
+    "C": ("forward",),
+    "R": ("forward",),
+    "B": ("recompute", "input_grad", "weight_grad"),
+    "I": ("recompute", "input_grad"),
+    "W": ("weight_grad",),
+}
+"""Kind of action -> what it computes; `R` runs the forward of its whole stage once more."""
+
+
+class ComputeTime:
+    """Seconds of the computing actions of a plan's Program."""
+
+    def __init__(self, priced: Priced) -> None:
+        self.priced = priced
+        self._phases: dict[tuple[str, int], Phase] = {}
+        self._extras: dict[tuple[str, int], OpPrice] = {}
+
+    def with_numbers(self, priced: Priced) -> ComputeTime:
+        """The same layers under other numbers: their phases are not added up again."""
+        other = copy(self)
+        other.priced = priced
+        return other
+
+    def phase(self, name: str, block: int) -> Phase:
+        """A phase of one of the Program's stages."""
+        if (name, block) not in self._phases:
+            total = Phase()
+            for layer, times in self.priced.layers(block)[1]:
+                total = total + getattr(layer, name) * times
+            self._phases[name, block] = total
+        return self._phases[name, block]
+
+    def parts(self, kind: str, block: int) -> dict[str, float]:
+        """Seconds of a computing action by what they go into: `compute`, what is computed
+        again (`again`), collectives by axis (`tp`), what launches take beyond (`launch`), and what offloaded
+        activations take beyond that (`offload`). They add up to its price."""
+        stage = self.priced.blocks[block][0]
+        phases = [self.phase(name, block) for name in PHASES[kind]]
+        if (kind, block) not in self._extras:
+            self._extras[kind, block] = around(kind, *self.priced.layers(block), self.priced.stack, self.priced.count)
+        extra = self._extras[kind, block]
+        if self.priced.stack.composed:
+            return self._one_by_one(kind, block, extra)
+        spent = [self._sustained_s(stage, phase) for phase in phases]
+        again = sum(s for n, s in zip(PHASES[kind], spent, strict=True) if kind == "R" or n == "recompute")
+        compute = sum(spent) + float(extra.device_s) / self.priced.rates[stage].compute
+        comm: dict[str, float] = {}
+        for phase in phases:
+            for axis in phase.comm_s:
+                comm[axis] = comm.get(axis, 0.0) + self._waited_s(stage, phase, axis)
+        device = compute + sum(comm.values())
+        held = max(device + self._starved_s(kind, block), self._host_s(stage, phases, extra.kernels))
+        copies = self._activation_copies(kind, block)
+        return {
+            "compute": compute - again,
+            "again": again,
+            **comm,
+            "launch": held - device,
+            "offload": max(copies - held, 0.0),
+        }
+
+    def _one_by_one(self, kind: str, block: int, extra: OpPrice) -> dict[str, float]:
+        """The same where a simulator puts layers one behind the other (`Stack.composed`)."""
+        stage, layers = self.priced.layers(block)
+        at, found = self.priced.blocks[block][0], {"compute": 0.0, "again": 0.0, "launch": 0.0, "offload": 0.0}
+        repeated = {price for price, alike in stage.layers if alike[0].call.first is not None}
+        for layer, times in layers:
+            device, launches, launch_s = 0.0, 0.0, self._each_launch_s(at, layer)
+            for name in PHASES[kind]:
+                phase: Phase = getattr(layer, name)
+                spent = self._sustained_s(at, phase)
+                device += spent
+                launches += launch_s[name] * phase.launches
+                found["again" if kind == "R" or name == "recompute" else "compute"] += times * spent
+                for axis in phase.comm_s if layer in repeated else ():
+                    found[axis] = found.get(axis, 0.0) + times * self._waited_s(at, phase, axis)
+            found["launch"] += times * max(launches - device, 0.0)
+        found["compute"] += float(extra.device_s) / self.priced.rates[at].compute
+        return found
+
+    def _each_launch_s(self, stage: int, layer: LayerPrice) -> dict[str, float]:
+        """Host seconds of a launch in each phase of a layer, `host_kernel_s` on average over forward and backward."""
+        dear = self.priced.stack.forward_launches or 1.0
+        forward, backward = layer.forward.launches, layer.input_grad.launches + layer.weight_grad.launches
+        each = self.priced.launch_s[stage] * (forward + backward) / max(dear * forward + backward, 1.0)
+        return {"forward": dear * each, "recompute": dear * each, "input_grad": each, "weight_grad": each}
+
+    def vocabulary(self, kind: str, block: int) -> float:
+        """An action of a divided embedding or head: its kernels or their launches, and what ranks exchange in it."""
+        stage = self.priced.stages[block]
+        share = stage.share
+        assert share is not None, f"stage {block} has no part of the vocabulary"
+        wire = sum(float(collective_seconds(name, size, share.link)) for name, size in share.exchanged(kind))
+        wire *= self.priced.slower(share.link)
+        phases, extra = share.phases(kind), share.passes(kind, stage.device)
+        if not phases:
+            return wire
+        layer = share.layer(kind)
+        if layer is not None and share.gathers_weights(kind):
+            extra = extra + around("W", stage, [(layer, 1)], self.priced.stack, self.priced.count)
+        device = sum(self._sustained_s(block, phase) for phase in phases)
+        device += float(extra.device_s) / self.priced.rates[block].compute + wire
+        return max(device, self._host_s(block, phases, extra.kernels))
+
+    def device_s(self, kind: str, block: int) -> float:
+        """Seconds of a computing action's kernels and of the collectives that they wait for."""
+        return sum(seconds for part, seconds in self.parts(kind, block).items() if part not in ("launch", "offload"))
+
+    def host_s(self, kind: str, block: int) -> float:
+        """Seconds that the host takes to issue a computing action."""
+        return self._host_s(self.priced.blocks[block][0], [self.phase(name, block) for name in PHASES[kind]], 0)
+
+    def layer_s(self, kind: str, stage: int, layer: LayerPrice) -> float:
+        """Seconds of one layer in an action of this kind: its kernels and the collectives that they wait for, or its
+        launches if those take longer. No such action of a stage is shorter than its layers together."""
+        own, total = self.priced.rates[stage], 0.0
+        phases = [getattr(layer, name) for name in PHASES[kind]]
+        for phase in phases:
+            total += self._sustained_s(stage, phase)
+            total += sum(self._waited_s(stage, phase, axis) for axis in phase.comm_s)
+        return max(total, self._host_s(stage, phases, 0) - own.host_unit_s)
+
+    def _starved_s(self, kind: str, block: int) -> float:
+        """Seconds that the device waits for launches where layers of one kind are launched slower than they run: what
+        another kind (the head) takes longer does not make up for it, since launches of both go in order."""
+        stage, layers = self.priced.layers(block)
+        if len(layers) < 2:
+            return 0.0
+        at, own, total = self.priced.blocks[block][0], self.priced.rates[self.priced.blocks[block][0]], 0.0
+        for layer, times in layers:
+            phases = [getattr(layer, name) for name in PHASES[kind]]
+            device = sum(self._sustained_s(at, phase) for phase in phases)
+            device += sum(self._waited_s(at, phase, axis) for phase in phases for axis in phase.comm_s)
+            total += times * max(self._host_s(at, phases, 0) - own.host_unit_s - device, 0.0)
+        return total
+
+    def _waited_s(self, stage: int, phase: Phase, axis: str) -> float:
+        """Seconds that kernels of a phase wait for its collectives over an axis. What a network takes beyond its price
+        outside layers is not in it: in layers that is the stack's own number."""
+        hops = self.priced.numbers.hops_s(axis, phase.collectives.get(axis, 0), self.priced.stages[stage].links[axis])
+        return (phase.comm_s[axis] + hops) * self.priced.rates[stage].exposed
+
+    def _sustained_s(self, stage: int, phase: Phase) -> float:
+        """Device seconds of a phase's kernels as the stack runs them for minutes, with its own attention kernels."""
+        own = self.priced.rates[stage]
+        return (phase.compute_s - phase.attention_s + phase.attention_s / own.attention) / own.compute
+
+    def _host_s(self, stage: int, phases: Sequence[Phase], kernels: int) -> float:
+        """Host seconds of an action: its launches, what its collectives take beyond one, and the loop around it."""
+        own, links = self.priced.rates[stage], self.priced.stages[stage].links
+        total = self.priced.launch_s[stage] * (sum(phase.kernels for phase in phases) + kernels) + own.host_unit_s
+        for phase in phases:
+            for axis, count in phase.collectives.items():
+                total += count * (own.host_collective_s + check_s(self.priced.stack, links[axis].ranks))
+        return total
+
+    def _activation_copies(self, kind: str, block: int) -> float:
+        """Seconds that offloaded activations travel over the host link, one way."""
+        stage, layers = self.priced.layers(block)
+        size = sum(layer.offloaded_bytes * times for layer, times in layers)
+        if not size or kind not in ("F", "B", "I"):
+            return 0.0
+        return host_copy_s(stage, self.priced.cluster, size)

@@ -1,0 +1,75 @@
+"""A plan's stages with the numbers that turn the prices of their layers into seconds.
+
+`Priced` is what every part of a step's price reads: the stages, which of their layers stand behind each of the
+Program's stages, and each stage's fitted rates. Leaves out seconds (`compute_time`, `reduction_time`, `step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Plan, Stack, shared_parameters
+from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.stage import StagePrice
+from gnomon.prices.fitted import Fitted, Rates, rates
+from gnomon.prices.host import host_cost
+from gnomon.prices.links import AxisLink
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Priced:
+    """Stages, their layers and their rates under one plan."""
+
+    plan: Plan
+    graph: Graph
+    cluster: Cluster
+    stack: Stack
+    stages: tuple[StagePrice, ...]
+    blocks: tuple[tuple[int, int], ...]
+    """As in `Step`."""
+    count: int
+    """Microbatches."""
+    numbers: Fitted
+
+    @cached_property
+    def rates(self) -> tuple[Rates, ...]:
+        """Of each stage: what its device reaches for minutes, as training runs show it."""
+        reached = {device: rates(self.stack, device, self.numbers) for device in {s.device for s in self.stages}}
+        return tuple(reached[stage.device] for stage in self.stages)
+
+    @cached_property
+    def launch_s(self) -> tuple[float, ...]:
+        """Of each stage: host seconds of a kernel launch."""
+        devices = {stage.device for stage in self.stages}
+        launched = {device: host_cost(self.stack, device, self.numbers).per_kernel_s for device in devices}
+        return tuple(launched[stage.device] for stage in self.stages)
+
+    @cached_property
+    def shared(self) -> Mapping[str, tuple[int, ...]]:
+        """Stages of each parameter that several hold."""
+        return shared_parameters(self.plan, self.graph)
+
+    def with_numbers(self, numbers: Fitted | None, stack: Stack | None) -> Priced:
+        """The same under other fitted numbers, or with a stack that differs in its own numbers alone."""
+        return replace(self, numbers=numbers or self.numbers, stack=stack or self.stack)
+
+    def layers(self, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
+        """The stage and the (price, times) of the layers behind one of the Program's stages."""
+        stage, index = self.blocks[block]
+        price = self.stages[stage]
+        if index >= 0:
+            return price, [(price.order[index], 1)]
+        return price, [(layer, len(labels)) for layer, labels in price.layers]
+
+    def held(self, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
+        """The same, and parts of layers whose parameters the stage has too."""
+        price, layers = self.layers(block)
+        return price, layers if price.share is None else [(layer, len(labels)) for layer, labels in price.held]
+
+    def slower(self, link: AxisLink) -> float:
+        """Seconds over price of what travels over a link, as training runs show it."""
+        return self.numbers.link_factor(link.across_name or link.inside_name)

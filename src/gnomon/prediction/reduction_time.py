@@ -1,0 +1,175 @@
+"""Seconds of collectives of parameters and gradients: what the computing beside them leaves of them.
+
+Where the Program's stages are whole stages, a collective that goes bucket by bucket beside computing is priced as what
+is exposed of it; where they are layers, it is priced whole and the clock shows what overlaps. Leaves out collectives
+within layers (`compute_time`) and the update.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+import numpy as np
+
+from gnomon.errors import UnpricedError
+from gnomon.graph import DTYPE_BITS
+from gnomon.prediction.compute_time import ComputeTime
+from gnomon.prediction.priced import Priced
+from gnomon.prediction.stage import GROUPS, StagePrice
+from gnomon.prices.collectives import collective_seconds
+from gnomon.prices.host import LAUNCH_S, check_s
+from gnomon.prices.links import AxisLink, axis_link
+from gnomon.sharding import ParameterCollective
+
+SPLIT_BACKWARD = frozenset(
+    ("zero_bubble_h1", "zero_bubble_h2", "interleaved_zero_bubble", "zero_bubble_v", "v_half", "v_min", "dualpipe_v")
+)
+"""Schedules whose weight gradients are actions of their own: gradients are complete only in these."""
+
+WANTED = {
+    "AR": ("all_reduce", ("after_backward",)),
+    "REDUCE_GRAD": ("reduce_scatter", ("after_backward",)),
+    "UNSHARD": ("all_gather", ("before_forward", "after_step")),
+}
+"""Kind of action -> (collective, when)."""
+
+
+class ReductionTime:
+    """Seconds of the collectives of parameters and gradients of a plan's Program."""
+
+    def __init__(self, priced: Priced, compute: ComputeTime) -> None:
+        self.priced, self.compute = priced, compute
+        self._wired: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = {}
+
+    def with_numbers(self, priced: Priced, compute: ComputeTime) -> ReductionTime:
+        """The same collectives under other numbers: what they take alone is not priced again."""
+        other = copy(self)
+        other.priced, other.compute = priced, compute
+        return other
+
+    def wired(self, kind: str, block: int) -> list[tuple[float, AxisLink]]:
+        """(price, link) of a whole collective of a stage on each group of ranks that it runs on."""
+        self.reduced(kind, block, 1)
+        return self._wired[kind, block, 1]
+
+    def tied(self, stage: int) -> float:
+        """All-reduce of the gradient of a parameter that other stages hold too."""
+        width = DTYPE_BITS[self.priced.plan.precision.reduce] // 8
+        total = 0.0
+        for name, holders in self.priced.shared.items():
+            if stage in holders:
+                elements = self._local_elements(stage, name)
+                ends = np.array([[self.priced.plan.device_of[self.priced.stages[s].ranks[0]] for s in holders]])
+                if len(set(ends[0].tolist())) > 1:
+                    total += float(
+                        collective_seconds("all_reduce", elements * width, axis_link(self.priced.cluster, ends))
+                    )
+        return total
+
+    def _local_elements(self, stage: int, name: str) -> int:
+        for price, layers in self.priced.stages[stage].held:
+            for layer in layers:
+                for tensor in price.sharded.block.parameters:
+                    if layer.call.parameter_name(tensor.name, layer.index) == name:
+                        return int(price.sharded.local_elements[tensor.name])
+        raise UnpricedError(f"stage {stage} does not hold parameter {name!r}")
+
+    def parameters(self, kind: str, block: int) -> float:
+        """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""
+        buckets, last = 1, 0.0
+        # at once: the clock shows what overlaps
+        at_once = self.priced.stack.bucketed is False or (kind == "REDUCE_GRAD" and self._whole_gradients)
+        if beside := 0.0 if at_once else self._beside(kind, block):
+            buckets, last = self._buckets(kind, block)
+        seconds = self.reduced(kind, block, buckets)
+        ranks = sum(link.ranks for _, link in self._wired[kind, block, buckets])
+        checks = buckets * check_s(self.priced.stack, ranks)
+        if kind == "AR" and self.priced.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
+            beside = max(beside - self.reduced("REDUCE_GRAD", block, buckets), 0.0)
+        # the first layer's gather, or the last one's reduction, has nothing beside it
+        least = seconds * max(last, 1 / buckets)
+        exposed = max(least, seconds - beside * (buckets - 1) / buckets)
+        if checks:  # the thread that launches the backward waits for them
+            idle = max(self.compute.device_s("B", block) - self.compute.host_s("B", block), 0.0) if beside else 0.0
+            exposed = max(exposed, checks - idle + least)
+        if kind == "UNSHARD" and self.priced.stack.sliced_gather and self.priced.plan.optimizer.zero == 1:
+            exposed += LAUNCH_S * ranks * self.priced.stages[self.priced.blocks[block][0]].num_tensors
+        return exposed
+
+    def _beside(self, kind: str, block: int) -> float:
+        """Seconds of computing that run beside a stage's collective when it goes bucket by bucket. On a measured
+        machine Gnomon's own runtime runs, whose rows are whole: none."""
+        if self.priced.stages[self.priced.blocks[block][0]].device.measured is not None:
+            return 0.0
+        overlap = self.priced.plan.overlap
+        if self.priced.blocks[block][1] >= 0:  # the Program has a row for each layer: the clock shows what overlaps
+            return 0.0
+        if kind == "UNSHARD":
+            return sum(self.compute.parts("F", block).values()) if overlap.param_gather else 0.0
+        if not overlap.grad_reduce:
+            return 0.0
+        beside = sum(
+            self.compute.parts("W" if self.priced.plan.schedule.name in SPLIT_BACKWARD else "B", block).values()
+        )
+        return beside
+
+    def _buckets(self, kind: str, block: int) -> tuple[int, float]:
+        """(how many, the share of all bytes that is in the last one, where that is more than that of the others)."""
+        stage, layers = self.priced.held(block)
+        size = self.priced.plan.overlap.bucket_bytes
+        if size is None:
+            return sum(times for _, times in layers), 0.0
+        if self.priced.stack.reducer_buckets:
+            return self._filled(stage, size)
+        total = sum(c.bytes * n for layer, n in layers for c in stage.collectives(layer) if c.kind == WANTED[kind][0])
+        return max(1, -(-total // size)), 0.0
+
+    def _filled(self, stage: StagePrice, size: int) -> tuple[int, float]:
+        """Buckets of torch's DistributedDataParallel, filled in the order in which gradients come: a tensor that is
+        larger than a bucket fills one, and what the first layer has comes last, with nothing beside it."""
+        width, counts, seen = DTYPE_BITS[self.priced.plan.precision.reduce] // 8, [0], set[str]()
+        sizes = []
+        for layer, price in zip(stage.in_order, stage.order, strict=True):
+            for tensor in price.sharded.block.parameters:
+                if (name := layer.call.parameter_name(tensor.name, layer.index)) not in seen:
+                    seen.add(name)
+                    sizes.append(int(price.sharded.local_elements[tensor.name]) * width)
+        for one in reversed(sizes):
+            if counts[-1] >= size:
+                counts.append(0)
+            counts[-1] += one
+        return len(counts), counts[-1] / max(sum(counts), 1)
+
+    def reduced(self, kind: str, block: int, buckets: int) -> float:
+        """Seconds of a stage's collective in so many buckets, if nothing runs beside it."""
+        if (kind, block, buckets) not in self._wired:
+            self._wired[kind, block, buckets] = self._reductions(kind, block, buckets)
+        return sum(seconds * self.priced.slower(link) for seconds, link in self._wired[kind, block, buckets])
+
+    def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
+        """(price, link) of a stage's collective on each group of ranks that it runs on."""
+        stage, layers = self.priced.held(block)
+        name, moments = WANTED[kind]
+        groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
+        for layer, times in layers:
+            for found in stage.collectives(layer):
+                if found.kind == name and found.when in moments:
+                    groups.setdefault(found.axes, []).append((found, times))
+        found_s = []
+        for axes, members in groups.items():
+            size = sum(c.bytes * n for c, n in members) / buckets
+            link = self._link(stage, axes)
+            how = "all_reduce" if kind == "REDUCE_GRAD" and self._whole_gradients else name
+            found_s.append((buckets * float(collective_seconds(how, size, link)), link))
+        return found_s
+
+    @property
+    def _whole_gradients(self) -> bool:
+        """Whether gradients are summed whole, at once, though each rank updates only its part."""
+        return self.priced.stack.whole_gradients is True and self.priced.plan.optimizer.zero == 1
+
+    def _link(self, stage: StagePrice, axes: tuple[str, ...]) -> AxisLink:
+        name = "+".join(axes)
+        if name not in stage.links:
+            raise UnpricedError(f"no link for groups over {name} of stage {stage.stage}; known are {', '.join(GROUPS)}")
+        return stage.links[name]

@@ -88,7 +88,10 @@ def test_a_tensor_parallel_group_passes_through_its_nodes() -> None:
         name = link.across_name or "none"
         slow = Fitted(links=(LinkNumber(link=name, factor=1.0, hop_s=HOP_S, provenance=SOURCE),))
         count = pricing.compute.phase("forward", 0).collectives["tp"]
-        more = pricing.with_numbers(slow).compute.parts("F", 0)["tp"] - pricing.with_numbers(Fitted()).compute.parts("F", 0)["tp"]
+        more = (
+            pricing.with_numbers(slow).compute.parts("F", 0)["tp"]
+            - pricing.with_numbers(Fitted()).compute.parts("F", 0)["tp"]
+        )
         assert more == pytest.approx(count * HOP_S * (max(tp // 4, 1) - 1))
         reduce = next(key for key in run(stack_with(), nodes=nodes, tp=tp).structure.program.keys if key.kind == "OPT")
         assert pricing.with_numbers(slow).seconds(reduce) == pricing.with_numbers(Fitted()).seconds(reduce)

@@ -1,4 +1,4 @@
-"""`python -m evidence validate RUNS.csv`: a table of published runs, predicted and scored by family.
+"""`python -m evidence validate RUNS.csv`: published runs, predicted and scored by family; `constants`: what was fitted.
 
 The options are below `--help`. Leaves out fits (`evidence.fits`) and snapshots (`evidence.snapshot`).
 """
@@ -9,7 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from evidence import validate
+from evidence import constants, validate
+from gnomon.cli.terminal import print_lines
 from gnomon.errors import GnomonError
 
 TEXT = """\
@@ -36,13 +37,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rows", metavar="OUT.csv", help="write every row's prediction, or why there is none")
     made.add_argument("--workers", type=int, metavar="N", help="processes; default the machine's cores, at most 8")
     made.add_argument("--json", action="store_true", help="for programs")
+    commands.add_parser("constants", help="every number that was fitted to whole jobs, and their count")
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 2 the request is wrong."""
     try:
-        return validate.run(parser().parse_args(argv))
+        options = parser().parse_args(argv)
+        if options.command == "validate":
+            return validate.run(options)
+        print_lines(constants.text())
+        return 0
     except GnomonError as error:
         print(f"evidence: {error}", file=sys.stderr)
         return 2

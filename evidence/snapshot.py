@@ -40,6 +40,8 @@ def line(row: Score | Refused) -> dict[str, Any]:
         "memory_bytes": row.predicted_bytes,
         "measured_bytes": row.measured_bytes,
         "fits": row.fits,
+        "first_error": float(row.first_error).hex(),
+        "first_bytes": row.first_bytes,
         "notes": list(row.notes),
     }
 

@@ -145,7 +145,17 @@ def _text(summaries: Sequence[Summary]) -> Sequence[str]:
             "no prediction can be better than: repeats say the same in every column and note; twins in every column; "
             "releases of a program otherwise run alike. Then errors of the step time; bias: median signed error, above "
             "0 too long. model: median with numbers fitted without the row's model; source: without its source; band: "
-            "rows in the band of 80% of that prediction, and its width. All in %.",
+            "rows inside its 80% interval, and the width of that. All in %.",
+            indent="",
+        ),
+        "",
+        *wrapped(
+            "What a row leaves open is read twice. The fitted reading has seen how the run came out: thresholds chosen "
+            "on step times, settings changed until the run fits (`python -m evidence constants` lists them); the "
+            "numbers of stacks are fitted to it, and memory and the first five columns above are its errors. The first "
+            "reading has seen nothing: columns model and source, the interval, and no fit are of it. The last table "
+            "has both for families in which they differ: errors with the numbers on record, with the source left out, "
+            "of memory, and runs said not to fit.",
             indent="",
         ),
         f"verdict 'does not fit' on runs that ran: {last.false_out_of_memory} of {last.predicted}",

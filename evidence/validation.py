@@ -1,7 +1,9 @@
 """Predictions against published runs: errors of each run, and a summary for each family.
 
-`score(run)` predicts one run three times: with the numbers on record, with those fitted without the run's model, and
-with those fitted without its source. `summarise` gives, per family, rows, predicted, refused by reason, the errors of
+`score(run)` predicts one run with the numbers on record, with those fitted without the run's model, and with those
+fitted without its source; and under two readings of what the source leaves open: the first, which saw nothing of the
+outcome, and the fitted one (`evidence.published.fitted_reading`). What was left out is predicted on the first reading,
+and a run is "said not to fit" by it. `summarise` gives, per family, rows, predicted, refused by reason, the errors of
 time and memory, how many measurements fall in their bands, and the rank correlation within groups a user would choose
 among. Everything is pure: the same table gives the same numbers. Leaves out fitting, the spread of the measurements
 themselves (`noise`), and running on several cores.
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,10 @@ from numpy.typing import NDArray
 
 from evidence.folds import folds
 from evidence.noise import Noise, noise
-from evidence.published import Refused, Row, Run
+from evidence.published import Refused, Row, Run, nanotron
+from evidence.published.fitted_reading import first_prediction, fitted_reading, same
 from evidence.published.row import COMPOSED
-from evidence.published.settle import settled
+from evidence.readings import readings
 from gnomon.errors import GnomonError
 from gnomon.prediction import Prediction
 from gnomon.prediction.band import Ratios, band_of
@@ -48,21 +51,31 @@ class Score:
     measured_s: float
     """Seconds of a step, as published: of several readings, the one furthest from the prediction."""
     predicted_s: float
-    """Seconds of a step."""
+    """Seconds of a step, on the fitted reading."""
     measured_bytes: int | None
     """Peak memory, as published."""
     predicted_bytes: int
-    """Peak memory, of the same kind and rank as far as the source says."""
+    """Peak memory on the fitted reading, of the same kind and rank as far as the source says."""
     fits: bool
-    """The prediction's verdict. The run ran, so False is wrong."""
+    """The verdict on the first reading. The run ran, so False is wrong."""
     notes: tuple[str, ...]
     """What the row leaves open."""
     without_model: float
-    """The error with numbers to which no run of its model was fitted."""
+    """The error of the first reading, with numbers and thresholds to which no run of its model was fitted."""
     without_source: float
-    """The error with numbers to which no run of its source was fitted."""
+    """The error of the first reading, with numbers to which no run of its source was fitted."""
     band: Ratios
-    """Between which measured over predicted was to lie, with those numbers."""
+    """Between which measured over predicted was to lie, with those numbers on that reading."""
+    chosen: bool
+    """The fitted reading is not the first one: the outcome has decided something."""
+    first_error: float
+    """The error of the first reading, with the numbers on record."""
+    first_bytes: int
+    """Peak memory on the first reading."""
+    without_source_chosen: float
+    """The error of the fitted reading, with numbers to which no run of its source was fitted."""
+    fits_chosen: bool
+    """The verdict on the fitted reading."""
 
     @property
     def error(self) -> float:
@@ -76,21 +89,28 @@ class Score:
 
     @property
     def memory_error(self) -> float | None:
-        """Predicted over measured memory, minus 1."""
+        """Predicted over measured memory on the fitted reading, minus 1."""
         return None if self.measured_bytes is None else self.predicted_bytes / self.measured_bytes - 1
+
+    @property
+    def first_memory_error(self) -> float | None:
+        """The same of the first reading."""
+        return None if self.measured_bytes is None else self.first_bytes / self.measured_bytes - 1
 
 
 def score(run: Run) -> Score | Refused:
-    """The prediction of a run beside its measurement; Refused with the reason if it cannot be predicted."""
+    """The predictions of a run beside its measurement; Refused with the reason if it cannot be predicted."""
     try:
-        run, found = settled(run)
+        first = first_prediction(run)
+        chosen, made = fitted_reading(run, first)
+        others, held = _without_model(run, (run, first), (chosen, made))
     except GnomonError as error:
         return Refused(id=run.id, family=run.family, reason=str(error))
-    predicted = predicted_s(run, found)
     without_source = folds().without_source(run.family)
-    unseen = predicted if without_source is None else predicted_s(run, found, without_source)
     # a source that nothing was fitted to is new to the numbers on record
     without_model = folds().without_model(run.row.model) if without_source is not None else None
+    predicted = predicted_s(chosen, made)
+    unseen = predicted_s(run, first, without_source)
     return Score(
         id=run.id,
         family=run.family,
@@ -98,13 +118,26 @@ def score(run: Run) -> Score | Refused:
         measured_s=_worst(run, predicted),
         predicted_s=predicted,
         measured_bytes=run.memory_bytes,
-        predicted_bytes=predicted_bytes(run, found),
-        fits=found.fits,
-        notes=run.notes,
-        without_model=_error(run, found, without_model, predicted),
+        predicted_bytes=predicted_bytes(chosen, made),
+        fits=first.fits,
+        notes=chosen.notes,
+        without_model=_error(others, held, without_model),
         without_source=unseen / _worst(run, unseen) - 1,
-        band=_band(found, without_source, unseen),
+        band=_band(first, without_source, unseen),
+        chosen=not same(run, chosen) or run.memory_metric != chosen.memory_metric,
+        first_error=_error(run, first, None),
+        first_bytes=predicted_bytes(run, first),
+        without_source_chosen=_error(chosen, made, without_source),
+        fits_chosen=made.fits,
     )
+
+
+def _without_model(run: Run, *known: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
+    """The run as thresholds read it to which no run of its model was fitted, and its prediction, which may be known.
+    Without its source there are no thresholds, and without its outcome it is not known that it fits."""
+    read = replace(run, stack=nanotron.as_timed(run.stack, run.row, readings().without_model(run.row.model)))
+    made = next((made for other, made in known if same(other, read)), None)
+    return read, made or first_prediction(read)
 
 
 def _band(found: Prediction, numbers: Fitted | None, seconds: Seconds) -> Ratios:
@@ -119,10 +152,10 @@ def _worst(run: Run, predicted: float) -> float:
     return max(run.readings_s, key=lambda seconds: abs(predicted / seconds - 1))
 
 
-def _error(run: Run, found: Prediction, numbers: Fitted | None, predicted: float) -> float:
-    """The error under other numbers, if there are any."""
-    again = predicted if numbers is None else predicted_s(run, found, numbers)
-    return again / _worst(run, again) - 1
+def _error(run: Run, found: Prediction, numbers: Fitted | None) -> float:
+    """The error of a prediction, under other numbers if there are any."""
+    seconds = predicted_s(run, found, numbers)
+    return seconds / _worst(run, seconds) - 1
 
 
 def predicted_bytes(run: Run, found: Prediction) -> int:
@@ -162,15 +195,23 @@ class Summary:
     refused: tuple[tuple[str, int], ...]
     """(reason, rows), most frequent first."""
     time: Errors | None
-    """Errors of the step time; None without predictions."""
+    """Errors of the step time on the fitted reading, with the numbers on record; None without predictions."""
     without_model: Errors | None
-    """The same with each model left out of every fit."""
+    """Errors on the first reading with each model left out of every fit."""
     without_source: Errors | None
-    """The same with the source left out of every fit."""
+    """Errors on the first reading with the source left out of every fit: what a new user's job will see."""
     memory: Errors | None
-    """Errors of the peak memory; None where none is published."""
+    """Errors of the peak memory on the fitted reading; None where none is published."""
+    chosen: int
+    """Rows whose fitted reading is not the first one."""
+    first: Errors | None
+    """Errors of the step time on the first reading, with the numbers on record."""
+    without_source_chosen: Errors | None
+    """Errors on the fitted reading with the source left out of every fit of numbers."""
+    first_memory: Errors | None
+    """Errors of the peak memory on the first reading."""
     in_band: float | None
-    """Share of rows in the band of the prediction that never saw their source."""
+    """Share of rows inside the band of the prediction with their source left out."""
     band_width: float | None
     """Median width of those bands, over the prediction."""
     spearman: float | None
@@ -178,7 +219,9 @@ class Summary:
     spearman_runs: int
     """Runs in those groups."""
     false_out_of_memory: int
-    """Runs that ran although the verdict is that they do not fit."""
+    """Runs that ran although the verdict on the first reading is that they do not fit."""
+    false_out_of_memory_chosen: int
+    """The same of the fitted reading."""
     noise: Noise
     """How far measurements of one setting lie apart: no prediction can be better."""
 
@@ -225,11 +268,16 @@ def _summary(family: str, scores: Sequence[Score], refused: Sequence[Refused], r
         without_model=errors([score.without_model for score in scores]),
         without_source=errors([score.without_source for score in scores]),
         memory=errors(memory),
+        chosen=sum(score.chosen for score in scores),
+        first=errors([score.first_error for score in scores]),
+        without_source_chosen=errors([score.without_source_chosen for score in scores]),
+        first_memory=errors([score.first_memory_error for score in scores if score.first_memory_error is not None]),
         in_band=float(np.mean([score.in_band for score in scores])) if scores else None,
         band_width=float(np.median([s.band.high - s.band.low for s in scores])) if scores else None,
         spearman=correlation,
         spearman_runs=members,
         false_out_of_memory=sum(not score.fits for score in scores),
+        false_out_of_memory_chosen=sum(not score.fits_chosen for score in scores),
         noise=noise(rows),
     )
 
@@ -279,14 +327,38 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     return mean[inverse]
 
 
+READINGS = (
+    "rows",
+    "fitted",
+    "p90",
+    "first",
+    "p90",
+    "source",
+    "p90",
+    "first",
+    "p90",
+    "memory",
+    "first",
+    "no fit",
+    "first",
+)
+"""Columns of the last table: rows that are read by their outcome; median and 90th percentile of the step time on the
+fitted and on the first reading, with the numbers on record and with the source left out; median of the peak memory, and
+runs said not to fit, on both."""
+
+
 def summary_text(summaries: Sequence[Summary]) -> tuple[str, ...]:
-    """Two tables, one line a family in each: what there is, with memory and noise; and errors of the step time."""
+    """Three tables, one line a family in each: what there is, with memory and noise; errors of the step time; and, of
+    families in which the outcome decided how rows are read, the errors with and without that."""
     words = Column(name="family", align="left")
     names = ("rows", "pred", "rho", "memory", "p90", "no fit", "repeats", "twins", "releases")
     first = table((words, *(Column(name=n) for n in names)), [_first_row(s) for s in summaries], gap=1)
     groups = ("median", "mean", "p90", "worst", "bias"), ("model", "p90"), ("source", "p90", "band", "width")
     columns = (words, *(Column(name=n) for group in groups for n in group))
-    return (*first, "", *table(columns, [_second_row(s) for s in summaries], gap=1))
+    third = (words, *(Column(name=name) for name in READINGS))
+    decided = [_third_row(s) for s in summaries if s.chosen]
+    last = ("", *table(third, decided, gap=1)) if decided else ()
+    return (*first, "", *table(columns, [_second_row(s) for s in summaries], gap=1), *last)
 
 
 def _first_row(summary: Summary) -> tuple[str, ...]:
@@ -312,3 +384,15 @@ def _second_row(summary: Summary) -> tuple[str, ...]:
     )
     cells = (percent(getattr(e, name) if e else None, 0 if e is summary else 1) for e, names in shown for name in names)
     return (summary.family, *cells)
+
+
+def _third_row(summary: Summary) -> tuple[str, ...]:
+    times = (summary.time, summary.first, summary.without_source_chosen, summary.without_source)
+    return (
+        summary.family,
+        str(summary.chosen),
+        *(percent(getattr(e, name) if e else None) for e in times for name in ("median", "p90")),
+        *(percent(e.median if e else None) for e in (summary.memory, summary.first_memory)),
+        str(summary.false_out_of_memory_chosen),
+        str(summary.false_out_of_memory),
+    )

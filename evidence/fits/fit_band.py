@@ -25,7 +25,7 @@ from evidence.fits.fit_stacks import APART, LEFT
 from evidence.fits.stack_fit import spread_evenly
 from evidence.folds import folds
 from evidence.published import Run, read_runs
-from evidence.published.settle import settled
+from evidence.published.fitted_reading import fitted_reading
 from evidence.validation import predicted_bytes
 from gnomon import schema
 from gnomon.errors import GnomonError
@@ -75,7 +75,7 @@ def sound(run: Run) -> bool:
 def predicted(run: Run) -> Row | None:
     """One run, predicted without its source."""
     try:
-        run, made = settled(run)
+        run, made = fitted_reading(run)
     except GnomonError:
         return None
     numbers = folds().without_source(run.family)

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from evidence.published import Row, Run, read_table, to_run
+from evidence.published.fitted_reading import fitted_reading
 from evidence.validation import Score, predicted_bytes, score
 from gnomon.errors import GnomonError
 from gnomon.formats.job import chosen
@@ -114,7 +115,7 @@ def families(path: Path) -> None:
             name = f"{row.family} ({run.memory_metric})"
             errors[name].append(result.memory_error)
             if row.family.startswith("nanotron"):
-                both = (result.memory_error, other_reading(run))
+                both = (result.memory_error, other_reading(fitted_reading(run)[0]))
                 errors[f"{name}, nearer of two"].append(min(both, key=abs))
     for name, values in sorted(errors.items()):
         line(name, values)

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from evidence.published import Run, read_runs
+from evidence.published.fitted_reading import fitted_reading
 from evidence.published.nanotron import NANOTRON_POLL_S
-from evidence.published.settle import settled
 from evidence.validate import score_all
 from evidence.validation import Score, spearman
 from gnomon.errors import GnomonError
@@ -262,7 +262,7 @@ def tuned(runs: Sequence[Run], wanted: Sequence[str]) -> Iterator[str]:
 
 def tuned_line(run: Run) -> str:
     """A configuration beside the search's best for the same model, machines, batch, program and precision."""
-    run, made = settled(run)
+    run, made = fitted_reading(run)
     space = make_space(run.graph, run.cluster, run.workload, base=run.plan, stack=run.stack)
     found = solve(run.graph, run.cluster, run.workload, space, run.stack, top=TOP)
     best = found.best[0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from evidence.published import Run
-from evidence.published.settle import settled
+from evidence.published.fitted_reading import fitted_reading
 from gnomon.errors import GnomonError
 from gnomon.prediction import Prediction
 from gnomon.prediction.contention import contended
@@ -138,7 +138,7 @@ def cases(runs: Iterable[Run]) -> list[Case]:
     found = []
     for run in runs:
         try:
-            found.append(Case(*settled(run)))
+            found.append(Case(*fitted_reading(run)))
         except GnomonError:
             continue
     return found

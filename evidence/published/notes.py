@@ -81,7 +81,8 @@ NANOTRON_BENCHMARK = r"scripts/scaling_benchmarks\.py"
 
 _PROGRAMS: tuple[tuple[str, MemoryMetric], ...] = (
     (r"torchtitan", "reserved"),  # its log's memory is torch's max reserved (torchtitan components/metrics.py)
-    (r"megatron-lm (?:fork|zero-bubble)", "allocated"),  # by magnitude: published peaks have no fixed part
+    # sail-sg/VocabularyParallelism 6191c3b artifact/quick_exp.sh: "max reserved" of the log (read 2026-11-24)
+    (r"megatron-lm (?:fork|zero-bubble)", "reserved"),
 )
 """(pattern of programs, what their log calls memory) where notes do not say."""
 

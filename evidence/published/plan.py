@@ -314,7 +314,7 @@ def with_stages(made: Plan, row: Row, config: Config, facts: NoteFacts) -> tuple
         return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
     if not re.search(r"nanotron", row.framework.lower()) or not isinstance(config, LlamaConfig):
         return made, ()
-    counts = stages_of(config, made.mesh.pp)
+    counts = stages_of(config, made.mesh.pp, tie_ends_stage=not nanotron.of_benchmark(row))
     if not counts:
         return made, ()
     listed = " ".join(map(str, counts))
@@ -450,7 +450,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
     found = _as_recipes_set(found, row, facts, program)
     if name == "nanotron":
-        found = nanotron.as_benchmarked(found, row)
+        found = nanotron.as_started(found, row)
     return with_test_options(found, row), notes
 
 

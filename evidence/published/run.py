@@ -74,7 +74,7 @@ class Run:
     pieced: bool = False
     """The source leaves out sizes, length or the whole batch, which scripts of its program say."""
     recompute_open: bool = False
-    """The source does not say what is recomputed: `settled` takes the least that fits."""
+    """The source does not say what is recomputed: `fitted_reading` takes the least that fits."""
     notes: tuple[str, ...]
     """What the row leaves open, and how it was filled in."""
     row: Row = field(repr=False)

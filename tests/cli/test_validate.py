@@ -106,7 +106,7 @@ def test_every_option_that_says_how_a_job_runs_is_a_column() -> None:
 
 
 def test_the_table_of_the_docs_is_one(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs/accuracy.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/calibrate.md").read_text(encoding="utf-8")
     shown = text[text.index("    id,model,on,stack") :].split("\n\n")[0]
     (tmp_path / "runs.csv").write_text("\n".join(line.strip() for line in shown.splitlines()))
     assert len(read_runs(tmp_path / "runs.csv")) == 9

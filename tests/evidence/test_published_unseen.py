@@ -9,9 +9,9 @@ import pytest
 from published_rows import NOBODY
 
 from evidence.published import read_runs, to_run
+from evidence.published.fitted_reading import fitted_reading
 from evidence.published.model import build, model_config
 from evidence.published.network import ports_of
-from evidence.published.settle import settled
 from evidence.published.sizes import with_sizes
 from evidence.published.units import USUAL, in_usual_units
 from evidence.published.words import with_words
@@ -361,7 +361,9 @@ def test_internevo_makes_norms_again_and_shards_over_a_node() -> None:
 
 def test_a_program_that_is_only_near_to_a_stack_has_a_wider_band() -> None:
     near, same = (
-        settled(to_run(replace(LLAMA, framework=name, zero_or_fsdp="zero1", tp=2, device="a100-sxm-80gb")))[1].band
+        fitted_reading(to_run(replace(LLAMA, framework=name, zero_or_fsdp="zero1", tp=2, device="a100-sxm-80gb")))[
+            1
+        ].band
         for name in ("GPT-NeoX", "Megatron-DeepSpeed")
     )
     assert near.high_s / near.low_s > same.high_s / same.low_s

@@ -9,7 +9,7 @@ import pytest
 from published_rows import NOBODY
 
 from evidence.published import to_run
-from evidence.published.settle import settled
+from evidence.published.fitted_reading import fitted_reading
 from gnomon.errors import InputError
 from gnomon.plans import Optimizer, stage_layers
 
@@ -18,7 +18,7 @@ def test_a_program_that_nobody_knows_is_read() -> None:
     run = to_run(NOBODY)
     assert run.step_s == pytest.approx(64 * 8192 / 8 / 10_000)
     assert run.stack.name == "SomeTrainer" and "no record of what SomeTrainer does" in run.notes
-    assert settled(run)[1].step_s > 0
+    assert fitted_reading(run)[1].step_s > 0
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_narrow_precisions(precision: str, recipe: str) -> None:
 
 def test_four_bits_are_faster_than_eight_where_the_device_has_them() -> None:
     big = replace(NOBODY, device="b200", hidden=16384, heads=128, ffn="53248", layers=2, micro_batch=2)
-    eight, four = (settled(to_run(replace(big, precision=name)))[1].step_s for name in ("mxfp8", "nvfp4"))
+    eight, four = (fitted_reading(to_run(replace(big, precision=name)))[1].step_s for name in ("mxfp8", "nvfp4"))
     assert four < eight
 
 
@@ -181,12 +181,12 @@ def test_autocast_has_the_softmax_in_fp32_and_nanogpt_holds_logits() -> None:
 def test_open_recompute_is_the_least_that_fits() -> None:
     """Four and a half billion parameters with 16384 tokens a device: all activations do not fit 80 GB, some do."""
     tight = replace(NOBODY, device="h100", recompute=None, layers=16, micro_batch=2)
-    run, found = settled(to_run(tight))
+    run, found = fitted_reading(to_run(tight))
     assert found.fits and run.plan.saved.rules
     assert any("recompute not stated: the least that fits" in note for note in run.notes)
-    roomy, _ = settled(to_run(replace(tight, micro_batch=1, seq_len=1024)))
+    roomy, _ = fitted_reading(to_run(replace(tight, micro_batch=1, seq_len=1024)))
     assert not roomy.plan.saved.rules
-    stated, without = settled(to_run(replace(tight, recompute="none")))
+    stated, without = fitted_reading(to_run(replace(tight, recompute="none")))
     assert not without.fits and stated.plan == to_run(replace(tight, recompute="none")).plan
 
 
@@ -417,7 +417,7 @@ def test_up_projections_made_again_are_not_kept() -> None:
     """Queries and keys of 128 heads of 192, and what values are a view of, 256 a head: 61 layers of 4,096 tokens."""
     whole = replace(DEEPSEEK, framework="SomeTrainer", pp=1, vpp=None, precision="bf16", num_devices=64)
     runs = [to_run(replace(whole, recompute=how)) for how in ("none", 'selective ["mla_up_proj"]')]
-    kept, again = (settled(run)[1].memory[0].by_class["activations"] for run in runs)
+    kept, again = (fitted_reading(run)[1].memory[0].by_class["activations"] for run in runs)
     assert kept - again == 61 * 4096 * 128 * (192 + 192 + 256) * 2
 
 
@@ -430,7 +430,7 @@ def test_a_dense_model_of_megatron_bridge_has_nothing_of_it() -> None:
 def test_what_xla_runs_again_is_the_least() -> None:
     """Under full recompute a layer's last product is not run again: nothing reads what it made."""
     maxtext = replace(NOBODY, framework="MaxText", zero_or_fsdp="fsdp", recompute="full")
-    found, torch = (settled(to_run(r))[1].pricing for r in (maxtext, replace(maxtext, framework="SomeTrainer")))
+    found, torch = (fitted_reading(to_run(r))[1].pricing for r in (maxtext, replace(maxtext, framework="SomeTrainer")))
     again, whole = (p.compute.phase("recompute", 1).flops for p in (found, torch))
     down = 2 * 8192 * 4096 * 14336
     assert whole - again == pytest.approx(down, rel=1e-6)
@@ -485,7 +485,7 @@ def test_gradients_are_narrowed_before_whole_layers_run_again() -> None:
         global_batch=32,
         recompute=None,
     )
-    run, made = settled(to_run(row))
+    run, made = fitted_reading(to_run(row))
     assert made.may_have_run and run.plan.precision.grad == "bf16" and run.plan.saved.preset == "none"
     assert "taken with bf16 gradients" in run.notes[-1]
 
@@ -508,5 +508,5 @@ def test_a_run_is_not_refused_for_another_reading_of_it_that_cannot_be() -> None
         zero_or_fsdp="zero1(distributed optimizer)",
         recompute=None,
     )
-    run, made = settled(to_run(row))
+    run, made = fitted_reading(to_run(row))
     assert run.recompute_open and run.plan.mesh.etp == 1 and made.step_s > 0

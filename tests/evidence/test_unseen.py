@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evidence.published import Row, to_run
-from evidence.published.settle import settled
+from evidence.published.fitted_reading import fitted_reading
 from gnomon.hardware import catalogue, parse_cluster
 from gnomon.plans import Saved, SavedRule
 from gnomon.prediction import Prediction, predict
@@ -111,7 +111,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 
 def predicted(**changes: Any) -> Prediction:
     """Of SMALL with these columns."""
-    return settled(to_run(replace(SMALL, **changes)))[1]
+    return fitted_reading(to_run(replace(SMALL, **changes)))[1]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

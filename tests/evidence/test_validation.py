@@ -50,6 +50,11 @@ def scored(predicted: float, measured: float, *, group: str = "m", family: str =
         without_model=predicted / measured - 1 + 0.01,
         without_source=predicted / measured - 1 + 0.02,
         band=Ratios(low=0.9, high=1.2),
+        chosen=False,
+        first_error=predicted / measured - 1,
+        first_bytes=1,
+        without_source_chosen=predicted / measured - 1 + 0.02,
+        fits_chosen=fits,
     )
 
 

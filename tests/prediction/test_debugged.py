@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from evidence.published import read_runs
+from evidence.published.fitted_reading import as_measured
+from evidence.readings import readings
 from gnomon.errors import PlanError
 from gnomon.models.presets import model
 from gnomon.plans import Fact, Mesh, Optimizer, Overlap, Plan, Schedule, Stack, Workload
@@ -94,7 +96,7 @@ NOTES = "from huggingface/nanotron scripts/scaling_benchmarks.py"
         (64, 8, 4, "a run of somebody else", False, False),
     ],
 )
-def test_runs_of_the_benchmark_are_as_its_branch_had_them(
+def test_runs_of_the_benchmark_are_read_by_their_times(
     nodes: int, tp: int, pp: int, notes: str, checked: bool, polled: bool
 ) -> None:
     row = (
@@ -103,7 +105,8 @@ def test_runs_of_the_benchmark_are_as_its_branch_had_them(
     )
     (found,), refused = read_runs(f"{HEADER}\n{row}\n")
     assert not refused
-    assert (bool(found.stack.checked_collectives), found.stack.p2p_poll_s is not None) == (checked, polled)
+    read = as_measured(found, readings().nanotron).stack
+    assert (bool(read.checked_collectives), read.p2p_poll_s is not None) == (checked, polled)
 
 
 @pytest.mark.parametrize(("params_b", "micro", "polled"), [(8.9, 2, True), (8.9, 1, False), (3.6, 2, False)])
@@ -114,7 +117,7 @@ def test_larger_models_on_32_nodes_ran_again_with_one_sequence_alone(params_b: f
     )
     (found,), refused = read_runs(f"{HEADER},params_b\n{row}\n")
     assert not refused
-    assert (found.stack.p2p_poll_s is not None) == polled
+    assert (as_measured(found, readings().nanotron).stack.p2p_poll_s is not None) == polled
 
 
 def test_checks_of_buckets_are_host_time_of_the_backward() -> None:

@@ -106,15 +106,15 @@ def mesh_of(f: Fields) -> Mesh:
     return Mesh(dp_shard=dp, pp=pp, tp=tp, cp=f.integer("parallelism.context_parallel_size", 1))
 
 
-def stages_of(model: LlamaConfig, pp: int) -> tuple[int, ...]:
+def stages_of(model: LlamaConfig, pp: int, *, tie_ends_stage: bool = True) -> tuple[int, ...]:
     """Decoder layers of each of nanotron's stages; empty for one stage.
 
     Blocks cost their weights (4 h² and the feed-forward of a layer, h·vocab of the head, others nothing). Each goes to
-    the stage under way, which ends when the sum so far has reached its share of the whole (a share met exactly, as by
-    a head that weighs four layers, would take one layer more by its `>`; time and memory of runs say that it did not:
-    5 of 16 layers on the first of four stages, 10 on the first of two). Where layers run out early,
-    the head is not on the last stage, which has only the loss; here it is, and stages between them take a layer each
-    from the ones before: the longest stage stays as long. Source: huggingface/nanotron
+    the stage under way, which ends when the sum so far has reached its share of the whole. tie_ends_stage: also where
+    the share is met exactly, as by a head that weighs four layers; nanotron's `>` would take one layer more, but time
+    and memory of its runs say that it did not (5 of 16 layers on the first of four stages, 10 on the first of two).
+    Where layers run out early, the head is not on the last stage, which has only the loss; here it is, and stages
+    between them take a layer each from the ones before: the longest stage stays as long. Source: huggingface/nanotron
     2411b02 src/nanotron/models/base.py build_model, models/llama.py get_block_compute_costs.
     """
     if pp == 1:
@@ -125,7 +125,8 @@ def stages_of(model: LlamaConfig, pp: int) -> tuple[int, ...]:
     counts, stage = [0] * pp, 0
     for done in range(1, model.num_layers + 1):
         counts[stage] += 1
-        stage += done * layer * pp >= whole * (stage + 1)
+        met, share = done * layer * pp, whole * (stage + 1)
+        stage += met > share or (tie_ends_stage and met == share)
     for empty in [s for s in range(pp - 1) if not counts[s]]:
         giver = max((s for s in range(empty) if counts[s] > 1), default=-1)
         if giver < 0:

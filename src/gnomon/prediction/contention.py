@@ -29,22 +29,20 @@ from gnomon.simulate.beside import Beside
 from gnomon.units import quantise
 
 SLOWED = 0.5
-"""Seconds that kernels lose to each second of a collective beside them. With none, log errors of fully sharded runs
-fall by 0.45 (MosaicML, H100 on one node and several), 0.4 to 0.8 (A100) and 0.55 (MaxText on H100, Megatron-Bridge on
-GB200) a unit of the share of the step that hides collectives. Of 0, 0.35 and 0.5, chosen on 50 runs of MosaicML whose
-models were left out of the fit: 4.9%, 4.2% and 3.7% median error. Published runs, 2026-11-22."""
+"""Seconds that kernels lose to each second of a collective beside them. Fitted: of 0, 0.35 and 0.5, the one with the
+least median error (4.9%, 4.2%, 3.7%) on 50 fully sharded runs on A100 and H100 whose models were left out of the fit of
+rates, 2026-11-22 (evidence/LOG.md)."""
 
 FULL_RATE = 200e9
 """Bytes a second that a collective can move past each device from which on it costs kernels all of SLOWED: the least in
-the runs that SLOWED was chosen on (A100 with 25 GB/s of network a device, eight to a node; up to 450e9 over NVLink), so
-they say nothing of what is below. Six runs of FSDP, over 50e9 and 100e9, were 22% off (median) with a share that
-does not depend on the rate, and are 7% off with this one. Published runs, 2026-11-22."""
+the runs that SLOWED was fitted to (A100 with 25 GB/s of network a device, eight to a node; up to 450e9 over NVLink), so
+they say nothing of what is below. Six runs of FSDP, over 50e9 and 100e9, are 22% off (median) with a share that
+does not depend on the rate, and 7% with this one, 2026-11-22 (evidence/LOG.md)."""
 
 BACK = 0.0
 """Seconds that a collective over a link of FULL_RATE loses to each second of kernels beside it; 0 leaves it as on idle
-devices, which its curve is of. Runs do not ask for more. Median errors of other models' runs with 0, 0.1, 0.25, 0.5:
-MosaicML 4.2, 4.5, 4.6, 4.6% and Megatron-FSDP 7.6, 7.8, 8.3, 9.2%, their stacks fitted again each time; MaxText 5.3,
-6.1, 6.3, 7.5%. Published runs, 2026-11-22 (evidence/fits/contention). NCCL timed beside kernels would settle it."""
+devices, which its curve is of. Fitted: of 0, 0.1, 0.25 and 0.5, 0 has the least median error in each of three
+programs, models left out, 2026-11-22 (evidence/fits/contention). NCCL timed beside kernels would settle it."""
 
 ROUNDS = 2
 """Of 43 fully sharded plans (7B to 175B, with and without pipelines, one step begun at rest and one after it)

@@ -133,8 +133,8 @@ curves' fp8 there is no MXFP8. Read 2026-11-23; taken for other shapes and devic
 
 ODD_ROWS_SHARE = 0.48
 """Speed of 16-bit products whose weight has a side of an odd number of elements: its rows begin at odd multiples of
-two bytes, which no wide load can fetch. Fitted to vTrain's profiles without tensor parallelism (vocabulary 50257; 0.44
-to 0.53 by model), 2026-11-21; with tensor parallelism (25128) they show nothing of the kind. nanoGPT gained a quarter
+two bytes, which no wide load can fetch. Fitted to profiles of a head of 50257 rows on A100 (0.44 to 0.53 by model),
+2026-11-21 (evidence/LOG.md); with 25128 they show nothing of the kind. nanoGPT gained a quarter
 of GPT-2's whole step from a vocabulary of 50304 (A. Karpathy, February 2023)."""
 
 NARROW_ATTENTION = {False: ((64, 1.0), (128, 0.83), (192, 0.72)), True: ((64, 1.0), (128, 1.06), (192, 0.78))}
@@ -146,8 +146,8 @@ measured under a window only, which it does not skip (4096: 2.08 ms, which is th
 ALIGNED = 8
 """Elements of 16 bits in 16 bytes. Batched products with rows of another length (heads of 108, 150 or 450) run without
 tensor cores, at the price of fp32 products: cuBLAS asks for rows and pointers of 16 bytes (cuBLAS documentation, Tensor
-Core Usage, before release 11). BLOOM's ten runs with such heads took 18 to 25% longer than others like them (CUDA 11,
-A100), which makes these products 7 to 14 times as long; fp32's prices are 7 to 12 times. Published runs, 2026-11-22."""
+Core Usage, before release 11). Ten runs on A100 with such heads (CUDA 11) took 18 to 25% longer than others like them,
+which makes these products 7 to 14 times as long; fp32's prices are 7 to 12 times."""
 
 CAUSAL_SOFTMAX_READS = 0.5
 """Share of scores (backward: of probabilities and their gradients) that a softmax fused with a causal mask reads.

@@ -15,8 +15,8 @@ from gnomon.hardware.types import Device
 POWERED = {"hopper": 0.56e-12, "blackwell": 0.56e-12, "blackwell-ultra": 0.56e-12}
 """Generations on TSMC's 4N and 4NP -> watts for each FLOP/s of the dense bf16 peak with which a device sustains what
 its generation does. With less it runs at a lower clock, in proportion. GB300 has so many: 1400 W for 2.5 PFLOP/s (B300
-0.49, GB200 0.48, B200 0.44; H100 as SXM has 0.71, as a card 0.46). In Megatron-Bridge's and NeMo's dense runs GB300
-sustains 1.20 times what GB200 does, and has 1.17 times its watts (33 and 39 runs, 2026-11-22). Processes: NVIDIA's
+0.49, GB200 0.48, B200 0.44; H100 as SXM has 0.71, as a card 0.46). In dense runs GB300 sustains 1.20 times what GB200
+does, and has 1.17 times its watts (33 and 39 runs, 2026-11-22; evidence/LOG.md). Processes: NVIDIA's
 architecture papers of Hopper (2022) and Blackwell (2024)."""
 
 

@@ -113,18 +113,19 @@ def write_rows(path: str, scores: Iterable[Score], refused: Iterable[Refused]) -
     """A CSV of every row: id, family, measured and predicted seconds and bytes, errors, verdict, or the reason."""
     header = (
         "id family measured_s predicted_s error without_model without_source in_band measured_bytes predicted_bytes "
-        "memory_error fits reason notes"
+        "memory_error fits chosen first_error without_source_chosen reason notes"
     )
     lines: list[Sequence[object]] = [
         (
             *(s.id, s.family, f"{s.measured_s:.6g}", f"{s.predicted_s:.6g}", f"{s.error:.4f}"),
             *(f"{s.without_model:.4f}", f"{s.without_source:.4f}", s.in_band),
             *("" if s.measured_bytes is None else s.measured_bytes, s.predicted_bytes),
-            *("" if s.memory_error is None else f"{s.memory_error:.4f}", s.fits, "", "; ".join(s.notes)),
+            *("" if s.memory_error is None else f"{s.memory_error:.4f}", s.fits),
+            *(s.chosen, f"{s.first_error:.4f}", f"{s.without_source_chosen:.4f}", "", "; ".join(s.notes)),
         )
         for s in scores
     ]
-    lines += [(r.id, r.family, *[""] * 10, r.reason, "") for r in refused]
+    lines += [(r.id, r.family, *[""] * 13, r.reason, "") for r in refused]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header.split())

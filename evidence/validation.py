@@ -124,7 +124,7 @@ def score(run: Run) -> Score | Refused:
         without_model=_error(others, held, without_model),
         without_source=unseen / _worst(run, unseen) - 1,
         band=_band(first, without_source, unseen),
-        chosen=not same(run, chosen) or run.memory_metric != chosen.memory_metric,
+        chosen=not same(run, chosen),
         first_error=_error(run, first, None),
         first_bytes=predicted_bytes(run, first),
         without_source_chosen=_error(chosen, made, without_source),

@@ -32,16 +32,16 @@ def test_there_are_pages_with_examples() -> None:
 
 
 def test_the_command_on_the_first_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to its ellipsis, which stands for what was assumed."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
     start = next(i for i, line in enumerate(lines) if line.startswith("    $ gnomon predict"))
     command = lines[start].removeprefix("    $ gnomon").rstrip("\\") + lines[start + 1]
-    shown = []
-    for line in lines[start + 2 :]:
-        if line and not line.startswith("    "):
-            break
-        shown.append(line.removeprefix("    "))
+    shown = [line.removeprefix("    ") for line in lines[start + 2 : lines.index("    …")]]
     assert main(shlex.split(command)) == 0
-    assert capsys.readouterr().out.rstrip() == "\n".join(shown).rstrip()
+    printed = capsys.readouterr().out.split("\n")
+    assert printed[: len(shown)] == shown
+    assert {line.split(":")[0].split("  ")[0] for line in shown} >= {"step", "peak memory", "fits"}
+    assert printed[len(shown) : len(shown) + 2] == ["", "assumed"]
 
 
 def test_the_plan_on_the_first_page_takes_as_long_as_it_says() -> None:

@@ -159,6 +159,10 @@ FROM_RUNS = ("data", "date", "error", "range", "source")
 """Keys of a provenance, which says what a number was fitted to."""
 
 
+SPOKEN = {"mosaicml", "dgx cloud", "bloom's", "nemo's", "korthikanti's", "maxtext's runs"}
+"""What people call published tables; code may name their programs, not their runs."""
+
+
 def named(text: str, names: set[str]) -> list[str]:
     """Which of them a text names."""
     return sorted(name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE))
@@ -176,7 +180,7 @@ def test_the_package_names_no_published_table() -> None:
         if path.suffix in (".py", ".toml") and path.parent.name != "formats"
         for line in path.read_text(encoding="utf-8").splitlines()
         if not (path.suffix == ".toml" and line.partition(" = ")[0].strip() in FROM_RUNS)
-        for name in named(line, known)
+        for name in named(line, known | SPOKEN if path.suffix == ".py" else known)
     ]
     assert not found
     imports = [

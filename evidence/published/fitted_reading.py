@@ -32,7 +32,7 @@ class Choice:
     """What it decides."""
     numbers: int
     """Fitted numbers that it counts for: thresholds, or one for a choice between two readings."""
-    seen: Literal["step time", "peak memory", "that it ran"]
+    seen: Literal["step time", "that it ran"]
     """What of the outcome decides it."""
     where: str
     """Where it is written."""
@@ -79,13 +79,6 @@ CHOICES = (
         left_out=FIRST,
     ),
     Choice(
-        what="zero-bubble forks of Megatron-LM: the published peak is of allocated bytes, not of reserved ones",
-        numbers=1,
-        seen="peak memory",
-        where="published/fitted_reading.py",
-        left_out=FIRST,
-    ),
-    Choice(
         what="LiBai: the device, which the source does not name, is a V100",
         numbers=1,
         seen="step time",
@@ -97,9 +90,6 @@ CHOICES = (
 
 NARROWER = "bf16 gradients"
 """Tried before whole layers are taken to run again: those who could choose would rather not."""
-
-ALLOCATED = r"megatron-lm (?:fork|zero-bubble)"
-"""Programs whose published peaks have no fixed part, as allocated bytes do."""
 
 
 def first_prediction(run: Run) -> Prediction:
@@ -122,9 +112,7 @@ def same(one: Run, other: Run) -> bool:
 
 
 def as_measured(run: Run, known: JobThresholds) -> Run:
-    """The run with what its time and its memory decide."""
-    if re.search(ALLOCATED, run.row.framework.lower()) and run.memory_metric == "reserved":
-        run = replace(run, memory_metric="allocated")
+    """The run with what its time decides."""
     if not nanotron.of_benchmark(run.row):
         return run
     counts = stages_of(run.model, run.plan.mesh.pp) if isinstance(run.model, LlamaConfig) else ()

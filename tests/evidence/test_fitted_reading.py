@@ -82,8 +82,6 @@ def test_what_is_left_out_is_predicted_on_the_first_reading(monkeypatch: pytest.
     assert isinstance(tight, Score) and tight.chosen
     assert not tight.fits and tight.first_bytes > tight.predicted_bytes
     assert tight.without_source == pytest.approx(tight.first_error)
-    fork = score(to_run(row_with(**FORK)))
-    assert isinstance(fork, Score) and fork.chosen and fork.first_bytes > fork.predicted_bytes
     stated = score(to_run(row_with(**OPEN | {"recompute": "full"})))
     assert isinstance(stated, Score) and not stated.chosen and stated.error == stated.first_error
 

@@ -37,6 +37,13 @@ class Group:
 
 PRICES = (
     Group(
+        what="which of nanotron's runs rates are fitted to: those with an MFU of 5% and more",
+        count=1,
+        seen="step time",
+        where="fits/fit_stacks.py HEALTHY_MFU",
+        left_out="its runs are out of the fit",
+    ),
+    Group(
         what="kernels beside collectives under ZeRO 3: seconds lost, the rate from which on, seconds lost in turn",
         count=3,
         seen="step time",
@@ -58,7 +65,7 @@ PRICES = (
         left_out=KEPT,
     ),
 )
-"""Fitted by hand, each with its data beside it."""
+"""Chosen by hand, each with its data beside it."""
 
 
 def groups() -> tuple[Group, ...]:

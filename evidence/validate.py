@@ -141,22 +141,24 @@ def _text(summaries: Sequence[Summary]) -> Sequence[str]:
         *summary_text(summaries),
         "",
         *wrapped(
-            "Rows, and those predicted; rho: rank correlation among runs of one model on as many devices; memory: "
-            "error of the peak, median and p90; no fit: runs that ran, said not to fit. Distances from a mean, which "
-            "no prediction can be better than: repeats say the same in every column and note; twins in every column; "
-            "releases of a program otherwise run alike. Then errors of the step time; bias: median signed error, above "
-            "0 too long. model: median with numbers fitted without the row's model; source: without its source; band: "
-            "rows inside its 80% interval, and the width of that. All in %.",
+            "First table. rows, and those predicted; rho: rank correlation among runs of one model on as many devices; "
+            "memory: error of the peak; no fit: runs that ran and are said not to fit. Spread of the measurements "
+            "themselves, as distance from their mean: repeats agree in every column and note, twins in every column, "
+            "releases are of one program otherwise run alike.",
             indent="",
         ),
-        "",
         *wrapped(
-            "What a row leaves open is read twice. The fitted reading has seen how the run came out: thresholds chosen "
-            "on step times, settings changed until the run fits (`python -m evidence constants` lists them); the "
-            "numbers of stacks are fitted to it, and memory and the first five columns above are its errors. The first "
-            "reading has seen nothing: columns model and source, the interval, and no fit are of it. The last table "
-            "has both for families in which they differ: errors with the numbers on record, with the source left out, "
-            "of memory, and runs said not to fit.",
+            "Second table: errors of the step time. bias: median signed error, above 0 too slow; model, source: with "
+            "the row's model or source held out of every fit; band: rows inside the 80% interval with their source "
+            "held out; width: of that interval.",
+            indent="",
+        ),
+        *wrapped(
+            "Rows leave things open and are read twice. The fitted reading has seen how the run came out: thresholds "
+            "chosen on step times, settings changed until the run fits (`python -m evidence constants` lists them). "
+            "Rates are fitted to it; memory and the first five columns of errors are of it. The first reading has seen "
+            "nothing that was measured: model, source, band and no fit are of it. The last table has both, for "
+            "families in which they differ. All in %.",
             indent="",
         ),
         f"verdict 'does not fit' on runs that ran: {last.false_out_of_memory} of {last.predicted}",

@@ -327,24 +327,9 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     return mean[inverse]
 
 
-READINGS = (
-    "rows",
-    "fitted",
-    "p90",
-    "first",
-    "p90",
-    "source",
-    "p90",
-    "first",
-    "p90",
-    "memory",
-    "first",
-    "no fit",
-    "first",
-)
-"""Columns of the last table: rows that are read by their outcome; median and 90th percentile of the step time on the
-fitted and on the first reading, with the numbers on record and with the source left out; median of the peak memory, and
-runs said not to fit, on both."""
+READINGS = ("rows", "median", "p90", "source", "p90", "memory", "p90", "no fit")
+"""Columns of the last table: rows that are read by their outcome; errors of the step time with the numbers on record
+and with the source left out; errors of the peak memory; runs said not to fit."""
 
 
 def summary_text(summaries: Sequence[Summary]) -> tuple[str, ...]:
@@ -355,8 +340,8 @@ def summary_text(summaries: Sequence[Summary]) -> tuple[str, ...]:
     first = table((words, *(Column(name=n) for n in names)), [_first_row(s) for s in summaries], gap=1)
     groups = ("median", "mean", "p90", "worst", "bias"), ("model", "p90"), ("source", "p90", "band", "width")
     columns = (words, *(Column(name=n) for group in groups for n in group))
-    third = (words, *(Column(name=name) for name in READINGS))
-    decided = [_third_row(s) for s in summaries if s.chosen]
+    third = (words, Column(name="reading", align="left"), *(Column(name=name) for name in READINGS))
+    decided = [line for s in summaries if s.chosen for line in _readings(s)]
     last = ("", *table(third, decided, gap=1)) if decided else ()
     return (*first, "", *table(columns, [_second_row(s) for s in summaries], gap=1), *last)
 
@@ -386,13 +371,14 @@ def _second_row(summary: Summary) -> tuple[str, ...]:
     return (summary.family, *cells)
 
 
-def _third_row(summary: Summary) -> tuple[str, ...]:
-    times = (summary.time, summary.first, summary.without_source_chosen, summary.without_source)
+def _readings(summary: Summary) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The line of the fitted reading and that of the first one."""
+    fitted = (summary.time, summary.without_source_chosen, summary.memory)
+    first = (summary.first, summary.without_source, summary.first_memory)
+    shares = [
+        [percent(getattr(e, n) if e else None) for e in one for n in ("median", "p90")] for one in (fitted, first)
+    ]
     return (
-        summary.family,
-        str(summary.chosen),
-        *(percent(getattr(e, name) if e else None) for e in times for name in ("median", "p90")),
-        *(percent(e.median if e else None) for e in (summary.memory, summary.first_memory)),
-        str(summary.false_out_of_memory_chosen),
-        str(summary.false_out_of_memory),
+        (summary.family, "fitted", str(summary.chosen), *shares[0], str(summary.false_out_of_memory_chosen)),
+        ("", "first", "", *shares[1], str(summary.false_out_of_memory)),
     )

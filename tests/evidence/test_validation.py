@@ -119,6 +119,25 @@ def test_summary_counts_everything() -> None:
     assert every.to_mapping()["time"]["worst"] == pytest.approx(1.0)
 
 
+def test_families_whose_readings_see_the_outcome_are_shown_with_and_without() -> None:
+    plain = scored(1.1, 1.0)
+    read = replace(
+        scored(1.05, 1.0, family="g"), chosen=True, first_error=-0.4, without_source=0.6, fits=False, fits_chosen=True
+    )
+    families = summarise([plain, read, read], [])
+    other = next(s for s in families if s.family == "g")
+    assert (other.chosen, other.false_out_of_memory, other.false_out_of_memory_chosen) == (2, 2, 0)
+    assert other.first is not None and other.first.median == pytest.approx(0.4)
+    lines = summary_text(families)
+    at = next(i for i, line in enumerate(lines) if "reading" in line)
+    assert max(len(line) for line in lines) <= 80
+    assert [line.split() for line in lines[at + 1 : at + 3]] == [
+        ["g", "fitted", "2", "5.0", "5.0", "7.0", "7.0", "-", "-", "0"],
+        ["first", "40.0", "40.0", "60.0", "60.0", "-", "-", "2"],
+    ]
+    assert lines[at + 3].split()[:2] == ["all", "fitted"] and len(lines) == at + 5
+
+
 def test_a_run_is_scored_by_predict() -> None:
     (run, *others), refused = read_runs(TABLE)
     assert not refused

@@ -6,7 +6,8 @@ Up to 100 runs of each source are predicted with the numbers of `folds.toml` tha
 a few runs of the source as the user's own. The numbers minimise the pinball loss of two percentiles of
 log(measured / predicted), each family weighted by the square root of its runs. That settles how widths compare; all are
 then scaled by one factor, so that of families whose widths were fitted without them the asked share lies inside. Prints
-coverage and width by family, as fitted and left out. Leaves out rows that `evidence.validate` refuses.
+coverage and width by family, as fitted and left out. Rows are read with their outcome (`fitted_reading`), as whoever
+runs a job knows the flags that its row leaves out. Leaves out rows that `evidence.validate` refuses.
 """
 
 from __future__ import annotations

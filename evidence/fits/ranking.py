@@ -4,11 +4,11 @@
 
 Prints `results/ranking.md`. First, groups of runs that differ in layout alone (model, devices, batch, sequence length,
 precision): what the layout predicted fastest costs against the fastest measured (its regret), whether the best is among
-five that `gnomon plan --try` would run, and the rank correlation; with the numbers on record, and with the group's
-model or source left out of every fit. nanotron's runs differ in how they were started, which rows do not say: one line
-has each in whichever way of three its time is nearest to. Then, for configurations tuned by their authors: how many
-plans of the search are predicted to be faster, what the best of them gains, and where. Leaves out time itself (`gnomon
-validate`).
+five that `gnomon plan --try` would run, and the rank correlation; with the numbers on record on the fitted reading, and
+with the group's model or source left out of every fit on the first one. nanotron's runs differ in how they were
+started, which rows do not say: one line has each in whichever way of three its time is nearest to. Then, for
+configurations tuned by their authors: how many plans of the search are predicted to be faster, what the best of them
+gains, and where. Leaves out time itself (`gnomon validate`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from evidence.published import Run, read_runs
-from evidence.published.fitted_reading import fitted_reading
+from evidence.published.fitted_reading import as_measured, fitted_reading
 from evidence.published.nanotron import NANOTRON_POLL_S
+from evidence.readings import readings
 from evidence.validate import score_all
 from evidence.validation import Score, spearman
 from gnomon.errors import GnomonError
@@ -123,7 +124,7 @@ def groups(runs: Sequence[Run], scores: Iterable[Score]) -> list[Group]:
 def nearest(runs: Sequence[Run], workers: int) -> list[Score]:
     """Each run's score in the environment of three whose prediction is nearest to its time."""
     every = [
-        replace(run, stack=started(run.stack, checked, poll_s))
+        known_to_run(run, checked, poll_s)
         for run in runs
         for checked, poll_s in ENVIRONMENTS
         if poll_s is None or run.plan.mesh.pp > 1
@@ -135,6 +136,12 @@ def nearest(runs: Sequence[Run], workers: int) -> list[Score]:
             if known is None or abs(np.log1p(score.error)) < abs(np.log1p(known.error)):
                 best[score.id] = score
     return list(best.values())
+
+
+def known_to_run(run: Run, checked: bool | None, poll_s: float | None) -> Run:
+    """The run as one whose flags are known, so that thresholds decide nothing of it."""
+    read = as_measured(run, readings().nanotron)
+    return replace(read, stack=started(run.stack, checked, poll_s), row=replace(run.row, notes=""))
 
 
 def started(stack: Stack, checked: bool | None, poll_s: float | None) -> Stack:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from evidence.published import automodel
 from evidence.published.row import Row
-from evidence.published.rules import found as rules_found
+from evidence.published.rules import matching
 from gnomon.models.lora import Adapters
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -26,7 +26,7 @@ def adapters_of(row: Row) -> tuple[Adapters | None, tuple[str, ...]]:
     """The adapters of a LoRA run and where they are from; the usual ones, assumed, for a recipe that is not known."""
     if not re.search(r"lora", row.model.lower()):
         return None, ()
-    known = next(((rule.set["lora"], rule.source) for rule in rules_found(row, "lora")), None)
+    known = next(((rule.set["lora"], rule.source) for rule in matching(row, "lora")), None)
     found = None if known is None else (Adapters(**{**known[0], "targets": tuple(known[0]["targets"])}), known[1])
     if (of_recipe := automodel.adapters(row)) is not None:
         found = of_recipe, automodel.SOURCE

@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from evidence.published.row import Row
-from evidence.published.rules import first, found, says
+from evidence.published.rules import first, matching, says
 
 
 def without_cudnn(row: Row) -> bool:
@@ -22,7 +22,7 @@ def without_cudnn(row: Row) -> bool:
 
 def cudnn(row: Row, release: str) -> str | None:
     """The release of cuDNN that a run's container has, where it is known: the last that is not newer than it."""
-    known = [rule.set["cudnn"] for rule in found(row, "cudnn", release)]
+    known = [rule.set["cudnn"] for rule in matching(row, "cudnn", release)]
     return known[-1] if known else None
 
 
@@ -106,5 +106,5 @@ def with_script(row: Row) -> tuple[Row, tuple[str, ...]]:
 
 def sharding_ranks(row: Row) -> int:
     """Ranks that parameters are divided over under MaxText and Paxml; 0 for what the row says."""
-    known = (rule.set["sharding_ranks"] for rule in found(row, "sharding_ranks"))
+    known = (rule.set["sharding_ranks"] for rule in matching(row, "sharding_ranks"))
     return next((ranks for least, ranks in known if (row.num_devices or 0) >= least), 0)

@@ -80,19 +80,19 @@ def rules(name: str) -> tuple[Rule, ...]:
     return tuple(rule for rule in all_rules() if name in rule.set)
 
 
-def found(row: Row, name: str, release: str = "") -> Iterator[Rule]:
+def matching(row: Row, name: str, release: str = "") -> Iterator[Rule]:
     """Those that set `name` for a row."""
     return (rule for rule in rules(name) if rule.holds(row, release))
 
 
 def first(row: Row, name: str, default: Any = None, *, release: str = "") -> Any:
     """What the first of them says, or `default`."""
-    return next((rule.set[name] for rule in found(row, name, release)), default)
+    return next((rule.set[name] for rule in matching(row, name, release)), default)
 
 
 def says(row: Row, name: str, *, release: str = "") -> bool:
     """Whether there is one."""
-    return next(found(row, name, release), None) is not None
+    return next(matching(row, name, release), None) is not None
 
 
 def sources(name: str) -> str:

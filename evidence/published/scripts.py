@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from evidence.published.row import Row
-from evidence.published.rules import found
+from evidence.published.rules import matching
 
 
 def with_script_facts(row: Row) -> tuple[Row, tuple[str, ...]]:
     """The row with what its script settles, and what that was."""
     notes: list[str] = []
     given = row
-    for rule in found(given, "columns"):
+    for rule in matching(given, "columns"):
         says: Mapping[str, Any] = rule.set["columns"]
         fill = {name: value for name, value in says.get("gives", {}).items() if getattr(row, name) is None}
         fill |= says.get("corrects", {})

@@ -11,13 +11,15 @@ from published_rows import LLAMA, text
 
 from evidence import constants, validation
 from evidence.fits.fit_readings import GRID, Job, best, signed
+from evidence.fits.ranking import ENVIRONMENTS, nearest, started
 from evidence.folds import Fold, Folds, fold_of
 from evidence.published import Row, Run, read_table, to_run
-from evidence.published.fitted_reading import CHOICES, as_measured
+from evidence.published.fitted_reading import CHOICES, as_measured, first_prediction
 from evidence.published.nanotron import environment
 from evidence.readings import FILE, JobThresholds, ReadingFold, Readings, readings
 from evidence.validation import Score, score
 from gnomon import schema
+from gnomon.prediction.measured import predicted_s
 from gnomon.prices.fitted import Fitted, fitted
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +86,16 @@ def test_what_is_left_out_is_predicted_on_the_first_reading(monkeypatch: pytest.
     assert tight.without_source == pytest.approx(tight.first_error)
     stated = score(to_run(row_with(**OPEN | {"recompute": "full"})))
     assert isinstance(stated, Score) and not stated.chosen and stated.error == stated.first_error
+
+
+@pytest.mark.parametrize(("checked", "poll_s"), ENVIRONMENTS)
+def test_the_nearest_way_of_starting_a_run_is_the_one_that_made_its_time(
+    checked: bool | None, poll_s: float | None
+) -> None:
+    run = as_measured(to_run(row_with(**LATE)), readings().nanotron)
+    true = replace(run, stack=started(run.stack, checked, poll_s))
+    (found,) = nearest([replace(run, readings_s=(predicted_s(true, first_prediction(true)),))], 1)
+    assert found.error == pytest.approx(0, abs=1e-9)
 
 
 def test_thresholds_of_a_model_are_those_fitted_without_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from evidence.published import Row
 from evidence.published import rules as module
-from evidence.published.rules import Rule, all_rules, first, found, says, text_of
+from evidence.published.rules import Rule, all_rules, first, matching, says, text_of
 from gnomon.errors import FormatError
 
 ROW = Row(
@@ -57,7 +57,7 @@ def test_columns_are_joined_as_they_are_written() -> None:
 def test_the_first_rule_of_the_release_says_it(folder: Path, release: str, ranks: int) -> None:
     assert first(ROW, "ranks", release=release) == ranks
     assert says(ROW, "plain") and not says(ROW, "other") and first(ROW, "other", 7) == 7
-    assert [rule.source for rule in found(ROW, "ranks", "25.05")] == ["a script", "another script"]
+    assert [rule.source for rule in matching(ROW, "ranks", "25.05")] == ["a script", "another script"]
 
 
 @pytest.mark.parametrize(

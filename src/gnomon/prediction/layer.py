@@ -400,7 +400,7 @@ class _Pricing:
         return filled_seconds(written, len(names), self.device, self.curves)
 
     def _unprofiled(self, path: str) -> bool:
-        """Whether a gradient lies between no marks of vTrain's profile: of the loss, of the norm before the head."""
+        """Whether a profile of one layer (`profiled`) leaves a gradient out: of the loss, of the head's norm."""
         op = self.ops.get(path)
         return op is not None and (op.kind == "cross_entropy" or unprofiled(op, self.block))
 

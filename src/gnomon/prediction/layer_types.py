@@ -56,7 +56,7 @@ class KernelFacts:
     deterministic: bool = False
     """Attention's backward adds in order, and Transformer Engine's outputs are filled before they are written."""
     composed: bool = False
-    """Kernels are those of vTrain's profile (`prediction.profiled`)."""
+    """Kernels are those of a profile of one layer (`prediction.profiled`)."""
 
     @staticmethod
     def of(stack: Stack) -> KernelFacts:

@@ -1,4 +1,4 @@
-"""What vTrain's profile of one layer has beside the kernels of that layer, and what it lacks (`Stack.composed`).
+"""Steps that a program composes from a profile of one layer (`Stack.composed`): what the profile adds and lacks.
 
 `profiled_forward(…)` returns the prices that differ forward, `unprofiled(…)` the ops whose gradients nobody timed. Only
 what runs between the marks of embedding, layers, head and loss is put into a step: hidden states change between

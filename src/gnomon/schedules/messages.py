@@ -43,7 +43,7 @@ def with_polled(rows: Rows, *, chains: Sequence[int] = (0,), paired: bool = Fals
     are the other waits. paired: the rows are 1F1B, where the second tensor, here SEND_F, leaves after the backward
     that is paired with the forward.
 
-    As the branch with nanotron's benchmarks has it: huggingface/nanotron 67c5ebb6 (2024-12-27)
+    Source: a development branch, huggingface/nanotron 67c5ebb6 (2024-12-27)
     src/nanotron/parallel/pipeline_parallel/p2p.py _send_meta, _recv_meta; state.py run_communication; functional.py.
     """
     kinds = (*blocking_kinds(("SEND_F", "RECV_F", "SEND_B", "RECV_B"), rows.kinds), POLL)

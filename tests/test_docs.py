@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import doctest
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_rooms import ROOMS
 
 from gnomon.cli import main
 from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Schedule, Split, Workload
@@ -64,3 +66,29 @@ def test_the_table_of_methods_is_the_registry(capsys: pytest.CaptureFixture[str]
     assert main(["catalogue", "methods"]) == 0
     table = capsys.readouterr().out.partition("\n\n")[0].rstrip()
     assert "\n".join(f"    {line}" for line in table.splitlines()) in (ROOT / "docs/methods.md").read_text("utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_links_lead_somewhere() -> None:
+    """Pages and headings that other pages of the repository link to."""
+    pages = [*FILES, *sorted((ROOT / "evidence").glob("*.md")), *sorted((ROOT / "benchmarks/results").glob("*.md"))]
+    broken = []
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, heading = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            if not target.exists() or (heading and heading not in anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert broken == []
+
+
+def test_the_tree_of_the_readme_is_that_of_the_package() -> None:
+    package = ROOT / "src/gnomon"
+    rooms = [room for room in ROOMS if (package / room).is_dir() or (package / f"{room}.py").is_file()]
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("    src/gnomon/")[1].split("    tests/")[0]
+    assert re.findall(r"^      (\w+)/?  ", text, re.MULTILINE) == rooms

@@ -105,8 +105,14 @@ def test_every_option_that_says_how_a_job_runs_is_a_column() -> None:
     assert {"id", "model", "on", "stack", "plan", "vpp", "schedule", "layers_per_stage", "step_s"} <= set(columns())
 
 
-def test_the_table_of_the_docs_is_one(tmp_path: Path) -> None:
+def test_the_table_of_the_docs_is_read_by_both_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs/calibrate.md").read_text(encoding="utf-8")
     shown = text[text.index("    id,model,on,stack") :].split("\n\n")[0]
-    (tmp_path / "runs.csv").write_text("\n".join(line.strip() for line in shown.splitlines()))
-    assert len(read_runs(tmp_path / "runs.csv")) == 9
+    table, own = tmp_path / "runs.csv", tmp_path / "mine.toml"
+    table.write_text("\n".join(line.strip() for line in shown.splitlines()))
+    assert len(read_runs(table)) == 9 and len(shown.splitlines()) == 10
+    for command in (["validate", str(table)], ["calibrate", "--from", str(table), "-o", str(own)]):
+        assert main(command) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert f"    {printed[0]}" in text.splitlines() and sum(line[:2] in text for line in printed[1:10]) == 9
+    assert own.is_file()

@@ -48,7 +48,7 @@ PRICES = (
         count=3,
         seen="step time",
         where="gnomon/prediction/contention.py",
-        left_out=KEPT,
+        left_out="kept; fits/fit_contention.py chooses again",
     ),
     Group(
         what="16-bit products whose weight has an odd side: their speed",

@@ -64,8 +64,8 @@ RESERVED_SHARE = Figure(
 RESERVED_SHARE_LOW = Figure(value=0.008, source=f"10th percentile of {_LOGS}", date="2026-11", confidence="partly")
 LEAST_SHARE = Figure(
     value=0.035,
-    source="predicted peaks are too small, in the median, by 1.4% (662 functional tests of Megatron-LM), 2.9% (64 runs "
-    "of Yeung et al., MLSys 2025), 3.6% (70 runs of BLOOM) and 5% and more (three jobs of torchtitan, "
+    source="predicted peaks are too small, in the median, by 1.4% (662 functional tests of Megatron-LM), "
+    "3.6% (70 runs of BLOOM) and 5% and more (three jobs of torchtitan, "
     "pytorch/torchtitan#1789 and #1993): 3%; and on full devices 0.5% is reserved beyond what is allocated (median of "
     "12 messages of jobs that ran out of memory, 0 to 1.3%: huggingface/transformers#3360 and #7177, lm-sys/FastChat"
     "#1781, hpcaitech/ColossalAI#4537, imoneoi/openchat#34, tatsu-lab/stanford_alpaca#189, mistralai/mistral-finetune"

@@ -20,8 +20,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
-    "errors units schema graph models hardware program plans sharding timeline prices simulate schedules methods "
-    "prediction search formats request report frontend compiler runtime cli".split()
+    "errors units schema graph models hardware program orders plans sharding timeline prices simulate schedules "
+    "methods prediction search formats request report frontend compiler runtime cli".split()
 )
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
 FACE = ("__init__", "__main__")

@@ -36,7 +36,6 @@ from gnomon.plans import (
     layer_presets,
     stage_layers,
 )
-from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.dapple import Prices, cuts_of, dapple, equal_splits
@@ -64,7 +63,7 @@ PIPELINES: tuple[tuple[str, str, Mesh, int, int], ...] = (
 )
 """Model, cluster, mesh, global batch, sequence length; microbatches of one sequence."""
 
-SCHEDULES: tuple[tuple[ScheduleName, int], ...] = (
+SCHEDULES: tuple[tuple[str, int], ...] = (
     ("one_f_one_b", 1), ("zero_bubble_h1", 1), ("interleaved_one_f_one_b", 2), ("zero_bubble_v", 2),
 )  # fmt: skip
 

@@ -21,8 +21,8 @@ from evidence.fits.fit_stacks import JOBS, Job, shares, usable
 from evidence.fits.stack_fit import Case, cases, spread_evenly
 from evidence.folds import fold_of, folds
 from evidence.published import Run, read_runs
+from gnomon import orders
 from gnomon.prediction import contention
-from gnomon.prediction.reduction_time import SPLIT_BACKWARD
 from gnomon.prediction.step import Pricing
 from gnomon.prices.fitted import Fitted, fitted
 
@@ -52,7 +52,7 @@ def lose(term: str, value: float) -> Callable[[], None]:
             return exposed
         least, wired = (hidden + exposed) * max(last, 1 / buckets), self._wired[kind, block, buckets]
         taken = sum(s * contention.share(link) for s, link in wired) / sum(s for s, _ in wired)
-        computing = "F" if kind == "UNSHARD" else "W" if self.plan.schedule.name in SPLIT_BACKWARD else "B"
+        computing = "F" if kind == "UNSHARD" else "W" if orders.find(self.plan.schedule.name).split else "B"
         share, idle = contention._kernels(self.parts(computing, block))
         lost = max(value * taken * share * hidden - idle, 0.0)
         return lost + max(min(least, exposed), exposed - lost * (buckets - 1) / buckets)

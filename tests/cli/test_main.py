@@ -10,15 +10,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from gnomon import __version__, schema
 from gnomon.cli import main, terminal
-from gnomon.cli.request import OTHER_NAMES
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Schedule, Workload, save_plan_file
-from gnomon.plans.parts import ScheduleName
 
 LLAMA = ["predict", "llama-3.1-8b", "--on", "4x8xh100-sxm", "--global-batch", "128", "--seq-len", "4096"]
 HF_CONFIG = {
@@ -204,10 +201,6 @@ def test_a_plan_file_says_model_machines_and_batch(tmp_path: Path, capsys: pytes
 def test_a_length_may_be_given_in_k(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("predict", "llama-tiny", "--on", "1x2xa100-sxm-80gb", "--json", "--seq-len")
     assert ask(capsys, *asked, "2k") == ask(capsys, *asked, "2048")
-
-
-def test_other_programs_names_of_schedules_lead_to_ours() -> None:
-    assert set(OTHER_NAMES.values()) <= set(get_args(ScheduleName)) and not set(OTHER_NAMES) & set(OTHER_NAMES.values())
 
 
 def test_virtual_stages_interleave(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from gnomon.errors import PlanError
 from gnomon.methods.bamboo import fail_over
 from gnomon.methods.mario import apply_checkpoint
 from gnomon.program import Program, validate
+from gnomon.program.rows import Rows
 from gnomon.schedules import (
     gpipe,
     interleaved_one_f_one_b,
@@ -23,7 +24,6 @@ from gnomon.schedules import (
     zero_bubble_h1,
 )
 from gnomon.schedules.edit import Row, rows_of
-from gnomon.schedules.rows import Rows
 from gnomon.simulate import Clock, durations, play
 
 WORK = ("LOAD", "F", "C", "R", "B", "I", "W", "AR")

@@ -18,6 +18,7 @@ from gnomon.methods.mario import (
     remove_redundancy,
 )
 from gnomon.program import Program, Structure, issue_order_peak, problems, validate
+from gnomon.program.rows import Rows
 from gnomon.schedules import (
     interleaved_one_f_one_b,
     one_f_one_b,
@@ -27,7 +28,6 @@ from gnomon.schedules import (
     zero_bubble_h1,
 )
 from gnomon.schedules.edit import Row, rows_of, with_rows
-from gnomon.schedules.rows import Rows
 from gnomon.simulate import Clock, Times, durations, play
 
 SIZES = {"X": 0.125, "S": 1, "Y": 0, "DX": 0, "DY": 0, "P": 0, "G": 0}

@@ -218,7 +218,11 @@ def test_layers_belong_to_exactly_one_stage() -> None:
             "interleaved",
             "at least 2 pipeline ranks and 2 virtual stages",
         ),
-        (plan("dualpipe_v", m=7, v=2, pp=4), "microbatches", "at least 2 x 4 = 8 microbatches, not 7"),
+        (
+            plan("dualpipe_v", m=7, v=2, pp=4),
+            "microbatches",
+            "at least 2 x 4 = 8 microbatches (two for each pipeline rank), not 7",
+        ),
         (plan("zero_bubble_v", m=8, v=1, pp=4), "v_placement", "needs virtual_stages = 2"),
         (plan("zero_bubble_v", m=8, v=4, pp=4), "v_placement", "needs virtual_stages = 2"),
         (plan("one_f_one_b", m=8, v=2, pp=4), "virtual_stages", "use an interleaved one"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnomon import orders
 from gnomon.methods.mario import apply_checkpoint
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import (
@@ -28,7 +29,6 @@ from gnomon.plans import (
     Stage,
     Workload,
 )
-from gnomon.plans.parts import ScheduleName
 from gnomon.program import Program
 from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
 from gnomon.schedules import lower
@@ -242,7 +242,7 @@ TIED = frozenset(
 """Plans that are also tried with the embedding as head."""
 
 
-SCHEDULES = frozenset(get_args(ScheduleName)) - {"generate"}
+SCHEDULES = frozenset(orders.names())
 """Every schedule that trains; each is in some plan."""
 
 

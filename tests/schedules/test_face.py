@@ -13,11 +13,9 @@ PARTS = {
     "edit",
     "insertions",
     "optimizer",
-    "rows",
     "shared",
     "skips",
     "tensor_sums",
-    "v_placement",
     "workers",
 }
 """Modules that `lower` and the methods are made of; who writes a pass imports from them by name."""

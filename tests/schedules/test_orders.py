@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from gnomon.errors import PlanError
+from gnomon.orders import rows
 from gnomon.schedules import (
     Rows,
     dapple_warm_up,
@@ -21,7 +22,6 @@ from gnomon.schedules import (
     looped_bfs,
     one_f_one_b,
     v_half,
-    v_min,
     zero_bubble_h1,
     zero_bubble_v,
 )
@@ -109,19 +109,20 @@ def test_small_pipelines(rows: Rows, wanted: list[str]) -> None:
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: one_f_one_b(0, 4), "at least 1 pipeline rank and 1 microbatch, but has 0 and 4"),
-        (lambda: gpipe(4, 0), "schedule gpipe needs at least 1 pipeline rank"),
+        (lambda: rows("one_f_one_b", 0, 4), "at least 1 pipeline rank and 1 microbatch, but has 0 and 4"),
+        (lambda: rows("gpipe", 4, 0), "schedule gpipe needs at least 1 pipeline rank"),
         (lambda: one_f_one_b(3, 4, warm_up=(1, 2, 0)), r"warm-up forwards \(1, 2, 0\) must be one number >= 0"),
         (lambda: one_f_one_b(3, 4, warm_up=(1, 0)), "for each of 3 ranks"),
         (lambda: dapple_warm_up("3p", 4), "policy '3p': use 'p'"),  # type: ignore[arg-type]
-        (lambda: interleaved_one_f_one_b(4, 6, 2), "multiple of 4 microbatches .* not 6; the nearest is 8"),
-        (lambda: interleaved_zero_bubble(4, 6, 2), "interleaved_zero_bubble needs a multiple of 4"),
-        (lambda: interleaved_one_f_one_b(1, 4, 2), "at least 2 pipeline ranks and 2 virtual stages, but has 1 and 2"),
-        (lambda: interleaved_one_f_one_b(4, 4, 1), "but has 4 and 1; raise them, or use one_f_one_b"),
-        (lambda: zero_bubble_v(4, 6), "at least 2 x 4 - 1 = 7 microbatches, not 6"),
-        (lambda: dualpipe_v(4, 7), "at least 2 x 4 = 8 microbatches .* not 7"),
-        (lambda: v_half(0, 1), "schedule v_half needs"),
-        (lambda: v_min(1, 0), "schedule v_min needs"),
+        (lambda: rows("interleaved_one_f_one_b", 4, 6), "multiple of 4 microbatches .* not 6; the nearest is 8"),
+        (lambda: rows("interleaved_zero_bubble", 4, 6), "interleaved_zero_bubble needs a multiple of 4"),
+        (lambda: rows("interleaved_one_f_one_b", 1, 4), "at least 2 pipeline ranks and 2 virtual stages, but has 1 a"),
+        (lambda: rows("looped_bfs", 4, 4, 1), "but has 4 and 1; raise them, or use one_f_one_b"),
+        (lambda: rows("gpipe", 4, 4, 2), "takes one stage on each rank, but has 2"),
+        (lambda: rows("zero_bubble_v", 4, 6), "at least 2 x 4 - 1 = 7 microbatches, not 6"),
+        (lambda: rows("dualpipe_v", 4, 7), "at least 2 x 4 = 8 microbatches .* not 7"),
+        (lambda: rows("v_half", 2, 2, 3), "schedule v_half needs virtual_stages = 2 and placement = 'v', but has 3"),
+        (lambda: rows("zbv", 2, 4), r"unknown schedule 'zbv' \(here it is 'zero_bubble_v'\)"),
     ],
 )
 def test_what_a_schedule_refuses(build: Callable[[], Rows], said: str) -> None:

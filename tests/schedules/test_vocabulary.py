@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from gnomon.errors import PlanError
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.models.presets import model
+from gnomon.orders.patterns.vocabulary import BUFFERS
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule, Vocabulary, divided_layers
 from gnomon.program import Program, issue_order_peak, validate
 from gnomon.schedules import lower
-from gnomon.schedules.vocabulary import BUFFERS
 from gnomon.simulate import Clock, durations, play
 
 SIZES = {"S": 1.0, **dict.fromkeys(("X", "Y", "DX", "DY", "P", "G", *(b.name for b in BUFFERS)), 0.0)}

@@ -13,7 +13,6 @@ from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Stage, Workload
-from gnomon.plans.parts import ScheduleName
 from gnomon.program import Program, validate
 from gnomon.schedules import dualpipe_v, lower
 from gnomon.schedules.workers import Workers, alike, divided_units, split
@@ -23,7 +22,7 @@ GRAPH = gpt(CONFIG)
 MIXED = parse_cluster("1x4xa100-sxm-40gb+1x4xv100-sxm-32gb")
 
 
-def pipeline(*shares: int, name: ScheduleName = "one_f_one_b") -> Plan:
+def pipeline(*shares: int, name: str = "one_f_one_b") -> Plan:
     """Two stages of 4 ranks, of which workers 0 and 1 have A100s (ranks 0, 1, 2, 3), 2 and 3 V100s."""
     stages = (
         Stage(calls=("embed", "layers[0:2]"), mesh=Mesh(dp_replicate=4), devices="0:2,4:6", shares=shares),
@@ -68,7 +67,7 @@ def test_without_a_workload_shares_still_weigh_units() -> None:
     count=st.integers(1, 4),
     name=st.sampled_from(["gpipe", "one_f_one_b", "zero_bubble_h1"]),
 )
-def test_every_sequence_is_computed_once(shares: list[int], count: int, name: ScheduleName) -> None:
+def test_every_sequence_is_computed_once(shares: list[int], count: int, name: str) -> None:
     mesh = Mesh(dp_replicate=len(shares))
     size = sum(shares)
     plan = Plan(

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from gnomon import orders
 from gnomon.graph import Graph
 from gnomon.hardware import parse_cluster
 from gnomon.models import gemma, gpt, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Schedule, Workload
-from gnomon.plans.check import V_SCHEDULES
-from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import Prediction, predict
 from gnomon.search.split import Cut
 
-FLAT: tuple[ScheduleName, ...] = ("one_f_one_b", "one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
-DEEP: tuple[ScheduleName, ...] = ("interleaved_one_f_one_b", "zero_bubble_v", "v_half", "looped_bfs")
+FLAT: tuple[str, ...] = ("one_f_one_b", "one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
+DEEP: tuple[str, ...] = ("interleaved_one_f_one_b", "zero_bubble_v", "v_half", "looped_bfs")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def pipeline(seed: int) -> Pipeline:
             name=name,
             micro_batch_size=micro,
             virtual_stages=2 if deep else 1,
-            placement="v" if name in V_SCHEDULES else "loop",
+            placement=orders.find(name).placement,
         ),
         layout=Layout(sequence_parallel=tp > 1 and draw.random() < 0.5),
         optimizer=Optimizer(zero=draw.choice((0, 1, 2)), clip=draw.random() < 0.8),

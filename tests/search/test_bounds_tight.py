@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import get_args
 
 import numpy as np
 import pytest
 from search.test_exact import bounds_of
 
+from gnomon import orders
 from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Goal, Plan, Workload
-from gnomon.plans.check import V_SCHEDULES
-from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, Space, make_space
@@ -89,8 +87,8 @@ def test_rows_one_by_one_and_by_level_end_alike(reductions: Reductions) -> None:
     assert len(made.key) <= NARROW * (len(made.levels) - 1)
 
 
-@pytest.mark.parametrize("schedule", [name for name in get_args(ScheduleName) if name != "generate"])
-def test_units_under_way_without_rows_are_no_more_than_with_them(schedule: ScheduleName) -> None:
+@pytest.mark.parametrize("schedule", orders.names())
+def test_units_under_way_without_rows_are_no_more_than_with_them(schedule: str) -> None:
     looked = 0
     for pp, virtual, count in product((1, 2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 4, 6, 8, 24)):
         if (pp, virtual) not in space_pipelines(schedule):
@@ -105,9 +103,7 @@ def test_units_under_way_without_rows_are_no_more_than_with_them(schedule: Sched
     assert looked > 3
 
 
-def space_pipelines(schedule: ScheduleName) -> set[tuple[int, int]]:
+def space_pipelines(schedule: str) -> set[tuple[int, int]]:
     """(pp, virtual stages) that go with a schedule."""
-    if schedule in V_SCHEDULES:
-        return {(pp, 2) for pp in (2, 3, 4, 8)}
-    looped = schedule.startswith(("interleaved", "looped"))
-    return {(pp, v) for pp in (1, 2, 3, 4, 8) for v in ((2, 3, 4) if looped else (1,)) if pp > 1 or not looped}
+    fits = orders.find(schedule).stages_reason
+    return {(pp, v) for pp in (1, 2, 3, 4, 8) for v in (1, 2, 3, 4) if fits(pp, v) is None}

@@ -10,6 +10,7 @@ import argparse
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gnomon import orders
 from gnomon.cli.budget import ONE, Budget, Covered
 from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.own import with_own
@@ -31,8 +32,9 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
+from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Goal, Optimizer, Plan, PlanFile, RouterLoad, Saved, Stack, Workload, save_plan_file
-from gnomon.plans.check import V_SCHEDULES, sample_tokens
+from gnomon.plans.check import sample_tokens
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
@@ -309,7 +311,7 @@ def _replicas(found: Result, asked: Asked) -> Dapple:
         )
     plain = {"zero", "recompute"}
     wrong = [
-        name for name, value in asked.fixed.items() if name not in plain and value not in (1, False, "one_f_one_b")
+        name for name, value in asked.fixed.items() if name not in plain and value not in (1, False, ONE_F_ONE_B.name)
     ]
     if wrong:
         raise InputError(
@@ -328,7 +330,7 @@ def _replicas(found: Result, asked: Asked) -> Dapple:
 
 def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, object]:
     """What `--layers-per-stage` fixes: the pipeline ranks. InputError for what contradicts it."""
-    virtual = options.vpp or (2 if options.schedule in V_SCHEDULES else 1)
+    virtual = options.vpp or orders.find(options.schedule or orders.DEFAULT).stages[0]
     ranks, rest = divmod(len(cut), virtual)
     if options.equal_stages:
         raise InputError("--layers-per-stage and --equal-stages contradict each other; leave one out")

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gnomon import orders
 from gnomon.cli.budget import Covered
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.methods import methods_named
@@ -32,19 +33,18 @@ from gnomon.search.choices import (
 from gnomon.search.dapple import OWN
 from gnomon.search.refine import QUICK, THOROUGH, Effort, Refined, refine
 from gnomon.search.results import Found, Result
-from gnomon.search.space import BEYOND, SCHEDULES
+from gnomon.search.space import BEYOND
 from gnomon.search.squeeze import Spare
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
 """Fields that are yes or no."""
 
 WORDS = {
-    "schedule": SCHEDULES,
     "recompute": ("none", "selective", "full"),
     "context": ("ring", "all_gather", "ulysses"),
     "zero": ("0", "1", "2", "3"),
 }
-"""Fields with few values."""
+"""Fields with few values, and what they are; a schedule is one of `gnomon.orders`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +171,8 @@ def _runs(stack: Stack, name: str, value: Value) -> bool:
 
 def _field(name: str, text: str) -> object:
     """A value of a field of a point."""
+    if name == "schedule":
+        return orders.find(text).name
     if name in WORDS:
         if text not in WORDS[name]:
             raise InputError(f"--fix {name} is one of {', '.join(WORDS[name])}, not {text[:20]!r}")

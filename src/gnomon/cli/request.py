@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, get_args
+from typing import Any
 
+from gnomon import orders
 from gnomon.cli.own import with_own
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError, PlanError, nearest
@@ -23,6 +24,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.models.presets import CONFIGS, Config
+from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
 from gnomon.plans import (
     Fp8,
     Mesh,
@@ -37,7 +39,6 @@ from gnomon.plans import (
     load_plan,
 )
 from gnomon.plans.check import learned_positions, sample_tokens
-from gnomon.plans.parts import ScheduleName
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.model import read_config, read_model
@@ -47,29 +48,6 @@ from gnomon.units import parse_count
 
 FORMATS = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "nanotron")
 """Programs whose job files can be read."""
-
-V_SCHEDULES = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
-"""Schedules that need two virtual stages placed as a V."""
-
-OTHER_NAMES = {
-    "1f1b": "one_f_one_b",
-    "interleaved": "interleaved_one_f_one_b",
-    "interleaved_1f1b": "interleaved_one_f_one_b",
-    "interleaved1f1b": "interleaved_one_f_one_b",
-    "vpp": "interleaved_one_f_one_b",
-    "bfs": "looped_bfs",
-    "loopedbfs": "looped_bfs",
-    "zb_h1": "zero_bubble_h1",
-    "zbh1": "zero_bubble_h1",
-    "zb_h2": "zero_bubble_h2",
-    "zbh2": "zero_bubble_h2",
-    "interleavedzerobubble": "interleaved_zero_bubble",
-    "zbv": "zero_bubble_v",
-    "zb_v": "zero_bubble_v",
-    "zbvzerobubble": "zero_bubble_v",
-    "dualpipev": "dualpipe_v",
-}
-"""What papers, torch and other programs call schedules, in lower case with `_` -> our name, for a hint."""
 
 SEQ_LEN = 4096
 """Tokens of a sequence when nobody says, and the model has positions for so many."""
@@ -285,20 +263,15 @@ def _mesh(mesh: Mesh, given: dict[str, int], devices: int) -> Mesh:
 
 def _schedule(schedule: Schedule, options: argparse.Namespace) -> Schedule:
     changes: dict[str, Any] = {}
-    known = get_args(ScheduleName)
     if options.schedule is not None:
-        if options.schedule not in known:
-            asked = options.schedule[:40]
-            ours = OTHER_NAMES.get(asked.lower().replace("-", "_"))
-            hint = f" (here it is {ours!r})" if ours else nearest(asked, known)
-            raise PlanError(f"unknown schedule {asked!r}{hint}; known: {', '.join(known)}")
         changes["name"] = options.schedule
     if options.vpp is not None:
         changes["virtual_stages"] = options.vpp
-        if options.vpp > 1 and options.schedule is None and schedule.name == "one_f_one_b":
-            changes["name"] = "interleaved_one_f_one_b"
-    if changes.get("name") in V_SCHEDULES:
-        changes |= {"virtual_stages": options.vpp or 2, "placement": "v"}
+        if options.vpp > 1 and options.schedule is None and schedule.name == orders.DEFAULT:
+            changes["name"] = INTERLEAVED.name
+    order = orders.find(str(changes.get("name", schedule.name)))
+    if "name" in changes and order.placement == "v":
+        changes |= {"virtual_stages": options.vpp or order.stages[0], "placement": order.placement}
     if options.layers_per_stage is not None:
         changes["layers_per_stage"] = options.layers_per_stage
     if options.micro_batch_size is not None:

@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gnomon import orders
 from gnomon.errors import FormatError, InputError
 from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, microbatches, read_source
 from gnomon.formats.megatron_model import model_of
@@ -207,6 +208,12 @@ def check_lengths(f: Fields, mesh: Mesh, seq_len: int) -> None:
         f.fail("max_position_embeddings", f"{positions} positions for seq_length = {seq_len}; give at least {seq_len}")
 
 
+PLAIN, INTERLEAVED = (f"forward_backward_pipelining_{way}_interleaving" for way in ("without", "with"))
+"""Functions of core/pipeline_parallel/schedules.py that run a pipeline, as `Order.names` has them."""
+ZBH1 = "enable_zbh1_pipeline"
+"""Option of the fork with zero-bubble schedules."""
+
+
 def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> Schedule:
     """1F1B, interleaved when a rank holds several stages."""
     pp = mesh.pp
@@ -220,8 +227,9 @@ def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> S
             f"global batch gives {count}; a global_batch_size of {nearby * micro * mesh.data_ranks} gives {nearby}"
         )
     bubble = f.flag("enable_zbh1_pipeline", False) or f.flag("enable_zbh1_exact_semantics", False)
+    runs = INTERLEAVED if virtual > 1 else ZBH1 if bubble and pp > 1 else PLAIN
     return Schedule(
-        name="interleaved_one_f_one_b" if virtual > 1 else "zero_bubble_h1" if bubble and pp > 1 else "one_f_one_b",
+        name=orders.spelled("megatron-lm")[runs].name,
         micro_batch_size=micro,
         virtual_stages=virtual,
         layers_per_stage=split,

@@ -7,8 +7,9 @@ number of steps, which are placeholders.
 
 from __future__ import annotations
 
+from gnomon import orders
 from gnomon.formats.export import Asked, Draft, half_of, need_model
-from gnomon.formats.megatron import DTYPE_BYTES, read_megatron
+from gnomon.formats.megatron import DTYPE_BYTES, INTERLEAVED, PLAIN, read_megatron
 from gnomon.formats.megatron_model_out import model_options
 from gnomon.formats.megatron_recompute import modules_of
 from gnomon.plans import Optimizer, Overlap, Precision, Saved
@@ -127,7 +128,7 @@ def _schedule(asked: Asked) -> Options:
         return []
     counts = schedule.layers_per_stage
     virtual = schedule.virtual_stages
-    if schedule.name not in ("one_f_one_b", "interleaved_one_f_one_b"):
+    if orders.find(schedule.name).names.get("megatron-lm") not in (PLAIN, INTERLEAVED):
         layers, virtual = sum(counts), 1
         counts = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
     sends = asked.plan.overlap.pipeline_sends

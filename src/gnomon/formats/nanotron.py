@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gnomon import orders
 from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.llama import LlamaConfig
@@ -54,7 +55,8 @@ def read_nanotron(source: str | Path, *, name: str = "nanotron-job") -> Job:
     steps = f.integer("tokens.batch_accumulation_per_replica")
     seq_len = f.integer("tokens.sequence_length")
     divides("tokens.sequence_length", seq_len, "tp x cp", mesh.tp * mesh.cp)
-    engine = f.choice("parallelism.pp_engine", {"1f1b": "one_f_one_b", "afab": "gpipe"}, "afab")
+    engines = {spelled: order.name for spelled, order in orders.spelled("nanotron").items()}
+    engine = f.choice("parallelism.pp_engine", engines, "afab")
     modes = {name: name.lower() for name in ("ALL_REDUCE", "all_reduce", "REDUCE_SCATTER", "reduce_scatter")}
     mode = f.choice("parallelism.tp_mode", modes, "ALL_REDUCE")
     overlap = f.flag("parallelism.tp_linear_async_communication", False)
@@ -65,7 +67,7 @@ def read_nanotron(source: str | Path, *, name: str = "nanotron-job") -> Job:
     plan = Plan(
         mesh=mesh,
         schedule=Schedule(
-            name=engine if mesh.pp > 1 else "one_f_one_b",  # type: ignore[arg-type]
+            name=engine if mesh.pp > 1 else orders.DEFAULT,
             micro_batch_size=micro,
             layers_per_stage=stages_of(model, mesh.pp) if isinstance(model, LlamaConfig) else (),
         ),

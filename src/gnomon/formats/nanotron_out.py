@@ -6,6 +6,7 @@ own dummy batches are taken), tokenizer, learning rate and number of steps, whic
 
 from __future__ import annotations
 
+from gnomon import orders
 from gnomon.errors import InputError
 from gnomon.formats.export import Asked, Draft, half_of, need_axes, need_model
 from gnomon.formats.job import ModelConfig
@@ -119,6 +120,12 @@ def _accumulates_in_fp32(precision: Precision) -> bool:
     return half_of(precision) is not None and "fp32" in (precision.grad, precision.master, precision.param)
 
 
+def _engine(schedule: str) -> str:
+    """What nanotron calls an order; 1F1B for those that it has not."""
+    known = {order.name: spelled for spelled, order in orders.spelled("nanotron").items()}
+    return known.get(schedule, known[orders.DEFAULT])
+
+
 def _parallelism(plan: Plan) -> dict[str, object]:
     mesh = plan.mesh
     return {
@@ -127,7 +134,7 @@ def _parallelism(plan: Plan) -> dict[str, object]:
         "tp": mesh.tp,
         "context_parallel_size": mesh.cp,
         "expert_parallel_size": 1,
-        "pp_engine": "afab" if plan.schedule.name == "gpipe" else "1f1b",
+        "pp_engine": _engine(plan.schedule.name),
         "recompute_layer": plan.saved != Saved(),
         "tp_linear_async_communication": False,
         "tp_mode": "REDUCE_SCATTER" if plan.layout.sequence_parallel else "ALL_REDUCE",

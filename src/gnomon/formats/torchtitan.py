@@ -17,6 +17,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from gnomon import orders
 from gnomon.errors import FormatError, InputError
 from gnomon.formats.job import (
     Fields,
@@ -81,17 +82,6 @@ INEXPRESSIBLE = {
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": "products that are recomputed all the same",
     "training.disable_cuda_graphs": "kernels are launched one by one",
 }
-
-SCHEDULES = {
-    "1f1b": ("one_f_one_b", 1, "loop"),
-    "gpipe": ("gpipe", 1, "loop"),
-    "interleaved1f1b": ("interleaved_one_f_one_b", 2, "loop"),
-    "loopedbfs": ("looped_bfs", 2, "loop"),
-    "interleavedzerobubble": ("interleaved_zero_bubble", 2, "loop"),
-    "zbvzerobubble": ("zero_bubble_v", 2, "v"),
-    "dualpipev": ("dualpipe_v", 2, "v"),
-}
-"""Their name in lower case -> (ours, stages of a rank unless layers_per_stage says otherwise, placement)."""
 
 REGISTRY: Mapping[str, Mapping[str, object]] = {
     "llama3_8b": {
@@ -322,44 +312,45 @@ def schedule_of(f: Fields, mesh: Mesh, config: ModelConfig, micro: int) -> Sched
     if mesh.pp == 1:
         f.ignore("parallelism.module_fqns_per_model_part")
         return Schedule(micro_batch_size=micro)
-    if spelled.lower() not in SCHEDULES:
+    known = {name.lower(): order for name, order in orders.spelled("torchtitan").items()}
+    if spelled.lower() not in known:
         f.fail(
             "parallelism.pipeline_parallel_schedule",
-            f"schedule {spelled!r} is not one of {', '.join(SCHEDULES)} (case does not matter)",
+            f"schedule {spelled!r} is not one of {', '.join(known)} (case does not matter)",
         )
-    name, virtual, placement = SCHEDULES[spelled.lower()]
+    order = known[spelled.lower()]
+    virtual = order.stages[0]  # unless layers_per_stage says otherwise
     layers = config.num_layers
     if f.has("parallelism.module_fqns_per_model_part"):
         split = split_by_hand(f, layers, mesh.pp)
-        if (len(split) > mesh.pp) != (virtual > 1):
+        if not order.takes(len(split) // mesh.pp):
             f.fail(
                 "parallelism.module_fqns_per_model_part",
-                f"{len(split)} stages on {mesh.pp} ranks, but {spelled} takes "
-                f"{'2 or more' if virtual > 1 else '1'} a rank; change it",
+                f"{len(split)} stages on {mesh.pp} ranks, but {spelled} takes {order.stages_text} a rank; change it",
             )
         return Schedule(
-            name=name,  # type: ignore[arg-type]
+            name=order.name,
             micro_batch_size=micro,
             virtual_stages=len(split) // mesh.pp,
-            placement=placement,  # type: ignore[arg-type]
+            placement=order.placement,
             layers_per_stage=split,
         )
     if per_stage:
         stages = math.ceil((layers + first + last) / per_stage)
         divides("pipeline stages", stages, "pipeline_parallel_degree", mesh.pp)
-        if (stages > mesh.pp) != (virtual > 1):
+        if not order.takes(stages // mesh.pp):
             f.fail(
                 "parallelism.pipeline_parallel_layers_per_stage",
                 f"{per_stage} layers a stage make {stages // mesh.pp} stages a rank, but {spelled} takes "
-                f"{'2 or more' if virtual > 1 else '1'}; change it",
+                f"{order.stages_text}; change it",
             )
         virtual = stages // mesh.pp
     split = stage_split(layers, mesh.pp * virtual, first, last)
     return Schedule(
-        name=name,  # type: ignore[arg-type]
+        name=order.name,
         micro_batch_size=micro,
         virtual_stages=virtual,
-        placement=placement,  # type: ignore[arg-type]
+        placement=order.placement,
         layers_per_stage=split,
     )
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+from gnomon import orders
 from gnomon.errors import InputError
 from gnomon.formats.export import Asked, Draft, need_axes, need_model
 from gnomon.formats.job import ModelConfig
-from gnomon.formats.torchtitan import SCHEDULES, read_torchtitan, stage_split
+from gnomon.formats.torchtitan import read_torchtitan, stage_split
 from gnomon.formats.torchtitan_models import FLAVORS
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Fp8, Optimizer, Plan, Precision, Saved
@@ -134,20 +135,12 @@ def _parallelism(asked: Asked, model: ModelConfig) -> dict[str, object]:
 def _pipeline(asked: Asked, model: ModelConfig) -> dict[str, object]:
     """The schedule, and torchtitan's own split of layers where it gives the plan's, else the modules of each stage."""
     schedule, pp = asked.plan.schedule, asked.plan.mesh.pp
-    spelled = {
-        "1F1B": "1f1b",
-        "GPipe": "gpipe",
-        "Interleaved1F1B": "interleaved1f1b",
-        "LoopedBFS": "loopedbfs",
-        "InterleavedZeroBubble": "interleavedzerobubble",
-        "ZBVZeroBubble": "zbvzerobubble",
-        "DualPipeV": "dualpipev",
-    }
-    names = {SCHEDULES[lower][0]: (name, SCHEDULES[lower][1]) for name, lower in spelled.items()}
+    order = orders.find(schedule.name)
     counts = schedule.layers_per_stage
-    if schedule.name not in names:  # nearest: 1F1B with one stage a rank
+    if "torchtitan" not in order.names:  # nearest: 1F1B with one stage a rank
+        order = orders.find(orders.DEFAULT)
         counts = tuple(model.num_layers // pp + (stage < model.num_layers % pp) for stage in range(pp))
-    name, usual = names.get(schedule.name, names["one_f_one_b"])
+    name, usual = order.names["torchtitan"], order.stages[0]
     table: dict[str, object] = {
         "pipeline_parallel_degree": pp,
         "pipeline_parallel_schedule": name,

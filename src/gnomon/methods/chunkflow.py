@@ -17,7 +17,7 @@ from gnomon.errors import PlanError
 from gnomon.methods.method import Method
 from gnomon.plans import Unit, normalised
 from gnomon.program import STANDARD_BUFFERS, BufferClass, Kind, effects, with_kinds
-from gnomon.schedules.rows import Rows, check_counts, of_lists
+from gnomon.program.rows import Rows, check_counts, of_lists
 
 KINDS = with_kinds(
     Kind(name="F", effects=effects("read P, read KV<, consume X, write S, write Y, write KV")),

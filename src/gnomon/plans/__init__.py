@@ -5,6 +5,7 @@ what it is for. `resolve` writes a plan's stages out, `check` compares it with g
 out how tensors lie on the axes (`sharding`) and how long it takes.
 """
 
+from gnomon.orders.order import Vocabulary as Vocabulary
 from gnomon.plans.check import Problem as Problem
 from gnomon.plans.check import batch as batch
 from gnomon.plans.check import check as check
@@ -34,7 +35,6 @@ from gnomon.plans.parts import SavedRule as SavedRule
 from gnomon.plans.parts import Schedule as Schedule
 from gnomon.plans.parts import Split as Split
 from gnomon.plans.parts import Stage as Stage
-from gnomon.plans.parts import Vocabulary as Vocabulary
 from gnomon.plans.plan import Plan as Plan
 from gnomon.plans.plan import pipeline_rank as pipeline_rank
 from gnomon.plans.saving import LayerSaving as LayerSaving

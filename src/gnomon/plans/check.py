@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
+from gnomon import orders
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dim, Graph, Layer
 from gnomon.graph import Op as GraphOp
@@ -184,18 +185,10 @@ def _stages(plan: Plan, graph: Graph) -> Iterator[Problem]:
         yield _error("stage_inputs", str(error))
 
 
-V_SCHEDULES = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
-"""Schedules of two stages on each rank in V placement (Qi et al. 2024, "Pipeline parallelism with controllable
-memory")."""
-
-LOOPED_SCHEDULES = ("interleaved_one_f_one_b", "looped_bfs", "interleaved_zero_bubble")
-"""Schedules of several stages on each rank in loop placement (Narayanan et al. 2021)."""
-
-
 def _schedule(plan: Plan) -> Iterator[Problem]:
     schedule, ranks = plan.schedule, plan.num_pipeline_ranks
     virtual, rest = divmod(plan.num_stages, ranks)
-    name, count = schedule.name, schedule.num_microbatches
+    count = schedule.num_microbatches
     if rest or (plan.stages and schedule.virtual_stages not in (1, virtual)):
         yield _error(
             "virtual_stages",
@@ -204,52 +197,30 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
             f"the same number of stages",
         )
         return
-    if name in V_SCHEDULES:
-        if virtual != 2 or (not plan.stages and schedule.placement != "v"):
-            yield _error(
-                "v_placement",
-                f"schedule {name} needs virtual_stages = 2 and placement = 'v', but has {virtual} and "
-                f"{schedule.placement!r}; set both",
-            )
-        if plan.stages and plan.pipeline_ranks != tuple(min(s, 2 * ranks - 1 - s) for s in range(2 * ranks)):
-            yield _error(
-                "v_placement", f"schedule {name} needs stage s and stage {2 * ranks - 1} - s on the same ranks"
-            )
-    elif name in LOOPED_SCHEDULES:
-        if ranks < 2 or virtual < 2:
-            yield _error(
-                "interleaved",
-                f"schedule {name} needs at least 2 pipeline ranks and 2 virtual stages, but has {ranks} and {virtual}; "
-                f"raise them, or use one_f_one_b",
-            )
-    elif virtual > 1:
+    order = orders.find(schedule.name)
+    kind = "v_placement" if order.placement == "v" else "interleaved" if order.looped else "virtual_stages"
+    placement = None if plan.stages else schedule.placement
+    if (reason := order.stages_reason(ranks, virtual, placement)) is not None:
+        yield _error(kind, reason)
+        return
+    if plan.pipeline_ranks != (wanted := tuple(order.rank_of(stage, ranks) for stage in range(plan.num_stages))):
         yield _error(
-            "virtual_stages", f"schedule {name} takes one stage on each rank, but has {virtual}; use an interleaved one"
+            kind,
+            f"schedule {order.name} needs its stages on pipeline ranks {list(wanted)}, not "
+            f"{list(plan.pipeline_ranks)}; change the stages' devices",
         )
     if count is not None:
-        yield from _microbatch_rules(schedule, count, ranks)
+        yield from _microbatch_rules(schedule, count, ranks, virtual)
 
 
-def _microbatch_rules(schedule: Schedule, count: int, ranks: int) -> Iterator[Problem]:
-    """Rules that the schedules' own programs enforce: Megatron-LM divides interleaved microbatches by pp (groups of
-    another size are not expressed here), DeepSeek's dualpipev.py asserts two microbatches for each rank. Of each round,
-    where there are several."""
-    name = schedule.name
+def _microbatch_rules(schedule: Schedule, count: int, ranks: int, virtual: int) -> Iterator[Problem]:
+    """The rule of the schedule's order on microbatches, of each round where there are several."""
     if count % schedule.rounds:
         yield _error("rounds", f"{count} microbatches are not a multiple of rounds = {schedule.rounds}")
         return
     count //= schedule.rounds
-    if name in ("interleaved_one_f_one_b", "interleaved_zero_bubble") and count % ranks:
-        yield _error(
-            "microbatches",
-            f"schedule {name} needs a multiple of {ranks} microbatches (its pipeline ranks), not {count}; "
-            f"the nearest is "
-            f"{max(1, round(count / ranks)) * ranks}",
-        )
-    elif name == "dualpipe_v" and count < 2 * ranks:
-        yield _error(
-            "microbatches", f"schedule dualpipe_v needs at least 2 x {ranks} = {2 * ranks} microbatches, not {count}"
-        )
+    if wrong := orders.find(schedule.name).microbatches(ranks, count, virtual):
+        yield _error("microbatches", f"schedule {schedule.name} {wrong}")
     elif count < ranks > 1:
         yield _note(
             "few_microbatches",
@@ -551,4 +522,5 @@ def _batch(plan: Plan, workload: Workload | None) -> Iterator[Problem]:
         yield _error("batch", str(error))
         return
     if plan.schedule.num_microbatches is None:
-        yield from _microbatch_rules(plan.schedule, count, plan.num_pipeline_ranks)
+        ranks = plan.num_pipeline_ranks
+        yield from _microbatch_rules(plan.schedule, count, ranks, plan.num_stages // ranks)

@@ -8,12 +8,14 @@ not a decision: speeds, sizes, what the software can do.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from gnomon import orders
 from gnomon.errors import PlanError
+from gnomon.orders import DEFAULT, Placement, Vocabulary
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.select import parse_ranks
-from gnomon.schema import typed
+from gnomon.schema import Known, typed
 from gnomon.units import Bytes
 
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1"]
@@ -21,23 +23,6 @@ MasterDType = Literal[DType, "none"]
 Action = Literal["keep", "recompute", "offload"]
 Preset = Literal["none", "selective", "full"]
 Scalar = bool | int | float | str
-
-ScheduleName = Literal[
-    "gpipe",
-    "one_f_one_b",
-    "interleaved_one_f_one_b",
-    "looped_bfs",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "interleaved_zero_bubble",
-    "zero_bubble_v",
-    "v_half",
-    "v_min",
-    "dualpipe_v",
-    "generate",
-]
-
-Vocabulary = Literal["ends", "vocab_1", "vocab_2", "interlaced"]
 
 INPUT = "input"
 """What a `SavedRule` calls that which a layer reads from the one before."""
@@ -108,8 +93,8 @@ class Pass:
 class Schedule:
     """The order of forwards and backwards in a step."""
 
-    name: ScheduleName = "one_f_one_b"
-    """The base order, by its paper's name; with one stage it is plain gradient accumulation."""
+    name: Annotated[str, Known(orders.find)] = DEFAULT
+    """One of `gnomon.orders`, by its paper's name; with one stage it is plain gradient accumulation."""
     micro_batch_size: int | None = None
     """Sequences in a microbatch on one data-parallel rank. Give this or num_microbatches; the other follows from the
     batch."""
@@ -117,7 +102,7 @@ class Schedule:
     """Microbatches in a step, each split over the data-parallel ranks."""
     virtual_stages: int = 1
     """Stages on each pipeline rank."""
-    placement: Literal["loop", "v"] = "loop"
+    placement: Placement = "loop"
     """Where stage s sits on p ranks. `loop`: rank s mod p. `v`: 0 … p-1 and back again, turning at each end, so that
     for two virtual stages the last stage shares rank 0 with the first."""
     layers_per_stage: tuple[int, ...] = ()
@@ -138,6 +123,7 @@ class Schedule:
 
     @typed
     def __post_init__(self) -> None:
+        orders.find(self.name)
         for field in ("micro_batch_size", "num_microbatches", "virtual_stages", "rounds"):
             if (value := getattr(self, field)) is not None and value < 1:
                 raise PlanError(f"schedule {field} = {value} must be at least 1")

@@ -2,24 +2,17 @@
 are, and which plans can have it.
 
 `divided_layers` returns them, `vocabulary_errors` what keeps a plan from it. Leaves out the order of their parts in a
-step (`schedules.vocabulary`) and what they cost.
+step (`orders.patterns.vocabulary`) and what they cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from gnomon import orders
 from gnomon.graph import Graph, Layer
-from gnomon.plans.parts import ScheduleName, Vocabulary
 from gnomon.plans.plan import Plan
 from gnomon.plans.stages import stage_layers
-
-DIVIDING: Mapping[Vocabulary, tuple[ScheduleName, ...]] = {
-    "vocab_1": ("one_f_one_b", "v_half"),
-    "vocab_2": ("one_f_one_b", "v_half"),
-    "interlaced": ("one_f_one_b",),
-}
-"""Ways to divide the vocabulary -> schedules that are known with it."""
 
 
 def divided_layers(plan: Plan, graph: Graph) -> tuple[Layer, ...]:
@@ -45,8 +38,8 @@ def vocabulary_errors(plan: Plan, graph: Graph) -> Iterator[tuple[str, str]]:
     asked = f"schedule vocabulary = {how!r}"
     if ranks < 2:
         yield "vocabulary", f"{asked} divides the vocabulary over pipeline ranks, but pp = 1; use 'ends'"
-    if schedule.name not in DIVIDING[how]:
-        known = " and ".join(DIVIDING[how])
+    if how not in orders.find(schedule.name).vocabulary:
+        known = " and ".join(order.name for order in orders.every() if how in order.vocabulary)
         yield "vocabulary", f"{asked} is known for {known}, not for {schedule.name}; choose one of them, or 'ends'"
     if schedule.passes:
         yield (

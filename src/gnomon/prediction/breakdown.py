@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gnomon.orders.patterns.vocabulary import SHARED
 from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.step import Pricing, Step
 from gnomon.program import Structure
-from gnomon.schedules.vocabulary import SHARED
 from gnomon.simulate import simulate
 from gnomon.timeline import Share, breakdown
 from gnomon.units import quantise

@@ -19,11 +19,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gnomon.orders.patterns.vocabulary import SHARED
 from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.step import Pricing
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Structure
-from gnomon.schedules.vocabulary import SHARED
 from gnomon.simulate import Durations, Times
 from gnomon.simulate.beside import Beside
 from gnomon.units import quantise

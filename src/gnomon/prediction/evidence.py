@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import log2
 
-from gnomon.prediction.reduction_time import SPLIT_BACKWARD
+from gnomon import orders
 from gnomon.prediction.step import Pricing
 from gnomon.prices.curves import is_measured
 from gnomon.prices.fitted import Known, known
@@ -59,7 +59,7 @@ LEAST: tuple[Known, ...] = ("nothing", "device", "stack elsewhere", "stack", "ow
 
 def evidence(pricing: Pricing, step_s: float) -> Evidence:
     """What a step of so many seconds under these prices rests on."""
-    backward = ("I", "W") if pricing.plan.schedule.name in SPLIT_BACKWARD else ("B",)
+    backward = ("I", "W") if orders.find(pricing.plan.schedule.name).split else ("B",)
     spent: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for block, (stage, _) in enumerate(pricing.blocks):
         for kind in ("F", *backward):

@@ -11,6 +11,7 @@ from copy import copy
 
 import numpy as np
 
+from gnomon import orders
 from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS
 from gnomon.prediction.compute_time import ComputeTime
@@ -20,11 +21,6 @@ from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.host import LAUNCH_S, check_s
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
-
-SPLIT_BACKWARD = frozenset(
-    ("zero_bubble_h1", "zero_bubble_h2", "interleaved_zero_bubble", "zero_bubble_v", "v_half", "v_min", "dualpipe_v")
-)
-"""Schedules whose weight gradients are actions of their own: gradients are complete only in these."""
 
 WANTED = {
     "AR": ("all_reduce", ("after_backward",)),
@@ -109,7 +105,7 @@ class ReductionTime:
         if not overlap.grad_reduce:
             return 0.0
         beside = sum(
-            self.compute.parts("W" if self.priced.plan.schedule.name in SPLIT_BACKWARD else "B", block).values()
+            self.compute.parts("W" if orders.find(self.priced.plan.schedule.name).split else "B", block).values()
         )
         return beside
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gnomon.orders.patterns.vocabulary import SHARED
 from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.reduction_time import WANTED
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import Pricing
-from gnomon.schedules.vocabulary import SHARED
 
 PIPELINE = "pp"
 """Messages between stages."""

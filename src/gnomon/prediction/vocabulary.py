@@ -5,8 +5,8 @@
 without the collectives, which are rows of their own. Widths and collectives are those of
 sail-sg/VocabularyParallelism 6191c3b megatron/core/pipeline_parallel/vocab_parallel_schedule.py: hidden states go out
 in fp32 with a number a token for the loss before; three numbers a token of the softmax are added up; gradients travel
-in the compute dtype. Leaves out the order (`schedules.vocabulary`) and the final norm's place: it is priced on every
-rank, where that program has it on the last.
+in the compute dtype. Leaves out the order (`orders.patterns.vocabulary`) and the final norm's place: it is priced on
+every rank, where that program has it on the last.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from functools import cached_property
 
 from gnomon.graph import Layer, Op, Tensor
 from gnomon.hardware import Device
+from gnomon.orders.patterns.vocabulary import PARTS, SHARED
 from gnomon.plans import Vocabulary
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prices.curves import curves_for
 from gnomon.prices.kernels import FREE, OpPrice
 from gnomon.prices.links import AxisLink
 from gnomon.prices.stream import stream_seconds
-from gnomon.schedules.vocabulary import PARTS, SHARED
 
 KINDS = frozenset((*PARTS, *SHARED))
 """Actions of the divided embedding and head."""
@@ -127,7 +127,7 @@ class VocabularyShare:
         return OpPrice(device_s=stream_seconds(*moved, device, curves, kernels=kernels), kernels=kernels)
 
     def buffer_bytes(self) -> dict[str, int]:
-        """Bytes of a microbatch in the buffers of `schedules.vocabulary`."""
+        """Bytes of a microbatch in the buffers of `orders.patterns.vocabulary`."""
         hidden, embedded = self.head.input_bytes, self.embedding.output_bytes if self.embedding else 0
         logits = sum(kept.bytes for kept in self.head.kept if kept.is_logits)
         early = 2 * hidden if self.how == "vocab_2" else 0

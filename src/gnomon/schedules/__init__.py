@@ -5,6 +5,19 @@ add theirs; `Rows.program` makes a Program. `lower` does all of it from a graph 
 methods that rewrite a Program (`gnomon.methods`), times and prices.
 """
 
+from gnomon.orders.dualpipe_v import dualpipe_v as dualpipe_v
+from gnomon.orders.gpipe import gpipe as gpipe
+from gnomon.orders.interleaved_one_f_one_b import interleaved_one_f_one_b as interleaved_one_f_one_b
+from gnomon.orders.interleaved_zero_bubble import interleaved_zero_bubble as interleaved_zero_bubble
+from gnomon.orders.looped_bfs import looped_bfs as looped_bfs
+from gnomon.orders.one_f_one_b import dapple_warm_up as dapple_warm_up
+from gnomon.orders.one_f_one_b import one_f_one_b as one_f_one_b
+from gnomon.orders.patterns.alternate import alternate as alternate
+from gnomon.orders.v_half import v_half as v_half
+from gnomon.orders.v_min import v_min as v_min
+from gnomon.orders.zero_bubble_h1 import zero_bubble_h1 as zero_bubble_h1
+from gnomon.orders.zero_bubble_h2 import zero_bubble_h2 as zero_bubble_h2
+from gnomon.orders.zero_bubble_v import zero_bubble_v as zero_bubble_v
 from gnomon.program.rows import KIND as KIND
 from gnomon.program.rows import Inserted as Inserted
 from gnomon.program.rows import Rows as Rows
@@ -17,16 +30,12 @@ from gnomon.schedules.blocks import with_blocks as with_blocks
 from gnomon.schedules.context_parallel import ring_attention as ring_attention
 from gnomon.schedules.data_parallel import shard_state as shard_state
 from gnomon.schedules.delayed_update import delay_update as delay_update
-from gnomon.schedules.dualpipe_v import dualpipe_v as dualpipe_v
 from gnomon.schedules.fsdp import fully_shard as fully_shard
 from gnomon.schedules.generate import Request as Request
 from gnomon.schedules.generate import generate as generate
-from gnomon.schedules.gpipe import gpipe as gpipe
 from gnomon.schedules.gradients import with_all_reduce as with_all_reduce
 from gnomon.schedules.gradients import with_optimizer as with_optimizer
 from gnomon.schedules.gradients import with_tied_all_reduce as with_tied_all_reduce
-from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b as interleaved_one_f_one_b
-from gnomon.schedules.interleaved_one_f_one_b import looped_bfs as looped_bfs
 from gnomon.schedules.lower import ProgramPass as ProgramPass
 from gnomon.schedules.lower import compute_rows as compute_rows
 from gnomon.schedules.lower import lower as lower
@@ -35,16 +44,6 @@ from gnomon.schedules.messages import blocking_kinds as blocking_kinds
 from gnomon.schedules.messages import with_loads as with_loads
 from gnomon.schedules.messages import with_messages as with_messages
 from gnomon.schedules.offload import offload_optimizer as offload_optimizer
-from gnomon.schedules.one_f_one_b import alternate as alternate
-from gnomon.schedules.one_f_one_b import dapple_warm_up as dapple_warm_up
-from gnomon.schedules.one_f_one_b import one_f_one_b as one_f_one_b
 from gnomon.schedules.sequence_parallel import tensor_parallel_regions as tensor_parallel_regions
 from gnomon.schedules.splits import split as split
-from gnomon.schedules.v_half import v_half as v_half
-from gnomon.schedules.v_half import v_min as v_min
-from gnomon.schedules.vocabulary import with_vocabulary as with_vocabulary
 from gnomon.schedules.zero import shard_optimizer as shard_optimizer
-from gnomon.schedules.zero_bubble import interleaved_zero_bubble as interleaved_zero_bubble
-from gnomon.schedules.zero_bubble import zero_bubble_h1 as zero_bubble_h1
-from gnomon.schedules.zero_bubble import zero_bubble_h2 as zero_bubble_h2
-from gnomon.schedules.zero_bubble_v import zero_bubble_v as zero_bubble_v

@@ -15,9 +15,13 @@ from typing import Literal
 
 import numpy as np
 
+from gnomon import orders
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
+from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
+from gnomon.orders.one_f_one_b import dapple_warm_up, one_f_one_b
+from gnomon.orders.patterns.vocabulary import BUFFERS
 from gnomon.plans import (
     Mesh,
     Optimizer,
@@ -37,41 +41,14 @@ from gnomon.plans import (
 from gnomon.plans.stages import held_by_several
 from gnomon.program import Communicator, Program, with_buffers
 from gnomon.program.rows import Rows, repeated
-from gnomon.schedules.dualpipe_v import dualpipe_v
-from gnomon.schedules.gpipe import gpipe
 from gnomon.schedules.gradients import with_all_reduce, with_optimizer
-from gnomon.schedules.interleaved_one_f_one_b import interleaved_one_f_one_b, looped_bfs
 from gnomon.schedules.messages import with_messages, with_polled
-from gnomon.schedules.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.schedules.optimizer import apply_optimizer, effective_zero, with_meetings
 from gnomon.schedules.shared import Shared, shared_buffers, shared_stages
 from gnomon.schedules.skips import Skip, skip_buffers, with_skips
 from gnomon.schedules.tensor_sums import tensor_sums, with_tensor_sums
-from gnomon.schedules.v_half import v_half, v_min
-from gnomon.schedules.vocabulary import BUFFERS, with_vocabulary
 from gnomon.schedules.workers import Workers, alike, divided_units, meet, split
-from gnomon.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
-from gnomon.schedules.zero_bubble_v import zero_bubble_v
 from gnomon.sharding.homes import routed_tensors
-
-FLAT: Mapping[str, Callable[[int, int], Rows]] = {
-    "gpipe": gpipe,
-    "one_f_one_b": one_f_one_b,
-    "zero_bubble_h1": zero_bubble_h1,
-    "zero_bubble_h2": zero_bubble_h2,
-    "zero_bubble_v": zero_bubble_v,
-    "v_half": v_half,
-    "v_min": v_min,
-    "dualpipe_v": dualpipe_v,
-}
-"""Schedules whose number of stages a rank is fixed: (ranks, microbatches) -> rows."""
-
-LOOPED: Mapping[str, Callable[[int, int, int], Rows]] = {
-    "interleaved_one_f_one_b": interleaved_one_f_one_b,
-    "interleaved_zero_bubble": interleaved_zero_bubble,
-    "looped_bfs": looped_bfs,
-}
-"""Schedules that take the number of stages a rank too."""
 
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 
@@ -235,18 +212,15 @@ def _scheduled(schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbat
             raise PlanError(f"schedule rounds = {schedule.rounds} with {what}; use rounds that divide the microbatches")
         return repeated(_scheduled(replace(schedule, rounds=1), pipeline_ranks, each), schedule.rounds)
     chosen = [given for given in schedule.passes if given.name in ROW_PASSES]
-    if chosen and name != "one_f_one_b":
-        raise PlanError(f"pass {chosen[0].name} changes one_f_one_b, but the schedule is {name}; choose one of the two")
-    if schedule.vocabulary != "ends":
-        rows = with_vocabulary(name, schedule.vocabulary, ranks, num_microbatches)
-    elif chosen:
+    if chosen and name != ONE_F_ONE_B.name:
+        raise PlanError(
+            f"pass {chosen[0].name} changes {ONE_F_ONE_B.name}, but the schedule is {name}; choose one of the two"
+        )
+    if chosen and schedule.vocabulary == "ends":
         rows = ROW_PASSES[chosen[-1].name](ranks, num_microbatches, chosen[-1])
-    elif name in FLAT:
-        rows = FLAT[name](ranks, num_microbatches)
-    elif name in LOOPED:
-        rows = LOOPED[name](ranks, num_microbatches, len(pipeline_ranks) // ranks)
     else:
-        raise PlanError(f"schedule {name!r} has no builder yet; there are {', '.join(sorted({*FLAT, *LOOPED}))}")
+        virtual = len(pipeline_ranks) // ranks
+        rows = orders.find(name).rows(ranks, num_microbatches, virtual, vocabulary=schedule.vocabulary)
     _check_placement(name, pipeline_ranks, rows)
     return rows
 
@@ -281,7 +255,7 @@ def _program(rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Mess
     beside = given.overlap.pipeline_sends
     rows = with_skips(rows, given.skips, blocking=not beside)
     if messages == "polled":
-        rows = with_polled(rows, chains=given.starts, paired=given.schedule.name == "one_f_one_b")
+        rows = with_polled(rows, chains=given.starts, paired=given.schedule.name == ONE_F_ONE_B.name)
     else:
         rows = with_messages(rows, chains=given.starts, blocking=() if beside else MESSAGES)
     names = () if messages != "rendezvous" else ("fwd", "bwd", *(("skip", "skip_grad") if given.skips else ()))

@@ -1,7 +1,8 @@
 """The one strict reader and writer between files (TOML text, JSON-like mappings) and frozen dataclasses.
 
 A dataclass's annotations are its schema: nested dataclasses, `tuple[X, ...]`, fixed tuples, `Mapping[str, X]`, unions,
-`Literal`, `Enum`, bool, int, float, str, and quantities (`gnomon.units.Bytes`: an int in memory, `"80 GiB"` in a file).
+`Literal`, `Enum`, bool, int, float, str, names that something knows (`Known`), and quantities (`gnomon.units.Bytes`: an
+int in memory, `"80 GiB"` in a file).
 A class that is a file of its own declares `SCHEMA: ClassVar[str] = "gnomon.plan/1"`; the header is written and checked.
 Whatever does not fit is an `InputError` or `UnitError` with the path to the value: nothing is ignored, guessed or
 coerced (except an integer where a number is wanted). `load(cls, dump(value)) == value` exactly; values equal to their
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gnomon.errors import InputError
-from gnomon.schema.codec import check_header, read_table, write_table
+from gnomon.schema.codec import Known, check_header, read_table, write_table
 from gnomon.schema.toml import MAX_DEPTH, MAX_TEXT_BYTES, check_depth, emit_toml, parse_toml
 
 __all__ = [
     "MAX_DEPTH",
     "MAX_TEXT_BYTES",
+    "Known",
     "check_types",
     "dump",
     "from_mapping",

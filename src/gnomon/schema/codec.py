@@ -19,7 +19,7 @@ from numbers import Integral
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gnomon import units
-from gnomon.errors import InputError, UnitError, nearest
+from gnomon.errors import GnomonError, InputError, UnitError, nearest
 from gnomon.schema.toml import inline, join, quote
 
 _MISSING: Any = dataclasses.MISSING
@@ -37,6 +37,14 @@ class _Codec:
     """(value, path) -> plain value"""
     shape: str
     """The plain value it reads: boolean, integer, number, string, array or table."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """Of text that must be a name that something knows, as in `Annotated[str, Known(find)]`."""
+
+    find: Callable[[str], object]
+    """Raises a GnomonError for other names."""
 
 
 def describe(value: object) -> str:
@@ -114,6 +122,9 @@ def _codec(annotation: Any) -> _Codec:
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     if origin is Annotated:
+        known = next((extra for extra in args[1:] if isinstance(extra, Known)), None)
+        if known is not None:
+            return _known(known)
         unit = next((extra for extra in args[1:] if isinstance(extra, units.Unit)), None)
         return _codec(args[0]) if unit is None else _quantity(unit, args[0])
     if origin is Literal:
@@ -150,6 +161,18 @@ def _quantity(unit: units.Unit, base: Any) -> _Codec:
         return units.format_quantity(value, unit)
 
     return _Codec(wanted, read, write, "string")
+
+
+def _known(names: Known) -> _Codec:
+    def name(value: Any, path: str) -> str:
+        text = _text(value, path)
+        try:
+            names.find(text)
+        except GnomonError as error:
+            raise InputError(str(error), path) from None
+        return text
+
+    return _Codec("string", name, _text, "string")
 
 
 def _literal(choices: tuple[Any, ...]) -> _Codec:

@@ -14,7 +14,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans.parts import ScheduleName
 from gnomon.search.bounds import ACTIONS, GRID_S, Actions
 from gnomon.search.flight import schedule_rows
 
@@ -50,7 +49,7 @@ _KINDS = ("F", "B", "I", "W")
 
 
 @lru_cache(maxsize=256)
-def gaps(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Gaps:
+def gaps(schedule: str, pp: int, virtual: int, microbatches: int) -> Gaps:
     """Of a schedule without composites."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     kinds = np.array(
@@ -84,7 +83,7 @@ def stalled(found: Gaps, act: Actions, each: Doubles) -> Doubles:
 
 
 @lru_cache(maxsize=64)
-def passes(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> tuple[tuple[Pass, ...], ...]:
+def passes(schedule: str, pp: int, virtual: int, microbatches: int) -> tuple[tuple[Pass, ...], ...]:
     """Rows of each pipeline rank in order of issue."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     names = [kind.name for kind in rows.kinds]

@@ -15,13 +15,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon import orders
 from gnomon.plans import Layout, Mesh, Plan, Workload
 from gnomon.plans.check import problems
-from gnomon.plans.parts import ScheduleName
 from gnomon.prices.allocator import workspace_bytes
 from gnomon.search.bounds import (
     GRID_S,
-    MIXED,
     Actions,
     Doubles,
     Family,
@@ -32,6 +31,7 @@ from gnomon.search.bounds import (
     halves,
     is_split,
     no_ends,
+    partly_split,
     time_bound,
     v_placed,
 )
@@ -80,7 +80,7 @@ class Row:
     """Blocks of one family and schedule that have not been opened, the least bound first."""
 
     family: Family
-    schedule: ScheduleName
+    schedule: str
     virtual: int
     columns: tuple[int, ...]
     """Index of a microbatch size of each block."""
@@ -92,7 +92,7 @@ class Row:
 class _Legal:
     """Which schedules and microbatch sizes go together on so many ranks."""
 
-    rows: tuple[tuple[ScheduleName, int, tuple[int, ...]], ...]
+    rows: tuple[tuple[str, int, tuple[int, ...]], ...]
     """(schedule, virtual stages, columns that run)."""
     blocks: int
     """Blocks in all of them."""
@@ -218,7 +218,7 @@ class Blocks:
         bounds: dict[tuple[int, bool, str], Doubles] = {}
         rooms: dict[tuple[int, bool], NDArray[np.bool_]] = {}
         for schedule, virtual, columns in legal.rows:
-            way = "mixed" if schedule in MIXED else "split" if is_split(schedule) else "whole"
+            way = "mixed" if partly_split(schedule) else "split" if is_split(schedule) else "whole"
             at = virtual, v_placed(schedule)
             pipeline = self.job.pipeline(family.pp, *at)
             if at not in rooms:
@@ -292,14 +292,14 @@ class Blocks:
         fits: NDArray[np.bool_] = least <= self.room(family)
         return fits
 
-    def _has_room(self, family: Family, schedule: ScheduleName, virtual: int, pipeline: Pipeline) -> NDArray[np.bool_]:
+    def _has_room(self, family: Family, schedule: str, virtual: int, pipeline: Pipeline) -> NDArray[np.bool_]:
         """[microbatch sizes] whether the first rank may have room for the units that are under way together."""
         units = [under_way(schedule, family.pp, virtual, int(count)) for count in self._every_count(family).tolist()]
         least, kept = self._first_rank(family, pipeline)
         found: NDArray[np.bool_] = least + np.array(units, float) * kept <= self.room(family)
         return found
 
-    def held(self, family: Family, schedule: ScheduleName, virtual: int) -> Doubles:
+    def held(self, family: Family, schedule: str, virtual: int) -> Doubles:
         """[kept, microbatch sizes] bytes that the fullest rank holds, at least: with one unit under way, and on the
         first rank those that are under way together."""
         pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
@@ -377,7 +377,7 @@ class Blocks:
             for zero in space.zero:
                 for overlap in space.overlap:
                     point = Point(
-                        family.tp, family.cp, family.ep, family.pp, replicas, shards, "one_f_one_b", 1, 1,
+                        family.tp, family.cp, family.ep, family.pp, replicas, shards, orders.DEFAULT, 1, 1,
                         layout.sequence_parallel, layout.keep_gathered, layout.context, "none", zero, overlap,
                     )  # fmt: skip
                     away = space.base.optimizer.offload_parameters
@@ -421,7 +421,7 @@ class Blocks:
             for schedule, virtual in self.space.pipelines(pp):
                 columns = []
                 for column, (count, rest) in enumerate(counts):
-                    rule = "batch" if rest or not count else _unscheduled(schedule, count, pp)
+                    rule = "batch" if rest or not count else _unscheduled(schedule, count, pp, virtual)
                     if rule:
                         why[rule] = why.get(rule, 0) + 1
                     else:
@@ -458,8 +458,6 @@ class Blocks:
 
 
 @lru_cache(maxsize=4096)
-def _unscheduled(schedule: str, count: int, pp: int) -> str:
+def _unscheduled(schedule: str, count: int, pp: int, virtual: int) -> str:
     """The rule of schedules that a number of microbatches breaks."""
-    if schedule in ("interleaved_one_f_one_b", "interleaved_zero_bubble") and count % pp:
-        return "microbatches"
-    return "microbatches" if schedule == "dualpipe_v" and count < 2 * pp else ""
+    return "microbatches" if orders.find(schedule).microbatches(pp, count, virtual) else ""

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon import orders
 from gnomon.graph import Graph
 from gnomon.graph.dims import numel
 from gnomon.hardware import Cluster
 from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Stack, Workload, shared_parameters, transfers
-from gnomon.plans.check import V_SCHEDULES
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
 from gnomon.prediction.predict import settle
-from gnomon.prediction.reduction_time import SPLIT_BACKWARD
 from gnomon.prediction.stage import stage_links
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.fitted import fitted
@@ -339,10 +338,6 @@ def actions(
     )
 
 
-MIXED = frozenset({"dualpipe_v"})
-"""Schedules with backwards in one beside divided ones."""
-
-
 def halves(act: Actions) -> Actions:
     """The same with weight gradients that are no longer than what a backward in one takes beyond input gradients."""
     return replace(act, weight=np.minimum(act.weight, np.maximum(act.whole - act.input, 0.0)))
@@ -550,12 +545,16 @@ _Hop = tuple[tuple[tuple[int, str], ...], AxisLink]
 """(tensors that travel, as in `Pipeline.sent`; what they run over)."""
 
 
-@lru_cache(maxsize=4096)
 def is_split(schedule: str) -> bool:
     """Whether weight gradients are actions of their own."""
-    return schedule in SPLIT_BACKWARD
+    return orders.find(schedule).split
+
+
+def partly_split(schedule: str) -> bool:
+    """Whether some are, and others in one action with their input gradients."""
+    return orders.find(schedule).backward == "both"
 
 
 def v_placed(schedule: str) -> bool:
     """Whether stages turn at the last rank."""
-    return schedule in V_SCHEDULES
+    return orders.find(schedule).placement == "v"

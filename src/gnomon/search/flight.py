@@ -12,11 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans import Mesh, Plan, Schedule
-from gnomon.plans.check import V_SCHEDULES
-from gnomon.plans.parts import ScheduleName
+from gnomon import orders
 from gnomon.program.rows import Rows
-from gnomon.schedules.lower import compute_rows
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -67,31 +64,19 @@ class Flight:
 
 
 @lru_cache(maxsize=256)
-def schedule_rows(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Rows:
+def schedule_rows(schedule: str, pp: int, virtual: int, microbatches: int) -> Rows:
     """The rows of a schedule. PlanError if it has none for these numbers."""
-    placement = "v" if schedule in V_SCHEDULES else "loop"
-    how = Schedule(name=schedule, virtual_stages=virtual, num_microbatches=microbatches, placement=placement)  # type: ignore[arg-type]
-    return compute_rows(Plan(mesh=Mesh(pp=pp), schedule=how), microbatches)
+    return orders.find(schedule).rows(pp, microbatches, virtual)
 
 
 def under_way(schedule: str, pp: int, virtual: int, microbatches: int) -> int:
     """Units of the stages of the first pipeline rank, at least, that are under way at some moment together: without the
     rows, which is quicker. (A unit counts once for each stage of the rank that it is under way on.)"""
-    warm_up = {
-        "gpipe": microbatches * virtual,
-        "looped_bfs": microbatches * virtual,
-        "one_f_one_b": pp,
-        "interleaved_one_f_one_b": 2 * (pp - 1) + (virtual - 1) * pp + 1,
-        "zero_bubble_h1": pp,
-        "zero_bubble_h2": 2 * pp - 1,
-        "interleaved_zero_bubble": pp * virtual,
-        "zero_bubble_v": 2 * pp,
-    }
-    return min(warm_up.get(schedule, 1), microbatches * virtual)
+    return orders.find(schedule).least_in_flight(0, pp, microbatches, virtual)
 
 
 @lru_cache(maxsize=1024)
-def flight(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> Flight:
+def flight(schedule: str, pp: int, virtual: int, microbatches: int) -> Flight:
     """The counts of a schedule. PlanError if it has no rows for these numbers."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")

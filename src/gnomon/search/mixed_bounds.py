@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon import orders
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind
 from gnomon.plans import Mesh, Plan, Saved, Stack, Workload
-from gnomon.plans.parts import ScheduleName
 from gnomon.plans.stages import dependencies
 from gnomon.prediction import Prediction
 from gnomon.prediction.predict import settle
@@ -30,7 +31,7 @@ from gnomon.prices.curves import curves_for
 from gnomon.prices.fitted import fitted
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.optimizer import optimizer_seconds
-from gnomon.search.bounds import GRID_S, MIXED, TOKEN_AXES, Actions, halves
+from gnomon.search.bounds import GRID_S, TOKEN_AXES, Actions, halves, partly_split
 from gnomon.search.flight import under_way
 from gnomon.search.mixed_space import LARGEST_SHARE, MixedBlock, MixedPoint, Shape, stages_of_ranks
 from gnomon.search.skeleton import play, skeleton
@@ -293,12 +294,12 @@ def least_of_ranks(act: Actions, shape: Shape) -> list[RankSeconds]:
     return ranks
 
 
-def played_s(act: Actions, shape: Shape, schedule: ScheduleName, microbatches: int) -> tuple[Doubles, Doubles]:
+def played_s(act: Actions, shape: Shape, schedule: str, microbatches: int) -> tuple[Doubles, Doubles]:
     """Seconds from the first action of a step to the last ([points]) and to that of each rank ([ranks, points]), where
     a stage waits for no message: what the schedule's order alone makes of actions that are no longer than those of the
     Program. With clipping all ranks meet once a step, after its last actions and before its update, so a step takes no
     less. PlanError for a schedule that has no rows for these numbers."""
-    if schedule in MIXED:
+    if partly_split(schedule):
         act = halves(act)
     zero = np.zeros_like(act.forward)
     made = skeleton(schedule, shape.pp, shape.virtual, microbatches)
@@ -360,26 +361,30 @@ def least_step_s(
     return most
 
 
-def in_flight(schedule: str, stage: int, pp: int, microbatches: int) -> int:
-    """Microbatches that a stage holds at once, at least, where each rank has one stage."""
-    return microbatches if schedule == "gpipe" else min(pp - stage, microbatches)
+@lru_cache(maxsize=4096)
+def in_flight(schedules: tuple[str, ...], rank: int, pp: int, microbatches: int) -> int:
+    """Microbatches that a rank of one stage holds at once, at least, under any of the schedules."""
+    counts = [orders.find(name).least_in_flight(rank, pp, microbatches, 1) for name in schedules]
+    return min(counts, default=microbatches)
 
 
 def held_bytes(
-    kept: Sequence[Doubles], inside: Doubles | float, schedule: str, rank: int, pp: int, microbatches: int
+    kept: Sequence[Doubles], inside: Doubles | float, schedules: tuple[str, ...], rank: int, pp: int, microbatches: int
 ) -> Doubles:
     """Bytes of activations on a pipeline rank at its peak, at least. kept: of one microbatch in each of its stages.
     inside: what the backward of its last layer needs beside that.
 
-    When the first input gradient reaches a rank, that microbatch has been through all of its stages, and its last layer
-    is the first to need room; where it has one stage, more microbatches are under way then (`in_flight`). On the first
-    rank more are under way at some moment (`flight.under_way`), each in some stage.
+    schedules: any of them. When the first input gradient reaches a rank, that microbatch has been through all of its
+    stages, and its last layer is the first to need room; where it has one stage, and the most microbatches are under
+    way (`in_flight`), the next input gradient finds as many. On the first rank more are under way at some moment
+    (`flight.under_way`), each in some stage.
     """
     if len(kept) == 1:
-        return in_flight(schedule, rank, pp, microbatches) * kept[0] + inside
+        return in_flight(schedules, rank, pp, microbatches) * kept[0] + inside
     every: Doubles = np.sum(kept, axis=0) + inside
     if not rank:
-        every = np.maximum(every, under_way(schedule, pp, len(kept), microbatches) * np.min(kept, axis=0))
+        units = min(under_way(schedule, pp, len(kept), microbatches) for schedule in schedules)
+        every = np.maximum(every, units * np.min(kept, axis=0))
     return every
 
 

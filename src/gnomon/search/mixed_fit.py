@@ -17,7 +17,6 @@ from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Stack, Workload
-from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import predict
 from gnomon.search.mixed_bounds import Longs
 from gnomon.search.mixed_rows import Rows
@@ -67,9 +66,7 @@ class FirstFit(MixedSearch):
     def _most(self, node: Node, seconds: Any) -> Any:
         return 0.0
 
-    def _complete(
-        self, block: MixedBlock, variants: Sequence[tuple[int, ScheduleName]], layers: Longs, shares: Longs
-    ) -> None:
+    def _complete(self, block: MixedBlock, variants: Sequence[tuple[int, str]], layers: Longs, shares: Longs) -> None:
         for variant in variants:
             made = Rows(block, variant, layers, shares, np.zeros(len(layers)), False)
             self._push_sorted(made, self.rows.ratio(made))

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from gnomon.plans import Mesh
-from gnomon.plans.parts import ScheduleName
-from gnomon.prediction.reduction_time import SPLIT_BACKWARD
 from gnomon.prices.collectives import CollectiveKind
-from gnomon.search.bounds import Actions
+from gnomon.search.bounds import Actions, is_split
 from gnomon.search.flight import flight, under_way
 from gnomon.search.mixed_bounds import (
     SLACK,
@@ -40,7 +38,7 @@ class Rows:
     """Points of a block that have one variant, in order of their bounds."""
 
     block: MixedBlock
-    variant: tuple[int, ScheduleName]
+    variant: tuple[int, str]
     layers: Longs
     """[points, stages]"""
     shares: Longs
@@ -138,7 +136,7 @@ class Bounds:
             found[stages] = self.tables.reduced_s(kind, work.dense[stages], devices[rank], mesh)
         return found
 
-    def bounds(self, made: Rows, variants: Sequence[tuple[int, ScheduleName]], *, played: bool) -> list[Doubles]:
+    def bounds(self, made: Rows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
         """[points] bounds on a step of each variant: of its kinds of replica the longest, with what the update of the
         first rank takes before it and reductions after it, and reductions by themselves. played: by the order of the
         schedule."""
@@ -149,7 +147,7 @@ class Bounds:
             known: dict[object, Doubles] = {}
             reduced = {z: self._reduced(work, shape, z) for z in {min(zero, 1) for zero, _ in variants}}
             for i, (zero, schedule) in enumerate(variants):
-                split, divided = schedule in SPLIT_BACKWARD, min(zero, 1)
+                split, divided = is_split(schedule), min(zero, 1)
                 key = schedule if played else split, divided
                 if key not in known:
                     ranks = least_of_ranks(work.act, shape)
@@ -195,7 +193,7 @@ class Bounds:
                 held = static_bytes(dense, routed, self.space.base, zero, ways, self.tables.stack)
                 kept = [table.kept[b, own] - table.kept[a, own] for a, b in parts]
                 inside = table.inside[parts[-1][1] - 1, own]
-                least = held_bytes(kept, inside, schedule, rank, shape.pp, block.microbatches)
+                least = held_bytes(kept, inside, (schedule,), rank, shape.pp, block.microbatches)
                 if played:
                     made = flight(schedule, shape.pp, shape.virtual, block.microbatches).held
                     insides = np.stack([table.inside[b - 1, own] for _, b in parts])
@@ -232,10 +230,10 @@ class Bounds:
         shape, count = block.shape, block.microbatches
         if shape.virtual > 1 or shape.pp == 1:
             return (1,) * shape.pp
-        only = all(schedule == "gpipe" for _, schedule in self.space.variants(shape, count))
-        return tuple(in_flight("gpipe" if only else "", rank, shape.pp, count) for rank in range(shape.pp))
+        schedules = tuple(dict.fromkeys(schedule for _, schedule in self.space.variants(shape, count)))
+        return tuple(in_flight(schedules, rank, shape.pp, count) for rank in range(shape.pp))
 
-    def most_layers(self, block: MixedBlock, rank: int, zero: int, schedules: Iterable[ScheduleName]) -> int:
+    def most_layers(self, block: MixedBlock, rank: int, zero: int, schedules: Iterable[str]) -> int:
         """Layers that a rank of a pipeline over kinds has room for, at most, with ZeRO up to a stage and any of the
         schedules.
 
@@ -282,18 +280,18 @@ class Bounds:
             every = np.maximum(every, under_way * kept * (layers // virtual))
         return np.asarray(held + every)
 
-    def _under_way(self, shape: Shape, count: int, schedules: Iterable[ScheduleName], rank: int) -> int:
+    def _under_way(self, shape: Shape, count: int, schedules: Iterable[str], rank: int) -> int:
         """Microbatches, or stages of microbatches on a first rank of several, that a rank holds at once, at least."""
         key = shape.pp, shape.virtual, count, tuple(schedules), rank
         if key not in self._flights:
             self._flights[key] = min(
-                (in_flight(each, rank, shape.pp, count) if shape.virtual == 1 else
+                (in_flight((each,), rank, shape.pp, count) if shape.virtual == 1 else
                  under_way(each, shape.pp, shape.virtual, count) if not rank else 1)
                 for each in key[3]
             )  # fmt: skip
         return self._flights[key]
 
-    def has_room(self, block: MixedBlock, zero: int, schedules: Iterable[ScheduleName]) -> bool:
+    def has_room(self, block: MixedBlock, zero: int, schedules: Iterable[str]) -> bool:
         """Whether the ranks of a pipeline over kinds may have room for all layers together."""
         shape, left, schedules = block.shape, self.space.num_layers, tuple(schedules)
         for rank in range(shape.pp):

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from gnomon.errors import PlanError, ProgramError
 from gnomon.plans import Mesh, Plan, Stack, Workload
 from gnomon.plans.check import problems
-from gnomon.plans.parts import ScheduleName
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.reduction_time import SPLIT_BACKWARD
+from gnomon.search.bounds import is_split
 from gnomon.search.budget import always
 from gnomon.search.flight import under_way
 from gnomon.search.mixed_bounds import (
@@ -111,9 +110,9 @@ class Node:
     """The largest bound of these ranks."""
 
     @property
-    def variants(self) -> list[tuple[int, ScheduleName]]:
+    def variants(self) -> list[tuple[int, str]]:
         """(ZeRO stage, schedule) of its points."""
-        return [each for each in self.pipe.variants if (each[1] in SPLIT_BACKWARD) == self.split]
+        return [each for each in self.pipe.variants if is_split(each[1]) == self.split]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +273,7 @@ class MixedSearch:
         shape, workers = block.shape, self.space.workers(block.shape)
         if shape.form == "replicas":
             return self._rough_replicas(block, workers)
-        split = any(schedule in SPLIT_BACKWARD for _, schedule in self.space.variants(shape, block.microbatches))
+        split = any(is_split(schedule) for _, schedule in self.space.variants(shape, block.microbatches))
         size = self.space.global_batch // block.microbatches
         least = [self._least(block, rank, -(-size // n)) for rank, n in enumerate(workers)]
         if not self.space.equal:
@@ -393,9 +392,7 @@ class MixedSearch:
         if len(item.bounds) > 1:
             self._push_rows(item.part(slice(1, None)))
 
-    def _complete(
-        self, block: MixedBlock, variants: Sequence[tuple[int, ScheduleName]], layers: Longs, shares: Longs
-    ) -> None:
+    def _complete(self, block: MixedBlock, variants: Sequence[tuple[int, str]], layers: Longs, shares: Longs) -> None:
         """Points of several variants, by their first bounds. layers: [points, stages]."""
         made = Rows(block, variants[0], layers, shares, np.zeros(len(layers)), False)
         for variant, bounds in zip(variants, self.rows.bounds(made, variants, played=False), strict=True):
@@ -502,7 +499,7 @@ class MixedSearch:
                 kept = np.maximum(kept, choices // pipe.virtual * ways * float(table.least[5]))
             held = np.asarray(held + kept)
             return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
-        schedule = "" if any(v[1] != "gpipe" for v in variants) else "gpipe"
+        schedules = tuple(dict.fromkeys(schedule for _, schedule in variants))
         first = 0 if not rank else tables.counted[node.used]
         last = rank == pipe.shape.pp - 1
         ends = np.array([tables.num_layers if last else tables.counted[node.used + n] for n in choices.tolist()])
@@ -514,7 +511,9 @@ class MixedSearch:
             self.rows.ways(pipe.shape, pipe.workers, rank),
             tables.stack,
         )
-        held = held + held_bytes([table.kept[ends] - table.kept[first]], 0.0, schedule, rank, pipe.shape.pp, pipe.count)
+        held = held + held_bytes(
+            [table.kept[ends] - table.kept[first]], 0.0, schedules, rank, pipe.shape.pp, pipe.count
+        )
         return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
 
     # --- points

@@ -22,18 +22,17 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon import orders
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, Schedule, Stack, Stage, Workload, stage_layers
-from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES
-from gnomon.plans.parts import Preset, ScheduleName
+from gnomon.plans.parts import Preset
 from gnomon.plans.plan import pipeline_rank
 from gnomon.plans.select import format_layers, format_ranks
 from gnomon.search.space import (
     CHUNK_TOKENS,
-    SCHEDULES,
     Context,
     Limit,
     Recompute,
@@ -87,7 +86,7 @@ class MixedPoint(NamedTuple):
     sequence_parallel: bool
     recompute: Recompute
     zero: int
-    schedule: ScheduleName
+    schedule: str
     cp: int = 1
     """Context-parallel ranks of every worker."""
     ep: Ranks = ()
@@ -105,7 +104,7 @@ class MixedPoint(NamedTuple):
     @property
     def placement(self) -> Literal["loop", "v"]:
         """How stages lie on ranks."""
-        return "v" if self.schedule in V_SCHEDULES else "loop"
+        return orders.find(self.schedule).placement
 
 
 class Shape(NamedTuple):
@@ -148,7 +147,7 @@ class MixedSpace:
     sequence_parallel: tuple[bool, ...]
     recompute: tuple[Recompute, ...]
     zero: tuple[int, ...]
-    schedule: tuple[ScheduleName, ...]
+    schedule: tuple[str, ...]
     cp: tuple[int, ...] = (1,)
     ep: tuple[int, ...] = (1,)
     context: tuple[Context, ...] = ("ring",)
@@ -235,15 +234,16 @@ class MixedSpace:
 
     def _rounds(self, pp: int) -> tuple[tuple[int, bool], ...]:
         """(stages on a rank, whether they turn) of so many pipeline ranks."""
-        found = [(1, False)] if any(_takes(name, 1) for name in self.schedule) and 1 in self.virtual_stages else []
+        known = [orders.find(name) for name in self.schedule]
+        found = [(1, False)] if any(order.takes(1) for order in known) and 1 in self.virtual_stages else []
         if pp > 1:
             able = [v for v in self.virtual_stages if v > 1 and pp * v <= self.num_layers]
-            found += [(v, False) for v in able if any(name in LOOPED_SCHEDULES for name in self.schedule)]
-            turned = any(name in V_SCHEDULES for name in self.schedule)
-            found += [(2, True)] if turned and 2 in able else []
+            for turned, placement in enumerate(("loop", "v")):
+                placed = [order for order in known if order.placement == placement]
+                found += [(v, bool(turned)) for v in able if any(order.takes(v) for order in placed)]
         return tuple(found)
 
-    def variants(self, shape: Shape, microbatches: int) -> tuple[tuple[int, ScheduleName], ...]:
+    def variants(self, shape: Shape, microbatches: int) -> tuple[tuple[int, str], ...]:
         """(ZeRO stage, schedule) of a block's points; without a choice where they would change nothing, without
         ZeRO where some stages have nobody to divide with, and without schedules that have no rows for its numbers."""
         key = shape, microbatches
@@ -252,23 +252,24 @@ class MixedSpace:
         return self._variants[key]
 
     @cached_property
-    def _variants(self) -> dict[tuple[Shape, int], tuple[tuple[int, ScheduleName], ...]]:
+    def _variants(self) -> dict[tuple[Shape, int], tuple[tuple[int, str], ...]]:
         return {}
 
-    def _variants_of(self, shape: Shape, microbatches: int) -> tuple[tuple[int, ScheduleName], ...]:
+    def _variants_of(self, shape: Shape, microbatches: int) -> tuple[tuple[int, str], ...]:
         ranks = tuple(n * shape.cp for n in self.workers(shape))
         zeros: tuple[int, ...] = self.zero
         if shape.form == "stages" and min(ranks) == 1:
             zeros = tuple(z for z in self.zero if z == 0) or (self.zero[:1] if max(ranks) == 1 else ())
         if shape.pp == 1:
-            return tuple((zero, name) for name in [n for n in self.schedule if _takes(n, 1)][:1] for zero in zeros)
+            flat = [name for name in self.schedule if orders.find(name).takes(1)]
+            return tuple((zero, name) for name in flat[:1] for zero in zeros)
         zeros = tuple(z for z in zeros if z in self.zero_in_pipeline)
         if self.tied_alike:
             unlike = shape.form == "stages" and len(set(zip(ranks, shape.tp, strict=True))) > 1
             zeros = () if unlike else tuple(z for z in zeros if z == 0)
-        schedules = [name for name in self.schedule if (name in V_SCHEDULES) == shape.turned]
-        schedules = [n for n in schedules if _takes(n, shape.virtual) and _counts(n, shape.pp, microbatches)]
-        return tuple((z, n) for z in zeros for n in schedules if z < 3 or n != "dualpipe_v")
+        known = [order for order in map(orders.find, self.schedule) if (order.placement == "v") == shape.turned]
+        fits = [order for order in known if order.legal(shape.pp, microbatches, shape.virtual) is None]
+        return tuple((z, order.name) for z in zeros for order in fits if z < 3 or not order.composite)
 
     def members(self, shape: Shape, microbatches: int) -> int:
         """Shares, or layers, that a block has."""
@@ -371,7 +372,7 @@ class MixedSpace:
 
 
 def point_of(
-    block: MixedBlock, layers: tuple[int, ...], shares: tuple[int, ...], zero: int, schedule: ScheduleName
+    block: MixedBlock, layers: tuple[int, ...], shares: tuple[int, ...], zero: int, schedule: str
 ) -> MixedPoint:
     """One of a block's points. layers: of each stage."""
     shape = block.shape
@@ -379,20 +380,6 @@ def point_of(
         shape.form, shape.kinds, shape.tp, layers, shares, block.microbatches, block.sequence_parallel,
         block.recompute, zero, schedule, shape.cp, shape.ep, block.context, shape.virtual,
     )  # fmt: skip
-
-
-def _takes(schedule: str, virtual: int) -> bool:
-    """Whether a schedule is for so many stages on a rank."""
-    if schedule in V_SCHEDULES:
-        return virtual == 2
-    return (virtual > 1) == (schedule in LOOPED_SCHEDULES)
-
-
-def _counts(schedule: str, pp: int, microbatches: int) -> bool:
-    """Whether a schedule has rows for so many microbatches."""
-    if schedule in ("dualpipe_v", "zero_bubble_v"):
-        return microbatches >= 2 * pp - (schedule == "zero_bubble_v")
-    return schedule not in ("interleaved_one_f_one_b", "interleaved_zero_bubble") or microbatches % pp == 0
 
 
 def divisions(layers: int, ranks: int, virtual: int) -> int:
@@ -502,13 +489,13 @@ def make_mixed_space(
         "virtual_stages": tuple(range(1, MOST_VIRTUAL + 1)),
         "zero": (3,) if base.optimizer.offload_parameters else (0, 1, 2, 3),
         "recompute": ("none", "selective", "full"),
-        "schedule": SCHEDULES,
+        "schedule": tuple(order.name for order in orders.every()),
         "sequence_parallel": (False, True),
         "context": ("ring", "all_gather", "ulysses"),
     }
     if "virtual_stages" in fixed:
         virtual = int(str(fixed["virtual_stages"]))
-        choices["schedule"] = tuple(s for s in SCHEDULES if _takes(s, virtual))
+        choices["schedule"] = tuple(order.name for order in orders.every() if order.takes(virtual))
     refuse_divided(base)
     choices = narrowed(choices, fixed, [*limits, *(stack_limits(stack, graph, nodes) if stack is not None else ())])
     made = MixedSpace(

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.plans.parts import ScheduleName
 from gnomon.search.blocks import SLACK, Blocks, Choice
 from gnomon.search.bounds import (
     ACTIONS,
     ENDS,
-    MIXED,
     Actions,
     Doubles,
     Ends,
@@ -31,6 +29,7 @@ from gnomon.search.bounds import (
     halves,
     is_split,
     no_ends,
+    partly_split,
     time_bound,
     v_placed,
     weight_at_most,
@@ -52,7 +51,7 @@ class Block:
     """Points that differ in sharding, ZeRO and overlap only."""
 
     family: Family
-    schedule: ScheduleName
+    schedule: str
     virtual: int
     column: int
     """Index of the microbatch size."""
@@ -83,7 +82,7 @@ class Opening:
         self._inside: dict[object, Doubles] = {}
         self._coming: dict[tuple[int, bool], Doubles] = {}
 
-    def block(self, family: Family, schedule: ScheduleName, virtual: int, column: int) -> Block:
+    def block(self, family: Family, schedule: str, virtual: int, column: int) -> Block:
         """A block by what it is of."""
         count = self.space.global_batch // (family.micro[column] * family.dp)
         pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
@@ -141,7 +140,7 @@ class Opening:
         block, given = group.block, self._act(group)
         pipeline, sends, clip = block.pipeline, self._sends(block), self.blocks.clip
         every = self._shardings_of(group)
-        act, found = halves(given) if block.schedule in MIXED else given, 0.0
+        act, found = halves(given) if partly_split(block.schedule) else given, 0.0
         if every[0].zero == 3:
             reduced, summed = (np.minimum.reduce([getattr(e, n) for e in every]) for n in ("reduced_s", "summed_s"))
             gathers = None
@@ -180,7 +179,7 @@ class Opening:
         split_backward, clip, first = is_split(block.schedule), self.blocks.clip, every[0]
         adding = self._adding(first, count)
         forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
-        if block.schedule in MIXED:
+        if partly_split(block.schedule):
             act = halves(act)
             back = weight_at_most(first.table, pipeline.split.counts, adding, block.column)
         backs = [back] * len(every)

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from gnomon import orders
 from gnomon.errors import GnomonError, PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import scaled
 from gnomon.plans import Goal, Mesh, Plan, Saved, Schedule
-from gnomon.plans.check import V_SCHEDULES
-from gnomon.plans.vocabulary import DIVIDING
 from gnomon.prediction import Prediction, predict
 from gnomon.search.choices import made, show_value
 from gnomon.search.planning import Loss, lost
@@ -201,9 +200,10 @@ def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
         on = plan.layout.sequence_parallel
         changed = replace(plan, layout=replace(plan.layout, sequence_parallel=not on))
         yield "without sequence parallelism" if on else "sequence parallel", changed
-    for how in DIVIDING if mesh.pp > 1 and mesh.tp == 1 and plan.optimizer.zero < 2 else ():
+    ways = orders.find(plan.schedule.name).vocabulary
+    for how in ways if mesh.pp > 1 and mesh.tp == 1 and plan.optimizer.zero < 2 else ():
         changed = replace(plan, schedule=replace(plan.schedule, vocabulary=how))
-        if changed != plan and plan.schedule.name in DIVIDING[how]:
+        if changed != plan:
             yield f"vocabulary {how}", changed
     for schedule in _schedules(plan) if mesh.pp > 1 else ():
         same = schedule.virtual_stages == plan.schedule.virtual_stages
@@ -250,7 +250,7 @@ def _moved(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
         return None
     schedule = plan.schedule
     if mesh.pp == 1:  # nothing to schedule
-        schedule = replace(schedule, name="one_f_one_b", virtual_stages=1, placement="loop", layers_per_stage=())
+        schedule = replace(schedule, name=orders.DEFAULT, virtual_stages=1, placement="loop", layers_per_stage=())
     sequence = plan.layout.sequence_parallel or axis == "tp"
     layout = replace(plan.layout, sequence_parallel=sequence)
     if axis == "pp":
@@ -266,16 +266,15 @@ def _equal(plan: Plan) -> Plan:
 
 
 def _schedules(plan: Plan) -> Iterator[Schedule]:
-    for name, virtual in (("one_f_one_b", 1), ("interleaved_one_f_one_b", 2), ("zero_bubble_h1", 1),
-                          ("zero_bubble_v", 2)):  # fmt: skip
-        if name != plan.schedule.name:
-            placement = "v" if name in V_SCHEDULES else "loop"
+    for order in orders.every():
+        if order.tried and order.name != plan.schedule.name:
+            virtual = order.stages[0]
             layers = plan.schedule.layers_per_stage if virtual == plan.schedule.virtual_stages else ()
             yield replace(
                 plan.schedule,
-                name=name,  # type: ignore[arg-type]
+                name=order.name,
                 virtual_stages=virtual,
-                placement=placement,  # type: ignore[arg-type]
+                placement=order.placement,
                 layers_per_stage=layers,
             )
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gnomon import orders
 from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import kinds_of
 from gnomon.plans import Plan, Saved, Workload, batch, stage_layers
 from gnomon.plans.select import format_layers
 from gnomon.search.mixed_space import equal_layers, selectors
-from gnomon.search.space import FLAT_SCHEDULES
 
 
 def stage_changes(plan: Plan, graph: Graph, cluster: Cluster, workload: Workload) -> Iterator[tuple[str, Plan]]:
@@ -36,9 +36,10 @@ def stage_changes(plan: Plan, graph: Graph, cluster: Cluster, workload: Workload
         if preset != plan.saved.preset and not plan.saved.rules:
             yield f"recompute {preset}", replace(plan, saved=Saved(preset=preset))
     if plan.num_pipeline_ranks > 1:
-        for name in FLAT_SCHEDULES:
-            if name != plan.schedule.name:
-                yield f"schedule {name}", replace(plan, schedule=replace(plan.schedule, name=name, passes=()))
+        for order in orders.every():
+            if order.takes(1) and order.name != plan.schedule.name:
+                schedule = replace(plan.schedule, name=order.name, passes=())
+                yield f"schedule {order.name}", replace(plan, schedule=schedule)
         if plan.schedule.passes:
             yield "the usual warm-up", replace(plan, schedule=replace(plan.schedule, passes=()))
     if max(plan.stage_mesh(stage).tp for stage in range(plan.num_stages)) > 1:

@@ -12,11 +12,12 @@ from itertools import islice
 from math import ceil
 from typing import get_args, get_type_hints
 
+from gnomon import orders
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Mesh, Plan, Schedule, Workload
-from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES, problems
+from gnomon.plans.check import problems
 from gnomon.search.results import Found, Result
 from gnomon.search.space import Point, count_layers
 from gnomon.units import show_bytes
@@ -37,7 +38,12 @@ Again = Callable[[Cluster, int | None], Result | None]
 """The same search with another limit in bytes, among plans that take the least (`LEAST`); without one, on other
 machines, among plans that spare memory (`SPARING`). None if the request has no plans there."""
 
-SPARING: Mapping[str, object] = {"recompute": "full", "micro_batch_size": 1, "schedule": "one_f_one_b", "overlap": True}
+SPARING: Mapping[str, object] = {
+    "recompute": "full",
+    "micro_batch_size": 1,
+    "schedule": orders.DEFAULT,
+    "overlap": True,
+}
 """What is fixed to find, soon, machines that are large enough, unless the request says otherwise."""
 
 
@@ -113,11 +119,10 @@ def _pipeline(graph: Graph, sizes: Mapping[str, int], schedule: object) -> None:
             f"layers; {least}"
         )
     if "virtual_stages" in sizes and isinstance(schedule, str):
-        fits = virtual == 2 if schedule in V_SCHEDULES else (virtual > 1) == (schedule in LOOPED_SCHEDULES)
-        if not fits:
-            takes = "2" if schedule in V_SCHEDULES else "2 or more" if schedule in LOOPED_SCHEDULES else "1"
+        order = orders.find(schedule)
+        if not order.takes(virtual):
             raise PlanError(
-                f"schedule {schedule} takes {takes} virtual stages on a rank, not {virtual}; leave one open"
+                f"schedule {schedule} takes {order.stages_text} virtual stages on a rank, not {virtual}; leave one open"
             )
 
 

@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans.parts import ScheduleName
 from gnomon.search.bounds import Actions
 from gnomon.search.flight import schedule_rows
 
@@ -73,7 +72,7 @@ class Skeleton:
 
 @lru_cache(maxsize=128)
 def skeleton(
-    schedule: ScheduleName,
+    schedule: str,
     pp: int,
     virtual: int,
     microbatches: int,

@@ -20,7 +20,7 @@ from gnomon.plans import Goal, Stack, Workload
 from gnomon.prediction import Timed, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.blocks import SLACK, Blocks, Row
-from gnomon.search.bounds import MIXED, Family, Job
+from gnomon.search.bounds import Family, Job, partly_split
 from gnomon.search.budget import More, always
 from gnomon.search.opening import Group, Opening
 from gnomon.search.results import Counts, Found, Result, memory_limit, most_alike, sort_of_point, why_not
@@ -138,7 +138,7 @@ class Search:
             elif isinstance(item, Group):
                 for found, member in self.opening.members(item):
                     self._push(max(bound, found), member)
-            elif isinstance(item, Loose) and item.reductions == "stages" and item.point.schedule not in MIXED:
+            elif isinstance(item, Loose) and item.reductions == "stages" and not partly_split(item.point.schedule):
                 self._push(max(bound, self.tighten.stalled(item) * (1 - SLACK)), Stalled(loose=item))
             elif isinstance(item, Loose | Stalled):
                 self._play(item if isinstance(item, Loose) else item.loose, bound)

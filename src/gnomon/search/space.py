@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
+from gnomon import orders
 from gnomon.errors import PlanError, UnpricedError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Stack, Workload
-from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES
-from gnomon.plans.parts import ScheduleName
 from gnomon.prices.collectives import copy_seconds
 
 Recompute = Literal["none", "selective", "full", "offload"]
@@ -30,15 +29,6 @@ Context = Literal["ring", "all_gather", "ulysses"]
 
 BEYOND = ("async_tp", "activation_offload", "optimizer_offload", "parameter_offload")
 """Choices (`search.choices`) that the exact search can have too."""
-
-FLAT_SCHEDULES: tuple[ScheduleName, ...] = ("one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
-"""Schedules of one stage on each rank."""
-
-SCHEDULES: tuple[ScheduleName, ...] = (
-    "one_f_one_b", "interleaved_one_f_one_b", "zero_bubble_h1", "zero_bubble_h2", "interleaved_zero_bubble",
-    "zero_bubble_v", "v_half", "v_min", "dualpipe_v", "gpipe", "looped_bfs",
-)  # fmt: skip
-"""Every schedule of training, the usual ones first: of two equally fast plans the search returns the earlier one."""
 
 FEW_STAGES = 8
 """Numbers of virtual stages up to this one are all tried; beyond it, those that divide the layers."""
@@ -56,7 +46,7 @@ class Point(NamedTuple):
     pp: int
     dp_replicate: int
     dp_shard: int
-    schedule: ScheduleName
+    schedule: str
     virtual_stages: int
     micro_batch_size: int
     sequence_parallel: bool
@@ -134,7 +124,7 @@ class Space:
     pp: tuple[int, ...]
     dp_replicate: tuple[int, ...]
     dp_shard: tuple[int, ...]
-    schedule: tuple[ScheduleName, ...]
+    schedule: tuple[str, ...]
     virtual_stages: tuple[int, ...]
     """For schedules that take several numbers of them."""
     micro_batch_size: tuple[int, ...]
@@ -166,7 +156,7 @@ class Space:
             name=point.schedule,
             micro_batch_size=point.micro_batch_size,
             virtual_stages=point.virtual_stages,
-            placement="v" if point.schedule in V_SCHEDULES else "loop",
+            placement=orders.find(point.schedule).placement,
             passes=base.schedule.passes,
         )
         names = ("tp", "cp", "ep", "pp", "dp_replicate", "dp_shard")
@@ -232,19 +222,16 @@ class Space:
     def _shards(self) -> frozenset[int]:
         return frozenset(self.dp_shard)
 
-    def pipelines(self, pp: int) -> tuple[tuple[ScheduleName, int], ...]:
+    def pipelines(self, pp: int) -> tuple[tuple[str, int], ...]:
         """(schedule, virtual stages) on so many pipeline ranks. One rank has nothing to schedule: microbatches follow
         each other, under the first name that there is."""
-        found: list[tuple[ScheduleName, int]] = []
         if pp == 1:
-            return tuple((name, 1) for name in self.schedule if name in FLAT_SCHEDULES)[:1]
-        for name in self.schedule:
-            if name in V_SCHEDULES:
-                found += [(name, 2)] if 2 * pp <= self.num_layers else []
-            elif name in LOOPED_SCHEDULES:
-                found += [(name, v) for v in self.virtual_stages if v > 1 and pp * v <= self.num_layers]
-            else:
-                found.append((name, 1))
+            return tuple((name, 1) for name in self.schedule if orders.find(name).takes(1))[:1]
+        found: list[tuple[str, int]] = []
+        for order in map(orders.find, self.schedule):
+            counts = self.virtual_stages if order.looped else order.stages[:1]
+            fits = [v for v in counts if v == 1 or pp * v <= self.num_layers]
+            found += [(order.name, v) for v in fits if order.stages_reason(pp, v) is None]
         return tuple(found)
 
     def layouts(self, cp: int) -> tuple[tuple[bool, bool, Context], ...]:
@@ -355,7 +342,7 @@ def make_space(
         "pp": tuple(p for p in ranks if p <= num_layers),
         "dp_replicate": ranks,
         "dp_shard": ranks,
-        "schedule": SCHEDULES,
+        "schedule": tuple(order.name for order in orders.every()),
         "virtual_stages": tuple(sorted({*range(1, FEW_STAGES + 1), *divisors(num_layers)})),
         "micro_batch_size": divisors(workload.batch_size),
         "sequence_parallel": (False, True),
@@ -366,8 +353,9 @@ def make_space(
         "overlap": (True, False),
     }
     if "virtual_stages" in (fixed or {}):
-        virtual = (fixed or {})["virtual_stages"]
-        choices["schedule"] = tuple(s for s in choices["schedule"] if _takes(str(s), virtual)) or choices["schedule"]
+        virtual = int(str((fixed or {})["virtual_stages"]))
+        able = tuple(order.name for order in orders.every() if order.takes(virtual))
+        choices["schedule"] = able or choices["schedule"]
     refuse_divided(base)
     every = [*limits, *(stack_limits(stack, graph, ranks) if stack is not None else ())]
     choices = narrowed(choices, fixed or {}, every)
@@ -442,13 +430,6 @@ def count_layers(graph: Graph) -> int:
     return sum(1 for layer in layers if layer.call.first is not None) or len(layers)
 
 
-def _takes(schedule: str, virtual: object) -> bool:
-    """Whether a schedule can have so many stages on a rank."""
-    if schedule in V_SCHEDULES:
-        return virtual == 2
-    return (virtual != 1) == (schedule in LOOPED_SCHEDULES)
-
-
 def _none_left(name: str, limits: Iterable[Limit], fixed: Mapping[str, object]) -> str:
     """Which limits leave a field without a choice, and whose they are."""
     of_field = [limit for limit in limits if limit.field == name]
@@ -488,7 +469,7 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
         found += _own_limits(graph, ranks)
     if stack.schedules:
         why = f"stack {stack.name} runs only {', '.join(stack.schedules)}"
-        names = [name for name in SCHEDULES if name not in stack.schedules]
+        names = [name for name in orders.names() if name not in stack.schedules]
         found += [Limit(field="schedule", op="=", value=name, why=why) for name in names]
     return (*found, *_of_record(stack))
 

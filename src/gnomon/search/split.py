@@ -17,6 +17,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon import orders
 from gnomon.errors import PlanError
 from gnomon.search.budget import More, always
 from gnomon.search.recompute import Least
@@ -122,7 +123,7 @@ class Bounds:
         """Kinds of actions that stages compute."""
         self.trials, self.num_stages = trials, plan.num_stages
         self._stages: dict[tuple[int, int, int], tuple[float, ...]] = {}
-        grouped = plan.schedule.name == "dualpipe_v" or bool(plan.schedule.passes)
+        grouped = orders.find(plan.schedule.name).composite or bool(plan.schedule.passes)
         chained = len(trials.prediction.pricing.messages.sent) == plan.num_stages - 1
         meet = plan.optimizer.clip and plan.optimizer.offload is None and chained
         rows = [] if grouped else list(self._rows(meet=meet))

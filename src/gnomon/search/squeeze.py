@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from gnomon import orders
 from gnomon.errors import GnomonError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
@@ -220,7 +221,7 @@ class Squeeze:
         if "none" not in space.recompute:
             return
         yield from dict.fromkeys(each._replace(recompute="none") for each in like)
-        usual = "one_f_one_b" if "one_f_one_b" in space.schedule else space.schedule[0]
+        usual = orders.DEFAULT if orders.DEFAULT in space.schedule else space.schedule[0]
         few = replace(
             space,
             schedule=(usual,),

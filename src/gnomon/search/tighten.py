@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans.parts import ScheduleName
 from gnomon.search.alone import alone, gaps, passes, stalled
 from gnomon.search.bounds import ACTIONS, Actions, Ends, Job, Pipeline, is_split, layer_seconds, way, ways
 from gnomon.search.leaves import Sharding
@@ -20,7 +19,7 @@ from gnomon.search.skeleton import Reductions, play, skeleton
 from gnomon.search.space import Point
 
 Doubles = NDArray[np.float64]
-_Group = tuple[ScheduleName, int, int, int, Reductions, tuple[int, ...], int]
+_Group = tuple[str, int, int, int, Reductions, tuple[int, ...], int]
 
 COLUMNS = 256
 """Sets of durations that are played at once."""

@@ -13,7 +13,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.plans.parts import ScheduleName
 from gnomon.search.flight import schedule_rows
 from gnomon.search.leaf_memory import inside_bytes, unsharded
 from gnomon.search.tighten import Loose
@@ -43,7 +42,7 @@ class RankRows:
 
 
 @lru_cache(maxsize=64)
-def rank_rows(schedule: ScheduleName, pp: int, virtual: int, microbatches: int) -> tuple[RankRows, ...]:
+def rank_rows(schedule: str, pp: int, virtual: int, microbatches: int) -> tuple[RankRows, ...]:
     """Of each pipeline rank."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from gnomon.program import Override
+from gnomon.program.program import Override
 from gnomon.program.rows import Rows, of_lists
 
 Action = tuple[str, int, int]

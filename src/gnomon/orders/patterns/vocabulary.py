@@ -1,7 +1,7 @@
 """Vocabulary parallelism: the embedding and the head divided by vocabulary over all pipeline ranks (Yeung et al. 2024,
 "Balancing pipeline parallelism with vocabulary parallelism", arXiv 2411.05288).
 
-`with_vocabulary(schedule, ranks, microbatches)` returns the rows of a schedule with, on every rank and for every
+`with_heads`, `interlaced` and `v_half_with_heads` return the rows of an order with, on every rank and for every
 microbatch: S and T, a part of the head; EMBED and EGRAD, a part of the embedding; and what the ranks exchange, on a
 stream and a communicator of its own in one order: SUM_E (embedded tokens to the first stage), CAST_H (hidden states
 from the last), SUM_V (maximum and sum of the softmax), SUM_H (gradient of the hidden states to the last stage), CAST_E
@@ -23,22 +23,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from gnomon.errors import PlanError
-from gnomon.plans import Vocabulary
-from gnomon.program import (
-    STANDARD_KINDS,
-    BufferClass,
-    BufferRef,
-    Communicator,
-    Effect,
-    Kind,
-    Override,
-    RowEffect,
-    effects,
-    with_kinds,
-)
-from gnomon.program.rows import Rows, check_counts
-from gnomon.schedules.v_half import CELLS, fits, v_passes, weight_cells
+from gnomon.orders.order import Vocabulary
+from gnomon.orders.patterns.building_block import CELLS, fits, v_passes, weight_cells
+from gnomon.program.kinds import STANDARD_KINDS, BufferClass, Effect, Kind, effects, with_kinds
+from gnomon.program.program import BufferRef, Communicator, Override, RowEffect
+from gnomon.program.rows import Rows
 
 COMM = "vocabulary"
 """Stream and communicator of what pipeline ranks exchange for the embedding and the head."""
@@ -83,22 +72,22 @@ def _kinds(how: Vocabulary) -> tuple[Kind, ...]:
     )
 
 
-def with_vocabulary(name: str, how: Vocabulary, num_ranks: int, num_microbatches: int) -> Rows:
-    """Rows of schedule `name` (`one_f_one_b`, `v_half`) with the vocabulary divided as `how` says.
+def with_heads(how: Vocabulary, num_ranks: int, num_microbatches: int) -> Rows:
+    """Rows of 1F1B under vocab_1 or vocab_2."""
+    barriers = 2 if how == "vocab_1" else 1
+    ranks = [_rank(r, num_ranks, num_microbatches, barriers) for r in range(num_ranks)]
+    return _rows(ranks, how, num_ranks, num_microbatches, turned=False)
 
-    PlanError for another schedule, or for one that is not known with `how`.
-    """
-    check_counts(name, num_ranks, num_microbatches)
-    if name == "one_f_one_b" and how == "interlaced":
-        return _rows(_interlaced(num_ranks, num_microbatches), how, num_ranks, num_microbatches, turned=False)
-    if name == "one_f_one_b":
-        barriers = 2 if how == "vocab_1" else 1
-        ranks = [_rank(r, num_ranks, num_microbatches, barriers) for r in range(num_ranks)]
-        return _rows(ranks, how, num_ranks, num_microbatches, turned=False)
-    if name == "v_half" and how != "interlaced":
-        ranks = _v_half(num_ranks, num_microbatches, 2 if how == "vocab_1" else 1)
-        return _rows(ranks, how, num_ranks, num_microbatches, turned=True)
-    raise PlanError(f"schedule {name} has no rows with vocabulary = {how!r}; use 'ends'")
+
+def interlaced(num_ranks: int, num_microbatches: int) -> Rows:
+    """Rows of 1F1B in which all ranks meet for each head and each embedding."""
+    return _rows(_interlaced(num_ranks, num_microbatches), "interlaced", num_ranks, num_microbatches, turned=False)
+
+
+def v_half_with_heads(how: Vocabulary, num_ranks: int, num_microbatches: int) -> Rows:
+    """Rows of V-Half under vocab_1 or vocab_2."""
+    ranks = _v_half(num_ranks, num_microbatches, 2 if how == "vocab_1" else 1)
+    return _rows(ranks, how, num_ranks, num_microbatches, turned=True)
 
 
 @lru_cache(maxsize=32)

@@ -1,28 +1,31 @@
 """1F1B: warm-up forwards, then one forward and one backward in turn (PipeDream-Flush, Narayanan et al. 2021; DAPPLE,
 Fan et al. 2021).
 
-`one_f_one_b` returns compute rows. With p ranks, m microbatches and equal stages a step from rest takes
-(m + p - 1)(F + B), and rank r holds the activations of min(p - r, m) microbatches. DAPPLE's second warm-up policy
-injects 2(p - r) - 1 microbatches, which hides the latency of messages at the price of memory. Left out: messages.
+With p ranks, m microbatches and equal stages a step from rest takes (m + p - 1)(F + B), and rank r holds the
+activations of min(p - r, m) microbatches. DAPPLE's second warm-up policy injects 2(p - r) - 1 microbatches, which hides
+the latency of messages at the price of memory. Left out: messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from gnomon.errors import PlanError
-from gnomon.program.rows import KIND, Longs, Rows, check_counts, of_table
+from gnomon.orders.order import Order
+from gnomon.orders.patterns.alternate import alternate
+from gnomon.orders.patterns.vocabulary import interlaced, with_heads
+from gnomon.program.rows import Rows
 
 
-def one_f_one_b(num_ranks: int, num_microbatches: int, *, warm_up: Sequence[int] = ()) -> Rows:
+def one_f_one_b(num_ranks: int, num_microbatches: int, num_virtual: int = 1, *, warm_up: Sequence[int] = ()) -> Rows:
     """Stage r on rank r. warm_up: forwards of each rank before its first pair, p - 1 - r when left out.
 
     PlanError when a rank would warm up with more forwards than the rank before it.
     """
-    check_counts("one_f_one_b", num_ranks, num_microbatches)
     warm = np.array(warm_up or range(num_ranks - 1, -1, -1), np.int64)
     if len(warm) != num_ranks or (warm < 0).any() or (np.diff(np.minimum(warm, num_microbatches)) > 0).any():
         raise PlanError(
@@ -46,27 +49,30 @@ def dapple_warm_up(policy: Literal["p", "2p"], num_ranks: int) -> tuple[int, ...
     return tuple(n - 1 for n in injected)
 
 
-def alternate(*, forward: tuple[Longs, Longs], backward: tuple[Longs, Longs], warm_up: Longs, num_stages: int) -> Rows:
-    """Each rank's forwards and backwards in their own order, merged: `warm_up` forwards, then F B F B …, then the rest.
+def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    return min(ranks - rank, microbatches)
 
-    forward, backward: (stage, unit), each [ranks, n]. warm_up: [ranks].
-    """
-    num_ranks, n = forward[0].shape
-    k, w = np.arange(n), np.minimum(warm_up, n)[:, None]
-    forward_at = np.where(k < w, k, 2 * k - w)
-    backward_at = np.where(k < n - w, w + 2 * k + 1, n + k)
-    kind = np.full((num_ranks, 2 * n), KIND["F"], np.int8)
-    stage, unit = np.empty((num_ranks, 2 * n), np.int16), np.empty((num_ranks, 2 * n), np.int32)
-    rank = np.arange(num_ranks)[:, None]
-    kind[rank, backward_at] = KIND["B"]
-    for at, (stages, units) in ((forward_at, forward), (backward_at, backward)):
-        stage[rank, at] = stages
-        unit[rank, at] = units
-    return of_table(
-        kind.ravel(),
-        stage.ravel(),
-        unit.ravel(),
-        num_ranks=num_ranks,
-        num_stages=num_stages,
-        num_units=int(forward[1].max()) + 1,
-    )
+
+ORDER = Order(
+    name="one_f_one_b",
+    title="1F1B",
+    paper="PipeDream-Flush, Narayanan et al. 2021; DAPPLE, Fan et al. 2021",
+    build=one_f_one_b,
+    in_flight=_in_flight,
+    vocabulary={
+        "vocab_1": partial(with_heads, "vocab_1"),
+        "vocab_2": partial(with_heads, "vocab_2"),
+        "interlaced": interlaced,
+    },
+    names={
+        "megatron-lm": "forward_backward_pipelining_without_interleaving",
+        "torchtitan": "1F1B",
+        "deepspeed": "TrainSchedule",
+        "nanotron": "1f1b",
+    },
+    aliases=("1f1b",),
+    preference=0,
+    tried=True,
+    bubble="(p - 1)(F + B)",
+    held="p - r on rank r",
+)

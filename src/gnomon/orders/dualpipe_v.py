@@ -1,26 +1,20 @@
 """DualPipe-V: two stages a rank in a V, forward of one microbatch overlapped with backward of another (DeepSeek-V3's
 DualPipe, cut in half by Sea AI Lab).
 
-`dualpipe_v` returns compute rows in which `(0F3&7B1)` is one action: both start and end together, because the
-all-to-all of each hides behind the compute of the other. A rank goes through eight phases. Rank 0 is idle for
-(p - 1)(F&B + B - 3W) of a step from rest. Left out: messages, and the overlap inside the composite, which is priced.
+In its rows `(0F3&7B1)` is one action: both start and end together, because the all-to-all of each hides behind the
+compute of the other. A rank goes through eight phases. Rank 0 is idle for (p - 1)(F&B + B - 3W) of a step from rest.
+Left out: messages, and the overlap inside the composite, which is priced.
 """
 
 from __future__ import annotations
 
-from gnomon.errors import PlanError
-from gnomon.program.rows import Rows, check_counts
-from gnomon.schedules.v_placement import VRank, rows
+from gnomon.orders.order import Order
+from gnomon.orders.patterns.v_placement import VRank, rows
+from gnomon.program.rows import Rows
 
 
-def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
-    """Stages r and 2p - 1 - r on rank r. PlanError with fewer than 2p microbatches."""
-    check_counts("dualpipe_v", num_ranks, num_microbatches)
-    if num_microbatches < 2 * num_ranks:
-        raise PlanError(
-            f"schedule dualpipe_v needs at least 2 x {num_ranks} = {2 * num_ranks} microbatches (two for each pipeline "
-            f"rank), not {num_microbatches}"
-        )
+def dualpipe_v(num_ranks: int, num_microbatches: int, num_virtual: int = 2) -> Rows:
+    """Stages r and 2p - 1 - r on rank r."""
     return rows([_rank(r, num_ranks, num_microbatches) for r in range(num_ranks)], num_microbatches)
 
 
@@ -60,3 +54,37 @@ def _drain(out: VRank, rank: int, below: int) -> None:
         out.input_gradient(0)
     while out.waiting:  # 8
         out.weight_gradient()
+
+
+def _two_a_rank(ranks: int, microbatches: int, virtual: int) -> str:
+    """As DeepSeek's dualpipev.py asserts."""
+    if microbatches >= 2 * ranks:
+        return ""
+    return (
+        f"needs at least 2 x {ranks} = {2 * ranks} microbatches (two for each pipeline rank), not {microbatches}; use "
+        f"more, or zero_bubble_v"
+    )
+
+
+def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    return min(2 * ranks + 1, microbatches * virtual)
+
+
+ORDER = Order(
+    name="dualpipe_v",
+    title="DualPipe-V",
+    paper="DeepSeek-V3's DualPipe, cut in half by Sea AI Lab",
+    build=dualpipe_v,
+    stages=(2, 2),
+    placement="v",
+    microbatches=_two_a_rank,
+    backward="both",
+    composite=True,
+    in_flight=_in_flight,
+    names={"torchtitan": "DualPipeV"},
+    aliases=("dualpipev",),
+    preference=80,
+    bubble="(p - 1)(F&B + B - 3W), of one stage",
+    held="p + 1/2",
+    asks="m ≥ 2p",
+)

@@ -1,43 +1,19 @@
-"""V-Half and V-Min: half and a third of 1F1B's activations for part of its bubble (Qi et al. 2024, "Pipeline
+"""One microbatch's building block of two stages a rank in a V, repeated every six cells (Qi et al. 2024, "Pipeline
 parallelism with controllable memory").
 
-Both return compute rows, two stages a rank in a V. They repeat one microbatch's building block every six cells (F, I, W
-of two chunks, all of one length T) and leave the idle cells out. How far apart neighbouring ranks are in each of the
-four passes through the V fixes how long an activation lives, hence the memory. With enough microbatches a step from
-rest takes 6mT and a bubble of about 3pT for V-Half and 4pT for V-Min, where 1F1B has 6(p - 1)T. Left out: messages, and
-blocks for unequal times, with which more cells are idle.
+F, I and W of two chunks take a cell each; idle cells are left out. How far apart neighbouring ranks are in each of the
+four passes through the V fixes how long an activation lives, hence the memory (`held_units`). Leaves out blocks for
+unequal times, with which more cells are idle.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gnomon.program.rows import KIND, Longs, Rows, by_time, check_counts
+from gnomon.program.rows import KIND, Longs, Rows, by_time
 
 CELLS = 6
 """Cells between one microbatch and the next: F, I and W of two chunks."""
-
-
-def v_half(num_ranks: int, num_microbatches: int) -> Rows:
-    """Stages r and 2p - 1 - r on rank r; at most p + 3 chunk activations on a rank, where 1F1B's rank 0 has 2p.
-
-    Distances between ranks average 1.5 cells. The turns have the smallest bubble of all of 1..6 cells, tried for p = 2
-    to 12: 3p - 4 cells for even p, 3p - 3 for odd.
-    """
-    check_counts("v_half", num_ranks, num_microbatches)
-    turns = (1, 2, 5) if num_ranks % 2 else (4, 2, 2)
-    return _repeat(v_passes(num_ranks, (1, 2, 1, 2), turns), num_microbatches)
-
-
-def v_min(num_ranks: int, num_microbatches: int) -> Rows:
-    """Stages r and 2p - 1 - r on rank r; at most 2p/3 + 3 chunk activations on a rank, where 1F1B's rank 0 has 2p.
-
-    Neighbouring ranks are one cell apart. The turns have the smallest bubble of all of 1..6 cells, tried for p = 2 to
-    12: 4p - 5 cells. With p a multiple of three the plain turns would put two actions into one cell.
-    """
-    check_counts("v_min", num_ranks, num_microbatches)
-    turns = (1, 1, 1) if num_ranks % 3 else (5, 1, 3)
-    return _repeat(v_passes(num_ranks, (1, 1, 1, 1), turns), num_microbatches)
 
 
 def v_passes(num_ranks: int, distance: tuple[int, int, int, int], turns: tuple[int, int, int]) -> Longs:
@@ -76,7 +52,7 @@ def _next(cell: int, residue: int) -> int:
     return cell + 1 + (residue - cell - 1) % CELLS
 
 
-def _repeat(passes: Longs, num_microbatches: int) -> Rows:
+def repeated_block(passes: Longs, num_microbatches: int) -> Rows:
     """All microbatches, one every six cells; a rank's order is that of the cells."""
     num_ranks = len(passes)
     assert fits(passes), "two actions of a rank stand in one cell"
@@ -93,3 +69,21 @@ def _repeat(passes: Longs, num_microbatches: int) -> Rows:
         num_stages=2 * num_ranks,
         num_units=num_microbatches,
     )
+
+
+def held_units(passes: Longs, rank: int, num_microbatches: int, *, weights: bool) -> int:
+    """Units of both chunks between the start of their forward and the end of their input gradient on a rank, at most.
+    weights: or of their weight gradient."""
+    down, up, input_1, input_0 = passes[rank].tolist()
+    ends = (input_0, input_1)
+    if weights:
+        after = weight_cells(passes[rank : rank + 1])[0]
+        ends = (int(after[1]), int(after[0]))
+    spans = ((down, ends[0]), (up, ends[1]))
+    # What is held repeats once the first microbatch is through.
+    count = min(num_microbatches, (max(end for _, end in spans) - min(down, up)) // CELLS + 2)
+    unit = CELLS * np.arange(count)
+    forwards = np.concatenate([start + unit for start, _ in spans])
+    backwards = np.concatenate([end + unit for _, end in spans])
+    held = (forwards[:, None] >= forwards).sum(axis=1) - (forwards[:, None] > backwards).sum(axis=1)
+    return int(held.max())

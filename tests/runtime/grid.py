@@ -35,13 +35,14 @@ from gnomon.errors import GnomonError, PlanError
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Pass, Plan, Saved, SavedRule, Schedule, Stage, Workload
 from gnomon.plans import check as check_plan
-from gnomon.plans.check import LOOPED_SCHEDULES, V_SCHEDULES
 from gnomon.runtime import Executor, Llama
 from gnomon.runtime.evaluate import evaluate
 
 STEPS = 3
 PARTS: dict[str, type] = {"overlap": Overlap, "optimizer": Optimizer, "layout": Layout}
 FLAT = ("gpipe", "one_f_one_b", "zero_bubble_h1", "zero_bubble_h2")
+LOOPED = ("interleaved_one_f_one_b", "looped_bfs", "interleaved_zero_bubble")
+TURNED = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
 RUN = {
     "kind": ("adamw",), "delay": (0,), "offload_parameters": (False,), "experts": (False,), "optimizer": (False,),
     "vocab_parallel": (True,), "loss_parallel": (True,),
@@ -89,7 +90,7 @@ def draw(number: int, seed: int = 0) -> Case:
     field = FIELDS[number % len(FIELDS)]
     for attempt in count():
         if attempt % 200 == 0:
-            name = rng.choice((*FLAT, *LOOPED_SCHEDULES, *V_SCHEDULES))
+            name = rng.choice((*FLAT, *LOOPED, *TURNED))
         case = _drawn(rng, number, field, name)
         if attempt < 1000 and not in_effect(case.plan, field):
             continue
@@ -185,13 +186,13 @@ def _schedule(rng: random.Random, name: str, virtual: int) -> Schedule:
         more["rounds"] = 2
     if name == "one_f_one_b" and rng.random() < 0.2:
         more["passes"] = (Pass(name="dapple_warmup", params=(("policy", rng.choice(("p", "2p"))),)),)
-    placement = "v" if name in V_SCHEDULES else "loop"
+    placement = "v" if name in TURNED else "loop"
     return Schedule(name=name, virtual_stages=virtual, placement=placement, **more)  # type: ignore[arg-type]
 
 
 def _virtual(rng: random.Random, name: str) -> int:
     """Stages on each pipeline rank."""
-    return 2 if name in V_SCHEDULES else rng.choice((2, 2, 3)) if name in LOOPED_SCHEDULES else 1
+    return 2 if name in TURNED else rng.choice((2, 2, 3)) if name in LOOPED else 1
 
 
 def _alike(rng: random.Random, name: str, world: int, layers: int) -> Plan:
@@ -210,7 +211,7 @@ def _unlike(rng: random.Random, name: str, world: int, layers: int) -> Plan:
     cuts = sorted(rng.sample(range(1, world), ranks - 1))
     firsts = list(zip((0, *cuts), (*cuts, world), strict=True))
     meshes = [_mesh(rng, b - a, "dp_replicate", "dp_shard", "tp") for a, b in firsts]
-    homes = [*range(ranks), *reversed(range(ranks))] if name in V_SCHEDULES else [*range(ranks)] * _virtual(rng, name)
+    homes = [*range(ranks), *reversed(range(ranks))] if name in TURNED else [*range(ranks)] * _virtual(rng, name)
     ends = sorted(rng.choices(range(layers + 1), k=len(homes) - 1))
     shares = {r: _shares(rng, meshes[r].data_ranks) for r in range(ranks)} if rng.random() < 0.6 else {}
     stages = []

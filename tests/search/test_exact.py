@@ -22,7 +22,7 @@ from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.search import Point, solve
 from gnomon.search.blocks import SLACK
-from gnomon.search.bounds import MIXED, Family
+from gnomon.search.bounds import Family, partly_split
 from gnomon.search.solve import Search
 from gnomon.search.space import make_space
 from gnomon.search.tighten import Loose
@@ -95,7 +95,7 @@ def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
                     least = max(least, search.opening.better(group)[0])
                 for bound, item in search.opening.members(group):
                     if isinstance(item, Loose) and item.point == point:
-                        stalls = item.reductions == "stages" and point.schedule not in MIXED
+                        stalls = item.reductions == "stages" and not partly_split(point.schedule)
                         better = [search.tighten.stalled(item)] if stalls else []
                         better += [search.tighten.bound(item), search.tighten.single(item) if item.gathers else 0.0]
                         fits = search.opening.fits(item)

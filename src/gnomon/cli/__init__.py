@@ -19,11 +19,15 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pkgutil import resolve_name
 from shutil import get_terminal_size
 
+from gnomon import orders
 from gnomon.cli.options import parser
 from gnomon.cli.terminal import broken
 from gnomon.errors import GnomonError
 
 FITS, DOES_NOT_FIT, BAD_REQUEST, OUR_MISTAKE, INTERRUPTED = 0, 1, 2, 3, 130
+
+ORDERS = "GNOMON_ORDERS"
+"""Variable with files of pipeline schedules (`orders.add`) beside those of `gnomon.orders`, divided as in PATH."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the system says of a place that takes no more."""
@@ -37,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return _failed("gnomon: cannot write the output: standard output is closed; open it or send it to a file", 2)
     _write_what_can_be_written()
+    try:
+        for path in filter(None, os.environ.get(ORDERS, "").split(os.pathsep)):
+            orders.add(path)
+    except GnomonError as error:
+        return _failed(f"gnomon: {ORDERS}: {error}", BAD_REQUEST)
     if not arguments:
         parser().print_help(sys.stderr)
         return BAD_REQUEST

@@ -1,4 +1,5 @@
-"""`gnomon catalogue`: devices, clusters (nodes that can be named), models, stacks and methods; one in full, or all.
+"""`gnomon catalogue`: devices, clusters (nodes that can be named), models, stacks, schedules and methods; one in full,
+or all in a table.
 
 `run(options)` prints and returns 0.
 """
@@ -12,7 +13,7 @@ from dataclasses import fields
 from math import prod
 from typing import Any
 
-from gnomon import schema
+from gnomon import orders, schema
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.formats.hf import READERS
 from gnomon.graph import Graph
@@ -24,7 +25,7 @@ from gnomon.plans import Stack
 from gnomon.plans.stacks import stack, stacks
 from gnomon.report.tables import Column, number, table, wrapped
 
-_KINDS = ("devices", "clusters", "models", "stacks", "methods")
+_KINDS = ("devices", "clusters", "models", "stacks", "schedules", "methods")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,6 +58,8 @@ def _names(kind: str) -> Sequence[str]:
             return catalogue.node_names()
         case "models":
             return tuple(sorted(PRESETS, key=_by_size))
+        case "schedules":
+            return tuple(order.name for order in orders.every())
         case "methods":
             return tuple(each.name for each in METHODS)
         case _:
@@ -77,6 +80,8 @@ def _mapping(kind: str, name: str) -> Mapping[str, Any]:
             return schema.to_mapping(_cluster(name))
         case "models":
             return _model(name)
+        case "schedules":
+            return _order(name)
         case "methods":
             return _method(name)
         case _:
@@ -136,6 +141,23 @@ def _one(kind: str, name: str, *, as_json: bool) -> None:
     for key, value in found.items():
         text = value if isinstance(value, str) else repr(value)
         print_lines(wrapped(text or "-", indent="", bullet=f"{key:<{width}}  "))
+
+
+def _order(name: str) -> Mapping[str, Any]:
+    order = orders.find(name)
+    return {
+        "name": order.name,
+        "title": order.title,
+        "paper": order.paper,
+        "stages": order.stages_text,
+        "placement": order.placement,
+        "backward": order.backward,
+        "bubble": order.bubble,
+        "activations": order.held,
+        "microbatches": order.asks,
+        "vocabulary": list(order.vocabulary),
+        "names": dict(order.names),
+    }
 
 
 def _devices() -> Sequence[str]:
@@ -199,6 +221,22 @@ def _stacks() -> Sequence[str]:
     return table(columns, [(r.name, r.version, str(known[r.name]), str(total)) for r in records])
 
 
+def _schedules() -> Sequence[str]:
+    names = ("schedule", "stages a rank", "backward", "activations", "asks for", "paper")
+    rows = [
+        (
+            order.name,
+            f"{order.stages_text}, in a V" if order.placement == "v" else order.stages_text,
+            order.backward,
+            order.held or "-",
+            order.asks or "-",
+            order.paper,
+        )
+        for order in orders.every()
+    ]
+    return table(tuple(_left(name) for name in names), rows)
+
+
 def _methods() -> Sequence[str]:
     columns = [_left(name) for name in ("method", "turned on by", *MARKS)]
     rows = [(m.name, m.switch, *("yes" if mark in m.marks else "-" for mark in MARKS)) for m in METHODS]
@@ -209,4 +247,7 @@ def _methods() -> Sequence[str]:
     )
 
 
-_TABLES = {"devices": _devices, "clusters": _clusters, "models": _models, "stacks": _stacks, "methods": _methods}
+_TABLES = {
+    "devices": _devices, "clusters": _clusters, "models": _models, "stacks": _stacks, "schedules": _schedules,
+    "methods": _methods,
+}  # fmt: skip

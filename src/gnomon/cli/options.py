@@ -106,7 +106,8 @@ example:
 
 _CATALOGUE = """\
 Clusters are nodes that can be named after --on, stacks the programs that may
-run a job. Without KIND: how many of each are known.
+run a job, schedules the orders of a pipeline. Without KIND: how many of each
+are known. Files in GNOMON_ORDERS add schedules to them, and to every command.
 With a NAME: all that is known of one, where it comes from, how sure it is.
 
 examples:
@@ -143,8 +144,8 @@ def parser() -> argparse.ArgumentParser:
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
     _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
-    catalogue = _command(commands, "catalogue", "devices, clusters, models, stacks and methods", _CATALOGUE)
-    kinds = ("devices", "clusters", "models", "stacks", "methods")
+    kinds = ("devices", "clusters", "models", "stacks", "schedules", "methods")
+    catalogue = _command(commands, "catalogue", f"{', '.join(kinds[:-1])} and {kinds[-1]}", _CATALOGUE)
     catalogue.add_argument("what", nargs="?", choices=kinds, metavar="KIND", help=", ".join(kinds))
     catalogue.add_argument("name", nargs="?", metavar="NAME", help="one of them, in full")
     catalogue.add_argument("--json", action="store_true", help="for programs")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from gnomon import orders
 from gnomon.cli.values import at_most, count, new_file, some, tokens
 
 SHOWN = 5
@@ -116,7 +117,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="with cp: ring, all_gather or ulysses",
     )
-    how.add_argument("--schedule", metavar="NAME", help="as in one_f_one_b, zero_bubble_h1, v_half")
+    how.add_argument("--schedule", metavar="NAME", help=f"one of {', '.join(orders.names())}")
     how.add_argument(
         "--precision", choices=("bf16", "fp16", "fp32", "fp8"), metavar="DTYPE", help="bf16, fp16, fp32 or fp8"
     )

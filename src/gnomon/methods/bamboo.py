@@ -16,6 +16,7 @@ import numpy as np
 
 from gnomon.errors import PlanError
 from gnomon.methods.method import Context, Method, Param, Params
+from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Plan
 from gnomon.program import Kind, Override, Program, validate
 from gnomon.schedules.edit import Row, rows_of, with_rows
@@ -159,8 +160,8 @@ def _refusal(plan: Plan) -> str | None:
         return "the rank before the failed one takes over its stages, and there is no other pipeline rank; use pp >= 2"
     if plan.optimizer.zero or plan.optimizer.offload is not None:
         return "ZeRO's and host updates of two ranks have no common rows; use optimizer.zero = 0 on the device"
-    if plan.schedule.name != "one_f_one_b":
-        return f"it merges the rows of one_f_one_b, and this schedule is {plan.schedule.name}"
+    if plan.schedule.name != ONE_F_ONE_B.name:
+        return f"it merges the rows of {ONE_F_ONE_B.name}, and this schedule is {plan.schedule.name}"
     return None
 
 

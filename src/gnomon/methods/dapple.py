@@ -11,18 +11,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gnomon.methods.method import Method, Param
+from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Pass, Plan
 
 
 def _refusal(plan: Plan) -> str | None:
-    if plan.schedule.name != "one_f_one_b":
-        return f"it changes schedule one_f_one_b, and this one is {plan.schedule.name}; choose one of the two"
+    if plan.schedule.name != ONE_F_ONE_B.name:
+        return f"it changes schedule {ONE_F_ONE_B.name}, and this one is {plan.schedule.name}; choose one of the two"
     return None
 
 
 def _variants(plan: Plan) -> Iterator[Plan]:
     schedule = plan.schedule
-    if schedule.name == "one_f_one_b" and plan.num_pipeline_ranks > 1 and not schedule.passes:
+    if schedule.name == ONE_F_ONE_B.name and plan.num_pipeline_ranks > 1 and not schedule.passes:
         twice = Pass(name="dapple_warmup", params=(("policy", "2p"),))
         yield replace(plan, schedule=replace(schedule, passes=(twice,)))
 

@@ -17,6 +17,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon import orders
 from gnomon.errors import PlanError, ProgramError
 from gnomon.methods.method import Context, Method, Param, Params, Simulate
 from gnomon.plans import Pass, Plan, Saved
@@ -262,7 +263,7 @@ def _refusal(plan: Plan) -> str | None:
 def _variants(plan: Plan) -> Iterator[Plan]:
     able = plan.num_pipeline_ranks > 1 and plan.optimizer.zero < 3 and plan.schedule.vocabulary == "ends"
     able = able and not METHOD.used(plan)
-    if able and plan.schedule.name in ("one_f_one_b", "interleaved_one_f_one_b", "gpipe"):
+    if able and not orders.find(plan.schedule.name).split:
         passes = (*plan.schedule.passes, Pass(name="mario"))
         yield replace(plan, saved=Saved(), schedule=replace(plan.schedule, passes=passes))
 

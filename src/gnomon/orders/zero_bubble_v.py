@@ -55,10 +55,8 @@ def _rank(rank: int, num_ranks: int, num_microbatches: int) -> VRank:
 def _fills_the_v(ranks: int, microbatches: int, virtual: int) -> str:
     if microbatches >= 2 * ranks - 1:
         return ""
-    return (
-        f"needs at least 2 x {ranks} - 1 = {2 * ranks - 1} microbatches, not {microbatches}; use more, or "
-        f"zero_bubble_h1"
-    )
+    least = f"2 x {ranks} - 1 = {2 * ranks - 1}"
+    return f"needs at least {least} microbatches, not {microbatches}; use more, or zero_bubble_h1"
 
 
 def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:

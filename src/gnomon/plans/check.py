@@ -209,6 +209,13 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
             f"schedule {order.name} needs its stages on pipeline ranks {list(wanted)}, not "
             f"{list(plan.pipeline_ranks)}; change the stages' devices",
         )
+    divided = any(mesh.dp_shard * mesh.cp > 1 for mesh in map(plan.stage_mesh, range(plan.num_stages)))
+    if order.composite and plan.optimizer.zero == 3 and (divided or plan.optimizer.offload_parameters):
+        yield _error(
+            "composite",
+            f"schedule {order.name} has forwards and backwards that are one action, which ZeRO 3 cannot take apart "
+            f"into layers; use optimizer.zero = 2, or another schedule",
+        )
     if count is not None:
         yield from _microbatch_rules(schedule, count, ranks, virtual)
 

@@ -11,9 +11,10 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from gnomon import orders
 from gnomon.errors import PlanError
 
 Result = TypeVar("Result")
@@ -68,7 +70,7 @@ def launch(
     try:
         with _signals_wait_for_children():
             results: dict[int, Result] = elastic_launch(config, _started)(
-                ends_itself, function, backend, threads, *args
+                ends_itself, orders.added(), function, backend, threads, *args
             )
     except SignalException as stopped:
         raise SystemExit(128 + stopped.sigval) from None
@@ -102,8 +104,18 @@ def _signals_wait_for_children() -> Iterator[None]:
         over.set()
 
 
-def _started(ends_itself: bool, function: Callable[..., Result], backend: str, threads: int, *args: Any) -> Result:
-    """`member` in a process that was started here: signals end it without a word, or wait for the function."""
+def _started(
+    ends_itself: bool,
+    schedules: Sequence[Path],
+    function: Callable[..., Result],
+    backend: str,
+    threads: int,
+    *args: Any,
+) -> Result:
+    """`member` in a process that was started here: signals end it without a word, or wait for the function. schedules:
+    files of orders that the starting process has added."""
+    for path in schedules:
+        orders.add(path)
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     if not ends_itself:

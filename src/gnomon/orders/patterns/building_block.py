@@ -74,6 +74,8 @@ def repeated_block(passes: Longs, num_microbatches: int) -> Rows:
 def held_units(passes: Longs, rank: int, num_microbatches: int, *, weights: bool) -> int:
     """Units of both chunks between the start of their forward and the end of their input gradient on a rank, at most.
     weights: or of their weight gradient."""
+    if num_microbatches < 1:
+        return 0
     down, up, input_1, input_0 = passes[rank].tolist()
     ends = (input_0, input_1)
     if weights:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gnomon import orders
 from gnomon.errors import UnpricedError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster

@@ -16,7 +16,7 @@ from gnomon.errors import CatalogueError, FormatError, GnomonError, InputError
 from gnomon.formats.job import Job
 from gnomon.formats.torchtitan import read_torchtitan, stage_split
 from gnomon.formats.torchtitan_models import FLAVORS
-from gnomon.plans import Saved, check
+from gnomon.plans import Saved, check, problems
 
 FILE = Path(__file__).parent / "fixtures/torchtitan/llama3_405b.toml"
 
@@ -106,7 +106,9 @@ def test_schedules(name: str, ours: str, virtual: int, placement: str) -> None:
     schedule = found.plan.schedule
     assert (schedule.name, schedule.virtual_stages, schedule.placement) == (ours, virtual, placement)
     assert schedule.micro_batch_size == 1 and not found.plan.optimizer.reshard_after_forward
-    check(found.plan, found.graph(), None, found.workload)
+    listed = problems(found.plan, found.graph(), None, found.workload)
+    errors = [each.name for each in listed if each.severity == "error"]
+    assert errors == (["composite"] if name == "DualPipeV" else [])  # under FSDP its F&B have no rows by layer
 
 
 def test_activation_checkpointing() -> None:

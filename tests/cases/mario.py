@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.methods import Context, rewritten
 from gnomon.methods.mario import apply_checkpoint, mario, overlap_recompute, remove_redundancy
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Overlap, Pass, Plan, Schedule
@@ -236,13 +237,8 @@ def preposed() -> Program:
     return mario(base(), step, sizes=SIZES)
 
 
-def with_mario(program: Program, given: Pass) -> Program:
-    assert not given.params
-    return mario(program, step, sizes=SIZES)
-
-
 def planned() -> Program:
-    return lower(GRAPH, PLAN, passes={"mario": with_mario})
+    return rewritten(lower(GRAPH, PLAN), PLAN, Context(simulate=step, sizes=SIZES, limit=float("inf")))
 
 
 def step(structure: Structure) -> Times:

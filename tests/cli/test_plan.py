@@ -91,7 +91,8 @@ def test_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "seq_len=64" in out and "seq_len=1024" in out
     html = page.read_text()
-    assert html.count("<rect") == 2 and "seq_len=1024" in html and "http" not in html and "<script" not in html
+    assert html.count('class="bar-row"') == 2 and "seq_len=1024" in html
+    assert "://" not in html and "<script" not in html
     bare = [*FEW[:4], "--schedule", "one_f_one_b"]
     assert main([*bare, "--seq-len", "64", "--vary", "global_batch=2,4", "--json"]) == 0
     assert [case["label"] for case in json.loads(capsys.readouterr().out)["cases"]] == [

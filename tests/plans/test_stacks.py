@@ -37,7 +37,7 @@ def test_every_fact_names_a_place_and_a_day(name: str) -> None:
     assert record.name == name and record.version and record.facts
     for fact in record.facts:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", fact.date)
-        assert re.match(r"[\w.-]+/[\w.-]+ (\w|v\d)|Gnomon (docs|src)/", fact.source), fact.source
+        assert re.match(r"[\w.-]+/[\w.-]+ (\w|v\d)|Gnomon (docs|src|evidence)/", fact.source), fact.source
     assert set(record.schedules) <= set(orders.names())
     assert set(record.overlaps) <= {field for field in Overlap.__dataclass_fields__}
 

@@ -86,7 +86,7 @@ WRONG: tuple[tuple[Callable[[], object], type[GnomonError], str], ...] = (
     (lambda: plan(fixed={"tp": "2"}), PlanError, "fixed tp = '2' is no whole number"),
     (lambda: plan(fixed={"tp": 0}), PlanError, "fixed tp = 0 is below 1"),
     (lambda: plan(fixed={"overlap": 1}), PlanError, "fixed overlap = 1 is no True or False"),
-    (lambda: plan(fixed={"schedule": "1f1b"}), PlanError, "fixed schedule = '1f1b' is none of"),
+    (lambda: plan(fixed={"schedule": "1f1b"}), PlanError, r"unknown schedule '1f1b' \(here it is 'one_f_one_b'\)"),
     (lambda: plan(forbid=[3]), InputError, "forbid lists conditions such as 'pp>1', not 3"),
     (lambda: plan(beyond=["async"]), InputError, "beyond names 'async'"),
     (lambda: plan(top=0), InputError, "top = 0 plans are asked for"),

@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup, Work
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
+from gnomon.methods import rewrites
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
@@ -116,14 +117,18 @@ class Executor:
         program: Program | None = None,
         device: torch.device = CPU,
     ) -> None:
-        """program: what to run in place of `lower`'s, for the same plan. device: this rank's, where all that it holds
-        lies; `launch` gives every process its own. `torch.distributed` must be initialised.
+        """program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
+        needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,
+        where all that it holds lies; `launch` gives every process its own. `torch.distributed` must be initialised.
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         self.config, self.plan, self.workload, self.device = config, plan, workload, device
         self.graph: Graph = llama(config)
         count, size = batch_of(plan, workload)
         zero = effective_zero(plan)
         held_by = holders(plan, self.graph, zero)
+        if program is None and rewrites(plan):
+            names = ", ".join(given.name for given in plan.schedule.passes)
+            raise PlanError(f"{names} rewrites the Program by predicted seconds; give it: program = the prediction's")
         self.program = program_of(self.graph, plan, workload)
         if program is not None:
             tied_stages = {stage for stages in held_by.values() for stage in stages}

@@ -36,7 +36,6 @@ from gnomon.schedules.generate import generate as generate
 from gnomon.schedules.gradients import with_all_reduce as with_all_reduce
 from gnomon.schedules.gradients import with_optimizer as with_optimizer
 from gnomon.schedules.gradients import with_tied_all_reduce as with_tied_all_reduce
-from gnomon.schedules.lower import ProgramPass as ProgramPass
 from gnomon.schedules.lower import compute_rows as compute_rows
 from gnomon.schedules.lower import lower as lower
 from gnomon.schedules.lower import tied_stages as tied_stages

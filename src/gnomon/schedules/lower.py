@@ -2,7 +2,7 @@
 
 One rank class for each pipeline rank, with as many ranks as its stages' mesh (several where data-parallel workers have
 other shares or devices than each other); compute rows by the plan's schedule, then what ends the step (reductions over
-data-parallel ranks, tied parameters, the update), then messages (those that skip stages too), then the plan's passes.
+data-parallel ranks, tied parameters, the update), then messages (those that skip stages too).
 What a plan asks for and is not expressed here is a PlanError, never left out. Left out: durations and sizes, which
 prices look up by the Program's keys, and everything within a stage.
 """
@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from gnomon import orders
-from gnomon.errors import PlanError, nearest
+from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
@@ -55,9 +55,6 @@ MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 Messages = Literal["buffered", "rendezvous", "polled"]
 """How messages between stages go: see `lower`."""
 
-ProgramPass = Callable[[Program, Pass], Program]
-"""A pass of the plan: a Program and the pass with its parameters -> a Program."""
-
 
 def lower(
     graph: Graph,
@@ -66,21 +63,16 @@ def lower(
     workload: Workload | None = None,
     *,
     messages: Messages = "buffered",
-    passes: Mapping[str, ProgramPass] | None = None,
 ) -> Program:
-    """The Program of one step. PlanError when the plan cannot run, or asks for what is not expressed here.
+    """The Program of one step, before the methods of `schedule.passes` that rewrite it (`gnomon.methods`). PlanError
+    when the plan cannot run, or asks for what is not expressed here.
 
     workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
     num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and
     end together, or the host sleeps between looks at each; a property of the software, not of the plan.
-    passes: further passes by name; one that needs prices has them bound.
     """
     check(plan, graph, cluster, workload)
-    program = build(outline(graph, plan, cluster, workload), messages=messages)
-    for given in plan.schedule.passes:
-        if given.name not in ROW_PASSES:
-            program = _find(given, passes or {})(program, given)
-    return program
+    return build(outline(graph, plan, cluster, workload), messages=messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,10 +308,3 @@ def _check_placement(name: str, pipeline_ranks: tuple[int, ...], rows: Rows) -> 
             f"schedule {name} puts stages 0 … {rows.num_stages - 1} on ranks {scheduled.tolist()}, but "
             f"the plan has them on {list(pipeline_ranks)}; change placement, virtual_stages or the stages' devices"
         )
-
-
-def _find(given: Pass, passes: Mapping[str, ProgramPass]) -> ProgramPass:
-    if given.name not in passes:
-        known = sorted({*ROW_PASSES, *passes})
-        raise PlanError(f"unknown pass {given.name!r}{nearest(given.name, known)}; there are {', '.join(known)}")
-    return passes[given.name]

@@ -1,0 +1,162 @@
+"""What a layer waits for its collectives: their seconds less what its own kernels hide.
+
+`LayerExposed(scope, narrow, grads).phase(prices, flops, collectives)` is one phase: computing and exposed seconds by
+axis. Leaves out what other layers and microbatches hide, but for dispatch and combine beside another microbatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from gnomon.graph import DTYPE_BITS, size_of
+from gnomon.prediction.layer_kernels import RING
+from gnomon.prediction.layer_narrow import LayerNarrow
+from gnomon.prediction.layer_scope import LayerScope
+from gnomon.prediction.layer_types import Phase
+from gnomon.prediction.numbers import as_float, larger
+from gnomon.prices.collectives import collective_seconds
+from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
+from gnomon.prices.kernels import OpPrice
+from gnomon.prices.links import AxisLink
+from gnomon.sharding import Collective
+
+Grads = Mapping[bool, Sequence[tuple[str, OpPrice, float]]]
+"""`LayerKernels.grads`: (op, price, matrix FLOPs) of the backward's steps, those of weight gradients apart."""
+
+
+class LayerExposed:
+    """Collectives of one layer beside its kernels."""
+
+    def __init__(self, scope: LayerScope, narrow: LayerNarrow, grads: Grads) -> None:
+        self.scope, self.narrow, self.grads = scope, narrow, grads
+        self.links = dict(scope.context.links)
+
+    def phase(self, prices: Iterable[tuple[str, OpPrice]], flops: float, collectives: Sequence[Collective]) -> Phase:
+        scope = self.scope
+        given = list(prices)
+        busy: dict[str, float] = {}
+        for path, price in given:
+            origin = path.partition(":")[0]
+            busy[origin] = busy.get(origin, 0.0) + as_float(price.device_s)
+        rings = sum(as_float(price.device_s) for path, price in given if path.endswith(RING))
+        comm: dict[str, float] = {}
+        for path in dict.fromkeys(c.path for c in collectives):
+            mine = [c for c in collectives if c.path == path]
+            for axis, seconds in self._exposed(mine, busy.get(path, 0.0)):
+                comm[axis] = comm.get(axis, 0.0) + seconds
+        compute_s = sum(as_float(price.device_s) for _, price in given)
+        if scope.context.expert_overlap and "ep" in comm:
+            comm["ep"] = self._beside_another(comm["ep"], compute_s)
+        counts: dict[str, int] = {}
+        for collective in collectives:
+            counts[collective.axis] = counts.get(collective.axis, 0) + collective.steps
+        return Phase(
+            compute_s=compute_s,
+            attention_s=sum(busy.get(path, 0.0) for path in scope.attending) - rings,
+            comm_s=comm,
+            kernels=sum(price.kernels for _, price in given) + sum(counts.values()),
+            collectives=counts,
+            flops=flops,
+        )
+
+    def _beside_another(self, sent_s: Any, compute_s: Any) -> Any:
+        """Seconds that dispatch and combine add to another microbatch's computing of about `compute_s`, beside which
+        they travel: what it does not hide, and the part of the device that their kernels hold meanwhile."""
+        hidden = np.minimum(sent_s, compute_s)
+        return as_float(sent_s - hidden + hidden * DISPATCH_SMS / self.scope.device.num_sms)
+
+    def _exposed(self, collectives: Sequence[Collective], busy_s: float) -> list[tuple[str, float]]:
+        """(axis, seconds that kernels wait) of the collectives of one op, which computes for `busy_s`.
+
+        A ring's rounds travel under the attention they feed: of n+1 rounds of computing, n hide a round of sending
+        each; rounds beyond (the last gradient on its way home) hide under nothing. A collective cut into n parts
+        overlaps with its op but for one part.
+        """
+        ring = [c for c in collectives if c.inside and c.kind == "send_recv" and self._attends(c.path)]
+        out = []
+        if ring:
+            rounds = min(c.steps for c in ring)
+            each = [self._seconds(c) for c in ring]
+            late = sum(t * (c.steps - rounds) for t, c in zip(each, ring, strict=True))
+            out.append((ring[0].axis, rounds * larger(sum(each) - busy_s / (rounds + 1), 0.0) + late))
+        for collective in collectives:
+            if collective in ring:
+                continue
+            seconds, parts = self._seconds(collective) * collective.steps, self._parts(collective.path)
+            waited = larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)
+            out.append((collective.axis, larger(waited - self._beside(collective), 0.0)))
+        return out
+
+    def _beside(self, collective: Collective) -> float:
+        """Seconds of products that a collective of the backward travels beside: of input gradients, for inputs that are
+        gathered again for the weight gradients; of these, for sums over ranks of input gradients."""
+        scope = self.scope
+        kind, again = collective.kind, collective.weight_grad
+        if not scope.facts.backward_overlap or collective.phase != "backward" or collective.inside:
+            return 0.0
+        if not again and kind not in ("reduce_scatter", "all_reduce"):
+            return 0.0
+        readers = {op.path for op in scope.context.block.ops if collective.tensor in op.inputs}
+        steps = self.grads[not again]
+        found: float = sum(as_float(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
+        return found
+
+    def _seconds(self, collective: Collective) -> float:
+        """One round; rows that skewed routing sends to the busiest rank with it."""
+        scope = self.scope
+        skewed = collective.inside and collective.axis in ("ep", "etp")
+        size = collective.bytes * (scope.context.load if skewed else 1.0)
+        if self.narrow.narrow_gather(collective) or self.narrow.narrow_sum(collective):
+            size = size * 8 / DTYPE_BITS[scope.context.precision.compute]
+        link = self.links[collective.axis]
+        if scope.facts.fused_dispatch and collective.inside and collective.axis == "ep":
+            seconds = self._sent_once(collective, size, link)
+        else:
+            seconds = collective_seconds(collective.kind, size, link)
+        found: float = as_float(seconds)
+        return found
+
+    def _copies(self, link: AxisLink) -> dict[str, float]:
+        """Copies of a token that go to nodes and to ranks, over its experts."""
+        scope = self.scope
+        router = next(op for op in scope.block.ops if op.kind == "router")
+        experts, topk = (scope.block.tensor(name).dims[-1].size for name in (router.inputs[0], router.outputs[0]))
+        assert experts is not None and topk is not None
+        groups, chosen = router.attr("groups", 1), router.attr("groups_per_token", 1)
+        assert isinstance(groups, int) and isinstance(chosen, int)
+        return {
+            name: holders(places, experts, topk, groups, chosen) / topk
+            for name, places in (("nodes", link.nodes), ("ranks", link.ranks))
+        }
+
+    def _sent_once(self, collective: Collective, size: Any, link: AxisLink) -> Any:
+        """A dispatch or combine by DeepEP or HybridEP. HybridEP gathers all ranks' routing before it, and sends
+        weights of all experts in the NVLink domain with each copy of a token and with its gradient."""
+        scope = self.scope
+        copies, router = self._copies(link), next(op for op in scope.block.ops if op.kind == "router")
+        if not scope.facts.routing_gathered or scope.kind(collective.path) != "dispatch":
+            return dispatch_seconds(size, link, **copies)
+        sizes = scope.sharded.sizes(router.path)
+        scores, topk = (
+            scope.block.tensor(router.inputs[0]).dims,
+            scope.block.tensor(router.outputs[0]).dims[-1],
+        )
+        scored = math.prod(size_of(dim, sizes) for dim in scores)
+        weights = 4 * scored * size_of(topk, sizes) * link.ranks_per_node / link.ranks
+        seconds = dispatch_seconds(size + weights, link, **copies)
+        return seconds + (
+            collective_seconds("all_gather", scored * link.ranks, link) if collective.phase == "forward" else 0
+        )
+
+    def _parts(self, path: str) -> int:
+        return max(
+            (parts for pattern, parts in self.scope.context.split_paths if fnmatchcase(path, pattern)), default=1
+        )
+
+    def _attends(self, path: str) -> bool:
+        return self.scope.context.block.op(path).kind == "attention"

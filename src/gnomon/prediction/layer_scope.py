@@ -1,0 +1,61 @@
+"""One layer on one rank, before it is priced: its sharded ops, their backward, and what every price of it reads.
+
+`LayerScope(context, sizes)`. Leaves out number formats narrower than the compute dtype (`layer_narrow`) and all prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from gnomon.graph import Dtypes, Setting, backward, size_of
+from gnomon.prediction.layer_types import LocalContext
+from gnomon.prices.curves import Curves, curves_with
+from gnomon.prices.power import powered
+from gnomon.sharding import causal_shares, shard_block
+
+
+class LayerScope:
+    """A layer's ops on one rank by their paths."""
+
+    def __init__(self, context: LocalContext, sizes: Mapping[str, Any]) -> None:
+        self.context, self.facts = context, context.facts
+        self.dtypes = Dtypes(compute=context.precision.compute, param=context.precision.compute)
+        self.sharded = shard_block(
+            context.block, context.layout, context.mesh, sizes, self.dtypes, no_grad=context.no_grad
+        )
+        self.back = backward(context.block, context.kernels, self.dtypes, no_grad_inputs=context.no_grad)
+        self.block = self.back.forward
+        self.device = powered(context.device)
+        self.curves: Curves = curves_with(
+            context.device, self.facts.attention_kernel, self.facts.cublas, self.facts.cudnn
+        )
+        self.causal_share = self._causal_share(sizes)
+        self.ops = {op.path: op for op in self.block.ops}
+        self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
+        self.makers = {name: op for op in self.block.ops for name in op.outputs}
+        self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
+
+    def _causal_share(self, sizes: Mapping[str, Any]) -> float | None:
+        """Share of a causal square that the busiest rank works on when sequences are divided over cp."""
+        cp = self.context.mesh.cp
+        if cp == 1 or "seq" not in sizes or self.context.layout.context == "ulysses":
+            return None
+        return float(max(causal_shares(sizes["seq"], cp, self.context.layout.context_order)))
+
+    def setting(self, path: str) -> Setting:
+        # FLOPs are reported with full attention; prices of causal attention count pairs by themselves
+        return Setting(sizes=self.sharded.sizes(path), dtypes=self.dtypes, causal_flops="full")
+
+    def kind(self, path: str) -> str:
+        op = self.ops.get(path)
+        return op.kind if op is not None else ""
+
+    @cached_property
+    def local_experts(self) -> int:
+        """Experts of this rank; 0 without any."""
+        found = next((op for op in self.block.ops if op.kind == "grouped_linear"), None)
+        if found is None:
+            return 0
+        return int(size_of(self.block.tensor(found.inputs[1]).dims[0], self.sharded.sizes(found.path)))

@@ -157,7 +157,7 @@ def test_not_fitting_is_status_1_with_advice(capsys: pytest.CaptureFixture[str])
     status, out, _ = ask(capsys, "predict", "llama-3.1-8b", "--on", "8xh100-sxm", "--seq-len", "4096")
     assert status == 1
     assert "\ndoes not fit: " in out
-    assert "what would fit, smallest change first" in out
+    assert "what would fit, fastest first" in out
     assert "global batch not given: 8" in out
 
 

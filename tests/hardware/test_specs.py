@@ -7,6 +7,7 @@ import pytest
 from gnomon import hardware, schema
 from gnomon.errors import CatalogueError, InputError
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.hardware.kinds import apart
 
 
 @pytest.mark.parametrize(
@@ -153,3 +154,10 @@ def test_this_machine() -> None:
 def test_local_is_one_process_of_this_machine() -> None:
     cluster = parse_cluster("local")
     assert (cluster.num_devices, cluster.devices[0].kind) == (1, "cpu")
+
+
+def test_devices_that_cannot_talk_to_each_other_are_named() -> None:
+    nvidia, amd = hardware.device("h100-sxm"), hardware.device("mi300x")
+    (line,) = apart([nvidia, amd, nvidia])
+    assert line.startswith("one job over h100-sxm-80gb (NCCL) and mi300x") and "do not talk to each other" in line
+    assert apart([nvidia, hardware.device("a100-sxm-80gb")]) == ()

@@ -58,11 +58,13 @@ def test_advice_fits_and_says_what_it_costs() -> None:
         assert again.tightest.peak_bytes == entry.peak_bytes <= entry.limit_bytes
 
 
-def test_advice_prefers_the_least_change() -> None:
-    job = replace(plan(micro=16), schedule=Schedule(micro_batch_size=16))
-    found = predict("llama-3.2-1b", "1x1xa100-sxm-40gb", job, Workload(global_batch_size=16, seq_len=2048))
-    assert not found.fits
-    assert advice(found)[0].what.startswith("micro_batch_size 16 -> ")
+def test_advice_is_the_fastest_first() -> None:
+    """Replicas of 8B on 8 H100: ZeRO 3 needs smaller microbatches too, and is faster than tp 4 alone."""
+    for mesh in (Mesh(dp_shard=8), Mesh(dp_replicate=8)):
+        job = Plan(mesh=mesh, schedule=Schedule(micro_batch_size=4))
+        given = advice(predict("llama-3.1-8b", "1x8xh100-sxm", job, Workload(global_batch_size=64, seq_len=8192)))
+        assert given[0].what.startswith("ZeRO stage 3") and given[0].plan.mesh.dp_shard == 8
+        assert [each.step_s for each in given] == sorted(each.step_s for each in given)
 
 
 def test_advice_may_take_two_changes_or_none() -> None:

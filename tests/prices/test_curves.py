@@ -186,3 +186,11 @@ def test_a_release_of_cudnn_is_of_account_where_it_was_measured() -> None:
     old, new = curves_with(h100, "cudnn", cudnn="9.1"), curves_with(h100, "cudnn")
     changed = {(a.kernel, a.head_dim) for a, b in zip(old.attention, new.attention, strict=True) if a != b}
     assert changed == {("cudnn", 128)}
+
+
+def test_without_a_stack_attention_is_what_programs_run_on_that_generation() -> None:
+    """FlashAttention-2 has no kernels of Blackwell's own: at 0.6 of cuDNN's speed, no program takes it there."""
+    found = curves_with(catalogue.device("b200-sxm-180gb"), None)
+    assert found.attention_kernel == "cudnn"
+    assert "attention runs as cuDNN's attention on blackwell: the stack does not say which kernel" in found.assumptions
+    assert curves_with(catalogue.device("a100-sxm-80gb"), None).attention_kernel == "flash2"

@@ -92,7 +92,7 @@ def test_advice_stands_under_a_verdict_of_not_fitting() -> None:
     change = Advice(what="ZeRO stage 2", plan=found.plan, step_s=0.5, peak_bytes=70 * 2**30, limit_bytes=80 * 2**30)
     lines = prediction_text(found, advice=(change,))
     verdict = next(i for i, line in enumerate(lines) if line.startswith("does not fit: "))
-    title = lines.index("what would fit, smallest change first")
+    title = lines.index("what would fit, fastest first")
     assert verdict < title
     assert lines[title + 2].split() == ["ZeRO", "stage", "2", "500", "ms", "70.0"]
     assert any(line.startswith("none of the changes") for line in prediction_text(found, advice=()))

@@ -146,7 +146,7 @@ def test_why_a_plan_does_not_fit_names_rank_moment_and_class() -> None:
     assert said.split(" GiB, ")[1].startswith(largest)
     lines = reasons_text(found, advice=advice(tight))
     assert all(len(line) <= 80 for line in lines)
-    assert "smallest change that fits" in "\n".join(lines)
+    assert "fastest change that fits" in "\n".join(lines)
 
 
 def test_more_memory_lets_in_what_the_share_of_a_device_forbids() -> None:

@@ -18,7 +18,7 @@ from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Workload, layer
 from gnomon.plans.parts import Preset
 from gnomon.prediction import Prediction, predict
 from gnomon.search.recompute import Least
-from gnomon.search.split import Cut, Search, balanced, best_split, equal, neighbours
+from gnomon.search.split import Cut, Cuts, Search, Split, balanced, best_split, equal, neighbours, plainest
 from gnomon.search.trials import Presets, Trials
 
 UNLIMITED = 10**18
@@ -131,6 +131,30 @@ def test_neighbours_and_equal_cuts() -> None:
     assert equal(7, 3) == (3, 2, 2)
     assert sorted(neighbours((1, 2))) == [(2, 1)]
     assert len(set(neighbours((2, 2, 2)))) == 6 and all(sum(cut) == 6 for cut in neighbours((2, 2, 2)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_cuts_as_fast_the_one_nearest_to_equal_is_taken(seed: int) -> None:
+    """Two virtual stages on each rank: many cuts give the ranks as much work, as (12, 1, 19, 8) and (10, 10, 10, 10)."""
+    plan = Plan(
+        mesh=Mesh(pp=2, dp_shard=4), optimizer=Optimizer(zero=1),
+        schedule=Schedule(name="interleaved_one_f_one_b", micro_batch_size=1, virtual_stages=2),
+    )  # fmt: skip
+    work = Workload(global_batch_size=32, seq_len=2048)
+    trials = Trials(predict(model("llama-3.2-1b"), parse_cluster("1x8xh100-sxm"), plan, work))
+    least = Least(trials, UNLIMITED, "none")
+    best = min(
+        (least.least_s(cut), cut)
+        for cut in random.Random(seed).sample(sorted(cuts.every_cut(len(trials.counted), 4)), 40)
+    )
+    trial = least.fit(best[1])
+    assert trial is not None
+    split = Split(counts=best[1], trial=trial, cuts=Cuts(), fits=(best,))
+    found = plainest(split, least, 0.05).plan.schedule.layers_per_stage
+    mean = len(trials.counted) / 4
+    assert sum((n - mean) ** 2 for n in found) <= sum((n - mean) ** 2 for n in best[1])
+    assert least.least_s(found) <= best[0] * 1.05
+    assert plainest(split, least, 0.05).step_s == least.least_s(found)
 
 
 def test_one_stage_is_refused() -> None:

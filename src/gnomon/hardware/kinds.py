@@ -6,9 +6,10 @@ fast they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gnomon.hardware.types import Cluster, Node
+from gnomon.hardware.types import Cluster, Device, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,20 @@ def kinds_of(cluster: Cluster) -> tuple[Kind, ...]:
 def _full_name(node: Node) -> str:
     network = f"{node.nics} x {node.nic.name}" if node.nic else "no network"
     return f"{node.device.name} ({node.count} a node, {network})"
+
+
+def apart(devices: Iterable[Device]) -> tuple[str, ...]:
+    """A line where devices of one job have different collectives libraries, which do not talk to each other."""
+    found: dict[str, list[str]] = {}
+    for device in devices:
+        found.setdefault(device.collectives_library, []).append(device.name)
+    if len(found) < 2:
+        return ()
+    who = " and ".join(f"{', '.join(dict.fromkeys(names))} ({library})" for library, names in found.items())
+    return (
+        f"one job over {who}: no program on record runs it, since these libraries do not talk to each other; priced as "
+        f"if one library spanned both",
+    )
 
 
 def is_mixed(cluster: Cluster) -> bool:

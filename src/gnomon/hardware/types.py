@@ -143,6 +143,13 @@ class Device:
             fabric_bytes_per_s=self.fabric_bytes_per_s,
         )
 
+    @property
+    def collectives_library(self) -> str:
+        """What moves data between devices like it; two libraries do not talk to each other."""
+        if self.kind == "gpu":
+            return "RCCL" if self.arch.startswith("cdna") else "NCCL"
+        return "XLA over ICI" if self.kind == "tpu" else "gloo"
+
     def __hash__(self) -> int:  # part of every key of a memo; devices of one name seldom differ
         return hash((self.name, self.arch, self.memory_bytes, self.num_sms))
 

@@ -1,7 +1,7 @@
 """What to change when a plan does not or may not fit: neighbouring plans, each predicted like any other.
 
-`advice(prediction)` tries changes in the order of how little they change a job and returns those that fit, with their
-time and memory. A bounded number of predictions. Leaves out other meshes than those that move ranks from data to tensor
+`advice(prediction)` tries changes in the order of how little they change a job and returns those that fit, the fastest
+first, with their time and memory. A bounded number of predictions. Leaves out other meshes than those that move ranks from data to tensor
 or pipeline parallelism, which are for `search`.
 """
 
@@ -38,28 +38,34 @@ class Advice:
     """Memory of that rank's device."""
 
 
-Change = tuple[str, Plan]
+Change = tuple[tuple[str, ...], Plan]
+"""(each single change in words, the plan with all of them)."""
+Single = tuple[str, Plan]
 
 
 def advice(prediction: Prediction, *, most: int = 4) -> tuple[Advice, ...]:
-    """Changes after which every rank fits with room, the least first, `most` of them; empty for a plan that has it.
+    """Changes after which every rank fits with room, the fastest first, `most` of them; empty for a plan that has it.
 
-    One change at a time; then, when no single one is enough, pairs, and threes. At most TRIES predictions: an empty
-    result for a plan that does not fit says that none of those fits, not that nothing does.
+    One change at a time, then pairs, then threes, where no smaller set is part of them that is enough. At most TRIES
+    predictions: an empty result for a plan that does not fit says that none of those fits, not that nothing does.
     """
     if prediction.has_room:
         return ()
-    singles = list(_changes(prediction.plan))
+    plan = prediction.plan
     found: list[Advice] = []
-    tries, limit = 0, max(FEWEST, min(TRIES, TRIES * MANY_DEVICES // prediction.plan.world_size))
-    for names, plan in chain(singles, _several(prediction.plan, 2), _several(prediction.plan, 3)):
-        if tries == limit or (found and tries >= len(singles)) or len(found) == most:
+    enough: list[frozenset[str]] = []
+    tries, limit = 0, max(FEWEST, min(TRIES, TRIES * MANY_DEVICES // plan.world_size))
+    for names, changed in chain(_changes(plan), _several(plan, 2), _several(plan, 3)):
+        if tries == limit:
             break
+        if any(fewer < frozenset(names) for fewer in enough):
+            continue
         tries += 1
-        made = _try(prediction, names, plan)
+        made = _try(prediction, " and ".join(names), changed)
         if made is not None:
             found.append(made)
-    return tuple(found)
+            enough.append(frozenset(names))
+    return tuple(sorted(found, key=lambda each: each.step_s)[:most])
 
 
 def _try(prediction: Prediction, what: str, plan: Plan) -> Advice | None:
@@ -88,16 +94,16 @@ def _several(plan: Plan, count: int) -> Iterator[Change]:
             names.append(last[0][0])
             changed = last[0][1]
         else:
-            yield " and ".join(names), changed
+            yield tuple(names), changed
 
 
 def _changes(plan: Plan) -> Iterator[Change]:
     """Single changes, the least first."""
     for kind in (_micro_batch, _recompute, _sequence_parallel, _zero, _offload, _parallel):
-        yield from kind(plan)
+        yield from (((name,), changed) for name, changed in kind(plan))
 
 
-def _micro_batch(plan: Plan) -> Iterator[Change]:
+def _micro_batch(plan: Plan) -> Iterator[Single]:
     size = plan.schedule.micro_batch_size
     while size is not None and size > 1 and size % 2 == 0:
         size //= 2
@@ -110,7 +116,7 @@ def _micro_batch(plan: Plan) -> Iterator[Change]:
             yield f"num_microbatches {count} -> {more}", replace(plan, schedule=schedule)
 
 
-def _recompute(plan: Plan) -> Iterator[Change]:
+def _recompute(plan: Plan) -> Iterator[Single]:
     presets: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
     if plan.saved.rules:
         return
@@ -118,28 +124,31 @@ def _recompute(plan: Plan) -> Iterator[Change]:
         yield f"recompute {preset}", replace(plan, saved=Saved(preset=preset))
 
 
-def _sequence_parallel(plan: Plan) -> Iterator[Change]:
+def _sequence_parallel(plan: Plan) -> Iterator[Single]:
     if not plan.layout.sequence_parallel and plan.stage_mesh(0).tp > 1:
         yield "sequence_parallel", replace(plan, layout=replace(plan.layout, sequence_parallel=True))
 
 
-def _zero(plan: Plan) -> Iterator[Change]:
+def _zero(plan: Plan) -> Iterator[Single]:
     stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
-    mesh = plan.stage_mesh(0)
+    mesh, over = plan.stage_mesh(0), ""
     if mesh.dp_shard * mesh.cp == 1:
-        return
+        if mesh.dp_replicate == 1 or plan.stages:
+            return
+        over = f" over {mesh.dp_replicate} replicas (dp_shard)"
+        plan = replace(plan, mesh=replace(plan.mesh, dp_shard=mesh.dp_replicate, dp_replicate=1))
     for zero in stages[plan.optimizer.zero + 1 :]:
-        yield f"ZeRO stage {zero}", replace(plan, optimizer=replace(plan.optimizer, zero=zero))
+        yield f"ZeRO stage {zero}{over}", replace(plan, optimizer=replace(plan.optimizer, zero=zero))
 
 
-def _offload(plan: Plan) -> Iterator[Change]:
+def _offload(plan: Plan) -> Iterator[Single]:
     if plan.optimizer.offload is None:
         moved = replace(plan.optimizer, offload=Offload(), clip=False)
         name = "optimizer on the host" + (", no clipping" if plan.optimizer.clip else "")
         yield name, replace(plan, optimizer=moved)
 
 
-def _parallel(plan: Plan) -> Iterator[Change]:
+def _parallel(plan: Plan) -> Iterator[Single]:
     """Half, then a quarter of the data-parallel ranks, the others for tensor or pipeline parallelism."""
     mesh, size = plan.mesh, plan.schedule.micro_batch_size
     if plan.stages:

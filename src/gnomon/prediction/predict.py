@@ -16,6 +16,7 @@ import numpy as np
 
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.hardware.kinds import apart
 from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
 from gnomon.plans import Fact, Mesh, Plan, Precision, Saved, Stack, Workload, batch, check
@@ -427,6 +428,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         *assumed,
         *_untried(plan),
         *cluster.assumptions,
+        *apart(kinds.values()),
         *(
             line
             for device in kinds.values()

@@ -8,7 +8,7 @@ under long load (`host.sustained`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -248,6 +248,10 @@ class CurveFile:
     """Older libraries that are known to be slower on this generation."""
     cudnn: tuple[CudnnRelease, ...] = ()
     """Releases of cuDNN whose attention was measured, in order."""
+    default_attention: AttentionKernel = "flash2"
+    """What attention runs as where the stack does not say: what PyTorch's own scaled_dot_product_attention prefers on this
+    generation (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: FlashAttention-2 up to Hopper, cuDNN on Blackwell,
+    for which FlashAttention-2 has no kernels)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +310,11 @@ def gemm_dtype(dtype: str) -> str:
 RELATIVES = {"blackwell-ultra": "blackwell", "ampere-ga102": "ampere", "cdna4": "cdna3"}
 """Generations that borrow the curves of another: same matrix units, other sizes."""
 
+_KERNELS: Mapping[AttentionKernel, str] = {
+    "flash1": "FlashAttention", "flash2": "FlashAttention-2", "flash3": "FlashAttention-3", "cudnn": "cuDNN's attention",
+    "triton": "Triton's FlashAttention",
+}  # fmt: skip
+
 _FILES = ("volta", "turing", "ampere", "hopper", "blackwell", "ada", "cdna1", "cdna2", "cdna3", "tpu-7x")
 _KINDS: tuple[StreamKind, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
 
@@ -320,8 +329,8 @@ def _file(stem: str) -> CurveFile:
 def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> Curves:
     """The curves of a device, with what of them is assumed.
 
-    attention: which fused kernel `attention` ops run as; None is flash2, and said among the assumptions. A generation
-    without data gets the generic curves; UnpricedError if the device has no such attention kernel.
+    attention: which fused kernel `attention` ops run as; None is `CurveFile.default_attention` of the generation, and
+    said among the assumptions. A generation without data gets the generic curves; UnpricedError if the device has no such attention kernel.
     """
     stem = RELATIVES.get(device.arch, device.arch)
     known = stem in _FILES
@@ -340,11 +349,12 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
         _pick(file.stream, generic.stream, device, _is_kind(kind), f"{kind} streaming", said) for kind in _KINDS
     )
     rows = _attention_rows(device, file, generic, said)
+    usual = file.default_attention
     if attention is None:
-        said.append("attention runs as FlashAttention-2: the stack does not say which kernel")
+        said.append(f"attention runs as {_KERNELS[usual]} on {device.arch}: the stack does not say which kernel")
     curves = Curves(
         device=device.name,
-        attention_kernel=attention or "flash2",
+        attention_kernel=attention or usual,
         gemm=gemm,
         attention=rows,
         stream=streams,
@@ -362,7 +372,7 @@ def curves_with(
     cudnn: str | None = None,
 ) -> Curves:
     """The curves of a device with the attention kernel that a stack prefers, or FlashAttention-2 where the device has
-    none of it, as libraries choose. None: FlashAttention-2, said among the assumptions. cublas: the library that
+    none of it, as libraries choose. None: the generation's usual one, said among the assumptions. cublas: the library that
     multiplies, where it is older than that of the curves; of no account where no difference was measured. cudnn: the
     release of cuDNN whose attention runs; None: what the rows are of."""
     found = _with_libraries(device, attention, cublas)

@@ -192,7 +192,7 @@ def _verdict(prediction: Prediction, advice: Sequence[Advice] | None) -> tuple[s
     lines = list(wrapped(prediction.verdict, indent=""))
     if advice:
         room = " with room" if prediction.fits else ""
-        lines += ["", f"what would fit{room}, smallest change first"]
+        lines += ["", f"what would fit{room}, fastest first"]
         columns = (Column(name="  change", align="left"), Column(name="step"), Column(name="peak GiB"))
         rows = [(f"  {c.what}", show_seconds(c.step_s), gib(c.peak_bytes)) for c in advice]
         lines += table(columns, rows)

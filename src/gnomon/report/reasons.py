@@ -147,7 +147,7 @@ def _answers(found: Reasons, advice: Sequence[Advice]) -> tuple[str, ...]:
     lines = [*wrapped(network(found), indent=""), *wrapped(sharding(found), indent="")]
     if advice:
         first = advice[0]
-        lines += wrapped(f"smallest change that fits: {first.what}, step {show_seconds(first.step_s)}", indent="")
+        lines += wrapped(f"fastest change that fits: {first.what}, step {show_seconds(first.step_s)}", indent="")
     return tuple(lines)
 
 

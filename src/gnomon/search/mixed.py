@@ -315,8 +315,8 @@ def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: Mix
         why += f" (most often: {most})"
     return (
         f"no plan of {graph.name} fits on {cluster.name}, nor on one kind of it alone: {why}, {counts.priced:,} were "
-        f"predicted; {space.all_devices} devices want at least a sequence each of a batch of {space.global_batch}: use "
-        f"fewer or larger devices, a larger batch, or --memory"
+        f"predicted; use devices with more memory, more of them, a smaller batch or shorter sequences, or allow more "
+        f"of each device (--memory)"
     )
 
 

@@ -30,8 +30,9 @@ Context = Literal["ring", "all_gather", "ulysses"]
 BEYOND = ("async_tp", "activation_offload", "optimizer_offload", "parameter_offload")
 """Choices (`search.choices`) that the exact search can have too."""
 
-FEW_STAGES = 8
-"""Numbers of virtual stages up to this one are all tried; beyond it, those that divide the layers."""
+MOST_VIRTUAL_STAGES = 8
+"""Virtual stages of a pipeline rank that are tried, at most; more only where they are fixed. Each adds messages whose
+launches and waits predictions see too little of: no run on record has more than six."""
 
 CHUNK_TOKENS = 2048
 """Pieces of a sequence are not cut smaller over cp unless asked to."""
@@ -343,7 +344,7 @@ def make_space(
         "dp_replicate": ranks,
         "dp_shard": ranks,
         "schedule": tuple(order.name for order in orders.every()),
-        "virtual_stages": tuple(sorted({*range(1, FEW_STAGES + 1), *divisors(num_layers)})),
+        "virtual_stages": tuple(range(1, MOST_VIRTUAL_STAGES + 1)),
         "micro_batch_size": divisors(workload.batch_size),
         "sequence_parallel": (False, True),
         "keep_gathered": (False, True),

@@ -67,6 +67,8 @@ class Split:
     counts: Cut
     trial: Trial
     cuts: Cuts = field(repr=False)
+    fits: tuple[tuple[float, Cut], ...] = field(default=(), repr=False)
+    """(seconds of a step, cut) of every cut that was predicted and fits."""
 
 
 def balanced(weights: Sequence[float], spans: Sequence[tuple[int, int]], stages: int) -> Cut:
@@ -197,6 +199,7 @@ class Search:
         self.cuts = Cuts(every=comb(self.layers - 1, self.stages - 1))
         self.best: tuple[float, Cut, Trial] | None = None
         self.seen: set[Cut] = set()
+        self.fits: list[tuple[float, Cut]] = []
         self.spent = 0
         self.bounds = Bounds(trials)
         self._rooms: dict[tuple[int, int], int] = {}
@@ -216,7 +219,7 @@ class Search:
         else:
             self._sweep(listed)
         _, counts, trial = self.best
-        return Split(counts=counts, trial=trial, cuts=self.cuts)
+        return Split(counts=counts, trial=trial, cuts=self.cuts, fits=tuple(self.fits))
 
     @property
     def worst(self) -> float:
@@ -239,6 +242,7 @@ class Search:
             self.cuts.too_large += 1
             return False
         self.cuts.predicted += 1
+        self.fits.append((trial.step_s, cut))
         if trial.step_s < self.worst:
             self.best = trial.step_s, cut, trial
             return True
@@ -374,6 +378,30 @@ def neighbours(cut: Cut) -> Iterator[Cut]:
         for target in range(len(cut)) if count > 1 else ():
             if target != source:
                 yield tuple(n - (s == source) + (s == target) for s, n in enumerate(cut))
+
+
+def plainest(split: Split, least: Least, tie: float, most: int = 64) -> Trial:
+    """Of the cuts that take no longer than the best by a share `tie` of its step, the one nearest to equal stages that
+    is found: among those that fit, then by moving layers towards equal stages as long as the step stays within that.
+    `most`: cuts predicted for it, at most."""
+    limit = split.trial.step_s * (1 + tie)
+    usual = equal(sum(split.counts), len(split.counts))
+
+    def uneven(cut: Cut) -> int:
+        return sum((a - b) ** 2 for a, b in zip(cut, usual, strict=True))
+
+    _, _, cut = min((uneven(cut), step_s, cut) for step_s, cut in split.fits if step_s <= limit)
+    trial, left = least.fit(cut), most
+    while trial is not None and left:
+        for near in sorted((each for each in neighbours(cut) if uneven(each) < uneven(cut)), key=uneven)[:left]:
+            left -= 1
+            if least.least_s(near) <= limit and (found := least.fit(near)) is not None and found.step_s <= limit:
+                cut, trial = near, found
+                break
+        else:
+            break
+    assert trial is not None, "a cut that fits was predicted before"
+    return trial
 
 
 def can_cut(trials: Trials) -> str:

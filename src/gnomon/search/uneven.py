@@ -22,7 +22,7 @@ from gnomon.search.reasons import changes
 from gnomon.search.recompute import Least, Unit, unit_of
 from gnomon.search.results import Found, Result
 from gnomon.search.space import Point, Space
-from gnomon.search.split import Cut, Cuts, balanced, best_split, can_cut, equal
+from gnomon.search.split import Cut, Cuts, balanced, best_split, can_cut, equal, plainest
 from gnomon.search.trials import Trial, Trials
 
 OWN_RULE = frozenset({"nanotron", "deepspeed", "accelerate"})
@@ -36,6 +36,9 @@ PLANS = 4
 
 ROUNDS = 3
 """The search's best plans; then, while that finds a better one, plans one change away from it."""
+
+_TIE = 1e-3
+"""Share of the step by which a cut may be slower than the best one if its stages are nearer to equal."""
 
 _WORTH = 5e-3
 """Share of the step by which an uneven plan must be better: less is no reason to leave equal stages."""
@@ -193,7 +196,7 @@ class _Pass:
                 cuts.predicted, cuts.too_large = int(trial is not None), int(trial is None)
             else:
                 split = best_split(trials, least, budget=budget, more=self.more)
-                trial, cuts = (split.trial, split.cuts) if split is not None else (None, Cuts())
+                trial, cuts = (plainest(split, least, _TIE), split.cuts) if split is not None else (None, Cuts())
         except (PlanError, ProgramError):
             trial, cuts = None, Cuts()
         step = None if trial is None else trial.step_s

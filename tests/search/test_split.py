@@ -135,7 +135,8 @@ def test_neighbours_and_equal_cuts() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_of_cuts_as_fast_the_one_nearest_to_equal_is_taken(seed: int) -> None:
-    """Two virtual stages on each rank: many cuts give the ranks as much work, as (12, 1, 19, 8) and (10, 10, 10, 10)."""
+    """Two virtual stages on each rank: many cuts give the ranks as much work, as (12, 1, 19, 8) and (10, 10, 10,
+    10)."""
     plan = Plan(
         mesh=Mesh(pp=2, dp_shard=4), optimizer=Optimizer(zero=1),
         schedule=Schedule(name="interleaved_one_f_one_b", micro_batch_size=1, virtual_stages=2),

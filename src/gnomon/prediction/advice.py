@@ -1,8 +1,8 @@
 """What to change when a plan does not or may not fit: neighbouring plans, each predicted like any other.
 
 `advice(prediction)` tries changes in the order of how little they change a job and returns those that fit, the fastest
-first, with their time and memory. A bounded number of predictions. Leaves out other meshes than those that move ranks from data to tensor
-or pipeline parallelism, which are for `search`.
+first, with their time and memory. A bounded number of predictions. Leaves out other meshes than those that move ranks
+from data to tensor or pipeline parallelism, which are for `search`.
 """
 
 from __future__ import annotations

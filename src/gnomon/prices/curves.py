@@ -249,9 +249,9 @@ class CurveFile:
     cudnn: tuple[CudnnRelease, ...] = ()
     """Releases of cuDNN whose attention was measured, in order."""
     default_attention: AttentionKernel = "flash2"
-    """What attention runs as where the stack does not say: what PyTorch's own scaled_dot_product_attention prefers on this
-    generation (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: FlashAttention-2 up to Hopper, cuDNN on Blackwell,
-    for which FlashAttention-2 has no kernels)."""
+    """What attention runs as where the stack does not say: what PyTorch's own scaled_dot_product_attention prefers on
+    this generation (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: FlashAttention-2 up to Hopper, cuDNN on
+    Blackwell, for which FlashAttention-2 has no kernels)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,9 +311,12 @@ RELATIVES = {"blackwell-ultra": "blackwell", "ampere-ga102": "ampere", "cdna4": 
 """Generations that borrow the curves of another: same matrix units, other sizes."""
 
 _KERNELS: Mapping[AttentionKernel, str] = {
-    "flash1": "FlashAttention", "flash2": "FlashAttention-2", "flash3": "FlashAttention-3", "cudnn": "cuDNN's attention",
+    "flash1": "FlashAttention",
+    "flash2": "FlashAttention-2",
+    "flash3": "FlashAttention-3",
+    "cudnn": "cuDNN's attention",
     "triton": "Triton's FlashAttention",
-}  # fmt: skip
+}
 
 _FILES = ("volta", "turing", "ampere", "hopper", "blackwell", "ada", "cdna1", "cdna2", "cdna3", "tpu-7x")
 _KINDS: tuple[StreamKind, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
@@ -330,7 +333,8 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     """The curves of a device, with what of them is assumed.
 
     attention: which fused kernel `attention` ops run as; None is `CurveFile.default_attention` of the generation, and
-    said among the assumptions. A generation without data gets the generic curves; UnpricedError if the device has no such attention kernel.
+    said among the assumptions. A generation without data gets the generic curves; UnpricedError if the device has no
+    such attention kernel.
     """
     stem = RELATIVES.get(device.arch, device.arch)
     known = stem in _FILES
@@ -372,9 +376,9 @@ def curves_with(
     cudnn: str | None = None,
 ) -> Curves:
     """The curves of a device with the attention kernel that a stack prefers, or FlashAttention-2 where the device has
-    none of it, as libraries choose. None: the generation's usual one, said among the assumptions. cublas: the library that
-    multiplies, where it is older than that of the curves; of no account where no difference was measured. cudnn: the
-    release of cuDNN whose attention runs; None: what the rows are of."""
+    none of it, as libraries choose. None: the generation's usual one, said among the assumptions. cublas: the library
+    that multiplies, where it is older than that of the curves; of no account where no difference was measured. cudnn:
+    the release of cuDNN whose attention runs; None: what the rows are of."""
     found = _with_libraries(device, attention, cublas)
     stem = RELATIVES.get(device.arch, device.arch)
     if cudnn is None or device.measured or stem not in _FILES or not _file(stem).cudnn:

@@ -24,6 +24,8 @@ ROOMS = tuple(
     "methods prediction search formats request report frontend compiler runtime cli".split()
 )
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
+OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime"}
+"""Package of an extra -> the room that may import it, inside a function: without the extra all else works."""
 FACE = ("__init__", "__main__")
 """The package's own two modules stand below every room: they may import all, and no room imports them."""
 
@@ -99,7 +101,7 @@ def import_problems(path: str, room: str, found: Import) -> Iterator[str]:
     where, top = f"{path}:{found.line}", found.target.split(".")[0]
     if top != "gnomon":
         allowed = top in sys.stdlib_module_names or top == "numpy" or (top == "torch" and room in TORCH_ROOMS)
-        allowed = allowed or (top == "yaml" and room == "formats" and found.in_function)  # the optional extra
+        allowed = allowed or (OPTIONAL.get(top) == room and found.in_function)
         if not allowed:
             yield f"{where} imports {top!r}: {room} may use the standard library and numpy only"
         return

@@ -227,10 +227,13 @@ def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["predict", "gpt2", "--on", "8xh100-sxm", "--schedule", "gpip"], "did you mean 'gpipe'"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--stack", "megatron-ml"], "did you mean"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--from", "jax", "x"], "unknown format 'jax'"),
-        (["predict", "--on", "8xh100-sxm", "--from", "megatron-bridge", "x"], "do not say the model: name it"),
+        (
+            ["predict", "--on", "8xh100-sxm", "--from", "megatron-bridge", "x"],
+            "do not say the model; give --model NAME",
+        ),
         (
             ["predict", "vit-b-16", "--on", "8xh100-sxm", "--from", "megatron-bridge", "x"],
-            "has no config that Megatron",
+            "no config that Megatron",
         ),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--plan", "none.toml"], "none.toml"),
         (["predict", "--on", "8xh100-sxm"], "no model; give a name"),
@@ -407,12 +410,45 @@ def test_the_precision_option_fills_what_a_file_leaves_to_its_trainer(capsys: py
     """Of the dtypes only that: DeepSpeed's gradients stay in bf16, which Gnomon's own default has in fp32."""
     file = str(FIXTURES / "deepspeed" / "zero3_auto.json")
     words = ("predict", "llama-tiny", "--on", "8xh100-sxm", "--from", "deepspeed", file, "--micro-batch-size", "1")
-    status, _, err = ask(capsys, *words)
-    assert status == 2 and "bf16.enabled is left to the trainer; give --precision" in err
+    status, out, _ = ask(capsys, *words)
+    assert status == 0 and "is left to the trainer: bf16 (--precision)" in " ".join(out.split())
     status, out, _ = ask(capsys, *words, "--precision", "bf16", "--json")
     assert status == 0 and json.loads(out)["plan"]["precision"]["grad"] == "bf16"
     status, out, _ = ask(capsys, *words, "--precision", "fp32", "--json")
     assert status == 0 and json.loads(out)["plan"]["precision"]["param"] == "fp32"
+
+
+def test_a_job_file_is_recognised_and_what_it_leaves_open_is_given_as_its_message_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Types what each refusal says to type, until there is a prediction; notes, other devices and what is not known
+    are in the output."""
+    script = tmp_path / "pretrain.sh"
+    network = "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --max-position-embeddings 512"
+    script.write_text(
+        f"torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py {network} --seq-length $SEQ --micro-batch-size 1 \\\n"
+        "  --tokenizer-type HuggingFaceTokenizer --bf16 --lr 1e-4 --rampup-batch-size 8 8 100 --magic-option 3 "
+        "2>&1 | tee x"
+    )
+    words = ["predict", str(script), "--on", "8xh100-sxm"]
+    typed = {"--set SEQ=": "--set SEQ=512", "--vocab-size": "--vocab-size 1000"}
+    for said, advice in typed.items():
+        status, _, err = ask(capsys, *words)
+        assert status == 2 and said in err
+        words += advice.split()
+    status, out, _ = ask(capsys, *words, "--json")
+    found = json.loads(out)
+    assert status == 0 and "the file is for 16 devices, predicted here on 8 (--on)" in found["assumptions"]
+    notes = "\n".join(found["notes"])
+    assert "not predicted: magic_option = 3" in notes and "final global batch" in notes
+    assert "no effect on time or memory: lr" in notes
+    status, _, err = ask(capsys, *words, "--strict")
+    assert status == 2 and "unknown field 'magic_option'" in err
+    status, _, err = ask(capsys, "plan", str(script), "--on", "8xh100-sxm", "--global-batch", "8")
+    assert status == 2 and "a job file of megatron: `gnomon predict" in err
+    other = ("predict", str(script), "--on", "8xh100-sxm", "--set", "SEQ=512", "--model", "gpt2", "--json")
+    assert json.loads(ask(capsys, *other)[1])["model"] == "gpt2"
+    assert ask(capsys, "predict", "gpt2", "--on", "8xh100-sxm", "--set", "a=1")[0] == 2
 
 
 def test_adapters_are_asked_for_by_options_or_by_the_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

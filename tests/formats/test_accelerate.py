@@ -10,14 +10,20 @@ import pytest
 from gnomon.errors import InputError
 from gnomon.formats.accelerate import read_accelerate
 from gnomon.formats.deepspeed import read_deepspeed
+from gnomon.formats.given import Given
 from gnomon.formats.job import Job
 from gnomon.plans import Saved, check
 
 FILES = Path(__file__).parent / "fixtures/accelerate"
 
 
+STRICT = Given(strict=True)
+
+
 def job(text: str, **arguments: Any) -> Job:
-    return read_accelerate(text, **{"seq_len": 1024, "micro_batch_size": 2, "model": "gpt2", **arguments})
+    return read_accelerate(
+        text, **{"seq_len": 1024, "micro_batch_size": 2, "model": "gpt2", "given": STRICT, **arguments}
+    )
 
 
 def test_hybrid_sharding_replicates_over_machines() -> None:

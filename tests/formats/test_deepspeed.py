@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gnomon.errors import InputError
 from gnomon.formats.deepspeed import read_deepspeed
+from gnomon.formats.given import Given
 from gnomon.formats.job import Job
 from gnomon.plans import Offload, Saved, check
 
@@ -20,7 +21,9 @@ FILES = Path(__file__).parent / "fixtures/deepspeed"
 
 def job(devices: int = 8, **values: Any) -> Job:
     base = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
-    return read_deepspeed(json.dumps({**base, **values}), devices=devices, seq_len=1024, model="gpt2")
+    return read_deepspeed(
+        json.dumps({**base, **values}), devices=devices, seq_len=1024, model="gpt2", given=Given(strict=True)
+    )
 
 
 def test_parameters_on_the_host() -> None:
@@ -63,13 +66,17 @@ def test_auto_is_filled_by_arguments() -> None:
     assert found.plan.saved == Saved(preset="full")
     assert found.graph().num_parameters() == 124_439_808
     check(found.plan, found.graph(), None, found.workload)
-    with pytest.raises(InputError, match="give --micro-batch-size"):
-        read_deepspeed(FILES / "zero3_auto.json", devices=8, seq_len=512, mixed_precision="bf16")
+
+
+def test_what_a_file_leaves_open_is_taken_as_usual_and_listed() -> None:
+    found = read_deepspeed(FILES / "zero3_auto.json", devices=8)
+    assert found.plan.precision.param == "bf16" and found.plan.schedule.micro_batch_size == 1
+    assert [line.rpartition("(")[2] for line in found.assumed] == ["--precision)", "--micro-batch-size)", "--seq-len)"]
+    wider = read_deepspeed(FILES / "zero3_auto.json", devices=8, given=Given(global_batch=64, micro_batch_size=2))
+    assert wider.workload.global_batch_size == 64 and wider.plan.schedule.micro_batch_size == 2
 
 
 def test_auto_that_arguments_do_not_fill() -> None:
-    with pytest.raises(InputError, match="bf16.enabled is left to the trainer; give --precision"):
-        read_deepspeed(FILES / "zero3_auto.json", devices=8, seq_len=512, micro_batch_size=2)
     file = FILES / "zero3_auto.json"
     found = read_deepspeed(file, devices=8, seq_len=512, micro_batch_size=2, mixed_precision="no")
     assert found.plan.precision.param == "fp32"

@@ -300,8 +300,7 @@ def test_a_published_config_has_the_published_parameters(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_a_key_that_nobody_understands_is_named(kind: str) -> None:
-    with pytest.raises(InputError, match="unknown key 'use_magic'"):
-        read(kind, use_magic=True)
+    assert "use_magic = True: no reader knows this key; not accounted for" in read(kind, use_magic=True).notes
 
 
 @pytest.mark.parametrize(
@@ -365,9 +364,12 @@ def test_other_mathematics_is_refused(kind: str, key: str, value: object) -> Non
 )
 def test_a_config_inside_another_is_as_strict(kind: str, inside: str, key: str, value: object) -> None:
     facts = {**PUBLISHED[kind][1][inside], key: value}
-    with pytest.raises(InputError) as error:
-        read(kind, **{inside: facts})
-    assert error.value.path == f"$.{inside}.{key}"
+    if key == "use_magic":
+        assert any(note.startswith(f"{inside}.use_magic = True") for note in read(kind, **{inside: facts}).notes)
+    else:
+        with pytest.raises(InputError) as error:
+            read(kind, **{inside: facts})
+        assert error.value.path == f"$.{inside}.{key}"
     with pytest.raises(InputError, match="expected an object, got 3"):
         read(kind, **{inside: 3})
 

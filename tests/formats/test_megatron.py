@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import FormatError, GnomonError, InputError
+from gnomon.formats.given import Given
 from gnomon.formats.job import Job
 from gnomon.formats.megatron import read_megatron
 from gnomon.formats.megatron_bridge import read_megatron_bridge
 from gnomon.formats.megatron_recompute import module_rules
+from gnomon.models.decoder import DecoderConfig
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3_671b
 from gnomon.models.gpt import GptConfig, gpt2
 from gnomon.models.llama import LlamaConfig, llama3_1_70b
@@ -240,10 +242,81 @@ def test_what_has_no_place_is_reported() -> None:
     assert {u.field for u in found.unexpressed} == {"tp_comm_overlap", "fp32_residual_connection"}
     dropout = job(LLAMA, hidden_dropout=None, attention_dropout=None)  # 0.1 each unless given
     assert {u.field for u in dropout.unexpressed} == {"hidden_dropout", "attention_dropout"}
-    none = job(GPT, swiglu=True)
-    assert none.model is None and {u.field for u in none.unexpressed} >= {"swiglu"}
-    with pytest.raises(InputError, match="which model"):
-        none.graph()
+    [ramp] = job(rampup_batch_size="16 16 100").unexpressed
+    assert ramp.field == "rampup_batch_size" and "final global batch, 64" in ramp.why
+    [unknown] = job(tensor_model_paralel_size=2).unexpressed
+    assert unknown.value == "2" and "did you mean 'tensor_model_parallel_size'" in unknown.why
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"squared_relu": True, "group_query_attention": True, "num_query_groups": 4}, {"activation": "relu2"}),
+        ({"position_embedding_type": "alibi", "embed_layernorm": True}, {"rotary": False, "embed_norm": True}),
+        ({"swiglu": True}, {"gated": True, "position_rows": 1024, "norm": "layer"}),
+        ({"normalization": "RMSNorm", "disable_bias_linear": True}, {"norm": "rms", "ffn_bias": False}),
+        ({"num_experts": 8, "moe_layer_freq": 2}, {"gated": False, "position_rows": 1024}),
+    ],
+)
+def test_other_decoders_are_put_together_of_their_parts(changes: dict[str, Any], parts: dict[str, Any]) -> None:
+    found = job(**changes)
+    assert isinstance(found.model, DecoderConfig) and found.unexpressed == ()
+    assert {name: getattr(found.model, name) for name in parts} == parts
+    check(found.plan, found.graph(), None, found.workload)
+
+
+def test_latent_attention_without_experts() -> None:
+    found = job(LLAMA, group_query_attention=None, multi_latent_attention=True, kv_lora_rank=128)
+    assert isinstance(found.model, DeepseekConfig) and found.model.num_dense_layers == 24
+    assert not [dim for block in found.graph().blocks for dim in block.dims if dim.name == "experts"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "method", "split"),
+    [(70, 12, "type:transformer|embedding", (5, *[6] * 10, 5)), (24, 4, None, ()), (30, 4, None, (8, 8, 7, 7))],
+)
+def test_stages_of_megatron_deepspeed(layers: int, pp: int, method: str | None, split: tuple[int, ...]) -> None:
+    """The first is BLOOM 176B's; the last what DeepSpeed's partition_balanced gives."""
+    changes = {"pipeline_model_parallel_size": pp, "pp_partition_method": method, "global_batch_size": 2 * pp}
+    assert job(devices=pp, deepspeed=True, num_layers=layers, **changes).plan.schedule.layers_per_stage == split
+
+
+def test_what_a_script_leaves_open_is_given_by_one_rule() -> None:
+    """Options and variables alike, by --set; what a message says to give is taken when it is given."""
+    text = " ".join(["python pretrain_gpt.py", *words(GPT, vocab_size=None), "--tensor-model-parallel-size $TP $MORE"])
+    with pytest.raises(InputError, match="'TP', which the script does not set; .* or give --set TP="):
+        read_megatron(text, devices=8)
+    settings = {"TP": "2", "seq_length": "512", "--num-layers": "12", "MORE": "--swiglu --sequence-parallel"}
+    found = read_megatron(text, devices=8, given=Given(settings=settings, vocab_size=1000))
+    assert (found.plan.mesh.tp, found.workload.seq_len, found.plan.layout.sequence_parallel) == (2, 512, True)
+    assert isinstance(found.model, DecoderConfig) and (found.model.num_layers, found.model.vocab_size) == (12, 1024)
+    with pytest.raises(InputError, match=r"uses no variable 'PT'.*did you mean 'TP'"):
+        read_megatron(text, devices=8, given=Given(settings={"PT": "2"}))
+    other = read_megatron(text, devices=8, given=Given(settings={"TP": "2"}, model=llama3_1_70b()))
+    assert other.graph().num_parameters() == build(llama3_1_70b()).num_parameters()
+    assert {u.field for u in other.unexpressed} == {"$MORE"}
+    with pytest.raises(InputError, match="--model NAME"):
+        read_megatron("torchrun pretrain_bert.py --num-layers 24", devices=8)
+
+
+def test_a_forks_options_are_read_by_their_families() -> None:
+    slime = job(
+        LLAMA,
+        seq_length=None,
+        micro_batch_size=None,
+        use_dynamic_batch_size=True,
+        max_tokens_per_gpu=2048,
+        max_position_embeddings=None,
+        rollout_batch_size=32,
+        actor_num_nodes=1,
+        actor_num_gpus_per_node=8,
+    )
+    assert slime.workload.seq_len == 2048 and slime.stated_devices == 8
+    assert [u.field for u in slime.unexpressed] == ["use_dynamic_batch_size"]
+    pai = job(LLAMA, extra_vocab_size=421, patch_tokenizer_type="Qwen2Tokenizer", vocab_size=None)
+    with pytest.raises(InputError, match="--vocab-size"):
+        job(LLAMA, extra_vocab_size=421, tokenizer_type="Qwen2Tokenizer", vocab_size=None)
+    assert isinstance(pai.model, LlamaConfig) and pai.model.vocab_size == 50257 + 421
 
 
 def test_without_a_tokenizer_it_is_that_of_pretrain_gpt() -> None:
@@ -274,12 +347,10 @@ def test_without_a_tokenizer_it_is_that_of_pretrain_gpt() -> None:
         ({"recompute_granularity": "selective", "recompute_method": "uniform"}, "takes no method"),
         ({"num_virtual_stages_per_pipeline_rank": 2}, "at least 2 pipeline ranks"),
         ({"step_batch_size_schedule": "0:16"}, "keep one of them"),
-        ({"checkpoint_activations": True}, "no longer valid"),
         (
             {"vocab_size": None, "tokenizer_type": "HuggingFaceTokenizer"},
             "tokenizer's file .HuggingFaceTokenizer., .* --vocab-size",
         ),
-        ({"tensor_model_paralel_size": 2}, "did you mean '--tensor-model-parallel-size'"),
         ({"micro_batch_size": "two"}, "expected an integer"),
         ({"optimizer": "adam2"}, "understood are adam"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,9 +62,45 @@ def test_a_test_that_is_not_known_matters_only_if_it_guards_something() -> None:
 
 
 def test_what_is_not_followed_is_listed() -> None:
-    script = launches("for i in 1 2; do\n  A=$i\ndone\nif [ -f x ]; then B=1; fi\npython a.py $A $B", {})
+    script = launches("for ((;;)); do\n  A=1\ndone\nif [ -f x ]; then B=1; fi\npython a.py $A $B", {})
     assert script.skipped == ["for on line 1", "if on line 4: its condition is not known from the script"]
     assert script.launches[0].options == (f"{UNKNOWN}A{UNKNOWN}", f"{UNKNOWN}B{UNKNOWN}")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("for i in 7; do\n A=$i\ndone\npython a.py $A", ("7",)),
+        ("for i in 1 2; do\n python a.py --x $i\ndone", ("--x", f"{UNKNOWN}i{UNKNOWN}")),
+        ("A=0\nfor i in 1 2; do A=$((A+1)); done\npython a.py $A", (f"{UNKNOWN}A{UNKNOWN}",)),
+        ("while [ $# -gt 0 ]; do A=$1; shift; done\npython a.py ${A:-3}", ("3",)),
+        ("S=8B\ncase $S in\n 7B|8B) L=32 ;;\n *) L=80;;\nesac\npython a.py $L", ("32",)),
+        ("case $S in\n 7B) L=32 ;;\nesac\npython a.py $L", (f"{UNKNOWN}L{UNKNOWN}",)),
+        ("go() {\n python a.py --x $1\n}\ngo 5", ("--x", "5")),
+        ("python a.py --x 1 2>&1 | tee log", ("--x", "1")),
+        ("python a.py --x 1 > out.txt 2> err.txt", ("--x", "1")),
+        ('cat <<EOT > $f\n{ "a": \'b\n}\nEOT\npython a.py 1', ("1",)),
+        ('A=`cut -c1 <<< "$B"`\npython a.py --x 1 --name $A', ("--x", "1", "--name", f"{UNKNOWN}`command`{UNKNOWN}")),
+        ("python a.py ${10} $1", ("j", "a")),
+    ],
+)
+def test_what_a_script_does_once_is_followed(script: str, words: tuple[str, ...]) -> None:
+    env = {"1": "a", "10": "j"} if "${10}" in script else {}
+    assert options(script, **env) == words
+
+
+def test_a_variable_given_beside_the_script_keeps_its_value() -> None:
+    [launch] = launches("TP=1\npython a.py --tp $TP", {}, {"TP": "8"}).launches
+    assert launch.options == ("--tp", "8")
+
+
+def test_a_script_beside_it_is_sourced(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a.sh").write_text("ARGS=(--num-layers 4)")
+    text = 'D="$(dirname "$0")"\nsource "${D}/models/a.sh"\nsource /etc/none\npython a.py ${ARGS[@]}'
+    script = launches(text, {}, folder=tmp_path)
+    assert script.launches[0].options == ("--num-layers", "4")
+    assert script.skipped == ["source of /etc/none on line 3"]
 
 
 @pytest.mark.parametrize("script", ["echo 'a", 'A="b', "A=(1 2", "echo ${A", "echo $((1"])

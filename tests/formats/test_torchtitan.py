@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import CatalogueError, FormatError, GnomonError, InputError
+from gnomon.formats.given import Given
 from gnomon.formats.job import Job
 from gnomon.formats.torchtitan import read_torchtitan, stage_split
 from gnomon.formats.torchtitan_models import FLAVORS
@@ -29,7 +30,7 @@ def job(devices: int | None = 8, flavor: str = "8B", **sections: dict[str, Any])
         for key, value in values.items():
             text = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
             lines.append(f"{key} = {text}")
-    return read_torchtitan("\n".join(lines), devices=devices)
+    return read_torchtitan("\n".join(lines), devices=devices, given=Given(strict=True))
 
 
 def test_the_405b_file() -> None:
@@ -194,7 +195,7 @@ def test_what_the_program_refuses_is_refused_with_the_fix(sections: dict[str, An
 
 
 def test_other_mistakes() -> None:
-    with pytest.raises(InputError, match="give devices="):
+    with pytest.raises(InputError, match="give --on CLUSTER"):
         job(None)
     with pytest.raises(CatalogueError, match="did you mean 'llama3 8B'"):
         job(flavor="8b")

@@ -37,13 +37,15 @@ MODEL is a name (gnomon catalogue models), a Hugging Face config.json, or a
 folder that holds one. CLUSTER is NODESxDEVICESxDEVICE such as 4x8xh100-sxm,
 parts joined by +, or a .toml file. A plan file of gnomon plan has both in it.
 What is not given is assumed and listed.
-Variables that a Megatron script does not set are taken from the environment.
+A job file (Megatron script, torchtitan TOML, DeepSpeed JSON, axolotl YAML ...)
+is recognised; fields that are not known are listed. Variables that a script
+does not set are taken from the environment, or from --set.
 
 examples:
   gnomon predict llama-3.1-8b --on 4x8xh100-sxm --zero 3 --global-batch 128
   gnomon predict path/to/config.json --on 8x8xa100-sxm-80gb --tp 4 --pp 2 \\
       --global-batch 512 --seq-len 4096
-  gnomon predict --from megatron pretrain.sh --on 128x8xh100-sxm
+  gnomon predict pretrain.sh --on 128x8xh100-sxm --set micro_batch_size=2
 
 exit status: 0 it fits; 1 it does not fit in memory; 2 wrong request."""
 
@@ -189,7 +191,7 @@ def _command(commands: argparse._SubParsersAction, name: str, text: str, epilog:
 
 
 def _predict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder, or a job file")
     parser.add_argument("--on", type=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
     parser.add_argument("--plan", type=some, metavar="FILE", help="a plan in TOML; the options below change it")
     parser.add_argument(
@@ -197,8 +199,20 @@ def _predict(parser: argparse.ArgumentParser) -> None:
         dest="source",
         nargs=2,
         metavar=("FORMAT", "FILE"),
-        help="an existing job: megatron, megatron-bridge, torchtitan, deepspeed, accelerate or nanotron, and its file",
+        help="an existing job, where its format is not recognised: megatron, torchtitan, deepspeed, axolotl, ...",
     )
+    job = parser.add_argument_group("beside a job file")
+    job.add_argument("--model", dest="network", type=some, metavar="MODEL", help="the network, in place of the file's")
+    job.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field of the file (or of config.json), or a variable of a script, by its name there; again for more",
+    )
+    job.add_argument("--vocab-size", type=count, metavar="N", help="rows of the embedding, where a tokenizer decides")
+    job.add_argument("--strict", action="store_true", help="an error for a field that is not known")
     parser.add_argument(
         "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"
     )

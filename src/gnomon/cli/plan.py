@@ -82,7 +82,7 @@ class Asked:
     @staticmethod
     def read(options: argparse.Namespace) -> Asked:
         """From the options. InputError, PlanError or CatalogueError say what is wrong."""
-        options.model = adapted_name(options)
+        options.model = adapted_name(options, options.model)
         graph, notes = read_model(options.model)
         machines = parse_cluster(options.on)
         assumed: list[str] = []

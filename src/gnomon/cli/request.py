@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from gnomon import orders
+from gnomon.cli.jobs import job_file, notes_of, read_job, said_of
 from gnomon.cli.own import with_own
 from gnomon.cli.values import quantity
-from gnomon.errors import InputError, PlanError, nearest
+from gnomon.errors import InputError, PlanError
+from gnomon.formats.given import SEQ_LEN, parse_settings
 from gnomon.formats.job import Job, read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters
-from gnomon.models.presets import CONFIGS, Config
 from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
 from gnomon.plans import (
     Fp8,
@@ -41,16 +39,10 @@ from gnomon.plans import (
 from gnomon.plans.check import learned_positions, sample_tokens
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.request.model import read_config, read_model
+from gnomon.request.model import read_model
 from gnomon.search.planning import default_precision
 from gnomon.search.vary import sequences
 from gnomon.units import parse_count
-
-FORMATS = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "nanotron")
-"""Programs whose job files can be read."""
-
-SEQ_LEN = 4096
-"""Tokens of a sequence when nobody says, and the model has positions for so many."""
 
 PRECISIONS = {
     "bf16": Precision(),
@@ -87,11 +79,13 @@ def read_request(options: argparse.Namespace) -> Request:
     machines = _machines(options, file)
     assumed: list[str] = []
     job = None
-    if options.source is not None:
-        program, path = options.source
-        job = read_job(program, path, options, machines.num_devices, assumed)
-    options.model = adapted_name(options)
-    graph, notes = _model(options.model or (file.model if file else None), job)
+    source, named = job_file(options), options.model
+    if source is not None:
+        named = options.network or (named if options.source is not None else None)
+        job = read_job(source, options, named, machines.num_devices)
+        assumed += said_of(job, machines.num_devices)
+    named = adapted_name(options, named)
+    graph, notes = _model(named or (file.model if file else None), job, options)
     base = _base_plan(given_plan, job)
     start = base or Plan(precision=given_precision(options, machines, assumed))
     # --precision also fills in what a file leaves to its trainer; the rest of the file's dtypes then stays.
@@ -101,7 +95,7 @@ def read_request(options: argparse.Namespace) -> Request:
     given = job.workload if job else file.workload if file else None
     workload = _workload(graph, plan, options, given, assumed)
     if job is not None:
-        notes += tuple(f"not predicted: {field}" for field in job.unexpressed)
+        notes += notes_of(job)
     name = options.stack if options.stack is not None or file is None else file.stack or None
     stack = named_stack(name) if name is not None else (job.stack if job else PLAIN_STACK)
     stack = with_own(stack, machines, options, assumed)
@@ -116,54 +110,9 @@ def read_request(options: argparse.Namespace) -> Request:
     )
 
 
-def read_job(program: str, path: str, options: argparse.Namespace, devices: int, assumed: list[str]) -> Job:
-    """The job in a file of another program, on so many devices; what it leaves to its user comes from the options."""
-    if program not in FORMATS:
-        raise InputError(
-            f"unknown format {program[:40]!r}{nearest(program[:40], FORMATS)}; known: {', '.join(FORMATS)}"
-        )
-    # By name: a job file of one program need not load the readers of the others.
-    module = program.replace("-", "_")
-    read: Callable[..., Job] = resolve_name(f"gnomon.formats.{module}:read_{module}")
-    return read(Path(path), **_left_open(program, options, devices, assumed))
-
-
-def _left_open(program: str, options: argparse.Namespace, devices: int, assumed: list[str]) -> dict[str, object]:
-    """Arguments of a format's reader for what its file does not hold."""
-    if program == "nanotron":
-        return {}
-    if program == "torchtitan":
-        return {"devices": devices}
-    if program == "megatron":  # what a script takes from outside, it takes from the environment
-        return {"devices": devices, "env": dict(os.environ)}
-    if program == "megatron-bridge":
-        return {"devices": devices, "env": dict(os.environ), "model": _recipe_model(options.model)}
-    seq_len, micro = options.seq_len, options.micro_batch_size
-    if seq_len is None:
-        seq_len = SEQ_LEN
-        assumed.append(f"{program} files do not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
-    found: dict[str, object] = {"devices": devices, "seq_len": seq_len, "micro_batch_size": micro}
-    if program == "deepspeed" and options.precision is not None:
-        found["mixed_precision"] = {"fp32": "no", "fp8": "bf16"}.get(options.precision, options.precision)
-    if program == "accelerate" and micro is None:
-        found["micro_batch_size"] = micro = 1
-        assumed.append("accelerate files do not say the micro batch: 1 sequence on each rank (--micro-batch-size)")
-    if options.global_batch is not None and micro is not None:
-        steps, rest = divmod(options.global_batch, micro * devices)
-        if rest or not steps:
-            near = max(1, round(options.global_batch / (micro * devices))) * micro * devices
-            raise PlanError(
-                f"global batch {options.global_batch} is not a multiple of micro batch x devices = {micro} x "
-                f"{devices}; the nearest legal one is {near}"
-            )
-        found["gradient_accumulation_steps"] = steps
-    return found
-
-
-def adapted_name(options: argparse.Namespace) -> str | None:
+def adapted_name(options: argparse.Namespace, name: str | None) -> str | None:
     """The model's name with the adapters that the options ask for. InputError for targets without a rank, and for
     adapters on a model that has some or is not named."""
-    name: str | None = options.model
     if options.lora_rank is None:
         if options.lora_targets is not None or options.lora_base is not None:
             raise InputError("--lora-targets and --lora-base say what --lora-rank adds; give --lora-rank, as in 16")
@@ -174,26 +123,12 @@ def adapted_name(options: argparse.Namespace) -> str | None:
     return f"{name}{Adapters(rank=options.lora_rank, targets=targets, base=options.lora_base or 'compute')}"
 
 
-def _recipe_model(name: str | None) -> Config:
-    """What a recipe of Megatron-Bridge trains, which its overrides do not say."""
+def _model(name: str | None, job: Job | None, options: argparse.Namespace) -> tuple[Graph, tuple[str, ...]]:
+    if job is not None:
+        return (job.graph(), ()) if name is None or job.model is not None else read_model(name)
     if name is None:
-        raise InputError(
-            "overrides of Megatron-Bridge do not say the model: name it, as in "
-            "`gnomon predict llama-3.1-70b --from megatron-bridge overrides.txt --on CLUSTER`"
-        )
-    config, _ = read_config(name)
-    if config is None:
-        known = ", ".join(sorted(CONFIGS))
-        raise InputError(f"{name!r} has no config that Megatron's arguments can say; known: {known}")
-    return config
-
-
-def _model(name: str | None, job: Job | None) -> tuple[Graph, tuple[str, ...]]:
-    if name is not None:
-        return read_model(name)
-    if job is None:
-        raise InputError("no model; give a name (`gnomon catalogue models`), a config.json, or --from FORMAT FILE")
-    return job.graph(), ()
+        raise InputError("no model; give a name (`gnomon catalogue models`), a config.json, or a job file")
+    return read_model(name, settings=parse_settings(options.settings), strict=options.strict)
 
 
 def _machines(options: argparse.Namespace, file: PlanFile | None) -> Cluster:

@@ -46,7 +46,7 @@ def _options() -> _Options:
     for name in WHAT:
         made.add_argument(f"--{name}")
     add_run_options(made)
-    made.set_defaults(source=None)
+    made.set_defaults(source=None, network=None, settings=[], vocab_size=None, strict=False)
     return made
 
 

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import InputError
-from gnomon.formats.deepspeed import job_of
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, flatten, read_source
+from gnomon.formats.deepspeed import job_of, read_deepspeed
+from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
+from gnomon.formats.job import Fields, Job, chosen, clips, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.plans.stacks import stack
@@ -67,29 +68,41 @@ NO_SYNC = "accelerate docs, concept_guides/gradient_synchronization: no_sync on 
 def read_accelerate(
     source: str | Path,
     *,
-    seq_len: int,
-    micro_batch_size: int,
+    seq_len: int | None = None,
+    micro_batch_size: int | None = None,
     gradient_accumulation_steps: int | None = None,
     devices: int | None = None,
-    model: ModelConfig | str | None = None,
+    model: Network | str | None = None,
+    given: Given = NOTHING,
 ) -> Job:
     """The job of a configuration file (a Path, or its text) around a script of its own.
 
     seq_len: tokens; micro_batch_size: sequences on one rank; gradient_accumulation_steps: 1, or what a deepspeed_config
     says; devices: in place of num_processes.
-    Raises InputError for what is missing, unknown or refused, with the fix.
+    given: the same, for what is not among the arguments. What is left open is taken as usual, and listed. Raises
+    InputError for what is missing or refused, with the fix.
     """
     text, file = read_source(source)
-    f = Fields(flatten(read_yaml(text, file)), file)
+    f = Fields(flatten(read_yaml(text, file)), file, given)
+    assumed: list[str] = []
+    seq_len, micro_batch_size = seq_len or given.seq_len, micro_batch_size or given.micro_batch_size
+    model, devices = model or given.model, devices or given.devices
+    if seq_len is None:
+        seq_len = SEQ_LEN
+        assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
+    if micro_batch_size is None:
+        micro_batch_size = 1
+        assumed.append("the file does not say the micro batch: 1 sequence on each rank (--micro-batch-size)")
+    stated = f.integer("num_processes") if f.has("num_processes") else None
     kind = f.choice("distributed_type", {k: k for k in ("FSDP", "MULTI_GPU", "NO", "DEEPSPEED", "MEGATRON_LM")})
     if kind == "MEGATRON_LM":
         f.fail("distributed_type", f"{kind}: read Megatron-LM's own script, --from megatron (in Python read_megatron)")
     if kind == "DEEPSPEED":
-        given = {
-            "train_micro_batch_size_per_gpu": micro_batch_size,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-        }
-        return _by_deepspeed(f, file, devices or f.integer("num_processes"), seq_len, model, given)
+        given = replace(given, devices=devices or f.integer("num_processes"), seq_len=seq_len, model=model, settings={})
+        given = replace(given, micro_batch_size=micro_batch_size)
+        folder = source.resolve().parent if isinstance(source, Path) else None
+        job = _by_deepspeed(f, file, given, gradient_accumulation_steps, folder)
+        return replace(job, assumed=(*assumed, *job.assumed), stated_devices=stated)
     devices = 1 if kind == "NO" else devices or f.integer("num_processes")
     f.ignore("num_processes")
     axes, optimizer = sharding_of(f, devices, kind == "FSDP")
@@ -118,30 +131,41 @@ def read_accelerate(
         model=model,
         plan=plan,
         workload=Workload(
-            global_batch_size=micro_batch_size * (gradient_accumulation_steps or 1) * axes.data_ranks, seq_len=seq_len
+            global_batch_size=given.global_batch
+            or micro_batch_size * (gradient_accumulation_steps or 1) * axes.data_ranks,
+            seq_len=seq_len,
         ),
         stack=record,
         devices=devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
+        assumed=tuple(assumed),
+        stated_devices=1 if kind == "NO" else stated,
     )
 
 
-def _by_deepspeed(
-    f: Fields,
-    file: str,
-    devices: int,
-    seq_len: int,
-    model: ModelConfig | str | None,
-    given: Mapping[str, int | None],
-) -> Job:
-    """The job of a deepspeed_config, as DeepSpeedPlugin writes DeepSpeed's configuration from it."""
+def _by_deepspeed(f: Fields, file: str, given: Given, steps: int | None, folder: Path | None) -> Job:
+    """The job of a deepspeed_config, as DeepSpeedPlugin writes DeepSpeed's configuration from it; or of the file that
+    it names, where that lies beside it or in the working folder."""
     own = f.raw("deepspeed_config.deepspeed_config_file")
     if own is not None:
-        f.fail(
-            "deepspeed_config.deepspeed_config_file",
-            f"the settings are in that file; read it: --from deepspeed {own} (in Python read_deepspeed)",
+        places = [folder / str(own)] if folder is not None else []
+        path = next((place for place in (*places, Path(str(own))) if place.is_file()), None)
+        if path is None:
+            f.fail(
+                "deepspeed_config.deepspeed_config_file",
+                f"the settings are in that file, which is not here; read it: gnomon predict --from deepspeed {own}",
+            )
+        mixed = f.raw("mixed_precision")
+        f.ignore("num_processes", "num_machines", "distributed_type")
+        f.account(IRRELEVANT | DEEPSPEED_IRRELEVANT, INEXPRESSIBLE, ("*",))
+        job = read_deepspeed(
+            path,
+            given=given,
+            gradient_accumulation_steps=steps,
+            mixed_precision=mixed if mixed in ("no", "bf16", "fp16") else None,
         )
+        return replace(job, notes=(*f.notes, *job.notes), unexpressed=(*f.unexpressed, *job.unexpressed))
     zero: dict[str, object] = {"stage": f.integer("deepspeed_config.zero_stage", 2, least=0)}
     for part in ("offload_optimizer", "offload_param"):
         device = f.raw(f"deepspeed_config.{part}_device")
@@ -159,9 +183,7 @@ def _by_deepspeed(
         if f.peek(section) in (None, {}):
             f.ignore(section)
     f.account(IRRELEVANT | DEEPSPEED_IRRELEVANT, INEXPRESSIBLE, ())
-    job = job_of(
-        values, file, devices=devices, seq_len=seq_len, model=model, given=given, mixed_precision=mixed, saved=Saved()
-    )
+    job = job_of(values, file, given=given, steps=steps, mixed_precision=mixed, saved=Saved())
     return replace(job, notes=(*f.notes, *job.notes), unexpressed=(*f.unexpressed, *job.unexpressed))
 
 

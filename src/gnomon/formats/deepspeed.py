@@ -10,12 +10,14 @@ engines (their stages are code), sparse attention, compression, autotuning.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from gnomon.errors import InputError
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, flatten, read_source
+from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
+from gnomon.formats.job import Fields, Job, chosen, clips, divides, flatten, microbatches, read_source
 from gnomon.formats.keys import read_json
 from gnomon.plans import DType, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.plans.stacks import stack
@@ -100,31 +102,42 @@ OPTIMIZERS = {
 def read_deepspeed(
     source: str | Path,
     *,
-    devices: int,
-    seq_len: int,
-    model: ModelConfig | str | None = None,
+    devices: int | None = None,
+    seq_len: int | None = None,
+    model: Network | str | None = None,
     micro_batch_size: int | None = None,
     gradient_accumulation_steps: int | None = None,
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
     saved: Saved | None = None,
+    given: Given = NOTHING,
 ) -> Job:
     """The job of a configuration file (a Path, or its text) around a model of its own.
 
     devices: all of them data-parallel ranks. micro_batch_size, gradient_accumulation_steps, mixed_precision: in place
-    of `"auto"`. saved: what the model's code recomputes. Raises InputError for what is missing, unknown or refused,
-    with the fix.
+    of `"auto"`. saved: what the model's code recomputes. given: the same, for what is not among the arguments. What is
+    left open is taken as usual, and listed. Raises InputError for what is missing or refused, with the fix.
     """
     text, file = read_source(source)
+    given = replace(
+        given,
+        devices=devices or given.devices,
+        seq_len=seq_len or given.seq_len,
+        model=model or given.model,
+        micro_batch_size=micro_batch_size or given.micro_batch_size,
+    )
+    precisions: Mapping[str, Literal["no", "bf16", "fp16"]] = {
+        "fp32": "no",
+        "fp8": "bf16",
+        "bf16": "bf16",
+        "fp16": "fp16",
+    }
+    if mixed_precision is None and given.precision is not None:
+        mixed_precision = precisions[given.precision]
     return job_of(
         read_json(text, file),
         file,
-        devices=devices,
-        seq_len=seq_len,
-        model=model,
-        given={
-            "train_micro_batch_size_per_gpu": micro_batch_size,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-        },
+        given=given,
+        steps=gradient_accumulation_steps,
         mixed_precision=mixed_precision,
         saved=saved or Saved(),
     )
@@ -134,32 +147,46 @@ def job_of(
     values: Mapping[str, object],
     file: str,
     *,
-    devices: int,
-    seq_len: int,
-    model: ModelConfig | str | None,
-    given: Mapping[str, int | None],
+    given: Given,
+    steps: int | None = None,
     mixed_precision: str | None,
     saved: Saved,
 ) -> Job:
-    """A job from a configuration's values."""
-    flat = flatten(values)
+    """A job from a configuration's values. steps: microbatches that are accumulated, in place of the file's."""
+    flat = {**flatten(values), **given.values()}
+    if given.devices is None:
+        raise InputError(f"{file} does not say how many devices it runs on; give --on CLUSTER (in Python devices=)")
+    assumed: list[str] = []
     # Hugging Face's Trainer and accelerate fill these in: from their own arguments, or from the model's hidden size.
     auto = [key for key, value in flat.items() if value == "auto"]
-    if not mixed_precision and (key := next((key for key in auto if key in PRECISION_KEYS), "")):
-        raise InputError(
-            f"{file}: {key} is left to the trainer; give --precision (in Python mixed_precision=, no, bf16 or fp16)",
-            f"$.{key}",
-        )
+    switches = [key for key in auto if key in PRECISION_KEYS]
+    if switches and not mixed_precision:
+        mixed_precision = "fp16" if switches == ["fp16.enabled"] and "bf16.enabled" in flat else "bf16"
+        assumed.append(f"{switches[0]} is left to the trainer: {mixed_precision} (--precision)")
     flat = {key: value for key, value in flat.items() if key not in auto}
-    flat |= {key: mixed_precision == PRECISION_KEYS[key] for key in auto if key in PRECISION_KEYS}
-    flat |= {key: value for key, value in given.items() if value is not None}
-    f = Fields(flat, file)
+    flat |= {key: mixed_precision == PRECISION_KEYS[key] for key in switches}
+    sizes = {"train_micro_batch_size_per_gpu": given.micro_batch_size, "gradient_accumulation_steps": steps}
+    flat |= {key: value for key, value in sizes.items() if value is not None}
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(flat) and given.global_batch is None:
+        flat["train_micro_batch_size_per_gpu"] = 1
+        assumed.append("the file does not say the batch: 1 sequence on each rank (--micro-batch-size)")
+    f = Fields(flat, file, replace(given, settings={}))
     for key in auto:
         matters = not any(fnmatchcase(key, pattern) for pattern in IRRELEVANT)
-        if matters and key not in flat and key not in given and key != "train_batch_size":
+        if matters and key not in flat and key not in sizes and key != "train_batch_size":
             f.note_default(key, "auto", "filled in by the trainer; DeepSpeed's own default is taken here")
-    mesh = mesh_of(f, devices)
-    total, micro = batch_of(f, mesh.data_ranks)
+    mesh = mesh_of(f, given.devices)
+    if given.global_batch is not None:
+        f.ignore("train_batch_size", "gradient_accumulation_steps", "train_micro_batch_size_per_gpu")
+        micro = f.integer("train_micro_batch_size_per_gpu", 1)
+        total = given.global_batch
+        microbatches(total, micro, mesh.data_ranks, ("--global-batch", "train_micro_batch_size_per_gpu"))
+    else:
+        total, micro = batch_of(f, mesh.data_ranks)
+    seq_len = given.seq_len
+    if seq_len is None:
+        seq_len = SEQ_LEN
+        assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
     precision = precision_of(f)
     optimizer = optimizer_of(f)
     overlap = overlap_of(f, optimizer.zero, precision.reduce)
@@ -176,13 +203,14 @@ def job_of(
         precision=precision,
     )
     return Job(
-        model=model,
+        model=given.model,
         plan=plan,
         workload=Workload(global_batch_size=total, seq_len=seq_len),
         stack=record,
-        devices=devices,
+        devices=given.devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
+        assumed=tuple(assumed),
     )
 
 
@@ -225,9 +253,17 @@ def batch_of(f: Fields, ranks: int) -> tuple[int, int]:
     if total is not None and total != product:
         raise InputError(
             f"train_batch_size = {total} is not train_micro_batch_size_per_gpu x gradient_accumulation_steps x "
-            f"data-parallel ranks = {micro} x {steps} x {ranks} = {product}; set it to {product}, or leave it out"
+            f"data-parallel ranks = {micro} x {steps} x {ranks} = {product}; set it to {product} (--set "
+            f"train_batch_size={product}), or leave it out; {devices_for(total, micro * steps)}"
         )
     return product, micro
+
+
+def devices_for(total: int, each: int) -> str:
+    """Which number of ranks a batch is for."""
+    if total % each:
+        return f"no number of ranks gives {total}"
+    return f"the nearest number of devices is {total // each}, which it is for"
 
 
 def precision_of(f: Fields) -> Precision:

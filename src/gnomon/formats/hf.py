@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
+from gnomon.formats.given import setting_value
 from gnomon.formats.hf_decoders import DECODERS
 from gnomon.formats.hf_hybrids import HYBRIDS
 from gnomon.formats.hf_mixtures import MIXTURES
@@ -438,11 +439,14 @@ NOT_DESCRIBED = {
 """model_type -> why there is no reader, for models that people ask for."""
 
 
-def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | None = None) -> HfModel:
-    """The model that a parsed config.json describes, called `name`.
+def from_hf_config(
+    values: Mapping[str, object], name: str, wanted: Wanted | None = None, *, strict: bool = False
+) -> HfModel:
+    """The model that a parsed config.json describes, called `name`; a key that no reader knows is noted.
 
     Raises CatalogueError for a model_type without a reader; InputError, with the path, for a key that is missing, of
-    the wrong type, or changes the mathematics in a way not understood, and for sizes that do not fit together.
+    the wrong type, or changes the mathematics in a way not understood, for sizes that do not fit together, and when
+    strict for a key that is not known.
     """
     kind = values.get("model_type")
     if not isinstance(kind, str):
@@ -450,7 +454,7 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
     reader = READERS.get(kind)
     if reader is None:
         if (inside := language_model(values, READERS)) is not None:
-            found = from_hf_config(inside[0], name, wanted)
+            found = from_hf_config(inside[0], name, wanted, strict=strict)
             return replace(found, notes=(*inside[1], *found.notes))
         if kind in NOT_DESCRIBED:
             raise CatalogueError(f"{name}: model_type {kind!r} has no reader: {NOT_DESCRIBED[kind]}")
@@ -466,10 +470,33 @@ def from_hf_config(values: Mapping[str, object], name: str, wanted: Wanted | Non
     for key, usual in EVERY_CLASS.items():
         if not keys.asked(key):
             keys.must_be(key, usual)
-    keys.finish(HARMLESS)
+    if strict:
+        keys.finish(HARMLESS)
+    if quantised := values.get("quantization_config"):
+        notes += [QUANTISED] if quantised and QUANTISED not in notes else []
+    notes += [
+        f"{key} = {str(value)[:60]}: no reader knows this key; not accounted for"
+        for key, value in keys.left(HARMLESS | {"quantization_config"})
+    ]
     return HfModel(graph=graph, notes=tuple(notes), config=None if isinstance(read, Graph) else read)
 
 
-def read_hf_config(text: str, name: str, wanted: Wanted | None = None) -> HfModel:
-    """The model that the text of a config.json describes; errors as in `from_hf_config` and `read_json`."""
-    return from_hf_config(read_json(text, f"config {name!r}", infinite=True), name, wanted)
+def read_hf_config(
+    text: str,
+    name: str,
+    wanted: Wanted | None = None,
+    *,
+    settings: Mapping[str, str] | None = None,
+    strict: bool = False,
+) -> HfModel:
+    """The model that the text of a config.json describes; errors as in `from_hf_config` and `read_json`. settings: keys
+    in place of the file's; `bert_head` and `mtp` say what no file does."""
+    values = dict(read_json(text, f"config {name!r}", infinite=True))
+    given = {key: setting_value(word) for key, word in (settings or {}).items()}
+    if (head := given.pop("bert_head", None)) is not None:
+        if head not in ("pooler", "mlm"):
+            raise InputError(f"bert_head={head!r}: it is pooler or mlm", "--set")
+        wanted = replace(wanted or Wanted(), bert_head=head)
+    if (mtp := given.pop("mtp", None)) is not None:
+        wanted = replace(wanted or Wanted(), mtp=mtp is True or mtp == 1)
+    return from_hf_config(values | given, name, wanted, strict=strict)

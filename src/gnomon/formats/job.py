@@ -13,14 +13,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gnomon.errors import InputError, nearest
+from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, Network
 from gnomon.formats.keys import MAX_CHARACTERS, Keys
-from gnomon.formats.shell import UNKNOWN
+from gnomon.formats.shell import UNKNOWN, unknown
 from gnomon.graph import Graph
+from gnomon.models.decoder import DecoderConfig, decoder
 from gnomon.models.presets import Config, build
 from gnomon.models.presets import model as preset
 from gnomon.plans import Fact, Plan, Stack, Workload
 
 ModelConfig = Config
+
+NO_EFFECT = ": no effect on a step's time or memory"
+"""End of a note on a field that was understood and does not matter."""
+
+UNKNOWN_FIELD = "no reader knows it: not accounted for, and the band has no room for it"
+"""Why a field that is not known is listed; `strict` refuses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +50,8 @@ class Unexpressed:
 class Job:
     """Somebody's job, as it stands."""
 
-    model: ModelConfig | str | None
-    """A config, the name of a preset, or None when the file does not say (DeepSpeed, accelerate)."""
+    model: Network | str | None
+    """A config, a Graph, the name of a preset, or None when the file does not say (DeepSpeed, accelerate)."""
     plan: Plan
     """Every decision that the file states or leaves to its program's defaults."""
     workload: Workload
@@ -56,18 +64,35 @@ class Job:
     """Fields that were understood and change neither work nor memory of a step."""
     unexpressed: tuple[Unexpressed, ...] = ()
     """Fields that do, and that are not in plan, workload, model or stack."""
+    assumed: tuple[str, ...] = ()
+    """What the file leaves open, and how it was filled in."""
+    stated_devices: int | None = None
+    """Devices that the file itself says it is for."""
 
     def graph(self) -> Graph:
         """The model as a Graph. InputError when the file does not name one."""
-        match self.model:
-            case None:
-                raise InputError(
-                    "this job file does not say which model it trains; give one, as in model='llama-3.1-8b'"
-                )
-            case str(name):
-                return preset(name)
-            case config:
-                return build(config)
+        if self.model is None:
+            raise InputError(f"this job file does not say which model it trains; {GIVE_MODEL}")
+        return network_graph(self.model)
+
+
+def network_graph(model: Network | str) -> Graph:
+    """The Graph of what a job trains. CatalogueError for a name that nobody knows."""
+    match model:
+        case Graph():
+            return model
+        case str(name):
+            return preset(name)
+        case DecoderConfig():
+            return decoder(model)
+        case config:
+            return build(config)
+
+
+def layers_of(model: Network | str) -> int:
+    """Decoder layers: those with an index, or all of a model whose layers have none."""
+    layers = network_graph(model).layers()
+    return sum(layer.call.first is not None for layer in layers) or len(layers)
 
 
 def read_source(source: str | Path) -> tuple[str, str]:
@@ -104,19 +129,34 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, object]
     return flat
 
 
+def give_variable(name: str) -> str:
+    """What to do about a variable that a script does not set."""
+    return f"set it in the environment ({name}=…), or give --set {name}=…"
+
+
 def shorten(value: object) -> str:
     """A value as a message shows it."""
-    text = value if isinstance(value, str) else repr(value)
+    text = (value if isinstance(value, str) else repr(value)).replace(UNKNOWN, "$")
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 class Fields(Keys):
     """The flattened fields of a job file being read: what was asked for, what does not matter, what has no place."""
 
-    def __init__(self, values: Mapping[str, object], source: str) -> None:
-        super().__init__(values, source)
+    def __init__(self, values: Mapping[str, object], source: str, given: Given = NOTHING) -> None:
+        super().__init__({**values, **given.values()}, source)
+        self._settings = frozenset(given.settings)
+        self._strict = given.strict
         self.notes: list[str] = []
         self.unexpressed: list[Unexpressed] = []
+
+    def raw(self, key: str) -> object:
+        """As for `Keys`; InputError for a value with a variable that the script does not set."""
+        value = super().raw(key)
+        for text in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(text, str) and (name := unknown(text)) is not None:
+                self.fail(key, f"{key} takes {name!r}, which the script does not set; {give_variable(name)}")
+        return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string; `default` if absent or null, an error without one."""
@@ -129,22 +169,17 @@ class Fields(Keys):
 
     def report(self, key: str, why: str) -> None:
         """List a field in `unexpressed`; nothing if it is absent or null."""
-        value = self.raw(key)
+        value = super().raw(key)
         if value is not None and all(found.field != key for found in self.unexpressed):
             self.unexpressed.append(Unexpressed(field=key, value=shorten(value), why=why))
+
+    def names(self) -> tuple[str, ...]:
+        """All keys."""
+        return tuple(self._values)
 
     def peek(self, key: str) -> object:
         """The value as it is, without counting it as understood."""
         return self._values.get(key)
-
-    def check_set(self, key: str, variable: str, irrelevant: Collection[str]) -> None:
-        """InputError about a value with a variable that the script does not set, unless the field does not matter."""
-        if not any(fnmatchcase(key, pattern) for pattern in irrelevant):
-            self.fail(
-                key,
-                f"{key} takes {variable!r}, which the script does not set; set it in the environment "
-                f"({variable}=…), or give env={{{variable!r}: '…'}}",
-            )
 
     def note_default(self, key: str, value: str, why: str) -> None:
         """List in `unexpressed` what leaving a field out means."""
@@ -167,17 +202,15 @@ class Fields(Keys):
         """Account for every key that nobody asked for.
 
         irrelevant: patterns of keys that do not change a step; noted. inexpressible: pattern -> why; reported unless
-        switched off (false, null, 0). known: other keys of the program; reported. InputError, with the nearest
-        names, for the rest.
+        switched off (false, null, 0). known: other keys of the program; reported. The rest is reported too; it is an
+        InputError, with the nearest names, when strict, and for a name that was given beside the file.
         """
         for key, value in self._values.items():
             if key in self._asked:
                 continue
             why = next((why for pattern, why in inexpressible.items() if fnmatchcase(key, pattern)), None)
             if any(fnmatchcase(key, pattern) for pattern in irrelevant):
-                self.notes.append(
-                    f"{key} = {shorten(value).replace(UNKNOWN, '$')}: no effect on a step's time or memory"
-                )
+                self.notes.append(f"{key} = {shorten(value)}{NO_EFFECT}")
             elif why is not None:
                 if value not in (None, False, 0):
                     self.report(key, why)
@@ -186,7 +219,9 @@ class Fields(Keys):
             else:
                 names = [*known, *self._asked, *irrelevant, *inexpressible]
                 hint = nearest(key, [name for name in names if "*" not in name])
-                self.fail(key, f"unknown field {key!r}{hint}; it may change how the job runs, so it is not ignored")
+                if self._strict or key in self._settings:
+                    self.fail(key, f"unknown field {key!r}{hint}; it may change how the job runs, so it is not ignored")
+                self.report(key, UNKNOWN_FIELD + hint)
 
 
 def chosen(stack: Stack, source: str, **values: object) -> Stack:

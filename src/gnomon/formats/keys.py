@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NoReturn, TypeVar
 
 from gnomon.errors import InputError, nearest
@@ -153,6 +153,15 @@ class Keys:
                 self.fail(key, f"unknown key {key!r}{hint}; it may change the mathematics, so it is not ignored")
         for part in self._inside:
             part.finish(harmless)
+
+    def left(self, harmless: Collection[str]) -> Iterator[tuple[str, object]]:
+        """Keys, with the path from the top, that nobody asked for and that are not in `harmless`, and their values."""
+        inner = self._at.removeprefix("$").removeprefix(".")
+        for key, value in self._values.items():
+            if key not in self._asked and key not in harmless:
+                yield f"{inner}.{key}" if inner else key, value
+        for part in self._inside:
+            yield from part.left(harmless)
 
     def _default(self, key: str, default: T | None) -> T:
         if default is None:

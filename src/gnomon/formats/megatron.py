@@ -12,15 +12,31 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon import orders
-from gnomon.errors import FormatError, InputError
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, clips, divides, microbatches, read_source
+from gnomon.errors import FormatError, InputError, nearest
+from gnomon.formats import megatron_forks as forks
+from gnomon.formats.given import GIVE_MODEL, NOTHING, Given
+from gnomon.formats.job import (
+    Fields,
+    Job,
+    chosen,
+    clips,
+    divides,
+    give_variable,
+    layers_of,
+    microbatches,
+    network_graph,
+    read_source,
+)
+from gnomon.formats.megatron_forks import layers_by_type
 from gnomon.formats.megatron_model import model_of
-from gnomon.formats.megatron_options import INEXPRESSIBLE, IRRELEVANT, known_options, parse_options
+from gnomon.formats.megatron_options import INEXPRESSIBLE, IRRELEVANT, known_options, option_name, parse_options
 from gnomon.formats.megatron_recompute import module_rules
-from gnomon.formats.shell import Launch, Script, launches, unknown
+from gnomon.formats.shell import Launch, Script, launches
+from gnomon.graph import Graph
 from gnomon.plans import (
     DType,
     Fp8,
@@ -52,40 +68,80 @@ def read_megatron(
     env: Mapping[str, str] | None = None,
     vocab_size: int | None = None,
     name: str = "megatron-job",
+    given: Given = NOTHING,
 ) -> Job:
     """The job that a script (a Path, or its text) or a list of arguments starts.
 
-    devices: of the whole job, if the script does not say (nnodes × nproc_per_node). env: values of variables that the
+    devices: of the whole job; else what the script says (nnodes × nproc_per_node). env: values of variables that the
     script takes from outside, `{"1": …}` for its arguments. vocab_size: rows of the embedding before padding, if the
-    tokenizer's file decides. Raises FormatError for a script that cannot be followed, InputError for an unknown option
-    or a combination that Megatron-LM refuses, with the fix.
+    tokenizer's file decides. given: settings by option or by variable of the script, a model, strict. Raises
+    FormatError for a script that cannot be followed, InputError for a combination that Megatron-LM refuses, with the
+    fix.
     """
+    given = replace(
+        given,
+        devices=devices or given.devices,
+        vocab_size=vocab_size or given.vocab_size,
+        env={**given.env, **(env or {})},
+    )
     script: Script | None = None
+    stated: int | None = None
+    options = {option_name(key): text for key, text in given.settings.items() if option_name(key) in known_options()}
     if isinstance(source, (str, Path)):
         text, file = read_source(source)
-        launcher: tuple[str, ...] = ()
         if text.lstrip().startswith("--"):
-            words = shlex.split(text, comments=True)
+            words = words_of(text, file)
+            options = {option_name(key): value for key, value in given.settings.items()}
         else:
-            script = launches(text, env or {})
+            variables = {key: value for key, value in given.settings.items() if option_name(key) not in options}
+            folder = source.resolve().parent if isinstance(source, Path) else None
+            script = launches(text, given.env, variables, folder)
             launch = training_launch(script, file)
-            words, launcher = list(launch.options), launch.launcher
-            if other := re.search(OTHER_PROGRAMS, Path(launch.program).name):
+            words = list(launch.options)
+            if wrong := [key for key in variables if key not in script.read and f"--{key.lstrip('-')}" not in words]:
+                asked = wrong[0]
+                hint = nearest(asked, [*script.read, *known_options()])
                 raise InputError(
-                    f"{launch.program} trains a {other[0]} model; only decoders (pretrain_gpt.py) are read"
+                    f"{file} uses no variable {asked!r}, and Megatron-LM has no such option{hint}", "--set"
                 )
-            devices = devices or launched_devices(launcher, text)
+            if given.model is None and (other := re.search(OTHER_PROGRAMS, Path(launch.program).name)):
+                raise InputError(
+                    f"{launch.program} trains a {other[0]} model, and only decoders (pretrain_gpt.py) are read; "
+                    f"{GIVE_MODEL}"
+                )
+            stated = launched_devices(launch.launcher, text)
     else:
         file, words = "<arguments>", list(source)
-    fields = Fields(parse_options(words), file)
-    for key in known_options():
-        value = fields.peek(key)
-        if isinstance(value, str) and (missing := unknown(value)) is not None:
-            fields.check_set(key, missing, IRRELEVANT)
+        options = {option_name(key): value for key, value in given.settings.items()}
+    values, unset = parse_options(words)
+    fields = Fields(values, file, replace(given, settings=options))
+    if isinstance(nodes := fields.peek("actor_num_nodes"), int) and isinstance(
+        each := fields.peek("actor_num_gpus_per_node"), int
+    ):
+        stated = nodes * each
+    for key in unset:
+        why = f"not set in the script, and may hold options: not accounted for; {give_variable(key)}"
+        fields.note_default(f"${key}", "unknown", why)
     if script is not None:
         for phrase in script.skipped:
             fields.note_default("script", phrase, "was not followed; check that it sets nothing of the job")
-    return job_of(fields, devices=devices, vocab_size=vocab_size, name=name)
+    try:
+        job = job_of(fields, given=replace(given, devices=given.devices or stated), name=name)
+    except InputError as error:
+        if unset and "missing key" in str(error):
+            raise InputError(
+                f"{error}; or it is in ${unset[0]}, which the script does not set: --set {unset[0]}=…"
+            ) from None
+        raise
+    return replace(job, stated_devices=stated)
+
+
+def words_of(text: str, file: str) -> list[str]:
+    """Words of a command line over several lines. FormatError for a quote that is not closed."""
+    try:
+        return shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise FormatError(f"{file} is no command line: {error}; close the quote", file) from None
 
 
 def training_launch(script: Script, file: str) -> Launch:
@@ -119,31 +175,36 @@ def launched_devices(launcher: Sequence[str], text: str) -> int | None:
     return int(nodes) * int(each)
 
 
-def job_of(
-    f: Fields,
-    *,
-    devices: int | None,
-    vocab_size: int | None,
-    name: str,
-    base: Stack | None = None,
-    model: ModelConfig | None = None,
-) -> Job:
-    """A job from named arguments, those of Megatron-LM's `args`; `model` in place of its network options."""
+def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> Job:
+    """A job from named arguments, those of Megatron-LM's `args`; a model that is given is in place of its network
+    options."""
     if f.has("num_layers_per_virtual_pipeline_stage") and f.has("num_virtual_stages_per_pipeline_rank"):
         f.fail("num_virtual_stages_per_pipeline_rank", "give virtual stages or layers per virtual stage, not both")
-    mesh = mesh_of(f, devices, getattr(model, "num_experts", 0))
+    model = given.model
+    known = None if model is None else network_graph(model)
+    mesh = mesh_of(f, given.devices, 0 if known is None else experts_of(known))
+    assumed: list[str] = []
     if model is None:
-        model = model_of(f, mesh.tp, vocab_size, name)
+        seq_len = seq_len_of(f, given)
+        found = model_of(f, mesh.tp, given.vocab_size, name)
+        model, layers = found, f.integer("encoder_num_layers" if f.has("encoder_num_layers") else "num_layers")
     else:
-        divides("num_attention_heads", model.num_heads, "tensor_model_parallel_size", mesh.tp)
-    seq_len = f.integer("encoder_seq_length") if f.has("encoder_seq_length") else f.integer("seq_length")
-    micro = f.integer("micro_batch_size")
-    total = f.integer("global_batch_size", micro * mesh.data_ranks)
+        if isinstance(heads := getattr(model, "num_heads", None), int):
+            divides("num_attention_heads", heads, "tensor_model_parallel_size", mesh.tp)
+        layers = layers_of(model)
+        seq_len = seq_len_of(f, given)
+        f.ignore(*NETWORK)
+    micro = given.micro_batch_size or f.integer(
+        "micro_batch_size", 1 if f.flag("use_dynamic_batch_size", False) else None
+    )
+    total = given.global_batch or f.integer("global_batch_size", micro * mesh.data_ranks)
+    f.ignore("micro_batch_size", "global_batch_size")
     if f.has("step_batch_size_schedule") and f.has("global_batch_size"):
         f.fail("step_batch_size_schedule", "Megatron-LM refuses it together with --global-batch-size; keep one of them")
+    if f.has("rampup_batch_size"):
+        f.report("rampup_batch_size", f"the first steps are smaller; priced at the final global batch, {total}")
     count = microbatches(total, micro, mesh.data_ranks, ("global_batch_size", "micro_batch_size"))
     check_lengths(f, mesh, seq_len)
-    layers = model.num_layers if model is not None else f.integer("num_layers")
     schedule = schedule_of(f, mesh, layers, micro, count)
     plan = Plan(
         mesh=mesh,
@@ -155,7 +216,7 @@ def job_of(
         precision=precision_of(f),
     )
     record = stack_of(f, base or stack("megatron-deepspeed" if f.flag("deepspeed", False) else "megatron-lm"), plan)
-    f.account(IRRELEVANT, INEXPRESSIBLE, known_options())
+    f.account(IRRELEVANT | forks.IRRELEVANT, {**INEXPRESSIBLE, **forks.INEXPRESSIBLE}, known_options())
     return Job(
         model=model,
         plan=plan,
@@ -164,7 +225,40 @@ def job_of(
         devices=mesh.world_size,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
+        assumed=tuple(assumed),
     )
+
+
+NETWORK = """
+    num_layers hidden_size ffn_hidden_size num_attention_heads group_query_attention num_query_groups kv_channels
+    max_position_embeddings position_embedding_type use_rotary_position_embeddings normalization swiglu squared_relu
+    disable_bias_linear add_qkv_bias untie_embeddings_and_output_weights qk_layernorm attention_dropout
+    hidden_dropout multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
+    num_experts moe_ffn_hidden_size moe_router_topk moe_layer_freq moe_shared_expert_intermediate_size vocab_size
+    mtp_num_layers num_key_value_heads encoder_num_layers decoder_num_layers embed_layernorm window_size
+    extra_vocab_size
+""".split()
+"""Options that say the network; a model that is given stands for them."""
+
+
+def experts_of(graph: Graph) -> int:
+    """Experts of a layer; 0 for a model without any."""
+    sizes = [d.size for block in graph.blocks for d in block.dims if d.name.split(".")[-1] == "experts"]
+    return max((size for size in sizes if size is not None), default=0)
+
+
+def seq_len_of(f: Fields, given: Given) -> int:
+    """Tokens of a sequence; packs of up to max_tokens_per_gpu count as one sequence of so many."""
+    if given.seq_len is not None:
+        f.ignore("seq_length", "encoder_seq_length", "max_tokens_per_gpu")
+        return given.seq_len
+    if f.has("encoder_seq_length"):
+        return f.integer("encoder_seq_length")
+    if not f.has("seq_length") and f.flag("use_dynamic_batch_size", False) and f.has("max_tokens_per_gpu"):
+        f.report("use_dynamic_batch_size", forks.INEXPRESSIBLE["use_dynamic_batch_size"])
+        return f.integer("max_tokens_per_gpu") * f.integer("context_parallel_size", 1)
+    f.ignore("max_tokens_per_gpu")
+    return f.integer("seq_length")
 
 
 def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
@@ -174,7 +268,9 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     cp = f.integer("ds_sequence_parallel_size", 1) * f.integer("context_parallel_size", 1)
     ep = f.integer("expert_model_parallel_size", 1)
     if devices is None:
-        f.fail("world_size", "the job does not say how many devices it takes (nnodes x nproc_per_node); give devices=")
+        f.fail(
+            "world_size", "the job does not say how many devices it takes (nnodes x nproc_per_node); give --on CLUSTER"
+        )
     model_ranks = tp * pp * cp
     if devices % model_ranks:
         raise InputError(
@@ -185,7 +281,9 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     data = devices // model_ranks
     replicas = f.integer("num_distributed_optimizer_instances", 1)
     divides("data-parallel ranks", data, "num_distributed_optimizer_instances", replicas)
-    experts = f.integer("num_experts", num_experts, least=0)
+    ep = f.integer("moe_expert_parallel_size", ep)  # Megatron-DeepSpeed's name
+    given = f.raw("num_experts")
+    experts = f.integer("num_experts", num_experts, least=0) if not isinstance(given, tuple) else max(given)
     etp = f.integer("expert_tensor_parallel_size", tp) if experts else 1
     if ep > 1:
         if not experts:
@@ -203,8 +301,9 @@ def check_lengths(f: Fields, mesh: Mesh, seq_len: int) -> None:
         divides("seq_length", seq_len, "2 x context_parallel_size", 2 * mesh.cp)
     if f.flag("sequence_parallel", False):
         divides("seq_length", seq_len, "tensor_model_parallel_size x context_parallel_size", mesh.tp * mesh.cp)
-    positions = f.integer("max_position_embeddings")
-    if positions < seq_len:
+    positions = f.integer("max_position_embeddings", seq_len)
+    rotary = f.raw("position_embedding_type") not in (None, "learned_absolute", "absolute")
+    if positions < seq_len and not rotary and not f.flag("use_rotary_position_embeddings", False):
         f.fail("max_position_embeddings", f"{positions} positions for seq_length = {seq_len}; give at least {seq_len}")
 
 
@@ -220,7 +319,19 @@ def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> S
     virtual, split = stages_of(f, pp, layers)
     if virtual > 1 and pp == 1:
         f.fail("pipeline_model_parallel_size", "interleaved stages need at least 2 pipeline ranks; raise it")
-    if virtual > 1 and count % pp:
+    group = f.integer("microbatch_group_size_per_virtual_pipeline_stage", pp)
+    if virtual > 1 and group != pp:
+        if not pp <= group <= count or 0 < count % group < pp:
+            f.fail(
+                "microbatch_group_size_per_virtual_pipeline_stage",
+                f"{group} microbatches in a row: Megatron-LM takes {pp} (pipeline ranks) to {count} (microbatches), "
+                f"and a last group of at least {pp}",
+            )
+        f.report(
+            "microbatch_group_size_per_virtual_pipeline_stage",
+            f"microbatches that a stage takes in a row; read as {pp}, of which fewer are in flight",
+        )
+    elif virtual > 1 and count % pp:
         nearby = max(1, round(count / pp)) * pp
         raise InputError(
             f"the interleaved schedule needs a multiple of pipeline_model_parallel_size = {pp} microbatches, but the "
@@ -238,6 +349,13 @@ def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> S
 
 def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
     """(virtual stages of a rank, layers of each stage or () when equal)."""
+    if f.flag("deepspeed", False) and pp > 1 and not f.flag("no_pipeline_parallel", False):
+        method = f.text("pp_partition_method", "type:transformer")
+        try:
+            split = layers_by_type(method, layers, pp, tied=not f.flag("untie_embeddings_and_output_weights", False))
+        except (ValueError, re.error) as error:
+            f.fail("pp_partition_method", f"{error}; give type:transformer or type:transformer|embedding")
+        return 1, () if len(set(split)) == 1 else split
     if f.has("pipeline_model_parallel_layout"):
         split = parse_layout(f, f.text("pipeline_model_parallel_layout"), layers)
         divides("stages of the layout", len(split), "pipeline_model_parallel_size", pp)
@@ -299,16 +417,18 @@ def parse_layout(f: Fields, text: str, layers: int) -> tuple[int, ...]:
     return split
 
 
-def saved_of(f: Fields, model: ModelConfig | None) -> Saved:
+def saved_of(f: Fields, model: object) -> Saved:
     """Recomputation."""
     granularity = f.raw("recompute_granularity")
     if f.flag("recompute_activations", False):
         granularity = "selective"
     method, count, modules = f.raw("recompute_method"), f.raw("recompute_num_layers"), f.raw("recompute_modules")
-    if f.flag("checkpoint_activations", False):
-        if f.flag("deepspeed", False):
-            return Saved(preset="full", every=f.integer("checkpoint_num_layers", 1))
-        f.fail("checkpoint_activations", "no longer valid; use --recompute-granularity full --recompute-method uniform")
+    if f.flag("checkpoint_activations", False):  # until 2.5, and in Megatron-DeepSpeed
+        return Saved(preset="full", every=f.integer("checkpoint_num_layers", 1))
+    if granularity is None and f.has("activations_checkpoint_method"):  # 2.6 to 2.7
+        granularity, method = "full", f.raw("activations_checkpoint_method")
+        count = f.integer("activations_checkpoint_num_layers", 1)
+    f.ignore("activations_checkpoint_num_layers", "checkpoint_num_layers")
     if granularity is None:
         return Saved()
     if granularity == "selective":
@@ -327,7 +447,7 @@ def saved_of(f: Fields, model: ModelConfig | None) -> Saved:
         f.fail("recompute_granularity", f"recompute_granularity is {granularity!r}; understood are full, selective")
     if method not in ("uniform", "block"):
         f.fail("recompute_method", f"full recomputation needs --recompute-method uniform or block, not {method!r}")
-    number = f.integer("recompute_num_layers")
+    number = f.integer("recompute_num_layers") if count is None or f.has("recompute_num_layers") else int(str(count))
     if method == "uniform":
         return Saved(preset="full", every=number)
     return Saved(rules=(SavedRule(preset="full", first_per_stage=number),))

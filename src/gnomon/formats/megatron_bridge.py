@@ -12,9 +12,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import FormatError, InputError, nearest
+from gnomon.formats.given import NOTHING, Given
 from gnomon.formats.job import Fields, Job, ModelConfig, read_source
 from gnomon.formats.megatron import job_of
 from gnomon.formats.megatron_options import known_options
@@ -95,7 +97,12 @@ def _words(text: str, file: str) -> list[str]:
 
 
 def read_megatron_bridge(
-    overrides: str | Path | Sequence[str], *, model: ModelConfig, devices: int, env: Mapping[str, str] | None = None
+    overrides: str | Path | Sequence[str],
+    *,
+    model: ModelConfig,
+    devices: int,
+    env: Mapping[str, str] | None = None,
+    given: Given = NOTHING,
 ) -> Job:
     """The job of `section.field=value` words (a list, text, or a file of them) for a model.
 
@@ -108,31 +115,30 @@ def read_megatron_bridge(
         words = _words(text, file)
     else:
         file, words = "<overrides>", list(overrides)
-    given = dict(_assignment(word, env or {}) for word in words)
+    words += [f"{name}={text}" for name, text in given.settings.items()]
+    asked = dict(_assignment(word, env or {}) for word in words)
     for needed in ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"):
-        if needed not in given:
-            raise InputError(f"{needed} is not among the overrides, and recipes differ in it; give it", needed)
-    if not {"model.seq_length", "dataset.seq_length", "dataset.sequence_length"} & set(given):
-        raise InputError("the sequence length is not among the overrides; give model.seq_length=", "model.seq_length")
+        if needed not in asked:
+            raise InputError(f"{needed} is not among the overrides, and recipes differ in it; --set {needed}=1", needed)
+    if given.seq_len is not None:
+        asked["model.seq_length"] = given.seq_len
+    if not {"model.seq_length", "dataset.seq_length", "dataset.sequence_length"} & set(asked):
+        raise InputError(
+            "the sequence length is not among the overrides; --set model.seq_length=4096", "model.seq_length"
+        )
     values: dict[str, object] = {}
     unexpressed: dict[str, object] = {}
-    for key, value in {**COMMON, **given}.items():
+    for key, value in {**COMMON, **asked}.items():
         _translate(key, value, values, unexpressed)
     values.setdefault("max_position_embeddings", values["seq_length"])
     fields = Fields(values, file)
-    for key in given:
+    for key in asked:
         if key.partition(".")[0] in OTHER_SECTIONS:
             fields.notes.append(f"{key}: no effect on a step's time or memory")
     for key, value in unexpressed.items():
         fields.note_default(key, str(value), "known to Megatron-Bridge, but not described here")
-    return job_of(
-        fields,
-        devices=devices,
-        vocab_size=model.vocab_size,
-        name=model.name,
-        base=stack("megatron-bridge"),
-        model=model,
-    )
+    given = replace(given, devices=devices, model=model, settings={})
+    return job_of(fields, given=given, name=model.name, base=stack("megatron-bridge"))
 
 
 def _assignment(word: str, env: Mapping[str, str]) -> tuple[str, object]:

@@ -1,9 +1,10 @@
-"""The model that Megatron-LM's network options describe, as one of our configs.
+"""The network that Megatron-LM's options describe, as one of our configs.
 
-`model_of(fields, tp, vocab_size)` returns a config, or None when none of ours has that shape; what differs is listed in
-`fields.unexpressed`. Defaults are those of NVIDIA/Megatron-LM at commit d98e8a6 (2026-08-22, version 0.20.0):
-megatron/core/transformer/transformer_config.py, megatron/training/arguments.py (validate_args, _add_network_size_args),
-megatron/core/tokenizers/utils/build_tokenizer.py (vocab_size_with_padding). Leaves out: BERT, T5, Mamba, vision.
+`model_of(fields, tp, vocab_size)` returns a config; what differs is listed in `fields.unexpressed`. Defaults are those
+of NVIDIA/Megatron-LM at commit d98e8a6 (2026-08-22, version 0.20.0): megatron/core/transformer/transformer_config.py,
+megatron/training/arguments.py (validate_args, _add_network_size_args), megatron/core/tokenizers/utils/
+build_tokenizer.py (vocab_size_with_padding); of Megatron-DeepSpeed 4efb479d53 megatron/model/transformer.py
+(get_num_experts_per_layer). Leaves out: BERT, T5, Mamba, vision.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from gnomon.errors import InputError
+from gnomon.errors import CatalogueError, InputError
+from gnomon.formats.given import GIVE_MODEL, Network
 from gnomon.formats.job import Fields, ModelConfig, divides
+from gnomon.models.decoder import DecoderConfig, Mixture
 from gnomon.models.deepseek import DeepseekConfig
 from gnomon.models.gpt import GptConfig, GptNeoxConfig
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.mixtral import MixtralConfig
+from gnomon.models.presets import CONFIGS, known_name
 
 VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 """Tokenizers whose vocabulary is the same for everybody: GPT-2's merges, Llama 2's model file."""
@@ -39,23 +43,46 @@ class Shape:
     max_positions: int
     gated: bool
     tied: bool
+    position: str
+    rms: bool
+    bias: bool
 
 
 def vocabulary(f: Fields, tp: int, given: int | None) -> int:
-    """Rows of the embedding, padded to a multiple of make_vocab_size_divisible_by × tp as Megatron does."""
+    """Rows of the embedding, padded to a multiple of make_vocab_size_divisible_by × tp as Megatron does. A tokenizer
+    named by a model of the hub has as many as that model."""
+    f.ignore("vocab_size")
+    if given is None and f.has("padded_vocab_size"):
+        return f.integer("padded_vocab_size")
     tokenizer = f.raw("tokenizer_type") or DEFAULT_TOKENIZER
-    size = f.raw("vocab_size") or given or VOCABULARIES.get(str(tokenizer))
+    size = given or f.raw("vocab_size") or VOCABULARIES.get(str(tokenizer))
+    for key in ("tokenizer_model", "tokenizer_name_or_path", "hf_checkpoint"):
+        if size is None and isinstance(name := f.peek(key), str) and (size := vocabulary_of(name)) is not None:
+            f.note_default(f"vocab_size by {key}", name, f"{size} rows, those of the catalogue's model of this name")
     if not isinstance(size, int):
         f.fail(
             "vocab_size",
-            f"the size of the vocabulary is in the tokenizer's file ({tokenizer}), not in the job; add --vocab-size to "
-            f"its options (in Python give vocab_size=)",
+            f"the size of the vocabulary is in the tokenizer's file ({tokenizer}), not in the job; give --vocab-size",
         )
+    if f.has("extra_vocab_size"):  # Pai-Megatron-Patch: no other padding
+        return size + f.integer("extra_vocab_size", least=0)
     if f.flag("no_pad_vocab_size", False) or f.flag("disable_pad_vocab_size", False):
         divides("vocab_size", size, "tensor_model_parallel_size", tp)
         return size
     multiple = f.integer("make_vocab_size_divisible_by", 128) * tp
-    return f.integer("padded_vocab_size", -(-size // multiple) * multiple)
+    return -(-size // multiple) * multiple
+
+
+def vocabulary_of(name: str) -> int | None:
+    """Rows of the embedding of a model of the hub whose name ends as a path does; None where none is known."""
+    try:
+        config = CONFIGS.get(known_name("/".join(name.rstrip("/").split("/")[-2:])))
+    except CatalogueError:
+        try:
+            config = CONFIGS.get(known_name(name.rstrip("/").split("/")[-1]))
+        except CatalogueError:
+            return None
+    return None if config is None else config().vocab_size
 
 
 def shape_of(f: Fields, tp: int, vocab_size: int | None) -> Shape:
@@ -85,25 +112,39 @@ def shape_of(f: Fields, tp: int, vocab_size: int | None) -> Shape:
         head_dim=f.integer("kv_channels", hidden // heads),
         ffn=ffn,
         vocab=vocabulary(f, tp, vocab_size),
-        max_positions=f.integer("max_position_embeddings"),
+        max_positions=f.integer("max_position_embeddings", f.integer("seq_length", 1)),
         gated=gated,
         tied=not f.flag("untie_embeddings_and_output_weights", False),
+        position=position_of(f),
+        rms=f.text("normalization", "LayerNorm").lower() == "rmsnorm",
+        bias=not f.flag("disable_bias_linear", False),
     )
 
 
-def model_of(f: Fields, tp: int, vocab_size: int | None, name: str) -> ModelConfig | None:
-    """The config nearest to the options; every difference that remains is reported."""
+def position_of(f: Fields) -> str:
+    """learned, rope, alibi or none."""
+    if f.flag("use_rotary_position_embeddings", False) or f.flag("use_llama2_rotary_position_embeddings", False):
+        return "rope"
+    names = {"learned_absolute": "learned", "absolute": "learned", "rope": "rope", "rotary": "rope", "yarn": "rope"}
+    names |= {"mrope": "rope", "alibi": "alibi", "none": "none"}
+    return f.choice("position_embedding_type", names, "learned_absolute")
+
+
+def model_of(f: Fields, tp: int, vocab_size: int | None, name: str) -> Network:
+    """The network of the options; what it leaves out of them is reported."""
     s = shape_of(f, tp, vocab_size)
-    position = f.text("position_embedding_type", "learned_absolute")
-    if f.flag("use_rotary_position_embeddings", False):
-        position = "rope"
-    rms = f.text("normalization", "LayerNorm") == "RMSNorm"
-    bias = not f.flag("disable_bias_linear", False)
-    rotary = position in ("rope", "yarn")
-    if f.has("num_experts") or f.flag("multi_latent_attention", False):
-        return _mixture(f, s, name, rms=rms, bias=bias, rotary=rotary)
-    if s.gated and rotary:
-        _llama_like(f, rms=rms, bias=bias)
+    latent, experts = f.flag("multi_latent_attention", False), _experts(f)
+    if latent:
+        return _latent(f, s, name, experts)
+    rotary = s.position == "rope"
+    plain = f.peek("embed_layernorm") is None and s.rms
+    if experts:
+        simple = plain and s.gated and rotary and not f.peek("moe_shared_expert_intermediate_size")
+        if simple and not f.has("expert_interval") and f.peek("moe_layer_freq") in (None, 1):
+            return _mixtral(f, s, name, experts)
+        return _decoder(f, s, name, experts)
+    if plain and s.gated and rotary:
+        _llama_like(f)
         return LlamaConfig(
             name=name,
             num_layers=s.layers,
@@ -114,29 +155,94 @@ def model_of(f: Fields, tp: int, vocab_size: int | None, name: str) -> ModelConf
             ffn_size=s.ffn,
             vocab_size=s.vocab,
             tied=s.tied,
-            qkv_bias=bias or f.flag("add_qkv_bias", False),
-            out_bias=bias,
-            ffn_bias=bias,
+            qkv_bias=s.bias or f.flag("add_qkv_bias", False),
+            out_bias=s.bias,
+            ffn_bias=s.bias,
             qk_norm=f.flag("qk_layernorm", False),
             window=_window(f),
         )
-    if (
-        not s.gated
-        and s.kv_heads == s.heads
-        and s.head_dim * s.heads == s.hidden
-        and (rotary or position == "learned_absolute")
-    ):
-        return _gpt(f, s, name, rms=rms, bias=bias, rotary=rotary)
-    f.report("position_embedding_type", "with this feed-forward it is a model that none of ours is; give model=")
-    f.report("num_query_groups", "grouped queries without a gated feed-forward: none of our models; give model=")
-    f.report("swiglu", "a gated feed-forward without rotary embedding: none of our models; give model=")
-    return None
+    same = s.kv_heads == s.heads and s.head_dim * s.heads == s.hidden and not f.flag("squared_relu", False)
+    if same and not s.gated and not s.rms and s.bias and s.position == "learned" and not f.peek("embed_layernorm"):
+        return _gpt(f, s, name)
+    if same and not s.gated and not s.rms and s.bias and rotary and not f.peek("embed_layernorm"):
+        return _neox(f, s, name)
+    return _decoder(f, s, name, 0)
 
 
-def _llama_like(f: Fields, *, rms: bool, bias: bool) -> None:
+def _experts(f: Fields) -> int:
+    """Experts of a layer; 0 for none, and for the one that Megatron-DeepSpeed counts in a dense layer."""
+    given = f.raw("num_experts")
+    counts = given if isinstance(given, tuple) else (given,)
+    if given is None or (set(counts) == {1} and f.flag("deepspeed", False)):
+        f.ignore("expert_interval", "topk", "mlp_type")
+        return 0
+    count = counts[0]
+    if len(set(counts)) > 1 or not isinstance(count, int) or count < 1:
+        f.fail("num_experts", f"{given!r}: experts that differ by layer are no network here; {GIVE_MODEL}")
+    return count
+
+
+def _decoder(f: Fields, s: Shape, name: str, experts: int) -> DecoderConfig:
+    """Any other decoder: its parts one by one."""
+    activation = "relu2" if f.flag("squared_relu", False) else "silu" if s.gated else "gelu"
+    if s.gated and f.flag("quick_geglu", False):
+        f.report("quick_geglu", "a gated GELU: read as SiLU, which costs the same")
+    mixture = None
+    if experts:
+        width = f.integer("moe_ffn_hidden_size", s.ffn)
+        pattern = _pattern_of(f, s.layers)
+        dense = next((i for i, routed in enumerate(pattern) if routed), len(pattern))
+        rest = pattern[dense:]
+        if f.text("mlp_type", "standard") == "residual":
+            f.fail(
+                "mlp_type",
+                f"residual experts (a dense feed-forward beside the routed one) are no network here; {GIVE_MODEL}",
+            )
+        mixture = Mixture(
+            num_experts=experts,
+            experts_per_token=f.integer("topk", 1) if f.flag("deepspeed", False) else f.integer("moe_router_topk", 2),
+            expert_ffn_size=width,
+            router="sigmoid" if f.peek("moe_router_score_function") == "sigmoid" else "softmax",
+            router_bias=f.peek("moe_router_enable_expert_bias") is True,
+            shared_ffn_size=f.integer("moe_shared_expert_intermediate_size", 0, least=0),
+            num_dense_layers=dense,
+            pattern=() if all(rest) else rest,
+            gated=s.gated,
+            activation=activation,
+        )
+        if f.flag("moe_shared_expert_gate", False):
+            f.report("moe_shared_expert_gate", "one number a token that scales the shared expert: left out")
+        f.report("mtp_num_layers", "multi-token prediction modules: left out, so too small")
+    return DecoderConfig(
+        name=name,
+        num_layers=s.layers,
+        hidden_size=s.hidden,
+        num_heads=s.heads,
+        num_kv_heads=s.kv_heads,
+        head_dim=s.head_dim,
+        ffn_size=s.ffn,
+        vocab_size=s.vocab,
+        tied=s.tied,
+        norm="rms" if s.rms else "layer",
+        norm_bias=not s.rms,
+        gated=s.gated,
+        activation=activation,
+        qkv_bias=s.bias or f.flag("add_qkv_bias", False),
+        out_bias=s.bias,
+        ffn_bias=s.bias,
+        qk_norm=f.flag("qk_layernorm", False),
+        rotary=s.position == "rope",
+        position_rows=s.max_positions if s.position == "learned" else 0,
+        embed_norm=f.flag("embed_layernorm", False),
+        windows=(_window(f),),
+        dropout=f.number("hidden_dropout", 0.1),
+        attention_dropout=f.number("attention_dropout", 0.1),
+        mixture=mixture,
+    )
+
+
+def _llama_like(f: Fields) -> None:
     """Report what a Llama-like config cannot say."""
-    if not rms:
-        f.report("normalization", "LayerNorm: read as RMSNorm, which is a little faster and smaller")
     f.report("quick_geglu", "a gated GELU: read as SiLU, which costs the same")
     for key in ("attention_dropout", "hidden_dropout"):
         if f.number(key, 0.1) > 0:
@@ -147,29 +253,26 @@ def _llama_like(f: Fields, *, rms: bool, bias: bool) -> None:
                 f.note_default(key, "0.1", "Megatron-LM's default; a Llama-like model has no dropout here")
 
 
-def _gpt(f: Fields, s: Shape, name: str, *, rms: bool, bias: bool, rotary: bool) -> ModelConfig:
-    """GPT-2 or -3, or with rotary embedding GPT-NeoX without its parallel residual."""
-    if rms:
-        f.report("normalization", "RMSNorm: read as LayerNorm, which is a little slower and larger")
-    if not bias:
-        f.report("disable_bias_linear", "no biases: read with biases, under 0.1% of the parameters")
-    f.report("squared_relu", "read as GELU, which costs a little more")
-    dropout, attention = f.number("hidden_dropout", 0.1), f.number("attention_dropout", 0.1)
-    if not rotary:
-        return GptConfig(
-            name=name,
-            num_layers=s.layers,
-            hidden_size=s.hidden,
-            num_heads=s.heads,
-            vocab_size=s.vocab,
-            max_positions=s.max_positions,
-            ffn_size=s.ffn,
-            dropout=dropout,
-            attention_dropout=attention,
-            tied=s.tied,
-        )
-    for key, value in (("hidden_dropout", dropout), ("attention_dropout", attention)):
-        if value > 0:
+def _gpt(f: Fields, s: Shape, name: str) -> GptConfig:
+    """GPT-2 or -3."""
+    return GptConfig(
+        name=name,
+        num_layers=s.layers,
+        hidden_size=s.hidden,
+        num_heads=s.heads,
+        vocab_size=s.vocab,
+        max_positions=s.max_positions,
+        ffn_size=s.ffn,
+        dropout=f.number("hidden_dropout", 0.1),
+        attention_dropout=f.number("attention_dropout", 0.1),
+        tied=s.tied,
+    )
+
+
+def _neox(f: Fields, s: Shape, name: str) -> ModelConfig:
+    """GPT-NeoX without its parallel residual."""
+    for key in ("hidden_dropout", "attention_dropout"):
+        if (value := f.number(key, 0.1)) > 0:
             f.note_default(
                 key, str(value), "dropout, which a GPT-NeoX config has not; its masks and passes are left out"
             )
@@ -187,50 +290,49 @@ def _gpt(f: Fields, s: Shape, name: str, *, rms: bool, bias: bool, rotary: bool)
     )
 
 
-def _mixture(f: Fields, s: Shape, name: str, *, rms: bool, bias: bool, rotary: bool) -> ModelConfig | None:
-    """Mixtral or DeepSeek-V3."""
-    _llama_like(f, rms=rms, bias=bias)
-    if not s.gated or not rotary or not f.has("num_experts"):
-        f.report("multi_latent_attention", "without experts it is no model of ours; give model=")
-        f.report("num_experts", "experts without SwiGLU and rotary embedding are no model of ours; give model=")
-        return None
-    experts = f.integer("num_experts")
-    width = f.integer("moe_ffn_hidden_size", s.ffn)
-    topk = f.integer("moe_router_topk", 2)
-    dense = _dense_layers(f, s.layers)
-    shared = f.integer("moe_shared_expert_intermediate_size", 0, least=0)
-    if f.flag("multi_latent_attention", False):
-        if shared % width:
-            f.report("moe_shared_expert_intermediate_size", f"not a multiple of the experts' {width}; rounded up")
-        if bias:
-            f.note_default("disable_bias_linear", "not given", "biases in linear layers, which DeepSeek-V3 has not")
-        mtp = f.integer("mtp_num_layers", 0, least=0)
-        if mtp > 1:
-            f.report("mtp_num_layers", "more than one multi-token prediction module; read as one")
-        return DeepseekConfig(
-            name=name,
-            num_layers=s.layers,
-            num_dense_layers=dense,
-            hidden_size=s.hidden,
-            num_heads=s.heads,
-            q_rank=f.integer("q_lora_rank", 0, least=0),
-            kv_rank=f.integer("kv_lora_rank", 32),
-            nope_dim=f.integer("qk_head_dim", 128),
-            rope_dim=f.integer("qk_pos_emb_head_dim", 64),
-            v_head_dim=f.integer("v_head_dim", 128),
-            ffn_size=s.ffn,
-            num_experts=experts,
-            experts_per_token=topk,
-            num_shared_experts=-(-shared // width),
-            expert_ffn_size=width,
-            vocab_size=s.vocab,
-            num_groups=f.integer("moe_router_num_groups", 1),
-            groups_per_token=f.integer("moe_router_group_topk", 1),
-            mtp_modules=min(mtp, 1),
+def _latent(f: Fields, s: Shape, name: str, experts: int) -> DeepseekConfig:
+    """DeepSeek-V3, with or without experts."""
+    _llama_like(f)
+    if not s.gated or s.position != "rope" or not s.rms:
+        f.fail(
+            "multi_latent_attention",
+            f"latent attention is described with SwiGLU, RMSNorm and rotary embedding only; {GIVE_MODEL}",
         )
-    if dense:
-        f.report("moe_layer_freq", "dense layers among the mixtures: read as mixtures all through, so too large")
-    f.report("moe_shared_expert_intermediate_size", "a shared expert without MLA: left out, so too small")
+    width = f.integer("moe_ffn_hidden_size", s.ffn)
+    shared = f.integer("moe_shared_expert_intermediate_size", 0, least=0)
+    if experts and shared % width:
+        f.report("moe_shared_expert_intermediate_size", f"not a multiple of the experts' {width}; rounded up")
+    if s.bias:
+        f.note_default("disable_bias_linear", "not given", "biases in linear layers, which DeepSeek-V3 has not")
+    mtp = f.integer("mtp_num_layers", 0, least=0)
+    if mtp > 1:
+        f.report("mtp_num_layers", "more than one multi-token prediction module; read as one")
+    return DeepseekConfig(
+        name=name,
+        num_layers=s.layers,
+        num_dense_layers=_dense_layers(f, s.layers) if experts else s.layers,
+        hidden_size=s.hidden,
+        num_heads=s.heads,
+        q_rank=f.integer("q_lora_rank", 0, least=0),
+        kv_rank=f.integer("kv_lora_rank", 32),
+        nope_dim=f.integer("qk_head_dim", 128),
+        rope_dim=f.integer("qk_pos_emb_head_dim", 64),
+        v_head_dim=f.integer("v_head_dim", 128),
+        ffn_size=s.ffn,
+        num_experts=experts or 1,
+        experts_per_token=f.integer("moe_router_topk", 2) if experts else 1,
+        num_shared_experts=-(-shared // width) if experts else 0,
+        expert_ffn_size=width,
+        vocab_size=s.vocab,
+        num_groups=f.integer("moe_router_num_groups", 1),
+        groups_per_token=f.integer("moe_router_group_topk", 1),
+        mtp_modules=min(mtp, 1) if experts else 0,
+    )
+
+
+def _mixtral(f: Fields, s: Shape, name: str, experts: int) -> MixtralConfig:
+    """Experts in every layer, none of them shared."""
+    _llama_like(f)
     f.report("mtp_num_layers", "multi-token prediction modules: left out, so too small")
     return MixtralConfig(
         name=name,
@@ -240,12 +342,12 @@ def _mixture(f: Fields, s: Shape, name: str, *, rms: bool, bias: bool, rotary: b
         num_kv_heads=s.kv_heads,
         head_dim=s.head_dim,
         num_experts=experts,
-        experts_per_token=topk,
-        expert_ffn_size=width,
+        experts_per_token=f.integer("moe_router_topk", 2),
+        expert_ffn_size=f.integer("moe_ffn_hidden_size", s.ffn),
         vocab_size=s.vocab,
         qk_norm=f.flag("qk_layernorm", False),
-        qkv_bias=bias or f.flag("add_qkv_bias", False),
-        out_bias=bias,
+        qkv_bias=s.bias or f.flag("add_qkv_bias", False),
+        out_bias=s.bias,
         window=_window(f),
         tied=s.tied,
     )
@@ -266,9 +368,21 @@ def _window(f: Fields) -> int:
 
 def _dense_layers(f: Fields, layers: int) -> int:
     """How many first layers are dense under --moe-layer-freq; reported when the dense ones are not the first."""
+    pattern = _pattern_of(f, layers)
+    dense = pattern.count(False)
+    if any(pattern[:dense]):
+        f.report("moe_layer_freq", "dense layers are not the first ones: read as if they were; the totals are the same")
+    return dense
+
+
+def _pattern_of(f: Fields, layers: int) -> tuple[bool, ...]:
+    """Which layers are mixtures: --moe-layer-freq, or every expert_interval-th of Megatron-DeepSpeed."""
+    if f.flag("deepspeed", False):
+        every = f.integer("expert_interval", 2)
+        return tuple((i + 1) % every == 0 for i in range(layers))
     given = f.raw("moe_layer_freq")
     if given in (None, 1):
-        return 0
+        return (True,) * layers
     if isinstance(given, int):
         pattern = [0 if i % given else 1 for i in range(layers)]
     else:
@@ -278,10 +392,7 @@ def _dense_layers(f: Fields, layers: int) -> int:
             f.fail("moe_layer_freq", f"moe_layer_freq {given!r} is not an integer or a list like ([0]*3+[1]*58)")
     if len(pattern) != layers:
         f.fail("moe_layer_freq", f"moe_layer_freq lists {len(pattern)} layers, but num_layers is {layers}")
-    dense = pattern.count(0)
-    if any(pattern[:dense]):
-        f.report("moe_layer_freq", "dense layers are not the first ones: read as if they were; the totals are the same")
-    return dense
+    return tuple(map(bool, pattern))
 
 
 def _pattern(node: ast.expr) -> list[int]:

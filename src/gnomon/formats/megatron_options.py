@@ -1,8 +1,8 @@
 """Megatron-LM's options: how a list of words becomes named values, and which of them do not change a step.
 
 `parse_options(words)` returns name -> value, named as in Megatron's `args` (`tensor_model_parallel_size`). Names were
-read from NVIDIA/Megatron-LM at commit d98e8a6 (2026-08-22, version 0.20.0), megatron/training/arguments.py. Leaves out
-what the options mean (`megatron`, `megatron_model`).
+read from NVIDIA/Megatron-LM at commit d98e8a6 (2026-08-22, version 0.20.0), megatron/training/arguments.py. A name that
+is not among them stays as it is. Leaves out what the options mean (`megatron`, `megatron_model`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 
-from gnomon.errors import FormatError, InputError, nearest
+from gnomon.errors import FormatError
+from gnomon.formats.megatron_forks import RENAMED
 from gnomon.formats.shell import unknown
 
 IRRELEVANT = frozenset(
@@ -42,7 +43,7 @@ IRRELEVANT = frozenset(
     fp8_amax_history_len fp8_amax_compute_algo fp8_margin fp8_interval te_rng_tracker mtp_loss_scaling_factor
     no_check_for_nan_in_loss_and_grad check_for_* no_weight_decay_cond_type calculate_per_token_loss rerun_mode
     error_injection_* enable_experimental high_priority_stream_groups exit_signal* object_storage_cache_path
-    variable_seq_lengths no_masked_softmax_fusion use_flash_attn rampup_batch_size adlr_* distributed_init_*
+    variable_seq_lengths no_masked_softmax_fusion use_flash_attn adlr_* distributed_init_*
     no_persist_layer_norm manual_gc manual_gc_interval manual_gc_eval empty_unused_memory_level
     no_align_param_gather ddp_pad_buckets_for_high_nccl_busbw ddp_average_in_collective nccl_communicator_config_path
     disable_gloo_process_groups no_gradient_reduce_div_fusion use_precision_aware_optimizer
@@ -93,7 +94,7 @@ INEXPRESSIBLE = {
     "moe_pad_expert_input_to_capacity": "experts always take their full capacity",
     "moe_router_padding_for_fp8": "tokens of an expert are padded to a multiple of 16 or 32",
     "moe_router_padding_for_quantization": "tokens of an expert are padded to a multiple of 16 or 32",
-    "moe_layer_recompute": "the mixture is recomputed; write --recompute-modules moe",
+    "moe_layer_recompute": "the mixture is recomputed; read as kept, so too large (--recompute-modules moe)",
     "moe_input_jitter_eps": "noise on the router's input",
     "moe_deepep_num_sms": "SMs that the dispatch takes from computing",
     "qk_layernorm": "norms on queries and keys where this model has none",
@@ -123,62 +124,92 @@ LEGACY = frozenset(
     DDP_impl data_impl no_async_tensor_model_parallel_allreduce no_query_key_layer_scaling deepspeed deepspeed_config
     zero_stage deepspeed_activation_checkpointing no_pipeline_parallel use_flash_attn_v2 use_cpu_optimizer
     checkpoint_activations activations_checkpoint_method activations_checkpoint_num_layers num_layers_in_first_stage
-    context_parallel_ulysses_degree fp8_hybrid fp8_e4m3
+    context_parallel_ulysses_degree fp8_hybrid fp8_e4m3 distribute_checkpointed_activations checkpoint_num_layers
+    embed_layernorm pp_partition_method extra_vocab_size max_tokens_per_gpu use_dynamic_batch_size glu_activation
+    use_llama2_rotary_position_embeddings disable_mem_efficient_ln ds_sequence_parallel_size num_key_value_heads
     """.split()
 )
-"""Options of older versions and of Megatron-DeepSpeed, which are still found in scripts."""
+"""Options of older versions and of forks, which are still found in scripts."""
+
+LEGACY_SWITCHES = frozenset(
+    """
+    no_async_tensor_model_parallel_allreduce no_query_key_layer_scaling deepspeed deepspeed_activation_checkpointing
+    no_pipeline_parallel use_flash_attn_v2 use_cpu_optimizer checkpoint_activations fp8_hybrid fp8_e4m3
+    distribute_checkpointed_activations embed_layernorm use_dynamic_batch_size
+    """.split()
+)
+"""Those of them that take no value."""
 
 
 @cache
+def _listed() -> tuple[frozenset[str], frozenset[str]]:
+    """(every option's name as in `args`, those that take no value)."""
+    text = files("gnomon.formats").joinpath("megatron_options.txt").read_text(encoding="utf-8")
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    named = [(words[0].replace("-", "_"), len(words) > 1) for words in lines]
+    return frozenset(name for name, _ in named) | LEGACY, frozenset(
+        n for n, switch in named if switch
+    ) | LEGACY_SWITCHES
+
+
 def known_options() -> frozenset[str]:
     """Every option's name, as in `args`."""
-    text = files("gnomon.formats").joinpath("megatron_options.txt").read_text(encoding="utf-8")
-    names = (line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
-    return frozenset(name.replace("-", "_") for name in names) | LEGACY
+    return _listed()[0]
 
 
-def parse_options(words: Sequence[str]) -> dict[str, object]:
-    """Options by name: True for a switch, int, float or str for one value, a tuple for several; the last one holds.
+def option_name(word: str) -> str:
+    """`--tensor-model-parallel-size`, with or without its dashes, as in `args`; a fork's name is Megatron-LM's."""
+    name = word.lstrip("-").replace("-", "_")
+    return RENAMED.get(name, name)
 
-    An abbreviation is completed as argparse does it, if only one option begins so. InputError with the nearest names
-    for an unknown one; FormatError for a word that belongs to no option.
+
+def parse_options(words: Sequence[str]) -> tuple[dict[str, object], tuple[str, ...]]:
+    """(options by name, variables that stand where options may be and are not known).
+
+    True for a switch, int, float or str for one value, a tuple for several; the last one holds. An abbreviation is
+    completed as argparse does it, if only one option begins so. FormatError for a word that belongs to no option.
     """
     found: dict[str, object] = {}
-    for option, values in _grouped(words):
-        name = option.removeprefix("--").replace("-", "_")
+    unset: list[str] = []
+    for option, values in _grouped(words, unset):
+        name = option_name(option)
         known = known_options()
-        if name not in known:
-            longer = [other for other in known if other.startswith(name)]
-            if len(longer) != 1:
-                hint = nearest("--" + name.replace("_", "-"), ("--" + n.replace("_", "-") for n in known))
-                raise InputError(f"unknown Megatron-LM option {option!r}{hint}", option)
+        if name not in known and len(longer := [other for other in known if other.startswith(name)]) == 1:
             name = longer[0]
         found[name] = True if not values else _value(values[0]) if len(values) == 1 else tuple(map(_value, values))
-    return found
+    return found, tuple(dict.fromkeys(unset))
 
 
-def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """(option, its values); `--name=value` too."""
+def _grouped(words: Sequence[str], unset: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """(option, its values); `--name=value` too. A word that is all a variable which is not known goes to `unset` where
+    no value is missing."""
     option: str | None = None
     values: list[str] = []
+    switches = _listed()[1]
     for word in words:
         if re.match(r"--[A-Za-z]", word):
             if option is not None:
                 yield option, values
             option, equals, value = word.partition("=")
             values = [value] if equals else []
+        elif (name := whole_variable(word)) is not None and (
+            option is None or values or option_name(option) in switches
+        ):
+            unset.append(name)
         elif option is not None:
             values.append(word)
-        elif (name := unknown(word)) is not None:
-            raise FormatError(
-                f"{name!r} is not set in the script; set it in the environment ({name}=…), or give "
-                f"env={{{name!r}: '…'}}",
-                "options",
-            )
+        elif word.startswith("-") or word.isspace() or not word:
+            continue
         else:
             raise FormatError(f"{word!r} stands before the first option", "options")
     if option is not None:
         yield option, values
+
+
+def whole_variable(word: str) -> str | None:
+    """The variable that a word is and whose value is not known."""
+    name = unknown(word)
+    return name if name is not None and len(word) == len(name) + 2 else None
 
 
 def _value(text: str) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnomon import orders
+from gnomon.formats.given import GIVE_MODEL, NOTHING, Given
 from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.llama import LlamaConfig
@@ -45,12 +46,16 @@ INEXPRESSIBLE = {
 }
 
 
-def read_nanotron(source: str | Path, *, name: str = "nanotron-job") -> Job:
+def read_nanotron(source: str | Path, *, name: str = "nanotron-job", given: Given = NOTHING) -> Job:
     """The job of a configuration file (a Path, or its text). InputError for what is missing, unknown or refused."""
     text, file = read_source(source)
-    f = Fields(flatten(read_yaml(text, file)), file)
+    f = Fields(flatten(read_yaml(text, file)), file, given)
     mesh = mesh_of(f)
-    model = model_of(f, mesh.tp, name)
+    model = given.model or model_of(f, mesh.tp, name)
+    if given.model is not None:
+        f.ignore(
+            *(key for key in f.names() if key.startswith("model.model_config")), "model.make_vocab_size_divisible_by"
+        )
     micro = f.integer("tokens.micro_batch_size")
     steps = f.integer("tokens.batch_accumulation_per_replica")
     seq_len = f.integer("tokens.sequence_length")
@@ -91,6 +96,7 @@ def read_nanotron(source: str | Path, *, name: str = "nanotron-job") -> Job:
         workload=Workload(global_batch_size=micro * steps * mesh.data_ranks, seq_len=seq_len),
         stack=record,
         devices=mesh.world_size,
+        stated_devices=mesh.world_size,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
     )
@@ -143,7 +149,9 @@ def model_of(f: Fields, tp: int, name: str) -> ModelConfig:
     c = "model.model_config."
     qwen = f.flag(c + "is_qwen2_config", False)
     if not qwen and not f.flag(c + "is_llama_config", False):
-        f.fail(c + "is_llama_config", "only models with is_llama_config or is_qwen2_config are described; give model=")
+        f.fail(
+            c + "is_llama_config", f"only models with is_llama_config or is_qwen2_config are described; {GIVE_MODEL}"
+        )
     hidden, heads = f.integer(c + "hidden_size"), f.integer(c + "num_attention_heads")
     kv_heads = f.integer(c + "num_key_value_heads", heads)
     divides("hidden_size", hidden, "num_attention_heads", heads)

@@ -1,9 +1,10 @@
 """Shell scripts, read and never run: which training command a launch script ends in, with its variables filled in.
 
-`launches(text, env)` follows assignments, arrays, `if` on strings and numbers, `$((…))`, `${X:-default}` and quoting,
-and returns every command that starts a Python program, with its options. No command is executed, no file is opened.
-Leaves out: loops, `case`, functions, `$(commands)`; what they would have set is marked as not known and named when it
-is used.
+`launches(text, env)` follows assignments, arrays, `if` and `case` on strings and numbers, functions, `$((…))`,
+`${X:-default}`, quoting, and scripts beside it that it sources, and returns every command that starts a Python program,
+with its options. No command is executed. The body of a loop is followed once, its variable not known unless it has one
+value. Leaves out: what loops count, `$(commands)`; what they would have set is marked as not known and named when it is
+used.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 from gnomon.errors import FormatError
+from gnomon.formats.shell_words import OPERATORS, bracket_end, closing, double_quote_end, lex
 
 UNKNOWN = "\ue000"
 """Opens and closes the name of a variable whose value the script does not give: `\\ue000TP\\ue000`."""
@@ -27,8 +31,9 @@ MAX_WORDS = 200_000
 PLAIN = re.compile(r"[^\\'\"$`]+")
 """What stands for itself outside quotes."""
 
-OPERATORS = ("&&", "||", ";;", ";", "|", "&", "(", ")", "\n")
 Value = str | list[str]
+Command = tuple[int, list[str]]
+"""(line, raw words) of a simple command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +62,25 @@ class Script:
     """Expanded so far."""
     doubtful: set[tuple[int, int]] = field(default_factory=set)
     """(nesting, line) of each open `if` whose test is not known."""
+    fixed: frozenset[str] = frozenset()
+    """Variables that keep their value whatever the script assigns."""
+    folder: Path | None = None
+    """Where the script lies; what it sources is looked for there."""
+    functions: dict[str, list[Command]] = field(default_factory=dict)
+    """Commands of each function, by name."""
+    loops: int = 0
+    """Loops open around the command that is followed."""
+    read: set[str] = field(default_factory=set)
+    """Names of the variables that the script uses."""
 
 
-def launches(text: str, env: Mapping[str, str]) -> Script:
-    """The script followed to its end. FormatError with the line of a quote or bracket that is not closed."""
-    script = Script(variables=dict(env))
+def launches(
+    text: str, env: Mapping[str, str], fixed: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Script:
+    """The script followed to its end. fixed: values that assignments do not change. folder: the script's, for what it
+    sources. FormatError with the line of a quote or bracket that is not closed."""
+    fixed = fixed or {}
+    script = Script(variables={**env, **fixed}, fixed=frozenset(fixed), folder=folder)
     if len(text) > MAX_SCRIPT:
         raise FormatError(f"a script of {len(text)} characters; the limit is {MAX_SCRIPT}", "line 1")
     try:
@@ -79,130 +98,128 @@ def unknown(text: str) -> str | None:
     return match[1] if match else None
 
 
-def lex(text: str) -> Iterator[tuple[int, str]]:
-    """(line, raw word or operator); `NAME=(…)` is one word. Quotes stay; comments and continuations go."""
-    at, line, size = 0, 1, len(text)
-    while at < size:
-        if text.startswith("\\\n", at):
-            at, line = at + 2, line + 1
-        elif text[at] in " \t\r":
-            at += 1
-        elif text[at] == "#":
-            at = end if (end := text.find("\n", at)) >= 0 else size
-        elif text.startswith("[[", at) and text[at + 2 : at + 3] in " \t":
-            yield line, "[["
-            at += 2
-        elif operator := next((o for o in OPERATORS if text.startswith(o, at)), ""):
-            yield line, operator
-            at, line = at + len(operator), line + (operator == "\n")
-        else:
-            stop = word_end(text, at, line)
-            yield line, text[at:stop]
-            at, line = stop, line + text.count("\n", at, stop)
-
-
-def word_end(text: str, at: int, line: int) -> int:
-    """End of the word that starts at `at`."""
-    start = at
-    while at < len(text):
-        char = text[at]
-        if char == "\\":
-            if text.startswith("\\\n", at):
-                return at
-            at += 2
-        elif char == "'":
-            at = closing(text, at + 1, "'", line)
-        elif char == '"':
-            at = double_quote_end(text, at + 1, line)
-        elif text.startswith(("$(", "${"), at):
-            at = bracket_end(text, at + 1, line)
-        elif char == "`":
-            at = closing(text, at + 1, "`", line)
-        elif char == "(" and text[at - 1] == "=" and at > start:
-            at = bracket_end(text, at, line)
-        elif char in " \t\r\n;|&()":
-            break
-        else:
-            at += 1
-    return max(at, start + 1)
-
-
-def closing(text: str, at: int, quote: str, line: int) -> int:
-    """Position after the next `quote`."""
-    if (end := text.find(quote, at)) < 0:
-        raise FormatError(f"a {quote} is opened and never closed; close it", f"line {line}")
-    return end + 1
-
-
-def double_quote_end(text: str, at: int, line: int) -> int:
-    """Position after the `"` that closes what opened before `at`."""
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-        elif text[at] == '"':
-            return at + 1
-        elif text.startswith(("$(", "${"), at):
-            at = bracket_end(text, at + 1, line)
-        else:
-            at += 1
-    raise FormatError('a " is opened and never closed; close it', f"line {line}")
-
-
-def bracket_end(text: str, at: int, line: int) -> int:
-    """Position after the bracket that closes the one at `at`, quotes respected; comments within arrays too."""
-    pairs = {"(": ")", "{": "}"}
-    opener, closer, depth, opened = text[at], pairs[text[at]], 0, at
-    while at < len(text):
-        char = text[at]
-        if char == opener:
-            depth += 1
-        elif char == closer:
-            depth -= 1
-            if not depth:
-                return at + 1
-        elif char == "\\":
-            at += 1
-        elif char in "'`":
-            at = closing(text, at + 1, char, line) - 1
-        elif char == '"':
-            at = double_quote_end(text, at + 1, line) - 1
-        elif char == "#" and opener == "(" and text[at - 1] in " \t\n(" and not text.startswith("((", opened):
-            at = (end if (end := text.find("\n", at)) >= 0 else len(text)) - 1
-        at += 1
-    raise FormatError(f"a {opener} is opened and never closed; close it", f"line {line}")
-
-
 def run(text: str, script: Script, depth: int) -> None:
     """Follow the commands of `text`, one after the other."""
+    follow(iter(commands(text)), script, depth)
+
+
+def follow(stream: Iterator[Command], script: Script, depth: int) -> None:
+    """Follow commands, one after the other."""
     if depth > 8:
         raise FormatError("commands that contain commands more than 8 deep; give the training command itself", "line 1")
     branches: list[bool | None] = []  # of each open `if`: is its branch followed; None once one has been
-    skipping = ""  # the word that ends a construct which is not followed
-    nested = 0
-    for line, words in commands(text):
+    for line, words in stream:
         head = words[0]
-        if skipping:
-            nested += sum(w in ("for", "while", "until", "case", "select") for w in words[:1]) or (
-                words[:1] == ["{"] or words[-1] == "{"
-            ) * (skipping == "}")
-            for word in words:
-                if word == skipping or word in ("done", "esac"):
-                    nested -= 1
-            skipping = skipping if nested > 0 else ""
+        if head in ("do", ";;"):
+            words = words[1:]
+        elif head == "done":
+            script.loops = max(0, script.loops - 1)
             continue
-        if head in ("for", "while", "until", "select", "case", "function") or is_function(words):
-            kind = head if head in ("for", "while", "until", "select", "case") else "function"
-            script.skipped.append(f"{kind} on line {line}")
-            skipping, nested = {"case": "esac", "function": "}"}.get(kind, "done"), 1
-            if skipping in words:
-                skipping = ""
+        elif not all(b is True for b in branches) and head in (*LOOPS, "case"):
+            mark(body_of(stream, words, "esac" if head == "case" else "done"), script)
             continue
-        follow_command(line, words, script, branches, depth)
+        elif head in LOOPS:
+            open_loop(line, words, stream, script)
+            continue
+        elif head == "case":
+            follow_case(line, words, stream, script, depth)
+            continue
+        elif head == "function" or is_function(words):
+            name = words[1] if head == "function" else words[0]
+            rest = words[words.index("{") + 1 :] if "{" in words else []
+            body = body_of(stream, words, "}")
+            first: list[Command] = [(line, rest)] if rest and rest != ["}"] else []
+            script.functions[name.removesuffix("()")] = [*first, *body]
+            continue
+        if words:
+            follow_command(line, words, script, branches, depth)
+
+
+LOOPS = ("for", "while", "until", "select")
+
+
+def body_of(stream: Iterator[Command], opened: list[str], end: str) -> list[Command]:
+    """The commands up to the word that ends what `opened` began: `done`, `esac` or `}`."""
+    openers = {"done": LOOPS, "esac": ("case",), "}": ("{",)}[end]
+    found: list[Command] = []
+    nested = 1
+    if end in opened[1:]:
+        return found
+    for line, words in stream:
+        nested += words[0] in openers or (end == "}" and words[-1] == "{" and len(words) > 1)
+        nested -= words.count(end) if end == "}" else words[0] == end
+        if nested <= 0:
+            if len(words) > 1:
+                found.append((line, [w for w in words if w != end]))
+            break
+        found.append((line, words))
+    return found
+
+
+def mark(body: list[Command], script: Script) -> None:
+    """Count what a construct that is not followed would assign as not known."""
+    for _, words in body:
+        while words and words[0] in ("export", "local", "then", "else", "do", ")"):
+            words = words[1:]
+        words = words[words.index(")") + 1 :] if ")" in words[:4] else words
+        if words and (match := re.match(r"([A-Za-z_]\w*)\+?=", words[0])) and match[1] not in script.fixed:
+            script.variables[match[1]] = f"{UNKNOWN}{match[1]}{UNKNOWN}"
+
+
+def open_loop(line: int, words: list[str], stream: Iterator[Command], script: Script) -> None:
+    """The head of a loop: its body is followed once where its values are listed or it goes on for ever; one that is
+    known not to start is left out, another is not followed."""
+    kind = words[0]
+    if kind == "for" and len(words) > 2 and words[2] == "in":
+        values = [w for raw in words[3:] for w in expand(raw, script)]
+        name = words[1]
+        if name not in script.fixed:
+            script.variables[name] = values[0] if len(values) == 1 else f"{UNKNOWN}{name}{UNKNOWN}"
+        script.loops += 1 if len(values) != 1 else 0
+        if values:
+            return
+    elif kind in ("while", "until"):
+        if words[1:] in (["true"], [":"]):
+            script.loops += 1
+            return
+        if kind == "while" and (words[1:2] == ["getopts"] or condition(words[1:], script) is False):
+            body_of(stream, words, "done")
+            return
+    script.skipped.append(f"{kind} on line {line}")
+    mark(body_of(stream, words, "done"), script)
+
+
+def follow_case(line: int, words: list[str], stream: Iterator[Command], script: Script, depth: int) -> None:
+    """`case WORD in PATTERN) … ;; esac`: the commands of the first pattern that fits; none where WORD is not known."""
+    body = body_of(stream, words, "esac")
+    subject = joined(words[1], script) if len(words) > 1 else ""
+    first = words[3:]
+    clauses: list[tuple[list[str], list[Command]]] = []
+    patterns: list[str] | None = []
+    for at, part in [(line, first), *body] if first else body:
+        if part == [";;"]:
+            patterns = []
+        elif patterns is not None:
+            ends = part.index(")") if ")" in part else len(part)
+            patterns += [joined(raw, script) for raw in part[:ends] if raw not in ("(", "esac")]
+            if ends < len(part):
+                clauses.append((patterns, [(at, part[ends + 1 :])] if part[ends + 1 :] else []))
+                patterns = None
+        elif clauses:
+            clauses[-1][1].append((at, part))
+    if unknown(subject) is not None:
+        script.skipped.append(f"case on line {line}: its word is not known from the script")
+        mark([command for _, part in clauses for command in part], script)
+        return
+    for spelled, commands_of in clauses:
+        if any(fnmatchcase(subject, pattern) for pattern in spelled):
+            follow(iter(commands_of), script, depth + 1)
+            return
 
 
 def is_function(words: list[str]) -> bool:
     """Whether a command opens a function: `name ( ) {`."""
-    return len(words) > 1 and words[-1] == "{" and words[0].removesuffix("()").isidentifier()
+    return (words[1:3] == ["(", ")"] or words[0].endswith("()")) and words[0].removesuffix("()").isidentifier()
 
 
 def follow_command(line: int, words: list[str], script: Script, branches: list[bool | None], depth: int) -> None:
@@ -251,6 +268,8 @@ def commands(text: str) -> Iterator[tuple[int, list[str]]]:
         if token in OPERATORS and token not in "()" and not double and not testing:
             if words:
                 yield first, words
+            if token == ";;":
+                yield line, [token]
             words = []
             continue
         if not words:
@@ -321,6 +340,24 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
         raise FormatError(f"the script expands to over {MAX_WORDS} words; give the training command", f"line {line}")
     if not expanded:
         return
+    if expanded[0] in script.functions:
+        called = {str(i): word for i, word in enumerate(expanded[1:], 1)}
+        outer = {name: script.variables.get(name) for name in called}
+        script.variables.update(called)
+        follow(iter(script.functions[expanded[0]]), script, depth + 1)
+        for name, value in outer.items():
+            script.variables.pop(name)
+            if value is not None:
+                script.variables[name] = value
+        return
+    if expanded[0] in ("read", "mapfile") or expanded[:2] == ["printf", "-v"]:
+        for name in expanded[1:]:
+            if name.isidentifier() and name not in script.fixed:
+                script.variables[name] = f"{UNKNOWN}{name}{UNKNOWN}"
+        return
+    if expanded[0] in ("source", ".") and len(expanded) > 1:
+        follow_source(line, expanded[1], script, depth)
+        return
     if expanded[0] == "eval":
         run(" ".join(expanded[1:]), script, depth + 1)
         return
@@ -342,8 +379,28 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
         script.launches.append(launch)
 
 
+def follow_source(line: int, name: str, script: Script, depth: int) -> None:
+    """A script that this one sources by a path from where it lies; a folder that is not known is this script's."""
+    below = re.sub(f"^{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}/?", "", name)
+    outside = script.folder is None or unknown(below) is not None or below.startswith(("/", "~"))
+    path = None if outside or script.folder is None else script.folder / below
+    try:
+        text = None if path is None or not path.is_file() else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError):
+        text = None
+    if text is None or len(text) > MAX_SCRIPT:
+        script.skipped.append(f"source of {below or name} on line {line}")
+        return
+    run(text, script, depth + 1)
+
+
 def assign(name: str, raw: str, more: bool, script: Script) -> None:
     """`name=raw`, or `name+=raw`."""
+    if name in script.fixed:
+        return
+    if script.loops and (more or re.search(rf"\b{name}\b", raw)):  # what a loop counts
+        script.variables[name] = f"{UNKNOWN}{name}{UNKNOWN}"
+        return
     old = script.variables.get(name, "")
     if raw.startswith("("):
         items = [w for _, word in lex(raw[1:-1]) if word not in OPERATORS for w in expand(word, script)]
@@ -448,10 +505,13 @@ def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
 
 def parameter(inside: str, script: Script) -> Value:
     """Value of `${inside}`: a name, `name[@]`, `name[2]`, `name:-default`, `#name[@]`; others are not known."""
-    match = re.fullmatch(r"([A-Za-z_]\w*|[0-9@*])(\[[@*\d]+\])?(?:(:?[-=+?])(.*))?", inside, re.DOTALL)
+    if inside == "#":
+        return str(sum(name.isdecimal() and name != "0" for name in script.variables))
+    match = re.fullmatch(r"([A-Za-z_]\w*|\d+|[@*])(\[[@*\d]+\])?(?:(:?[-=+?])(.*))?", inside, re.DOTALL)
     if not match:
         return f"{UNKNOWN}{inside.replace(UNKNOWN, '')}{UNKNOWN}"
     name, index, operator, default = match.groups()
+    script.read.add(name)
     value: Value | None = script.variables.get(name)
     if isinstance(value, list):
         if index in ("[@]", "[*]"):

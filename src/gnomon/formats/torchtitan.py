@@ -19,21 +19,22 @@ from pathlib import Path
 
 from gnomon import orders
 from gnomon.errors import FormatError, InputError
+from gnomon.formats.given import NOTHING, Given, Network
 from gnomon.formats.job import (
     Fields,
     Job,
-    ModelConfig,
     chosen,
     clips,
     divides,
     flatten,
+    layers_of,
     microbatches,
+    network_graph,
     read_source,
     shorten,
 )
 from gnomon.formats.torchtitan_models import flavor
 from gnomon.graph import Graph
-from gnomon.models.presets import build
 from gnomon.plans import (
     DType,
     Fp8,
@@ -141,7 +142,11 @@ def known_fields() -> frozenset[str]:
 
 
 def read_torchtitan(
-    source: str | Path | Sequence[str], *, devices: int | None = None, model: ModelConfig | None = None
+    source: str | Path | Sequence[str],
+    *,
+    devices: int | None = None,
+    model: Network | str | None = None,
+    given: Given = NOTHING,
 ) -> Job:
     """The job of a TOML file (a Path, or its text) or of command-line words.
 
@@ -159,9 +164,11 @@ def read_torchtitan(
         values, file = flag_values(source), "<arguments>"
     if not values:
         raise InputError(f"{file} is empty; a torchtitan job sets at least [model] name and flavor", path="$")
-    f = Fields({OLD_NAMES.get(key) or key: value for key, value in values.items()}, file)
-    mesh = mesh_of(f, devices)
-    config = model or flavor(f.text("model.name", "llama3"), f.text("model.flavor", "debugmodel"))
+    settings = {OLD_NAMES.get(key) or key: text for key, text in given.settings.items()}
+    given = replace(given, settings=settings)
+    f = Fields({OLD_NAMES.get(key) or key: value for key, value in values.items()}, file, given)
+    mesh = mesh_of(f, devices or given.devices)
+    config = model or given.model or flavor(f.text("model.name", "llama3"), f.text("model.flavor", "debugmodel"))
     f.ignore("model.name", "model.flavor")
     workload, micro, rounds = batch_of(f, mesh)
     plan = Plan(
@@ -173,8 +180,9 @@ def read_torchtitan(
         optimizer=optimizer_of(f, mesh),
         precision=precision_of(f),
     )
-    for what, size in (("attention heads", config.num_heads), ("hidden size", config.hidden_size)):
-        divides(what, size, "tensor_parallel_degree", mesh.tp)
+    for what, name in (("attention heads", "num_heads"), ("hidden size", "hidden_size")):
+        if isinstance(size := getattr(config, name, None), int):
+            divides(what, size, "tensor_parallel_degree", mesh.tp)
     record = stack_of(f)
     f.account(IRRELEVANT, INEXPRESSIBLE, known_fields())
     return Job(
@@ -183,6 +191,7 @@ def read_torchtitan(
         workload=workload,
         stack=record,
         devices=mesh.world_size,
+        stated_devices=mesh.world_size if f.peek("parallelism.data_parallel_shard_degree") not in (None, -1) else None,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
     )
@@ -251,7 +260,7 @@ def mesh_of(f: Fields, devices: int | None) -> Mesh:
     rest = replicate * cp * tp * pp
     if shard == -1:
         if devices is None:
-            f.fail("parallelism.data_parallel_shard_degree", "-1 takes the devices that are left; give devices=")
+            f.fail("parallelism.data_parallel_shard_degree", "-1 takes the devices that are left; give --on CLUSTER")
         if devices % rest:
             nearby = max(1, round(devices / rest)) * rest
             raise InputError(
@@ -302,7 +311,7 @@ def _batch_in_tokens(f: Fields, mesh: Mesh) -> tuple[Workload, int, int]:
     return Workload(global_batch_size=total // seq_len, seq_len=seq_len), micro, rounds
 
 
-def schedule_of(f: Fields, mesh: Mesh, config: ModelConfig, micro: int) -> Schedule:
+def schedule_of(f: Fields, mesh: Mesh, config: Network | str, micro: int) -> Schedule:
     """The schedule, with torchtitan's own split of layers: embedding and head count as layers of their stages."""
     spelled = f.text("parallelism.pipeline_parallel_schedule", "1F1B")
     first = f.integer("parallelism.pipeline_parallel_first_stage_less_layers", 1, least=0)
@@ -320,7 +329,7 @@ def schedule_of(f: Fields, mesh: Mesh, config: ModelConfig, micro: int) -> Sched
         )
     order = known[spelled.lower()]
     virtual = order.stages[0]  # unless layers_per_stage says otherwise
-    layers = config.num_layers
+    layers = layers_of(config)
     if f.has("parallelism.module_fqns_per_model_part"):
         split = split_by_hand(f, layers, mesh.pp)
         if not order.takes(len(split) // mesh.pp):
@@ -384,7 +393,7 @@ def stage_split(layers: int, stages: int, first: int, last: int) -> tuple[int, .
     return tuple(split)
 
 
-def saved_of(f: Fields, config: ModelConfig, mesh: Mesh) -> Saved:
+def saved_of(f: Fields, config: Network | str, mesh: Mesh) -> Saved:
     """Activation checkpointing."""
     section = "activation_checkpoint"
     mode = f.choice(f"{section}.mode", {m: m for m in ("none", "full", "selective", "memory_budget")}, "selective")
@@ -397,11 +406,11 @@ def saved_of(f: Fields, config: ModelConfig, mesh: Mesh) -> Saved:
         return Saved()
     option = str(option if option is not None else "2")
     if option.isdigit() and int(option) > 0:
-        every = range(int(option) - 1, config.num_layers, int(option))
+        every = range(int(option) - 1, layers_of(config), int(option))
         return Saved(rules=tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in every))
     if option != "op":
         f.fail(f"{section}.selective_ac_option", f"{option!r} is neither 'op' nor a number of layers from 1 on")
-    return Saved(preset="full", rules=(SavedRule(tensors=kept_ops(build(config), mesh.ep > 1)),))
+    return Saved(preset="full", rules=(SavedRule(tensors=kept_ops(network_graph(config), mesh.ep > 1)),))
 
 
 def kept_ops(graph: Graph, exchanged: bool) -> tuple[str, ...]:

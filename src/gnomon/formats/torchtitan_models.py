@@ -1,16 +1,20 @@
 """The models that torchtitan names by a flavor, as our configs.
 
 `flavor(name, flavor)` returns a config or a preset's name. Sizes are those of pytorch/torchtitan v0.2.2 (2026-02-20),
-torchtitan/models/{llama3,deepseek_v3,qwen3}/__init__.py. Leaves out: llama4, gpt_oss, flux, and small Qwen3 models.
+torchtitan/models/{llama3,llama4,deepseek_v3,qwen3,gpt_oss}/__init__.py (llama4: model/args.py, model/model.py), and for
+llama2 those of train_configs' days (1923ce4, 2024-09-07). Leaves out: flux, vlm, and chunked attention of llama4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gnomon.errors import CatalogueError, nearest
-from gnomon.formats.job import ModelConfig
+from gnomon.formats.given import GIVE_MODEL, Network
 from gnomon.models import deepseek, llama, mixtral
+from gnomon.models.decoder import DecoderConfig, Mixture
+from gnomon.models.presets import CONFIGS, model
 
 LATENT = deepseek.DeepseekConfig(
     name="deepseek_v3 16B",
@@ -31,7 +35,47 @@ LATENT = deepseek.DeepseekConfig(
     vocab_size=102400,
 )
 
-FLAVORS: dict[str, ModelConfig] = {
+LLAMA4 = DecoderConfig(
+    name="llama4 debugmodel",
+    num_layers=6,
+    hidden_size=256,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=16,
+    ffn_size=768,
+    vocab_size=2048,
+    mixture=Mixture(
+        num_experts=8,
+        experts_per_token=1,
+        expert_ffn_size=512,  # 8/3 × 256, halved for the shared expert beside it, up to a multiple of 256
+        router="sigmoid",
+        router_bias=True,
+        shared_ffn_size=512,
+        pattern=(False, True),
+    ),
+)
+LLAMA4_17B_EXPERTS = Mixture(
+    num_experts=128,
+    experts_per_token=1,
+    expert_ffn_size=8192,
+    router="sigmoid",
+    router_bias=True,
+    shared_ffn_size=8192,
+    pattern=(False, True),
+)
+LLAMA4_17B = DecoderConfig(
+    name="llama4 17bx128e",
+    num_layers=48,
+    hidden_size=5120,
+    num_heads=40,
+    num_kv_heads=8,
+    head_dim=128,
+    ffn_size=16384,
+    vocab_size=202048,
+    mixture=LLAMA4_17B_EXPERTS,
+)
+
+FLAVORS: dict[str, Network] = {
     "llama3 debugmodel": llama.LlamaConfig(
         name="llama3 debugmodel",
         num_layers=6,
@@ -61,16 +105,59 @@ FLAVORS: dict[str, ModelConfig] = {
         expert_ffn_size=1536,
     ),
     "deepseek_v3 671B": replace(deepseek.deepseek_v3_671b(), mtp_modules=0),
+    "deepseek_v3 debugmodel": replace(
+        LATENT,
+        name="deepseek_v3 debugmodel",
+        num_layers=6,
+        hidden_size=256,
+        ffn_size=1024,
+        num_experts=8,
+        experts_per_token=3,
+        expert_ffn_size=256,
+        vocab_size=2048,
+    ),
+    "qwen3 debugmodel_moe": replace(
+        mixtral.qwen3_30b_a3b(),
+        name="qwen3 debugmodel_moe",
+        num_layers=8,
+        hidden_size=256,
+        num_heads=16,
+        num_kv_heads=8,
+        num_experts=64,
+        vocab_size=2048,
+    ),
+    "llama4 debugmodel": LLAMA4,
+    "llama4 17bx16e": replace(
+        LLAMA4_17B, name="llama4 17bx16e", mixture=replace(LLAMA4_17B_EXPERTS, num_experts=16, pattern=())
+    ),
+    "llama4 17bx128e": LLAMA4_17B,
 }
 """`model.name model.flavor` -> config."""
 
 
-def flavor(name: str, size: str) -> ModelConfig:
-    """The config of a flavor; `8B_flex` and `8B_varlen` are 8B. CatalogueError with the nearest names otherwise."""
-    key = f"{name} {size.removesuffix('_flex').removesuffix('_varlen').removesuffix('_flex_attn')}"
+PRESETS: Mapping[str, str] = {
+    **{f"qwen3 {size}B": f"qwen3-{size}b" for size in ("0.6", "1.7", "4", "14", "32")},
+    **{f"llama2 {size}B": f"llama-2-{size}b" for size in (7, 13, 70)},
+    **{f"gpt_oss {size}b": f"gpt-oss-{size}b" for size in (20, 120)},
+}
+"""`model.name model.flavor` -> the catalogue's model of the same sizes."""
+
+SAME = ("_flex", "_varlen", "_attn", "_irope")
+"""Ends of flavors that say how attention is computed."""
+
+
+def flavor(name: str, size: str) -> Network:
+    """The network of a flavor; `8B_flex` and `8B_varlen` are 8B. CatalogueError with the nearest names otherwise."""
+    plain = size
+    while end := next((end for end in SAME if plain.endswith(end)), ""):
+        plain = plain.removesuffix(end)
+    key = f"{name} {plain}"
+    if key in PRESETS:
+        config = CONFIGS.get(PRESETS[key])
+        return model(PRESETS[key]) if config is None else config()
     if key not in FLAVORS:
+        known = {**FLAVORS, **PRESETS}
         raise CatalogueError(
-            f"torchtitan's model {key!r} is not described{nearest(key, FLAVORS)}; known: {', '.join(FLAVORS)}; "
-            f"give model= otherwise"
+            f"torchtitan's model {key!r} is not described{nearest(key, known)}; known: {', '.join(known)}; {GIVE_MODEL}"
         )
     return FLAVORS[key]

@@ -58,6 +58,12 @@ class Mixture:
     """Width of the expert that every token visits; 0 for none."""
     num_dense_layers: int = 0
     """First layers that have the dense feed-forward."""
+    pattern: tuple[bool, ...] = ()
+    """Which of the other layers are routed, repeated; () is all of them."""
+    gated: bool = True
+    """Experts gated by SiLU; otherwise up, `activation` and down."""
+    activation: str = "gelu"
+    """Of experts without a gate."""
 
     def __post_init__(self) -> None:
         positive(num_experts=self.num_experts, experts_per_token=self.experts_per_token)
@@ -134,8 +140,15 @@ class _Kind:
 
 def _kinds(c: DecoderConfig) -> list[_Kind]:
     """Of each layer."""
-    first = c.num_layers if c.mixture is None else c.mixture.num_dense_layers
-    return [_Kind(window=c.windows[i % len(c.windows)], mixture=i >= first) for i in range(c.num_layers)]
+    return [_Kind(window=c.windows[i % len(c.windows)], mixture=_routed(c, i)) for i in range(c.num_layers)]
+
+
+def _routed(c: DecoderConfig, layer: int) -> bool:
+    """Whether a layer's feed-forward is a mixture."""
+    if c.mixture is None or layer < c.mixture.num_dense_layers:
+        return False
+    pattern = c.mixture.pattern or (True,)
+    return pattern[(layer - c.mixture.num_dense_layers) % len(pattern)]
 
 
 def _normed(b: BlockBuilder, path: str, x: str, hidden: Dim, c: DecoderConfig) -> str:
@@ -157,12 +170,18 @@ def _feed_forward(b: BlockBuilder, x: str, hidden: Dim, c: DecoderConfig, kind: 
         router_bias=m.router_bias,
         groups=m.groups,
         groups_per_token=m.groups_per_token,
+        gated=m.gated,
+        activation=m.activation,
     )
     routed = moe_ffn(b, x, hidden, e, "mlp")
     if not m.shared_ffn_size:
         return routed
     shared = Dim(name="shared_ffn", size=m.shared_ffn_size)
-    return b.add("mlp.sum", routed, gated_ffn(b, x, hidden, shared, fn=c.activation, path="mlp.shared_experts"))
+    path = "mlp.shared_experts"
+    if not m.gated:
+        paths = (f"{path}.up_proj", f"{path}.down_proj")
+        return b.add("mlp.sum", routed, dense_ffn(b, x, hidden, shared, fn=m.activation, bias=False, paths=paths))
+    return b.add("mlp.sum", routed, gated_ffn(b, x, hidden, shared, fn=c.activation, path=path))
 
 
 def layer_block(c: DecoderConfig, kind: _Kind) -> Block:

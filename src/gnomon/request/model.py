@@ -6,9 +6,11 @@ their model with them (`formats`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from gnomon.errors import CatalogueError, InputError
+from gnomon.formats import programs
 from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import read_source
 from gnomon.graph import Graph
@@ -17,33 +19,52 @@ from gnomon.models.presets import CONFIGS, Config, known_name
 from gnomon.models.presets import model as preset
 
 
-def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
-    """(graph, what its file says that the graph leaves out) of a preset, a config.json or a folder with one."""
+def is_job_file(name: str) -> bool:
+    """Whether a name is that of a file, and the file is no model's config."""
+    path = Path(name)
+    try:
+        if not path.is_file():
+            return False
+    except OSError:
+        return False
+    return path.suffix != ".json" or programs.recognised(path) is not None
+
+
+def read_model(
+    name: str, *, settings: Mapping[str, str] | None = None, strict: bool = False
+) -> tuple[Graph, tuple[str, ...]]:
+    """(graph, what its file says that the graph leaves out) of a preset, a config.json or a folder with one. settings:
+    keys of the config by name, in place of its own; strict: a key that is not known is an error."""
     name, adapters = parse_adapters(name)
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
     if adapters is not None:
-        whole, notes = read_model(name)
+        whole, notes = read_model(name, settings=settings, strict=strict)
         graph = with_adapters(whole, adapters)
         trained, frozen = graph.num_parameters() / 1e6, graph.num_frozen() / 1e9
         return graph, (*notes, f"{trained:.4g} million parameters of adapters are trained, {frozen:.4g} billion frozen")
     if not (path.suffix == ".json" or path.is_file()):
+        if settings:
+            raise InputError(f"--set changes keys of a file, and {name!r} is a name; give its config.json")
         try:
             return preset(name), ()
         except CatalogueError as error:
             if "/" not in name:
                 raise
             raise InputError(f"cannot read {name!r}: there is no such file or folder, and {error}") from None
-    if path.suffix == ".toml":
-        raise InputError(
-            f"{name!r} is no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json; a plan file "
-            f"goes behind --plan"
-        )
+    if path.is_file() and is_job_file(name):
+        found = programs.recognised(path)
+        what = "no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json"
+        if found is not None:
+            what = f"a job file of {found.name}: `gnomon predict {name} --on CLUSTER` reads it"
+        elif path.suffix == ".toml":
+            what += "; a plan file goes behind --plan"
+        raise InputError(f"{name!r} is {what}")
     text, source = read_source(path)
     label = path.resolve().parent.name if path.name == "config.json" else path.stem
-    found = read_hf_config(text, label or source)
-    return found.graph, found.notes
+    model = read_hf_config(text, label or source, settings=settings, strict=strict)
+    return model.graph, model.notes
 
 
 def read_config(name: str) -> tuple[Config | None, Graph]:

@@ -1,0 +1,83 @@
+"""Job files on the command line: which argument is one, what is given beside it, and what is said of it.
+
+`read_job` reads the file of `gnomon predict FILE` or `--from FORMAT FILE` with what the options give beside it. Leaves
+out the readers (`formats.programs`), and predicting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from gnomon.errors import CatalogueError, InputError
+from gnomon.formats import programs
+from gnomon.formats.given import Given, Network, parse_settings
+from gnomon.formats.job import NO_EFFECT, Job
+from gnomon.request.model import is_job_file, read_config
+
+
+def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None:
+    """The job file that the options name and its format; None where they name a model. InputError for a file that is
+    neither, and for options that go with a job file only."""
+    if options.source is not None:
+        program, path = options.source
+        return programs.find(program), Path(path)
+    if options.model is not None and is_job_file(options.model):
+        path = Path(options.model)
+        found = programs.recognised(path)
+        if found is None:
+            known = ", ".join(programs.names())
+            plan = "; a plan file goes behind --plan" if path.suffix == ".toml" else ""
+            raise InputError(
+                f"{options.model!r} is no model and no job file that is recognised; name its format, as in --from "
+                f"megatron {options.model} (known: {known}){plan}"
+            )
+        return found, path
+    if options.network is not None:
+        raise InputError("--model is the network of a job file; give the file, or the model alone as MODEL")
+    return None
+
+
+def read_job(source: tuple[programs.Format, Path], options: argparse.Namespace, named: str | None, devices: int) -> Job:
+    """The job in a file, on so many devices, with what the options give beside it. named: a model in place of its
+    own."""
+    found, path = source
+    given = Given(
+        devices=devices,
+        model=None if named is None or options.lora_rank is not None else network(named),
+        vocab_size=options.vocab_size,
+        seq_len=options.seq_len,
+        micro_batch_size=options.micro_batch_size,
+        global_batch=options.global_batch,
+        precision=options.precision,
+        settings=parse_settings(options.settings),
+        env=dict(os.environ),
+        strict=options.strict,
+    )
+    return found.read(path, given)
+
+
+def network(name: str) -> Network:
+    """What a name or a config.json stands for: a config where there is one, else the Graph."""
+    try:
+        config, graph = read_config(name)
+    except CatalogueError as error:
+        raise InputError(f"--model: {error}") from None
+    return graph if config is None else config
+
+
+def said_of(job: Job, devices: int) -> list[str]:
+    """What the file left open, and the devices that it is for where they are others."""
+    stated = job.stated_devices
+    if stated is None or stated == devices:
+        return list(job.assumed)
+    return [*job.assumed, f"the file is for {stated} devices, predicted here on {devices} (--on)"]
+
+
+def notes_of(job: Job) -> tuple[str, ...]:
+    """One sentence for each field that is not predicted, those that matter first; the names of those that do not."""
+    neutral = [note.removesuffix(NO_EFFECT).partition(" = ")[0] for note in job.notes if note.endswith(NO_EFFECT)]
+    other = tuple(note for note in job.notes if not note.endswith(NO_EFFECT))
+    listed = (f"no effect on time or memory: {', '.join(neutral)}",) if neutral else ()
+    return (*(f"not predicted: {field}" for field in job.unexpressed), *other, *listed)

@@ -1,0 +1,95 @@
+"""What a person gives beside a job file, by one rule for the readers of all formats.
+
+`Given` holds the devices, the network and sizes that a file may leave open, and `settings`: `--set name=value` for
+anything that the reader would have read, by the name that the file gives it. `parse_settings(words)` reads the words.
+Leaves out the command line (`cli`) and what a name means (each reader).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gnomon.errors import InputError
+from gnomon.graph import Graph
+from gnomon.models.decoder import DecoderConfig
+from gnomon.models.presets import Config
+
+Network = Config | DecoderConfig | Graph
+"""What a job trains: the config of a decoder, or a Graph of anything else."""
+
+SEQ_LEN = 4096
+"""Tokens of a sequence when nobody says, and the model has positions for so many."""
+
+GIVE_MODEL = "give --model NAME (gnomon catalogue models), or --model path/to/config.json"
+"""What to do where a file does not say the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What is given beside a job file; None and empty are what the file says, or its program's default."""
+
+    devices: int | None = None
+    """Of the machines that it is predicted on."""
+    model: Network | str | None = None
+    """In place of the file's network."""
+    vocab_size: int | None = None
+    """Rows of the embedding before padding, where a tokenizer's file decides."""
+    seq_len: int | None = None
+    """Tokens of a sequence."""
+    micro_batch_size: int | None = None
+    """Sequences of a microbatch on one rank."""
+    global_batch: int | None = None
+    """Sequences of a step."""
+    precision: str | None = None
+    """bf16, fp16, fp32 or fp8, where the file leaves it to its launcher."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Fields (and variables of a script) by name, in place of the file's values."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables."""
+    strict: bool = False
+    """Whether a field that no reader knows is an error."""
+
+    def values(self) -> dict[str, object]:
+        """The settings as what they spell."""
+        return {name: setting_value(text) for name, text in self.settings.items()}
+
+
+NOTHING = Given()
+"""Nothing beside the file."""
+
+
+def parse_settings(words: Sequence[str]) -> dict[str, str]:
+    """Texts by name of `name=value` words. InputError for a word that is none, and for a name given twice."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.strip()
+        if not equals or not name.lstrip("-"):
+            raise InputError(f"--set {word[:60]!r} is not name=value; write it as in --set seq_length=4096")
+        if name in found:
+            raise InputError(f"--set gives {name[:60]!r} twice; keep one")
+        found[name] = text
+    return found
+
+
+def setting_value(text: str) -> object:
+    """true, false, null, numbers and JSON lists as such; anything else is text."""
+    word = text.strip()
+    plain: dict[str, object] = {"true": True, "false": False, "null": None, "none": None}
+    if word.lower() in plain:
+        return plain[word.lower()]
+    if word[:1] in "[{":
+        try:
+            return json.loads(word)
+        except (ValueError, RecursionError):
+            return text
+    for kind in (int, float):
+        try:
+            value = kind(word)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) and len(word) < 40 else text
+    return text

@@ -1,0 +1,44 @@
+"""The index of public job files, and how one is tried: as it stands, on its own devices, with one thing given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evidence.jobfiles import Listed, asked_for, index, nearest_devices, on, report, tried
+
+SCRIPT = (
+    "torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
+    "--seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --bf16 "
+)
+
+
+def test_the_index_names_each_file_once() -> None:
+    listed = index()
+    assert len(listed) >= 500 and len({(one.repository, one.commit, one.path) for one in listed}) == len(listed)
+    assert all(len(one.commit) == 40 and one.format for one in listed)
+    assert 0.25 < sum(one.aside for one in listed) / len(listed) < 0.42
+
+
+@pytest.mark.parametrize(
+    ("more", "outcome", "given"),
+    [
+        ("", "as it stands", "--on 2x8xh100-sxm"),
+        ("--tokenizer-type HuggingFaceTokenizer", "with one", "--vocab-size 50304 --on 2x8xh100-sxm"),
+        ("--optimizer other", "refused", ""),
+    ],
+)
+def test_a_file_is_tried(more: str, outcome: str, given: str, tmp_path: Path) -> None:
+    one = Listed(repository="a/b", path="x.sh", commit="0" * 40, format="megatron")
+    one.below(tmp_path).parent.mkdir(parents=True)
+    one.below(tmp_path).write_text(SCRIPT + more)
+    found = tried(one, tmp_path, whole=False)
+    assert (found.outcome, found.given) == (outcome, given) or found.outcome == "refused" == outcome
+    assert any("megatron" in line for line in report([found], 5))
+
+
+def test_what_a_refusal_asks_for() -> None:
+    assert list(asked_for("give --vocab-size or --set a.b=…")) == [("--vocab-size", "50304"), ("--set", "a.b=1")]
+    assert nearest_devices("; the nearest number of devices is 48") == 48
+    assert (on(8), on(4), on(48)) == ("1x8xh100-sxm", "1x4xh100-sxm", "6x8xh100-sxm")

@@ -29,6 +29,8 @@ class Graph:
     """The DAG; a call reads graph inputs and outputs of earlier calls."""
     outputs: tuple[str, ...]
     """Sources (`head.loss`) of what the model returns."""
+    left_out: str = ""
+    """Why this Graph can be priced and not run, as a sentence: what of the model's mathematics it does not say."""
     _blocks: Mapping[str, Block] = field(init=False, repr=False, compare=False)
     _calls: Mapping[str, Call] = field(init=False, repr=False, compare=False)
     _parameters: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)

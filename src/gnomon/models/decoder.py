@@ -209,7 +209,8 @@ def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
         both = b.add("parallel_sum", b.dropout("mlp_dropout", _feed_forward(b, side, hidden, c, kind), c.dropout), out)
         return b.build(b.add("mlp_residual", x, both, name="y"))
     middle = b.add("attention_residual", x, out)
-    normed = _normed(b, "pre_feedforward_layernorm", middle, hidden, c) if before else middle
+    second = "pre_feedforward_layernorm" if after else "post_attention_layernorm"  # as the public modules call it
+    normed = _normed(b, second, middle, hidden, c) if before else middle
     out = _feed_forward(b, normed, hidden, c, kind)
     out = _normed(b, "post_feedforward_layernorm", out, hidden, c) if after else out
     return b.build(b.add("mlp_residual", middle, b.dropout("mlp_dropout", out, c.dropout), name="y"))
@@ -240,6 +241,6 @@ def decoder(c: DecoderConfig) -> Graph:
         name = kind.block if len(set(kinds)) == len(runs) else f"layers_{first}"
         calls.append(layers_call(kind.block, x, first=first, repeat=repeat, name=name))
         x, first = f"{name}.y", first + repeat
-    calls.append(head_call(x, lm_head=c.head_weight))
+    calls.append(head_call(x, lm_head=c.head_weight, bias=c.norm_bias))
     head = head_block(vocab, hidden, fn=c.norm, bias=c.norm_bias, head_bias=c.head_bias)
     return language_model(c.name, (embed, *(layer_block(c, kind) for kind in dict.fromkeys(kinds)), head), calls)

@@ -308,9 +308,11 @@ def layers_call(block: str, x: str, *, first: int, repeat: int, name: str = "") 
     )
 
 
-def head_call(x: str, *, norm: str = "model.norm", lm_head: str = "lm_head.weight") -> Call:
-    """The call of `head_block` on `x`; `norm` and `lm_head` name its parameters in full (tied: the table's name)."""
-    params = (("norm.weight", f"{norm}.weight"), ("lm_head.weight", lm_head))
+def head_call(x: str, *, norm: str = "model.norm", lm_head: str = "lm_head.weight", bias: bool = False) -> Call:
+    """The call of `head_block` on `x`; `norm` and `lm_head` name its parameters in full (tied: the table's name).
+    bias: whether the norm has one."""
+    biases = (("norm.bias", f"{norm}.bias"),) if bias else ()
+    params = (("norm.weight", f"{norm}.weight"), *biases, ("lm_head.weight", lm_head))
     return Call(block="head", name="head", inputs=(("x", x), ("labels", "labels")), prefix="", params=params)
 
 

@@ -7,6 +7,7 @@ gathered stage can be freed between forward and backward (ZeRO 3), and weight gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -164,10 +165,18 @@ class Parameters:
 class Weight:
     """A layer's handle on one parameter."""
 
-    def __init__(self, parameters: Parameters, name: str, tape: Tape, *, rows: int) -> None:
-        """rows: leading dims of the local shape that a matrix has as rows (heads × head_dim are two)."""
+    def __init__(
+        self, parameters: Parameters, name: str, tape: Tape, *, rows: int, shape: Sequence[int] | None = None
+    ) -> None:
+        """rows: leading dims of the local shape that a matrix has as rows (heads × head_dim are two). shape: in place
+        of the slot's, whose dims may be factors of this one's."""
         self._parameters, self._name, self._rows, self.tape = parameters, name, rows, tape
-        self.shape = parameters.by_name[name].shape
+        self.shape = tuple(shape or parameters.by_name[name].shape)
+
+    @property
+    def value(self) -> Tensor:
+        """Of `shape`."""
+        return self._parameters.value(self._name).view(self.shape)
 
     @property
     def matrix(self) -> Tensor:
@@ -175,8 +184,13 @@ class Weight:
         value = self._parameters.value(self._name)
         if not self._rows:
             return value.flatten()
-        return value.flatten(self._rows).flatten(0, self._rows - 1)
+        rows = math.prod(self.shape[: self._rows])
+        return value.view(rows, -1)
 
     def add(self, grad: Tensor) -> None:
-        """Adds a gradient of `matrix`'s shape."""
+        """Adds a gradient of `matrix`'s or `value`'s shape."""
         self._parameters.add_grad(self._name, grad)
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """Adds leftᵀ · right, of `matrix`'s shape. left: (tokens, out); right: (tokens, in)."""
+        self._parameters.add_grad(self._name, left.T @ right)

@@ -173,6 +173,40 @@ def redistribute(
     for axis, _ in source.shards:
         if axis in target.partial:
             raise PlanError(f"{path}: {tensor.name} is divided over {axis} and cannot become partial sums of it")
+    return tuple(
+        Collective(
+            kind=hop.kind,
+            axis=hop.axis,
+            ranks=scene.ranks(hop.axis),
+            bytes=scene.bytes(tensor, hop.counts),
+            phase=phase,
+            path=path,
+            tensor=tensor.name,
+            weight_grad=weight_grad,
+        )
+        for hop in hops(source, target)
+        if hop.kind != "part" and scene.ranks(hop.axis) > 1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """One change of a tensor's layout on one axis."""
+
+    kind: CollectiveKind | Literal["part"]
+    """A collective, or `part`: each rank takes its own part of what is whole."""
+    axis: str
+    """The mesh axis."""
+    dim: str | None
+    """What is gathered, scattered, taken a part of, or (all_to_all) was divided before; None for an all-reduce."""
+    to: str | None
+    """Of an all_to_all: the dim that is divided after it."""
+    counts: Sharding
+    """The layout whose bytes on a rank are those of the collective."""
+
+
+def hops(source: Sharding, target: Sharding) -> tuple[Hop, ...]:
+    """The changes that turn a tensor from `source` into `target`, as `redistribute` orders them."""
     sums = [(axis, target.dim_of(axis)) for axis in source.partial if axis not in target.partial]
     leaving = [(axis, target.dim_of(axis)) for axis, dim in source.shards if target.dim_of(axis) != dim]
     exchanges = [step for step in leaving if step[1] is not None]
@@ -180,31 +214,16 @@ def redistribute(
     whole: list[_Step] = [*((axis, None) for axis, _ in sums), *((axis, None) for axis, _ in reversed(source.shards))]
     # The last way always arrives: nothing is divided any more, and the rest is free.
     ways = (sums + exchanges + gathers, sums + gathers + exchanges, whole)
-    hops = next(found for way in ways if (found := _hops(source, target, way)) is not None)
-    return tuple(
-        Collective(
-            kind=kind,
-            axis=axis,
-            ranks=scene.ranks(axis),
-            bytes=scene.bytes(tensor, touched),
-            phase=phase,
-            path=path,
-            tensor=tensor.name,
-            weight_grad=weight_grad,
-        )
-        for kind, axis, touched in hops
-        if scene.ranks(axis) > 1
-    )
+    return tuple(next(found for way in ways if (found := _hops(source, target, way)) is not None))
 
 
 _Step = tuple[str, str | None]
 """(axis, the dim that it goes to divide, or None)."""
 
 
-def _hops(source: Sharding, target: Sharding, steps: list[_Step]) -> list[tuple[CollectiveKind, str, Sharding]] | None:
-    """(kind, axis, the sharding whose bytes count) of each step, or None if parts end in another order than `target`
-    says."""
-    hops: list[tuple[CollectiveKind, str, Sharding]] = []
+def _hops(source: Sharding, target: Sharding, steps: list[_Step]) -> list[Hop] | None:
+    """The hops of these steps, or None if parts end in another order than `target` says."""
+    found: list[Hop] = []
     now = source
     for axis, wanted in steps:
         dim = now.dim_of(axis)
@@ -212,11 +231,16 @@ def _hops(source: Sharding, target: Sharding, steps: list[_Step]) -> list[tuple[
             return None  # an inner axis divides the dim further
         after = now.without(axis) if wanted is None else now.with_shard(axis, wanted)
         if dim is None:
-            hops.append(("all_reduce" if wanted is None else "reduce_scatter", axis, now))
+            kind: CollectiveKind = "all_reduce" if wanted is None else "reduce_scatter"
+            found.append(Hop(kind=kind, axis=axis, dim=wanted, to=None, counts=now))
+        elif wanted is None:
+            found.append(Hop(kind="all_gather", axis=axis, dim=dim, to=None, counts=after))
         else:
-            hops.append(("all_gather", axis, after) if wanted is None else ("all_to_all", axis, now))
+            found.append(Hop(kind="all_to_all", axis=axis, dim=dim, to=wanted, counts=now))
         now = after
     for axis, dim in target.shards:  # each rank takes its own part of what is whole
-        now = now if now.dim_of(axis) is not None else now.with_shard(axis, dim)
+        if now.dim_of(axis) is None:
+            now = now.with_shard(axis, dim)
+            found.append(Hop(kind="part", axis=axis, dim=dim, to=None, counts=now))
     same = all(now.axes_of(dim) == target.axes_of(dim) for _, dim in (*now.shards, *target.shards))
-    return hops if same else None
+    return found if same else None

@@ -1,0 +1,90 @@
+"""What changes a model's results and neither its shapes nor its work: epsilons, rotary angles, how routers normalise.
+
+`with_numerics(graph, numerics)` writes them onto the ops as attributes, where the runtime reads them; a value that is
+the op's default is not written. Prices read none of them. Leaves out what does change shapes or work (windows, soft
+caps, scales of the scores), which the builders of the models say themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from gnomon.graph import Block, Graph, Op
+from gnomon.graph.types import AttrValue, attrs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Angles of a rotary embedding (Su et al. 2021); the names are those of `rope_parameters` in transformers."""
+
+    base: float = 10_000.0
+    """`rope_theta`: the i-th pair of n turns by base^(-i/n) a position."""
+    fraction: float = 1.0
+    """`partial_rotary_factor`: the part of a head, from its first element, that is turned."""
+    interleaved: bool = False
+    """Pairs are neighbours (GPT-J, DeepSeek-V3) rather than elements of the two halves."""
+    scaling: str = ""
+    """`rope_type`: none, `linear`, `llama3` or `yarn`."""
+    scaling_factor: float = 1.0
+    """How many times the original length."""
+    original_length: int = 0
+    """`original_max_position_embeddings`, in tokens."""
+    low_freq_factor: float = 1.0
+    """Of `llama3`."""
+    high_freq_factor: float = 4.0
+    """Of `llama3`."""
+    beta_fast: float = 32.0
+    """Of `yarn`."""
+    beta_slow: float = 1.0
+    """Of `yarn`."""
+    truncate: bool = True
+    """Of `yarn`: its range begins and ends at whole pairs."""
+    attention_factor: float = 1.0
+    """Sines and cosines are multiplied by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """Of a whole model."""
+
+    norm_eps: float = 1e-5
+    """Added to the mean square or the variance."""
+    norm_offset: float = 0.0
+    """Added to a norm's weight: 1 in Gemma, whose weights begin at 0."""
+    rotary: Rotary = Rotary()
+    """Of layers that see all tokens, or of all."""
+    windowed_rotary: Rotary | None = None
+    """Of layers with a sliding window where it differs (Gemma 3)."""
+    normalised: bool = True
+    """A token's router weights are divided by their sum (`norm_topk_prob`)."""
+    routed_scale: float = 1.0
+    """Factor of the router's weights after that (`routed_scaling_factor`)."""
+    group_top: int = 2
+    """How many of a group's scores are added up to choose groups of experts: 2 in DeepSeek-V3, 1 in V2."""
+
+
+def with_numerics(graph: Graph, numerics: Numerics) -> Graph:
+    """The graph with these attributes on its norms, rotary embeddings and routers."""
+    return replace(graph, blocks=tuple(_block(block, numerics) for block in graph.blocks))
+
+
+def _block(block: Block, n: Numerics) -> Block:
+    windowed = any(op.kind == "attention" and op.attr("window", 0) for op in block.ops)
+    rotary = n.windowed_rotary if windowed and n.windowed_rotary is not None else n.rotary
+    written: Mapping[str, Mapping[str, AttrValue]] = {
+        "norm": _changed(n, ("norm_eps", "norm_offset"), strip="norm_"),
+        "rotary": _changed(rotary, tuple(field.name for field in fields(Rotary))),
+        "router": _changed(n, ("normalised", "routed_scale", "group_top")),
+    }
+    return replace(block, ops=tuple(_op(op, written.get(op.kind, {})) for op in block.ops))
+
+
+def _op(op: Op, more: Mapping[str, AttrValue]) -> Op:
+    return replace(op, attrs=attrs(**{**dict(op.attrs), **more})) if more else op
+
+
+def _changed(of: Rotary | Numerics, names: tuple[str, ...], *, strip: str = "") -> dict[str, AttrValue]:
+    usual = type(of)()
+    found = {name: getattr(of, name) for name in names if getattr(of, name) != getattr(usual, name)}
+    return {name.removeprefix(strip): value for name, value in found.items()}

@@ -1,0 +1,220 @@
+"""A block of the Graph as it runs on one rank: its ops one by one, with the collectives that `sharding` says between.
+
+`BlockRun(sharded, axes)` works out once which layouts change where; `run(inputs, weights)` is a forward that autograd
+can go back through. A tensor that several ops want in another layout is brought there once, and its gradient comes home
+once; a linear keeps its input as it lies between ops and gathers it again for its weight gradient. Leaves out which
+blocks a stage has, and in which order stages run (`execute`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gnomon.graph import Op
+from gnomon.runtime.moves import Step, moved, run, steps
+from gnomon.runtime.ops import FUNCTIONS
+from gnomon.runtime.ops.linear import linear
+from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
+from gnomon.runtime.ops.site import Axis, Operand, Site
+from gnomon.runtime.parameters import Weight
+from gnomon.sharding import ShardedBlock
+from gnomon.sharding.block import ShardedOp
+from gnomon.sharding.layout import Sharding
+
+Weights = Callable[[str, int], Weight]
+"""(name of a parameter in its block, how many of its leading dims a matrix has as rows) -> this rank's part of it."""
+
+Need = tuple[str, Sharding, tuple[str, ...]]
+"""As in `sharding.block`: (tensor, layout in which it is read, axes on which its gradient comes out as terms)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """An activation that an op reads."""
+
+    need: Need
+    there: tuple[Step, ...]
+    """From home."""
+    back: tuple[Step, ...]
+    """Of its gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """An op, compiled."""
+
+    site: Site
+    inputs: tuple[_Input | str, ...]
+    """Of parameters and states the name."""
+    leave: tuple[tuple[Step, ...], ...]
+    """Of each output, to its home."""
+    enter: tuple[tuple[Step, ...], ...]
+    """Of each output's gradient."""
+    last: tuple[str, ...]
+    """Tensors that no later op reads."""
+
+
+class BlockRun:
+    """One block on one rank."""
+
+    def __init__(self, sharded: ShardedBlock, axes: Mapping[str, Axis], *, keep_gathered: bool = False) -> None:
+        self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
+        self.homes = sharded.homes
+        self.dims = {t.name: tuple(tuple(a.name for a in dim.atoms) for dim in t.dims) for t in self.block.tensors}
+        self.free = {name for name in self.block.inputs if not self.block.tensor(name).is_float}
+        reads: dict[str, str] = {}
+        for op in self.block.ops:
+            reads.update(dict.fromkeys(op.inputs, op.path))
+        kept = set(self.block.outputs)
+        self.ops = [
+            self._compiled(op, tuple(n for n, path in reads.items() if path == op.op.path and n not in kept))
+            for op in sharded.ops
+        ]
+
+    def _compiled(self, sharded: ShardedOp, last: tuple[str, ...]) -> _Op:
+        op, strategy = sharded.op, sharded.strategy
+        inputs: list[_Input | str] = []
+        for name, wanted, partial in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
+            tensor = self.block.tensor(name)
+            if tensor.kind != "activation":
+                inputs.append(name)
+                continue
+            home = wanted if name in self.free else self.homes[name]
+            there = steps(home, wanted, self.dims[name], self.axes)
+            back = steps(wanted.with_partial(*partial), home, self.dims[name], self.axes) if tensor.is_float else ()
+            inputs.append(_Input((name, wanted, partial), there, back))
+        leave, enter = [], []
+        for name, made in zip(op.outputs, strategy.outputs, strict=True):
+            if not self.block.tensor(name).dims:  # a loss is added up with the reported ones
+                leave.append(())
+                enter.append(())
+                continue
+            home = self.homes[name]
+            leave.append(steps(made, home, self.dims[name], self.axes))
+            enter.append(steps(home, Sharding(shards=made.shards), self.dims[name], self.axes))
+        site = Site(op=op, block=self.block, strategy=strategy.name, axes=self.axes)
+        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last)
+
+    def run(
+        self,
+        inputs: Mapping[str, Tensor],
+        weights: Weights,
+        state: Callable[[str], Tensor],
+        *,
+        again: frozenset[str] = frozenset(),
+    ) -> dict[str, Tensor]:
+        """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
+        backward."""
+        frame = _Frame(self, dict(inputs), weights, state)
+        for op in self.ops:
+            frame.do(op, again=op.site.op.path in again)
+        return {name: frame.values[name] for name in self.block.outputs}
+
+
+class _Frame:
+    """Tensors of one run of a block."""
+
+    def __init__(
+        self, owner: BlockRun, values: dict[str, Tensor], weights: Weights, state: Callable[[str], Tensor]
+    ) -> None:
+        self.owner, self.values, self.weights, self.state = owner, values, weights, state
+        self.brought: dict[Need, Tensor] = {}
+        self.regathered: dict[Need, list[Any]] = {}
+        self.routings: dict[str, Routing] = {}
+
+    def do(self, op: _Op, *, again: bool) -> None:
+        site = op.site
+        kind = site.op.kind
+        if kind == "linear":
+            out: Tensor | tuple[Tensor, ...] = self._linear(op)
+        elif kind in ("dispatch", "grouped_linear", "combine"):
+            out = self._experts(op)
+        else:
+            operands = [self._operand(op, given) for given in op.inputs]
+            function = FUNCTIONS[kind]
+            if again:
+                out = checkpoint(function, site, *operands, use_reentrant=False, preserve_rng_state=False)
+            else:
+                out = function(site, *operands)
+            if site.op.inputs[0] in self.routings:  # an activation between the products of experts
+                self.routings[site.op.outputs[0]] = self.routings[site.op.inputs[0]]
+            made = out if isinstance(out, tuple) else (out,)
+            out = tuple(moved(x, there, back) for x, there, back in zip(made, op.leave, op.enter, strict=True))
+        made = out if isinstance(out, tuple) else (out,)
+        self.values.update(zip(site.op.outputs, made, strict=True))
+        for name in op.last:
+            self.values.pop(name, None)
+            for need in [need for need in self.brought if need[0] == name]:
+                del self.brought[need]
+
+    def _operand(self, op: _Op, given: _Input | str) -> Operand:
+        if isinstance(given, _Input):
+            return self._brought(given)
+        tensor = self.owner.block.tensor(given)
+        if tensor.kind == "state" and not tensor.is_float:
+            return self.state(given)
+        rows = op.site.weight_rows if op.site.op.contracts and given == op.site.op.inputs[1] else 0
+        return self.weights(given, rows if op.site.op.contracts else max(0, len(tensor.dims) - 1))
+
+    def _brought(self, given: _Input) -> Tensor:
+        """The activation in the layout that the op wants; brought there once."""
+        found = self.brought.get(given.need)
+        if found is None:
+            found = moved(self.values[given.need[0]], given.there, given.back)
+            self.brought[given.need] = found
+        return found
+
+    def _linear(self, op: _Op) -> Tensor:
+        first, *names = op.inputs
+        assert isinstance(first, _Input)
+        weight, *bias = (self._weight(op, name) for name in names)
+        x = self._brought(first)
+        gathers = any(step.kind == "all_gather" for step in first.there)
+        more: dict[str, Any] = {}
+        if gathers and not self.owner.keep_gathered:
+            more |= {"home": self.values[first.need[0]], "gather": self._gather(first)}
+        if op.leave[0] or op.enter[0]:
+            leave, enter = op.leave[0], op.enter[0]
+            more |= {"leave": lambda out: run(out, leave, own=True), "enter": lambda grad: run(grad, enter)}
+        return linear(op.site, x, weight, bias[0] if bias else None, **more)
+
+    def _gather(self, given: _Input) -> Callable[[Tensor], Tensor]:
+        """Gathers an input again, once for all linears that read it: the last of them lets it go."""
+        kept = self.regathered.setdefault(given.need, [None, 0])
+        kept[1] += 1
+
+        def gather(home: Tensor) -> Tensor:
+            if kept[0] is None:
+                kept[0] = run(home, given.there)
+            kept[1] -= 1
+            found = kept[0]
+            if not kept[1]:
+                kept[0] = None
+            return found
+
+        return gather
+
+    def _weight(self, op: _Op, name: _Input | str) -> Weight:
+        found = self._operand(op, name)
+        assert isinstance(found, Weight)
+        return found
+
+    def _experts(self, op: _Op) -> Tensor:
+        site, inputs = op.site, [self._operand(op, given) for given in op.inputs]
+        names = site.op.inputs
+        if site.op.kind == "dispatch":
+            experts = next(d.size for t in self.owner.block.tensors for d in t.atoms if d.name == site.attr("experts", ""))
+            routing = routing_of(inputs[1], experts or 0)
+            self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
+            return dispatch(inputs[0], routing)
+        if site.op.kind == "grouped_linear":
+            routing = self.routings[site.op.outputs[0]] = self.routings[names[0]]
+            weight = inputs[1]
+            assert isinstance(weight, Weight)
+            return grouped_linear(inputs[0], weight, routing)
+        return combine(inputs[0], inputs[1], self.routings[names[0]])

@@ -1,0 +1,56 @@
+"""One torch function for each op kind that the runtime runs, on local tensors: `FUNCTIONS`.
+
+A kind is one function in the file of its family. The engine (`runtime.blocks`) calls those of `linear` and of experts
+itself, since they want more than their operands. `check_runnable(graph)` refuses the rest by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.runtime.ops.attention import attention, rotary
+from gnomon.runtime.ops.elementwise import activation, add, glu, modulate, mul, scale, softcap, unchanged
+from gnomon.runtime.ops.lookup import cross_entropy, embedding
+from gnomon.runtime.ops.norm import norm
+from gnomon.runtime.ops.routing import router
+from gnomon.runtime.ops.site import Function
+from gnomon.runtime.ops.views import concat, patchify, pool, rename, split
+
+FUNCTIONS: Mapping[str, Function] = {
+    "attention": attention,
+    "rotary": rotary,
+    "norm": norm,
+    "activation": activation,
+    "glu": glu,
+    "add": add,
+    "mul": mul,
+    "scale": scale,
+    "softcap": softcap,
+    "modulate": modulate,
+    "dropout": unchanged,
+    "cast": unchanged,
+    "embedding": embedding,
+    "cross_entropy": cross_entropy,
+    "router": router,
+    "rename": rename,
+    "split": split,
+    "concat": concat,
+    "pool": pool,
+    "patchify": patchify,
+}
+"""Kind -> (site, *operands) -> outputs."""
+
+ENGINE = ("linear", "grouped_linear", "dispatch", "combine")
+"""Kinds that the engine calls with more than their operands."""
+
+
+def check_runnable(graph: Graph) -> None:
+    """PlanError for a model whose Graph leaves some of its mathematics out, or has a kind without a function."""
+    if graph.left_out:
+        raise PlanError(f"{graph.name} cannot be run: {graph.left_out}")
+    for block in graph.blocks:
+        for op in block.ops:
+            if op.kind not in FUNCTIONS and op.kind not in ENGINE:
+                raise PlanError(f"{graph.name}: {block.name}/{op.path}: the runtime has no function for {op.kind} yet")

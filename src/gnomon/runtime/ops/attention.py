@@ -1,0 +1,126 @@
+"""`attention` and `rotary`: mixing positions, by torch's own kernels.
+
+Attention is `scaled_dot_product_attention` with a mask for windows, and written out where scores are capped. Rotary
+angles are made in float32 (or wider, in float64 runs) and kept for all layers and microbatches. Leaves out positions
+that ranks divide among them (cp), and dropout.
+Shapes: q (…, positions, heads, dim), k and v (…, positions, kv heads, dim).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.errors import PlanError
+from gnomon.models.numerics import Rotary
+from gnomon.runtime.ops.site import Operand, Site, read
+
+ROTARY_FIELDS = frozenset(field.name for field in fields(Rotary))
+
+
+@lru_cache(maxsize=16)
+def window_mask(queries: int, keys: int, window: int, causal: bool, device: torch.device) -> Tensor:
+    """(queries, keys): whether a query sees a key; of its own position and the `window` - 1 before it, or without
+    causality as many after it. The queries are the last positions of the keys."""
+    distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    seen = distance < window if window else torch.ones_like(distance, dtype=torch.bool)
+    return seen & (distance >= 0 if causal else distance > -window if window else seen)
+
+
+def attention(site: Site, q: Tensor, k: Tensor, v: Tensor, bias: Operand | None = None) -> Tensor:
+    """softmax(scale · q kᵀ + bias) v; fewer key heads than query heads serve groups of them."""
+    causal, window = site.attr("causal", False), site.attr("window", 0)
+    scale, cap = site.attr("scale", 0.0) or q.shape[-1] ** -0.5, site.attr("softcap", 0.0)
+    q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    queries, keys = q.shape[-2], k.shape[-2]
+    masked = bool(window and window < keys)
+    mask = window_mask(queries, keys, window if masked else 0, causal, q.device) if masked or cap or bias is not None \
+        else None
+    if cap:
+        return _capped(q, k, v, mask if masked or causal else None, scale, cap).transpose(-3, -2)
+    if bias is not None:
+        added = read(bias).movedim(-1, 0).to(q.dtype)  # (positions, positions, heads) -> heads first
+        mask = added if mask is None or not (masked or causal) else added.masked_fill(~mask, -math.inf)
+    grouped = q.shape[-3] != k.shape[-3]
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=grouped
+    )
+    return out.transpose(-3, -2)
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
+    """With scores cut to ±cap by tanh (Gemma 2), for which torch has no kernel on every device."""
+    if (groups := q.shape[-3] // k.shape[-3]) > 1:
+        k, v = (x.repeat_interleave(groups, dim=-3) for x in (k, v))
+    scores = torch.tanh(q @ k.transpose(-2, -1) * (scale / cap)) * cap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return torch.softmax(wide, dim=-1).to(q.dtype) @ v
+
+
+Attributes = tuple[tuple[str, Any], ...]
+"""Of a rotary op, as it carries them; what is left out is as in `models.numerics.Rotary`."""
+
+
+def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype) -> Tensor:
+    """(width / 2): radians a position of each pair, in the order of operations of transformers. Sources: Su et al.
+    2021; Llama 3.1's smooth change between scaled and unscaled pairs; YaRN (Peng et al. 2023)."""
+    r = Rotary(**{name: value for name, value in attributes if name in ROTARY_FIELDS})
+    plain = 1.0 / r.base ** (torch.arange(0, width, 2, dtype=torch.int64).to(dtype) / width)
+    match r.scaling:
+        case "":
+            return plain
+        case "linear":
+            return plain / r.scaling_factor
+        case "llama3":
+            turns = r.original_length * plain / (2 * math.pi)
+            smooth = ((turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1)
+            return (1 - smooth) * plain / r.scaling_factor + smooth * plain
+        case "yarn":
+            first, last = (
+                width * math.log(r.original_length / (turns * 2 * math.pi)) / (2 * math.log(r.base))
+                for turns in (r.beta_fast, r.beta_slow)
+            )
+            if r.truncate:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, width - 1)
+            ramp = (torch.arange(width // 2, dtype=dtype) - first) / (last - first or 0.001)
+            kept = 1 - ramp.clamp(0, 1)
+            return plain / r.scaling_factor * (1 - kept) + plain * kept
+        case other:
+            raise PlanError(f"the runtime has no rotary scaling {other!r}; it has linear, llama3 and yarn")
+
+
+@lru_cache(maxsize=64)
+def rotary_tables(
+    attributes: Attributes, positions: int, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """(cosines, sines), (positions, width / 2) each: made once, so that no microbatch keeps its own for backward."""
+    work = torch.promote_types(dtype, torch.float32)
+    angle = torch.arange(positions, dtype=work)[:, None] * inverse_frequencies(attributes, width, work)
+    factor = float(dict(attributes).get("attention_factor", 1.0))
+    return (angle.cos() * factor).to(device, dtype), (angle.sin() * factor).to(device, dtype)
+
+
+def rotary(site: Site, x: Tensor) -> Tensor:
+    """Pairs of elements turned by their position's angle: of the two halves of what is turned, or neighbours."""
+    width = int(x.shape[-1] * site.attr("fraction", 1.0))
+    where = site.token_dim(site.op.inputs[0])
+    spread = [1] * x.dim()
+    spread[where], spread[-1] = x.shape[where], width // 2
+    tables = rotary_tables(site.op.attrs, x.shape[where], width, x.dtype, x.device)
+    cos, sin = (table.view(spread) for table in tables)
+    turned, rest = x[..., :width], x[..., width:]
+    if site.attr("interleaved", False):
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    else:
+        a, b = turned[..., : width // 2], turned[..., width // 2 :]
+    parts = [a * cos - b * sin, b * cos + a * sin]
+    return torch.cat([*parts, rest] if width < x.shape[-1] else parts, dim=-1)

@@ -1,0 +1,101 @@
+"""Kinds that work element by element: `add`, `mul`, `activation`, `glu`, `scale`, `softcap`, `modulate`, `cast`.
+
+A second operand has some of the first one's dims and is spread over the others. A gated activation keeps its two inputs
+for backward and nothing else. Attributes: `fn` of activations, `factor` of scale, `cap` of softcap. Leaves out dropout,
+which the runtime trains without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.runtime.ops.site import Operand, Site, read
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+"""`fn` -> its function."""
+
+
+def spread(site: Site, x: Tensor, index: int, over: int = 0) -> Tensor:
+    """Operand `index` with a dim of 1 for each dim of operand `over` that it has not."""
+    own, wanted = site.dims(site.op.inputs[index]), site.dims(site.op.inputs[over])
+    if own == wanted:
+        return x
+    shape = [x.shape[own.index(name)] if name in own else 1 for name in wanted]
+    return x.permute([own.index(name) for name in wanted if name in own]).reshape(shape)
+
+
+def add(site: Site, a: Operand, b: Operand) -> Tensor:
+    """a + b."""
+    return read(a) + spread(site, read(b), 1)
+
+
+def mul(site: Site, a: Operand, b: Operand) -> Tensor:
+    """a · b."""
+    return read(a) * spread(site, read(b), 1)
+
+
+def activation(site: Site, x: Tensor) -> Tensor:
+    """fn(x)."""
+    return ACTIVATIONS[site.attr("fn", "")](x)
+
+
+class _Glu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, fn: str) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.fn = fn
+        return ACTIVATIONS[fn](gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf = gate.detach().requires_grad_()
+            acted = ACTIVATIONS[ctx.fn](leaf)
+        (dgate,) = torch.autograd.grad(acted, leaf, grad * up)
+        return dgate, grad.mul(acted.detach()), None
+
+
+def glu(site: Site, gate: Tensor, up: Tensor) -> Tensor:
+    """fn(gate) · up."""
+    out: Tensor = _Glu.apply(gate, up, site.attr("fn", "silu"))  # type: ignore[no-untyped-call]
+    return out
+
+
+def scale(site: Site, x: Tensor, by: Operand | None = None) -> Tensor:
+    """x times a constant, rounded to x's dtype first as models in PyTorch have it, or times a learned vector."""
+    if by is not None:
+        return x * spread(site, read(by), 1)
+    return x * torch.tensor(site.attr("factor", 1.0), dtype=x.dtype, device=x.device)
+
+
+def softcap(site: Site, x: Tensor) -> Tensor:
+    """cap · tanh(x / cap)."""
+    cap = site.attr("cap", 1.0)
+    return torch.tanh(x / cap) * cap
+
+
+def modulate(site: Site, x: Tensor, shift: Operand, by: Operand) -> Tensor:
+    """x · (1 + by) + shift."""
+    return x * (1 + spread(site, read(by), 2)) + spread(site, read(shift), 1)
+
+
+def unchanged(site: Site, x: Tensor) -> Tensor:
+    """x itself: dropout, which the runtime trains without, and casts, whose dtype is the plan's."""
+    return x

@@ -1,0 +1,86 @@
+"""Products with weights: `linear`, in two halves of a backward.
+
+A linear's weight gradient goes through the weight's tape, so that a schedule can compute it later than the input
+gradient; what it reads is the input as it lies between ops, gathered again where ranks divide it. Leaves out rows of
+experts (`routing`), convolutions and products of two activations.
+Shapes: x (…, contracted dims), weight (out dims, contracted dims), result (…, out dims).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.runtime.ops.site import Site
+from gnomon.runtime.parameters import Weight
+
+Change = Callable[[Tensor], Tensor]
+"""From one layout of a tensor to another."""
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        home: Tensor,
+        weight: Weight,
+        bias: Weight | None,
+        gather: Change,
+        leave: Change,
+        enter: Change,
+    ) -> Tensor:
+        """x: (…, in) as it is multiplied. home: the same as it lies between ops, which is what is kept. gather: from
+        home to x. leave: of the result, from partial sums to its home; enter: of its gradient, back."""
+        ctx.save_for_backward(home)
+        ctx.weight, ctx.bias, ctx.gather, ctx.enter = weight, bias, gather, enter
+        whole = leave is _same  # partial sums want their bias once, after they were added up
+        out = functional.linear(x, weight.matrix, bias.matrix if bias is not None and whole else None)
+        if whole:
+            return out
+        out = leave(out)
+        return out if bias is None else out.add_(bias.matrix)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        home = ctx.saved_tensors[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
+        weight, bias, gather = ctx.weight, ctx.bias, ctx.gather
+        grad = ctx.enter(grad)
+        dx = grad @ weight.matrix if ctx.needs_input_grad[0] else None
+
+        def weight_grad() -> None:
+            rows = grad.flatten(0, -2)
+            weight.add_product(rows, gather(home).flatten(0, -2))
+            if bias is not None:
+                bias.add(rows.sum(0))
+
+        weight.tape.run(weight_grad, home, grad)
+        return dx, None, None, None, None, None, None
+
+
+def linear(
+    site: Site,
+    x: Tensor,
+    weight: Weight,
+    bias: Weight | None = None,
+    *,
+    home: Tensor | None = None,
+    gather: Change = _same,
+    leave: Change = _same,
+    enter: Change = _same,
+) -> Tensor:
+    """x times a weight, plus a bias: as `_Linear` says."""
+    inner = len(site.block.tensor(site.op.inputs[1]).dims) - site.weight_rows
+    flat = x.flatten(-inner) if inner > 1 else x
+    kept = flat if home is None else home.flatten(-inner) if inner > 1 else home
+    out: Tensor = _Linear.apply(flat, kept, weight, bias, gather, leave, enter)  # type: ignore[no-untyped-call]
+    rows = weight.shape[: site.weight_rows]
+    return out.unflatten(-1, rows) if len(rows) > 1 else out

@@ -1,0 +1,67 @@
+"""`norm`: RMSNorm and LayerNorm over a tensor's last dim, in float32 or wider.
+
+Statistics are kept for backward and what is normed is made again. Attributes: `fn` (rms, layer), `eps`, and `offset`,
+which is added to the weight (Gemma). Leaves out group norms, and a dim that ranks divide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import PlanError
+from gnomon.runtime.ops.site import Site
+from gnomon.runtime.parameters import Weight
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, eps: float, offset: float
+    ) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean = wide.mean(-1, keepdim=True) if center else None
+        if mean is not None:
+            wide = wide - mean
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, scale, *(() if mean is None else (mean,)))
+        ctx.weight, ctx.bias, ctx.offset = weight, bias, offset
+        normed = wide * scale
+        if offset and weight is not None:  # Gemma multiplies before it narrows
+            return (normed * (weight.matrix.to(normed.dtype) + offset)).to(x.dtype)
+        out = normed.to(x.dtype)
+        if weight is not None:
+            out = out * weight.matrix
+        return out if bias is None else out + bias.matrix
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, *mean = ctx.saved_tensors
+        weight, bias = ctx.weight, ctx.bias
+        wide = grad.to(scale.dtype)
+        normed = (x.to(scale.dtype) - mean[0] if mean else x.to(scale.dtype)) * scale
+        g = wide if weight is None else wide * (weight.matrix.to(scale.dtype) + ctx.offset)
+        dx = g - normed * (g * normed).mean(-1, keepdim=True)
+        if mean:
+            dx = dx - g.mean(-1, keepdim=True)
+        # at once: what these sums read would be whole tensors put aside
+        for parameter, terms in ((weight, wide * normed if weight is not None else wide), (bias, wide)):
+            if parameter is not None:
+                vector = terms.flatten(0, -2).sum(0)
+                parameter.tape.run(lambda parameter=parameter, vector=vector: parameter.add(vector), vector)
+        return (dx * scale).to(x.dtype), None, None, None, None, None
+
+
+def norm(site: Site, x: Tensor, *parameters: Weight) -> Tensor:
+    """x normed over the op's dim, which is its last; parameters: weight, then bias, as far as it has them."""
+    fn = site.attr("fn", "rms")
+    if fn not in ("rms", "layer") or site.dims(site.op.inputs[0])[-1] != site.attr("over", ""):
+        raise PlanError(f"{site.op.path}: the runtime norms over a tensor's last dim by rms or layer, not by {fn!r}")
+    names = [name.rpartition(".")[2] for name in site.op.inputs[1:]]
+    held = dict(zip(names, parameters, strict=True))
+    out: Tensor = _Norm.apply(  # type: ignore[no-untyped-call]
+        x, held.get("weight"), held.get("bias"), fn == "layer", site.attr("eps", 1e-5), site.attr("offset", 0.0)
+    )
+    return out

@@ -1,0 +1,72 @@
+"""Kinds that move no arithmetic: `reshape`, `rename`, `split`, `concat`, `repeat`, `pool`, `patchify`.
+
+Which dims are cut or joined follows from the names of the dims of inputs and outputs. Leaves out what images need
+beside patches (upsampling, windows of pooling).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import PlanError
+from gnomon.runtime.ops.site import Operand, Site, read
+
+
+def rename(site: Site, x: Tensor) -> Tensor:
+    """The same elements under other names of dims."""
+    return x
+
+
+def split(site: Site, x: Tensor) -> tuple[Tensor, ...]:
+    """Parts of x: along a dim that the parts have not (as many as it is long), or cut along the one that differs."""
+    names = site.dims(site.op.inputs[0])
+    first = site.dims(site.op.outputs[0])
+    if len(first) == len(names) - 1:
+        gone = next(i for i, name in enumerate(names) if name not in first)
+        return tuple(x.unbind(gone))
+    where = next(i for i, (whole, part) in enumerate(zip(names, first, strict=True)) if whole != part)
+    sizes = [site.block.tensor(out).dims[where].size for out in site.op.outputs]
+    if any(size is None for size in sizes):
+        raise PlanError(f"{site.op.path}: the runtime splits along dims of known sizes, not {names[where]!r}")
+    total = sum(size or 0 for size in sizes)
+    return tuple(x.split([(size or 0) * x.shape[where] // total for size in sizes], dim=where))
+
+
+def concat(site: Site, *parts: Operand) -> Tensor:
+    """Parts one after the other along the dim in which they differ from the result; a part that lacks a dim of the
+    result is spread over it."""
+    wanted = site.dims(site.op.outputs[0])
+    tensors = [read(part) for part in parts]
+    names = [site.dims(name) for name in site.op.inputs]
+    whole = next(own for own in names if len(own) == len(wanted))
+    along = next(i for i, (a, b) in enumerate(zip(whole, wanted, strict=True)) if a != b)
+    shape = list(tensors[names.index(whole)].shape)
+    found = []
+    for own, x in zip(names, tensors, strict=True):
+        missing = [i for i, name in enumerate(wanted) if i != along and name not in own]
+        if len(own) + len(missing) < len(wanted):  # a single slice of the joined dim
+            missing = sorted([*missing, along])
+        for i in missing:
+            x = x.unsqueeze(i)
+        found.append(x.expand([x.shape[i] if i == along else n for i, n in enumerate(shape)]))
+    return torch.cat(found, dim=along)
+
+
+def pool(site: Site, x: Tensor) -> Tensor:
+    """The first position, or the mean of all."""
+    where = site.token_dim(site.op.inputs[0])
+    match site.attr("fn", ""):
+        case "first":
+            return x.select(where, 0)
+        case "mean":
+            return x.mean(where)
+        case other:
+            raise PlanError(f"{site.op.path}: the runtime pools by first and mean, not by {other!r}")
+
+
+def patchify(site: Site, x: Tensor) -> Tensor:
+    """(batch, channels, h, w) -> (batch, patches, channels, patch h, patch w), row by row."""
+    tall, wide = (dim.size or 0 for dim in site.block.tensor(site.op.outputs[0]).dims[-2:])
+    cut = x.unflatten(-1, (-1, wide)).unflatten(-3, (-1, tall))  # (batch, channels, rows, tall, columns, wide)
+    return cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)

@@ -1,0 +1,138 @@
+"""Consecutive layers of a model on one rank, as a torch module: `Stage`.
+
+It runs the Graph's blocks (`blocks`) layer by layer with its parameters, under the plan's choice of what is computed
+again in backward. Activations are autograd's; parameters and gradients are in `parameters`. Leaves out which layers a
+rank holds and what their parameters begin as (`apply`), and when a stage runs (`execute`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph, Layer
+from gnomon.plans.parts import Preset
+from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.parameters import Parameters, Tape, Weight
+
+Batch = Mapping[str, Tensor]
+"""Inputs of the graph by name, of one microbatch on this rank."""
+
+
+class Stage(nn.Module):
+    """Consecutive layers on one rank. `enters` is what it wants of the stage before: `call.tensor`, empty for none."""
+
+    def __init__(
+        self, graph: Graph, layers: Sequence[Layer], parameters: Parameters, runs: Mapping[str, BlockRun]
+    ) -> None:
+        super().__init__()
+        self.layers, self.parameters_, self.runs, self.tape = tuple(layers), parameters, runs, Tape()
+        self.presets: Mapping[str, Preset] = {}
+        """Label of a layer -> what of it is computed again in backward; left out: nothing."""
+        self.every = 1
+        self.given = {tensor.name for tensor in graph.inputs}
+        self.reads = [_reads(layer) for layer in layers]
+        self.writes = [_writes(graph, layer) for layer in layers]
+        made = {name for names in self.writes for name in names.values()}
+        asked = [name for names in self.reads for name in names.values() if name not in made and name not in self.given]
+        outer = list(dict.fromkeys(asked))
+        if len(outer) > 1:
+            raise PlanError(
+                f"{graph.name}: a stage that begins with {layers[0].label} reads {' and '.join(outer)} of earlier "
+                f"ones, and the runtime sends one tensor between stages; use pp = 1"
+            )
+        self.enters = outer[0] if outer else ""
+        self.first = not outer
+        self.last = layers[-1].label == graph.layers()[-1].label
+        results = list(self.writes[-1].values())
+        self.leaves = next(name for name in graph.outputs if name in results) if self.last else results[0]
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """x: the activation from the stage before, or anything where it begins with graph inputs only. Returns the
+        activation for the next stage, or the loss summed over tokens."""
+        values = {**batch, **({self.enters: x} if self.enters else {})}
+        i = 0
+        while i < len(self.layers):
+            again = self.presets.get(self.layers[i].label) == "full"
+            count = 1
+            while again and count < self.every and i + count < len(self.layers):
+                if self.presets.get(self.layers[i + count].label) != "full":
+                    break
+                count += 1
+            part = range(i, i + count)
+            if again:
+                values[self._out(part[-1])] = _again(lambda part=part: self._run(part, dict(values))[self._out(part[-1])])
+            else:
+                values = self._run(part, values)
+            i += count
+        return values[self.leaves]
+
+    def _out(self, index: int) -> str:
+        names = list(self.writes[index].values())
+        if len(names) != 1:
+            raise PlanError(f"{self.layers[index].label} makes {len(names)} tensors, and full recompute wants one")
+        return names[0]
+
+    def _run(self, part: Sequence[int], values: dict[str, Tensor]) -> dict[str, Tensor]:
+        for index in part:
+            layer, run = self.layers[index], self.runs[self.layers[index].call.block]
+            inputs = {own: values[name] for own, name in self.reads[index].items()}
+            again = frozenset[str]()
+            if self.presets.get(layer.label) == "selective":
+                again = frozenset(op.path for op in run.block.ops if op.kind == "attention")
+            made = run.run(inputs, self._weights(layer, run), _state(run, inputs), again=again)
+            values.update((name, made[own]) for own, name in self.writes[index].items())
+        return values
+
+    def _weights(self, layer: Layer, run: BlockRun) -> Callable[[str, int], Weight]:
+        def weight(name: str, rows: int) -> Weight:
+            full = layer.call.parameter_name(name, layer.index)
+            held = self.parameters_.by_name[full].shape
+            shape, start = [], 0
+            for dim in run.block.tensor(name).dims:
+                stop = start + len(dim.atoms)
+                shape.append(math.prod(held[start:stop]))
+                start = stop
+            return Weight(self.parameters_, full, self.tape, rows=rows, shape=shape)
+
+        return weight
+
+
+def _again(function: Callable[[], Tensor]) -> Tensor:
+    """The function's output, whose inside is computed again in backward."""
+    out: Tensor = checkpoint(function, use_reentrant=False, preserve_rng_state=False)
+    return out
+
+
+def _reads(layer: Layer) -> dict[str, str]:
+    """Input of the layer's block -> where it comes from: a graph input, or `label.tensor`."""
+    bound = dict(layer.call.inputs)
+    if layer.index:
+        before = f"{layer.call.name}#{layer.index - 1}"
+        bound |= {own: f"{before}.{out}" for out, own in layer.call.chain}
+    return bound
+
+
+def _writes(graph: Graph, layer: Layer) -> dict[str, str]:
+    """Output of the layer's block -> its name: that of the call for the last repeat, as later calls read it."""
+    name = layer.call.name if layer.index == layer.call.repeat - 1 else f"{layer.call.name}#{layer.index}"
+    return {out: f"{name}.{out}" for out in graph.block(layer.call.block).outputs}
+
+
+def _state(run: BlockRun, inputs: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
+    """Arrays that nobody trains: positions, as long as the block's integers are."""
+
+    def state(name: str) -> Tensor:
+        tensor = run.block.tensor(name)
+        if len(tensor.dims) != 1:
+            raise PlanError(f"block {run.block.name!r}: the runtime has no values for the state {name!r}")
+        source = next(n for n in inputs if tensor.dims[0] in run.block.tensor(n).dims)
+        where = run.block.tensor(source).dims.index(tensor.dims[0])
+        return torch.arange(inputs[source].shape[where], device=inputs[source].device)
+
+    return state

@@ -106,7 +106,7 @@ class Run:
 
 def execute(config: LlamaConfig, plan: Plan, work: Workload, budget: Budget, seconds: float) -> Run:
     """In every process: calibrate, run steps, calibrate, run steps … for about so many seconds of steps in all."""
-    executor = Executor(config, plan, work)
+    executor = Executor(llama(config), plan, work)
     generator = torch.Generator().manual_seed(0)
     batch = torch.randint(0, 256, (work.global_batch_size, work.seq_len + 1), generator=generator)
     for _ in range(2):

@@ -77,7 +77,7 @@ def plan_of(shares: tuple[int, int]) -> Plan:
 def steps(plans: dict[str, Plan], count: int) -> dict[str, list[tuple[float, float]]]:
     """(seconds, loss) of each step of each plan. Plans take turns, another first each time, so that all see the same
     machine."""
-    running = {name: Executor(CONFIG, plan, WORKLOAD, seed=1) for name, plan in plans.items()}
+    running = {name: Executor(llama(CONFIG), plan, WORKLOAD, seed=1) for name, plan in plans.items()}
     if dist.get_rank() == 1:
         for executor in running.values():
             for stage in executor.stages.values():

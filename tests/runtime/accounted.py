@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnomon.models.llama import LlamaConfig
+from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, Workload
 from gnomon.runtime import Executor, Recorder
 from gnomon.runtime.buffers import Buffers
@@ -141,7 +141,7 @@ def batch() -> Tensor:
 
 
 def account(name: str) -> Accounted:
-    executor = Executor(CONFIG, replace(PLANS[name], precision=FP32), WORKLOAD)
+    executor = Executor(llama(CONFIG), replace(PLANS[name], precision=FP32), WORKLOAD)
     executor.step(batch())
     executor.synchronise()
     with Products() as products:

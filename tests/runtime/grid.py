@@ -30,12 +30,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from runtime.parity import FP64, SETTINGS, token_ids, trained
+from runtime.plain_llama import Llama
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Pass, Plan, Saved, SavedRule, Schedule, Stage, Workload
 from gnomon.plans import check as check_plan
-from gnomon.runtime import Executor, Llama
+from gnomon.runtime import Executor
 from gnomon.runtime.evaluate import evaluate
 
 STEPS = 3
@@ -294,7 +295,7 @@ class Answer:
 def attempt(case: Case) -> Answer:
     """This rank's part of a case. What is refused is refused before anything runs; any other error is a failure."""
     try:
-        executor = Executor(case.config, case.plan, case.workload, seed=7, settings=SETTINGS)
+        executor = Executor(llama(case.config), case.plan, case.workload, seed=7, settings=SETTINGS)
     except GnomonError as error:
         return Answer(kind="refused", said=str(error))
     curve = []

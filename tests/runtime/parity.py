@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from runtime.plain_llama import Llama
 from torch import Tensor
 
 from gnomon import orders
@@ -30,7 +31,7 @@ from gnomon.plans import (
     Workload,
 )
 from gnomon.program import Program
-from gnomon.runtime import AdamW, AdamWSettings, Executor, Llama, Parameters
+from gnomon.runtime import AdamW, AdamWSettings, Executor, Parameters
 from gnomon.schedules import lower
 
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
@@ -317,7 +318,7 @@ def train(
     """One rank of a plan: curve and this rank's part of the final parameters."""
     plan = replace(plan, precision=FP64)
     program = rewrite(lower(llama(config), plan, None, WORKLOAD)) if rewrite else None
-    executor = Executor(config, plan, WORKLOAD, seed=7, settings=SETTINGS, program=program)
+    executor = Executor(llama(config), plan, WORKLOAD, seed=7, settings=SETTINGS, program=program)
     curve = []
     for step in range(STEPS):
         result = executor.step(batch(step))
@@ -335,7 +336,7 @@ def train(
 
 def gradients(plan: Plan) -> list[tuple[float, Part]]:
     """One rank of a plan in float32, step by step: norm and this rank's part of the gradient that the update reads."""
-    executor = Executor(CONFIG, replace(plan, precision=FP32), WORKLOAD, seed=7, settings=SETTINGS)
+    executor = Executor(llama(CONFIG), replace(plan, precision=FP32), WORKLOAD, seed=7, settings=SETTINGS)
     update, steps = AdamW.update, [(0.0, Part()) for _ in range(STEPS)]
 
     def note(self: AdamW, held: Parameters, *args: Any, **named: Any) -> None:

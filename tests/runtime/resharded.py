@@ -9,6 +9,7 @@ from pathlib import Path
 from runtime import parity
 
 from gnomon.errors import InputError
+from gnomon.models.llama import llama
 from gnomon.runtime import Executor
 from gnomon.runtime.checkpoint import load, save
 
@@ -20,7 +21,7 @@ READERS = {1: ("one device",), 2: ("dp", "zero 1", "interleaved", "tp", "zero 3"
 
 def executor(name: str) -> Executor:
     plan = replace(parity.PLANS[name], precision=parity.FP64)
-    return Executor(parity.CONFIG, plan, parity.WORKLOAD, seed=7, settings=parity.SETTINGS)
+    return Executor(llama(parity.CONFIG), plan, parity.WORKLOAD, seed=7, settings=parity.SETTINGS)
 
 
 def write(folder: Path) -> dict[str, parity.Curve]:
@@ -59,7 +60,7 @@ def refused(folder: Path, copy: Path) -> list[str]:
     found = []
     for at, workload in ((folder, replace(parity.WORKLOAD, global_batch_size=4)), (copy, parity.WORKLOAD)):
         plan = replace(parity.PLANS["one device"], precision=parity.FP64)
-        running = Executor(parity.CONFIG, plan, workload, seed=7, settings=parity.SETTINGS)
+        running = Executor(llama(parity.CONFIG), plan, workload, seed=7, settings=parity.SETTINGS)
         try:
             load(at, running)
         except InputError as error:

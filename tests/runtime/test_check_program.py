@@ -89,7 +89,7 @@ def test_what_is_no_step_of_the_plan(plan: str, edit: Edit, said: str) -> None:
     program = edited(lower(llama(config), given, None, parity.WORKLOAD), edit)
     # no process group is there: what is refused is refused before any is asked for
     with pytest.raises(ProgramError if said else ValueError, match=said or "process group"):
-        Executor(config, given, parity.WORKLOAD, program=program)
+        Executor(llama(config), given, parity.WORKLOAD, program=program)
 
 
 def test_a_program_of_another_plan() -> None:
@@ -100,7 +100,7 @@ def test_a_program_of_another_plan() -> None:
     ):
         program = lower(llama(parity.CONFIG), other, None, parity.WORKLOAD)
         with pytest.raises(ProgramError, match=said):
-            Executor(parity.CONFIG, plan, parity.WORKLOAD, program=program)
+            Executor(llama(parity.CONFIG), plan, parity.WORKLOAD, program=program)
 
 
 def plans() -> list[tuple[LlamaConfig, Plan, Workload]]:

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime import parity  # noqa: E402
 
+from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan, Saved  # noqa: E402
 from gnomon.program import NO_UNIT  # noqa: E402
 from gnomon.runtime import Executor, Recorder, launch  # noqa: E402
@@ -28,7 +29,7 @@ PLANS = {
 
 def step_on_meta(name: str) -> set[str]:
     """Devices of all that a rank holds after a step on tensors without values: torch refuses to mix devices."""
-    executor = Executor(parity.CONFIG, PLANS[name], parity.WORKLOAD, device=torch.device("meta"))
+    executor = Executor(llama(parity.CONFIG), PLANS[name], parity.WORKLOAD, device=torch.device("meta"))
     result = executor.step(parity.batch(0))
     found = [result.loss, result.grad_norm]
     for number, stage in executor.stages.items():

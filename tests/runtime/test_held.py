@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
+from runtime.plain_llama import Llama  # noqa: E402
+
 from gnomon.models.llama import llama_mini  # noqa: E402
-from gnomon.runtime import Llama  # noqa: E402
 from gnomon.runtime.held import kept  # noqa: E402
 
 pytestmark = pytest.mark.torch

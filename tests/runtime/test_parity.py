@@ -14,10 +14,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import jobs, parity  # noqa: E402
+from runtime.plain_llama import Llama  # noqa: E402
 
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.plans import Plan  # noqa: E402
-from gnomon.runtime import Llama  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

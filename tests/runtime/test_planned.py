@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime.parity import FP32, FP64  # noqa: E402
+from runtime.plain_llama import Llama  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.hardware import local_cluster  # noqa: E402
@@ -16,7 +17,7 @@ from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.models.presets import LLAMAS  # noqa: E402
 from gnomon.plans import Plan, Workload  # noqa: E402
 from gnomon.plans.stacks import stack  # noqa: E402
-from gnomon.runtime import Executor, Llama  # noqa: E402
+from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.search import make_space, solve  # noqa: E402
 from gnomon.search.dapple import Prices  # noqa: E402
@@ -33,7 +34,7 @@ def losses(given: tuple[tuple[LlamaConfig, Plan], ...]) -> list[float]:
     """Of one step of each plan, on this rank."""
     found = []
     for config, plan in given:
-        executor = Executor(config, plan, WORKLOAD)
+        executor = Executor(llama(config), plan, WORKLOAD)
         found.append(executor.total_loss(executor.step(token_ids(config))))
         executor.leave()
     return found

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import parity  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
+from gnomon.models.presets import model  # noqa: E402
 from gnomon.plans import (  # noqa: E402
     Layout,
     LayoutRule,
@@ -26,7 +27,7 @@ from gnomon.plans import (  # noqa: E402
 )
 from gnomon.runtime.apply import check_plan, dtypes  # noqa: E402
 from gnomon.runtime.mesh import coordinates, meshes_of  # noqa: E402
-from gnomon.runtime.model import check_config  # noqa: E402
+from gnomon.runtime.ops import check_runnable  # noqa: E402
 from gnomon.runtime.routes import rows_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -93,9 +94,10 @@ def test_sequences_are_not_cut() -> None:
         rows_of(plan, 0, 6)
 
 
-def test_a_windowed_model() -> None:
-    with pytest.raises(PlanError, match="window"):
-        check_config(replace(parity.CONFIG, window=16))
+@pytest.mark.parametrize("name", ["mamba2-2.7b", "llama-3.2-1b+lora16", "unet-tiny"])
+def test_a_model_with_an_op_that_has_no_function(name: str) -> None:
+    with pytest.raises(PlanError, match=r"the runtime (has no function for|trains all weights,)"):
+        check_runnable(model(name))
 
 
 def test_coordinates_of_each_rank() -> None:

@@ -16,6 +16,7 @@ from runtime.test_slowdown import machine  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
+from gnomon.models.llama import llama  # noqa: E402
 from gnomon.runtime import Record, Text, launch, train  # noqa: E402
 from gnomon.runtime.checkpoint import METADATA, RECORD  # noqa: E402
 from gnomon.runtime.progress import Progress  # noqa: E402
@@ -194,4 +195,4 @@ def test_a_narrow_terminal_loses_what_says_least(width: int, shown: str) -> None
 
 def test_a_vocabulary_below_bytes_is_refused(data: Path) -> None:
     with pytest.raises(PlanError, match="256 or more"):
-        replace(training.job(data, training.ALONE, 1), config=replace(training.CONFIG, vocab_size=99))
+        replace(training.job(data, training.ALONE, 1), graph=llama(replace(training.CONFIG, vocab_size=99)))

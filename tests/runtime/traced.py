@@ -17,11 +17,13 @@ from runtime.parity import CONFIG, FP32, PLANS, SETTINGS, WORKLOAD
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gnomon.models.llama import llama
 from gnomon.plans import Mesh
 from gnomon.program import issue_order_peak, validate
 from gnomon.runtime import AdamW, Executor, Parameters
 from gnomon.runtime.collectives import GATHER, SCATTER
 from gnomon.runtime.mesh import AXES as MESH_AXES
+from gnomon.runtime.stage import Batch
 
 Call = tuple[str, str, int, int]
 """(collective, mesh axes, ranks, bytes of the whole buffer)."""
@@ -74,8 +76,8 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
     inside = [False]
 
     def called(number: int) -> Callable[..., None]:
-        def hook(_: object, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-            unit = int(inputs[1][0, 0]) // executor.rows_of_unit
+        def hook(_: object, inputs: tuple[Tensor, Batch], y: Tensor) -> None:
+            unit = int(inputs[1]["input_ids"][0, 0]) // executor.rows_of_unit
             trace.note(f"{number}F{unit}")
             made[id(y.grad_fn)] = f"{number}B{unit}"
             keep.append(y.grad_fn)
@@ -182,7 +184,7 @@ def foreseen(executor: Executor) -> int:
 
 def trace(name: str) -> Traced:
     """Of one rank, in a second step."""
-    executor = Executor(CONFIG, replace(PLANS[name], precision=FP32), WORKLOAD, settings=SETTINGS)
+    executor = Executor(llama(CONFIG), replace(PLANS[name], precision=FP32), WORKLOAD, settings=SETTINGS)
     ids = ids_of_step()
     executor.step(ids)
     with watching(executor, ids) as found:

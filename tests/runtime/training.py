@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 from runtime.parity import FP32
 
-from gnomon.models.llama import LlamaConfig
+from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Executor, Job, Outcome, Record, train
 
@@ -32,7 +32,7 @@ PLANS = {
 
 def job(data: Path, plan: Plan, steps: int, **more: object) -> Job:
     workload = Workload(global_batch_size=8, seq_len=32)
-    given = Job(config=CONFIG, plan=plan, workload=workload, steps=steps, data=data, quiet=True)
+    given = Job(graph=llama(CONFIG), plan=plan, workload=workload, steps=steps, data=data, quiet=True)
     return replace(given, settings=replace(given.settings, lr=1e-2), **more)  # type: ignore[arg-type]
 
 

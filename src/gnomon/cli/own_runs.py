@@ -15,10 +15,9 @@ from statistics import median
 
 from gnomon import schema
 from gnomon.cli.own import IGNORE, NAME, machine_of, runs_folder, stack_file
-from gnomon.cli.run import read_llama
+from gnomon.cli.run import read_model
 from gnomon.errors import GnomonError, InputError
 from gnomon.hardware import Cluster, parse_cluster
-from gnomon.models.presets import build
 from gnomon.plans import PlanFile, Stack, is_plan_file, load_plan_file, save_plan_file
 from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction import predict
@@ -61,7 +60,7 @@ def _own_run(id: str, file: PlanFile, stack: Stack) -> MeasuredRun:
         raise InputError("the plan file does not say what was measured; `gnomon plan --try` writes ones that do")
     return MeasuredRun(
         id=id,
-        graph=build(read_llama(file.model)[0]),
+        graph=read_model(file.model)[0],
         plan=file.plan,
         workload=file.workload,
         stack=stack,

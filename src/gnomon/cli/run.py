@@ -23,14 +23,15 @@ from gnomon import schema
 from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
-from gnomon.errors import CatalogueError, InputError, PlanError, nearest
+from gnomon.errors import InputError, PlanError
 from gnomon.formats.hf import read_hf_config
 from gnomon.formats.job import read_source
+from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.methods import check_methods, rewrites
-from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.lora import parse_adapters
-from gnomon.models.presets import LLAMAS, known_name
+from gnomon.models.numerics import PRESETS, Numerics, with_numerics
+from gnomon.models.presets import known_name, model
 from gnomon.plans import PlanFile, Stack, load_plan
 from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
@@ -63,14 +64,14 @@ CHECKPOINT_EVERY = 100
 def run(options: argparse.Namespace) -> int:
     """Read, predict, train, tell."""
     file = read_plan(options.plan)
-    config, notes = read_llama(file.model)
+    graph, notes = read_model(file.model)
     if find_spec("torch") is None:
         raise InputError("running a plan needs torch, which is not installed: pip install gnomon[torch]")
     machines = parse_cluster(file.on)
     device = _device(file, machines, options.device)
     said: list[str] = []
     check_methods(file.plan, "run")
-    found = predict(llama(config), machines, file.plan, file.workload, with_own(_stack(file), machines, options, said))
+    found = predict(graph, machines, file.plan, file.workload, with_own(_stack(file), machines, options, said))
     notes += tuple(said)
     notes += _check_memory(found) if device == "cpu" else (UNTRIED,)
     if any(each.kind != KINDS[device] for each in machines.devices):
@@ -81,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     if shown:
         print_lines(_before(file, found, notes, options))
         sys.stdout.flush()
-    job = _job(options, file, config, found, folder, device=device)
+    job = _job(options, file, graph, found, folder, device=device)
     outcome = resolve_name("gnomon.runtime.train:run")(job)
     if _is_rank_0():
         _after(options, Told(file=file, found=found, outcome=outcome))
@@ -104,8 +105,9 @@ def read_plan(path: str) -> PlanFile:
     return found
 
 
-def read_llama(name: str) -> tuple[LlamaConfig, tuple[str, ...]]:
-    """(config, notes) of a preset, a config.json or its folder; PlanError for a model that the runtime has not."""
+def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
+    """(model with all that its results depend on, notes) of a preset, a config.json or its folder; PlanError for a
+    model that the runtime has not."""
     if parse_adapters(name)[1] is not None:
         raise PlanError(
             f"the runtime trains all weights of a model, and {name} is frozen but for its adapters: predict and plan "
@@ -115,18 +117,21 @@ def read_llama(name: str) -> tuple[LlamaConfig, tuple[str, ...]]:
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)
         read = read_hf_config(text, (path.resolve().parent.name if path.name == "config.json" else path.stem) or source)
-        if not isinstance(read.config, LlamaConfig):
-            raise PlanError(f"{name} is no Llama or kin of it (Mistral, Qwen), which is what the runtime runs")
-        return read.config, (*read.notes, "rotary base 10,000 and norm eps 1e-5, whatever the file says")
-    try:
-        known = known_name(name)
-    except CatalogueError:
-        known = ""
-    if known in LLAMAS:
-        return LLAMAS[known](), ()
-    if known:
-        raise PlanError(f"the runtime runs Llamas and their kin, not {name!r}; among presets: {', '.join(LLAMAS)}")
-    raise CatalogueError(f"unknown model {name!r}{nearest(name, LLAMAS)}; the runtime runs {', '.join(LLAMAS)}")
+        return _runnable(read.graph, read.numerics), read.notes
+    known = known_name(name)
+    numerics = next((found for start, found in PRESETS.items() if known.startswith(start)), None)
+    if numerics is None:
+        raise PlanError(
+            f"the runtime does not run {name!r} by its name: of the presets it has {', '.join(PRESETS)} in all their "
+            f"sizes; give the model's config.json, or one of these"
+        )
+    return _runnable(model(known), numerics), ()
+
+
+def _runnable(graph: Graph, numerics: Numerics | str) -> Graph:
+    if isinstance(numerics, str):
+        raise PlanError(f"{graph.name} cannot be run: {numerics}")
+    return with_numerics(graph, numerics)
 
 
 def _device(file: PlanFile, machines: Cluster, asked: str | None) -> str:
@@ -189,7 +194,7 @@ def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[str,
 def _job(
     options: argparse.Namespace,
     file: PlanFile,
-    config: LlamaConfig,
+    graph: Graph,
     found: Prediction,
     folder: Path,
     *,
@@ -198,7 +203,7 @@ def _job(
     settings = resolve_name("gnomon.runtime.optim:AdamWSettings")(lr=options.lr)
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
     return resolve_name("gnomon.runtime.train:Job")(
-        config=config,
+        graph=graph,
         plan=file.plan,
         program=found.structure.program if rewrites(file.plan) else None,
         workload=file.workload,

@@ -18,6 +18,7 @@ from gnomon.formats.hf_decoders import DECODERS
 from gnomon.formats.hf_hybrids import HYBRIDS
 from gnomon.formats.hf_mixtures import MIXTURES
 from gnomon.formats.hf_nested import language_model
+from gnomon.formats.hf_numerics import numerics_of
 from gnomon.formats.hf_older import OLDER
 from gnomon.formats.hf_parts import (
     ACTIVATIONS,
@@ -36,6 +37,7 @@ from gnomon.formats.hf_parts import (
 from gnomon.formats.keys import Keys, read_json
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, gemma, gpt, llama, mixtral, t5, vit
+from gnomon.models.numerics import Numerics
 from gnomon.models.presets import Config, build
 
 HARMLESS = frozenset(
@@ -77,6 +79,8 @@ class HfModel:
     """What the file says that the graph leaves out, one sentence each."""
     config: Config | None = None
     """The config of a decoder; None for other families."""
+    numerics: Numerics | str = ""
+    """What its results depend on beside the graph, for the runtime; a sentence where it cannot be run."""
 
 
 def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
@@ -478,7 +482,8 @@ def from_hf_config(
         f"{key} = {str(value)[:60]}: no reader knows this key; not accounted for"
         for key, value in keys.left(HARMLESS | {"quantization_config"})
     ]
-    return HfModel(graph=graph, notes=tuple(notes), config=None if isinstance(read, Graph) else read)
+    config = None if isinstance(read, Graph) else read
+    return HfModel(graph=graph, notes=tuple(notes), config=config, numerics=numerics_of(values))
 
 
 def read_hf_config(

@@ -74,12 +74,13 @@ def numerics_of(values: Mapping[str, Any]) -> Numerics | str:
     rotary = _rotary(full, values, usual, base=usual.base)
     if isinstance(rotary, str):
         return rotary
-    windowed: Rotary | str | None = None
+    windowed: Rotary | None = None
     if usual.windowed_base is not None:
         local = layered.get("sliding_attention", {"rope_theta": values.get("rope_local_base_freq")})
-        windowed = _rotary(local, {}, usual, base=usual.windowed_base)
-        if isinstance(windowed, str):
-            return windowed
+        read = _rotary(local, {}, usual, base=usual.windowed_base)
+        if isinstance(read, str):
+            return read
+        windowed = read
     return Numerics(
         norm_eps=eps,
         norm_offset=usual.offset,

@@ -115,7 +115,11 @@ def gpt(c: GptConfig) -> Graph:
         name=c.name,
         inputs=(INPUT_IDS, LABELS),
         blocks=(embed, gpt_layer(c), head_block(vocab, hidden, fn="layer", bias=True)),
-        calls=(embed_call("transformer"), layers, head_call("layers.y", norm="transformer.ln_f", lm_head=table, bias=True)),
+        calls=(
+            embed_call("transformer"),
+            layers,
+            head_call("layers.y", norm="transformer.ln_f", lm_head=table, bias=True),
+        ),
         outputs=("head.loss",),
     )
 
@@ -193,7 +197,11 @@ def gpt_neox(c: GptNeoxConfig) -> Graph:
             gpt_neox_layer(c),
             head_block(vocab, hidden, fn="layer", bias=True),
         ),
-        calls=(embed_call("gpt_neox"), layers, head_call("layers.y", norm="gpt_neox.final_layer_norm", lm_head=table, bias=True)),
+        calls=(
+            embed_call("gpt_neox"),
+            layers,
+            head_call("layers.y", norm="gpt_neox.final_layer_norm", lm_head=table, bias=True),
+        ),
         outputs=("head.loss",),
     )
 

@@ -64,6 +64,29 @@ class Numerics:
     """How many of a group's scores are added up to choose groups of experts: 2 in DeepSeek-V3, 1 in V2."""
 
 
+def _llama3(factor: float) -> Numerics:
+    return Numerics(rotary=Rotary(base=500_000.0, scaling="llama3", scaling_factor=factor, original_length=8192))
+
+
+PRESETS: Mapping[str, Numerics] = {
+    "llama-mini": Numerics(),
+    "llama-tiny": Numerics(),
+    "llama-2": Numerics(),
+    "llama-3.1": _llama3(8.0),
+    "llama-3.2": _llama3(32.0),
+    "llama-3.3": _llama3(8.0),
+    "mistral-7b": Numerics(),
+    "mixtral": Numerics(rotary=Rotary(base=1_000_000.0)),
+    "qwen2.5": Numerics(norm_eps=1e-6, rotary=Rotary(base=1_000_000.0)),
+    "qwen3": Numerics(norm_eps=1e-6, rotary=Rotary(base=1_000_000.0)),
+    "gemma-2": Numerics(norm_eps=1e-6, norm_offset=1.0),
+    "gpt2": Numerics(),
+    "gpt-neox": Numerics(),
+    "pythia": Numerics(),
+}
+"""How the name of a preset begins -> what its config.json on the Hugging Face hub says."""
+
+
 def with_numerics(graph: Graph, numerics: Numerics) -> Graph:
     """The graph with these attributes on its norms, rotary embeddings and routers."""
     return replace(graph, blocks=tuple(_block(block, numerics) for block in graph.blocks))

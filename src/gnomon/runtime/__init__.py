@@ -1,10 +1,9 @@
 """Runtime: a plan carried out on `torch.distributed`, by interpreting the same Program that the simulator plays.
 
-`Executor(config, plan, workload)` is one rank; `.step(batch)` trains one step and `.measured_step(batch)` returns its
+`Executor(graph, plan, workload)` is one rank; `.step(batch)` trains one step and `.measured_step(batch)` returns its
 Timeline too. `Llama` is the plain model that every plan agrees with. Needs torch. Left out: prediction.
 """
 
-from gnomon.runtime.apply import Stage as Stage
 from gnomon.runtime.apply import apply as apply
 from gnomon.runtime.data import Text as Text
 from gnomon.runtime.evaluate import evaluate as evaluate
@@ -13,10 +12,10 @@ from gnomon.runtime.execute import StepResult as StepResult
 from gnomon.runtime.launch import launch as launch
 from gnomon.runtime.measure import Recorder as Recorder
 from gnomon.runtime.mesh import Groups as Groups
-from gnomon.runtime.model import Llama as Llama
 from gnomon.runtime.optim import AdamW as AdamW
 from gnomon.runtime.optim import AdamWSettings as AdamWSettings
 from gnomon.runtime.parameters import Parameters as Parameters
+from gnomon.runtime.stage import Stage as Stage
 from gnomon.runtime.train import Job as Job
 from gnomon.runtime.train import Outcome as Outcome
 from gnomon.runtime.train import Record as Record

@@ -1,145 +1,46 @@
-"""A plan applied to a Llama: the stages that one rank holds, each with its parameters and a forward.
+"""A plan applied to a model: the stages that one rank holds, each with its parameters and a forward.
 
-`apply(config, graph, plan, groups)` returns a `Stage` for each stage of the Program on this rank (under ZeRO 3 a stage
+`apply(graph, plan, groups)` returns a `Stage` for each stage of the Program on this rank (under ZeRO 3 a stage
 is one layer). What is whole, divided or copied is read from room `sharding`, so memory and collectives are those that
 the prediction counts. PlanError for what the plan asks and is not done here. Left out: when a stage runs (`execute`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
 from gnomon.errors import PlanError
 from gnomon.graph import Dtypes as GraphDtypes
-from gnomon.graph import Graph, Layer
-from gnomon.models.llama import LlamaConfig
+from gnomon.graph import Graph, Layer, Op
 from gnomon.plans import Plan, layer_presets, stage_layers
-from gnomon.plans.parts import Preset
 from gnomon.plans.stages import held_by_several
-from gnomon.runtime.layers import TensorAxis, columns, cross_entropy, embedding, norm, row
+from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.initial import initial
 from gnomon.runtime.mesh import Groups
-from gnomon.runtime.model import NORM_EPS, attention_core, check_config, initial, rotary
-from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot, Tape, Weight
+from gnomon.runtime.ops import check_runnable
+from gnomon.runtime.ops.site import Axis
+from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
+from gnomon.runtime.stage import Stage
 from gnomon.schedules.optimizer import effective_zero
 from gnomon.sharding import ShardedBlock, shard_graph
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 """What the runtime stores and computes in."""
-ROWS = {"q_proj.weight": 2, "k_proj.weight": 2, "v_proj.weight": 2}
-"""Leading dims that are outputs, where they are not 1 (matrices) or 0 (vectors)."""
 
 
-class Stage(nn.Module):
-    """Consecutive layers on one rank. Autograd holds activations; parameters are in `parameters`."""
-
-    def __init__(self, config: LlamaConfig, layers: Sequence[Layer], parameters: Parameters, axis: TensorAxis) -> None:
-        super().__init__()
-        self.config, self.layers, self.parameters_, self.axis = config, tuple(layers), parameters, axis
-        self.tape = Tape()
-        self.first = layers[0].call.block == "embed"
-        self.last = layers[-1].call.block == "head"
-        self.presets: Mapping[str, Preset] = {}
-        """Label of a decoder layer -> what of it is computed again in backward; left out: nothing."""
-        self.every = 1
-
-    def forward(self, x: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
-        """x: (B, t, C) from the stage before, or any scalar that requires a gradient when it begins with the
-        embedding. Returns (B, t, C), or the loss summed over tokens when it ends with the head."""
-        run: list[Layer] = []
-        for layer in self.layers:
-            if layer.call.block == "embed":
-                x = embedding(x, ids, self._weight(layer, "embed_tokens.weight", 1), self.axis)
-            elif layer.call.block == "head":
-                x = self._through(run, x)
-                run = []
-                x = self._head(layer, x, labels)
-            else:
-                run.append(layer)
-        return self._through(run, x)
-
-    def _through(self, run: Sequence[Layer], x: Tensor) -> Tensor:
-        """Decoder layers; of those under full recompute `every` neighbours between two kept inputs."""
-        first = 0
-        while first < len(run):
-            again = self.presets.get(run[first].label) == "full"
-            part = run[first : first + (self.every if again else 1)]
-            first += len(part)
-
-            def forward(x: Tensor, part: Sequence[Layer] = part) -> Tensor:
-                for layer in part:
-                    x = self._decoder(layer, x)
-                return x
-
-            x = _again(forward, x) if again else forward(x)
-        return x
-
-    def _weight(self, layer: Layer, name: str, rows: int | None = None) -> Weight:
-        full = layer.call.parameter_name(name, layer.index)
-        if rows is None:
-            rows = 1 if len(self.parameters_.by_name[full].shape) > 1 and not name.endswith(".bias") else 0
-        return Weight(self.parameters_, full, self.tape, rows=rows)
-
-    def _decoder(self, layer: Layer, x: Tensor) -> Tensor:
-        w = _Named(self, layer)
-        normed = norm(x, w["input_layernorm.weight"], NORM_EPS)
-        names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        biases = tuple(w[f"{name}.bias"] for name in names) if self.config.qkv_bias else ()
-        made = columns(normed, tuple(w[f"{name}.weight"] for name in names), self.axis, biases)
-        q, k, v = (part.unflatten(-1, (-1, self.config.head_dim)) for part in made)
-        if self.config.qk_norm:
-            q, k = norm(q, w["self_attn.q_norm.weight"], NORM_EPS), norm(k, w["self_attn.k_norm.weight"], NORM_EPS)
-        q, k = rotary(q), rotary(k)
-        again = self.presets.get(layer.label) == "selective"
-        core = _again(attention_core, q, k, v) if again else attention_core(q, k, v)
-        x = x + row(core.flatten(2), w["self_attn.o_proj.weight"], self.axis)
-        normed = norm(x, w["post_attention_layernorm.weight"], NORM_EPS)
-        gate, up = columns(normed, (w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]), self.axis)
-        return x + row(functional.silu(gate) * up, w["mlp.down_proj.weight"], self.axis)
-
-    def _head(self, layer: Layer, x: Tensor, labels: Tensor) -> Tensor:
-        w = _Named(self, layer)
-        (logits,) = columns(norm(x, w["norm.weight"], NORM_EPS), (w["lm_head.weight"],), self.axis)
-        return cross_entropy(logits, labels, self.axis)
-
-
-class _Named:
-    """Weights of one layer by their names in its block."""
-
-    def __init__(self, stage: Stage, layer: Layer) -> None:
-        self._stage, self._layer = stage, layer
-
-    def __getitem__(self, name: str) -> Weight:
-        rows = next((rows for end, rows in ROWS.items() if name.endswith(end)), None)
-        return self._stage._weight(self._layer, name, rows)
-
-
-def _again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """The function's output, whose inside is computed again in backward."""
-    out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return out
-
-
-def apply(
-    config: LlamaConfig, graph: Graph, plan: Plan, groups: Groups, *, seed: int = 0, device: torch.device = CPU
-) -> dict[int, Stage]:
+def apply(graph: Graph, plan: Plan, groups: Groups, *, seed: int = 0, device: torch.device = CPU) -> dict[int, Stage]:
     """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0."""
-    check_config(config)
+    check_runnable(graph)
     check_plan(plan)
     zero, mesh, here = effective_zero(plan), groups.mesh, groups.here
-    axis = TensorAxis(
-        group=groups.by_comm["tp"],
-        ranks=mesh.tp,
-        index=here.tp,
-        sequence=plan.layout.sequence_parallel,
-        keep_gathered=plan.layout.keep_gathered,
-    )
+    axes = {"tp": Axis(group=groups.by_comm["tp"], ranks=mesh.tp, index=here.tp)}
     sizes = {"batch": 1, "seq": 2 * mesh.tp}  # any that tp divides: only parameters are asked for
     sharded = shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
+    runs = {name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered) for name, block in sharded.items()}
+    constants = _constants(graph)
     found, number = dict[int, Stage](), 0
     presets, first = layer_presets(plan, graph), holders(plan, graph, zero)
     for index, layers in enumerate(stage_layers(plan, graph)):
@@ -155,8 +56,8 @@ def apply(
                     num_shards=mesh.dp_shard if zero else 1,
                     device=device,
                 )
-                held.fill(lambda slot: _part(slot, seed))
-                found[number] = Stage(config, part, held, axis)
+                held.fill(lambda slot: _part(slot, seed, constants.get(slot.name)))
+                found[number] = Stage(graph, part, held, runs)
                 found[number].presets, found[number].every = presets, plan.saved.every
             number += 1
     return found
@@ -253,9 +154,29 @@ def _local(size: int, dim: str, block: ShardedBlock, tensor: str, tp: int) -> tu
     raise PlanError(f"tp = {tp} does not divide {dim} = {size}, and the runtime does not pad; use a divisor")
 
 
-def _part(slot: Slot, seed: int) -> Tensor:
+def _constants(graph: Graph) -> dict[str, float]:
+    """Parameters that begin as one number: weights of norms, which begin as doing nothing, and biases."""
+    found = {}
+    for layer in graph.layers():
+        for op in graph.block(layer.call.block).ops:
+            for place, own in enumerate(op.inputs[1:]):
+                name = layer.call.parameter_name(own, layer.index)
+                if own.endswith(".bias") or op.kind == "router":
+                    found[name] = 0.0
+                elif op.kind == "norm" and not place:
+                    found[name] = 1.0 - _number(op, "offset", 0.0)
+    return found
+
+
+def _number(op: Op, name: str, default: float) -> float:
+    value = op.attr(name, default)
+    assert isinstance(value, (int, float))
+    return float(value)
+
+
+def _part(slot: Slot, seed: int, constant: float | None) -> Tensor:
     """This rank's part of a parameter at step 0."""
-    whole = initial(slot.name, slot.whole, seed, torch.float64)
+    whole = initial(slot.name, slot.whole, seed, torch.float64, constant=constant)
     for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
         whole = whole.narrow(dim, first, length)
     return whole

@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gnomon.graph import Op
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS
 from gnomon.runtime.ops.linear import linear
@@ -88,7 +87,7 @@ class BlockRun:
             there = steps(home, wanted, self.dims[name], self.axes)
             back = steps(wanted.with_partial(*partial), home, self.dims[name], self.axes) if tensor.is_float else ()
             inputs.append(_Input((name, wanted, partial), there, back))
-        leave, enter = [], []
+        leave, enter = list[tuple[Step, ...]](), list[tuple[Step, ...]]()
         for name, made in zip(op.outputs, strategy.outputs, strict=True):
             if not self.block.tensor(name).dims:  # a loss is added up with the reported ones
                 leave.append(())
@@ -205,16 +204,22 @@ class _Frame:
         return found
 
     def _experts(self, op: _Op) -> Tensor:
-        site, inputs = op.site, [self._operand(op, given) for given in op.inputs]
-        names = site.op.inputs
+        site, names = op.site, op.site.op.inputs
+        first, *others = (self._operand(op, given) for given in op.inputs)
+        assert isinstance(first, Tensor)
         if site.op.kind == "dispatch":
-            experts = next(d.size for t in self.owner.block.tensors for d in t.atoms if d.name == site.attr("experts", ""))
-            routing = routing_of(inputs[1], experts or 0)
+            (indices,) = others
+            assert isinstance(indices, Tensor)
+            dims = {dim.name: dim.size for tensor in self.owner.block.tensors for dim in tensor.atoms}
+            routing = routing_of(indices, dims[site.attr("experts", "")] or 0)
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
-            return dispatch(inputs[0], routing)
+            return dispatch(first, routing)
+        routing = self.routings[names[0]]
         if site.op.kind == "grouped_linear":
-            routing = self.routings[site.op.outputs[0]] = self.routings[names[0]]
-            weight = inputs[1]
+            (weight,) = others
             assert isinstance(weight, Weight)
-            return grouped_linear(inputs[0], weight, routing)
-        return combine(inputs[0], inputs[1], self.routings[names[0]])
+            self.routings[site.op.outputs[0]] = routing
+            return grouped_linear(first, weight, routing)
+        weights, _ = others
+        assert isinstance(weights, Tensor)
+        return combine(first, weights, routing)

@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from gnomon.hardware import Axis
 from gnomon.hardware.measured import grid_points
+from gnomon.models.presets import model
 from gnomon.runtime.apply import DTYPES
-from gnomon.runtime.layers import TensorAxis, cross_entropy, embedding, norm
-from gnomon.runtime.model import attention_core, rotary
+from gnomon.runtime.ops import FUNCTIONS
+from gnomon.runtime.ops.site import Site
 from gnomon.runtime.optim import AdamW, AdamWSettings, squares
 from gnomon.runtime.parameters import Dtypes, Parameters, Slot, Tape, Weight
 
@@ -32,7 +33,6 @@ Point = Mapping[str, int]
 Timed = tuple[Callable[[], Any], Callable[[Any], object]]
 """(what is prepared each time, what is timed, given that)."""
 
-LONE = TensorAxis(group=None)
 VOCAB = 256
 """Rows of the table whose gradient `embedding` makes."""
 
@@ -158,6 +158,20 @@ def _parameters(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Parameters:
     return held
 
 
+@cache
+def _site(kind: str) -> Site:
+    """An op of a Llama on one rank, as the runtime runs it."""
+    graph = model("llama-mini")
+    block, op = next((block, op) for block in graph.blocks for op in block.ops if op.kind == kind)
+    return Site(op=op, block=block)
+
+
+def _op(kind: str, *operands: Any) -> Tensor:
+    out = FUNCTIONS[kind](_site(kind), *operands)
+    assert isinstance(out, Tensor)
+    return out
+
+
 def _matmul(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     """Sizes are those of this product itself: m×n from sums over k. Operands lie as a linear's do."""
     m, n, k = point["m"], point["n"], point["k"]
@@ -193,32 +207,31 @@ def _both_ways(direction: str, run: Callable[[], Tensor], *inputs: Tensor) -> Ti
 def _attention(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     shape = (1, point["seq"], point["heads"], point["head_dim"])
     q, k, v = (_tensor(dtype, *shape) for _ in range(3))
-    return _both_ways(direction, lambda: attention_core(q, k, v), q, k, v)
+    return _both_ways(direction, lambda: _op("attention", q, k, v), q, k, v)
 
 
 def _norm(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     held = _parameters(dtype, (point["width"],))
     weight = _Lone(held, "0.weight", Tape(), rows=0)
     x = _tensor(dtype, 1, point["rows"], point["width"])
-    return _both_ways(direction, lambda: norm(x, weight, 1e-5), x)
+    return _both_ways(direction, lambda: _op("norm", x, weight), x)
 
 
 def _rotary(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     x = _tensor(dtype, 4, point["rows"] // 16, 4, point["width"])
-    return _both_ways(direction, lambda: rotary(x), x)
+    return _both_ways(direction, lambda: _op("rotary", x), x)
 
 
 def _embedding(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     held = _parameters(dtype, (VOCAB, point["width"]))
     weight = _Lone(held, "0.weight", Tape(), rows=1)
     ids = (torch.arange(point["rows"]) * 37 % VOCAB)[None]
-    anchor = torch.zeros((), requires_grad=True)
     if direction == "forward":
-        return after, lambda _: _results.keep(embedding(anchor, ids, weight, LONE))
+        return after, lambda _: _results.keep(_op("embedding", ids, weight))
     ones = torch.ones(1, point["rows"], point["width"], dtype=dtype)
 
     def saved() -> Tensor:
-        made = embedding(anchor, ids, weight, LONE)
+        made = _op("embedding", ids, weight)
         after(ones)
         return made
 
@@ -228,7 +241,7 @@ def _embedding(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 def _cross_entropy(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     logits = _tensor(dtype, 1, point["rows"], point["width"])
     labels = (torch.arange(point["rows"]) * 37 % point["width"])[None]
-    return _both_ways(direction, lambda: cross_entropy(logits, labels, LONE), logits)
+    return _both_ways(direction, lambda: _op("cross_entropy", logits, labels), logits)
 
 
 def _activation(point: Point, dtype: torch.dtype, direction: str) -> Timed:

@@ -168,7 +168,7 @@ class _Load(DefaultLoadPlanner):
 
 def fingerprint(executor: Executor) -> str:
     """What must be the same for a checkpoint to go on to the same losses: model, dtypes, and the batch."""
-    parts = (executor.config, executor.plan.precision, executor.workload)
+    parts = (executor.graph, executor.plan.precision, executor.workload)
     return sha256(repr(parts).encode()).hexdigest()[:16]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.execute import Executor, StepResult
+from gnomon.runtime.stage import Batch
 
 
 def evaluate(executor: Executor, batch: Tensor) -> float:
@@ -21,9 +22,9 @@ def evaluate(executor: Executor, batch: Tensor) -> float:
     executor.buffers.blocks = False
     with torch.no_grad():
         for unit in range(executor.num_units):
-            ids, labels = executor.tokens_of(batch, unit)
+            given = executor.tokens_of(batch, unit)
             for number in sorted(executor.stages):
-                y = _forward(executor, number, unit, ids, labels)
+                y = _forward(executor, number, unit, given)
                 if executor.stages[number].last:
                     total += y.double() / executor.tokens / executor.groups.mesh.tp
                 elif number + 1 in executor.stages:
@@ -36,7 +37,7 @@ def evaluate(executor: Executor, batch: Tensor) -> float:
     return executor.total_loss(StepResult(loss=total, grad_norm=total))
 
 
-def _forward(executor: Executor, number: int, unit: int, ids: Tensor, labels: Tensor) -> Tensor:
+def _forward(executor: Executor, number: int, unit: int, given: Batch) -> Tensor:
     stage, name = executor.stages[number], ("X", number, unit)
     x = torch.zeros((), device=executor.device)
     if not stage.first:
@@ -51,7 +52,7 @@ def _forward(executor: Executor, number: int, unit: int, ids: Tensor, labels: Te
         group = executor.groups.by_comm["dp_shard"]
         assert group is not None
         all_gather(held.flat, held.shard, group)
-    y: Tensor = stage(x, ids, labels)
+    y: Tensor = stage(x, given)
     if gathers:
         held.flat = None
     return y

@@ -22,7 +22,6 @@ from torch.distributed import ProcessGroup, Work
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.methods import rewrites
-from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.program import Program
@@ -34,10 +33,11 @@ from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.held import NOTHING, Kept, kept, levels
 from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, channel_name, stage_sets
-from gnomon.runtime.model import rotary_tables
+from gnomon.runtime.ops.attention import rotary_tables
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.parameters import CPU, Aside
 from gnomon.runtime.routes import Route, Together, Waits, of_rank, routes, rows_of
+from gnomon.runtime.stage import Batch
 from gnomon.runtime.state import State
 from gnomon.schedules import lower
 from gnomon.schedules.optimizer import effective_zero
@@ -90,6 +90,24 @@ def program_of(graph: Graph, plan: Plan, workload: Workload) -> Program:
     return lower(graph, replace(plan, stages=tuple(replace(s, shares=()) for s in plan.stages), schedule=schedule))
 
 
+def size_named(graph: Graph, name: str) -> int:
+    """The size of a dim, wherever the model has it; 0 for none."""
+    return next((dim.size or 0 for block in graph.blocks for dim in block.dims if dim.name == name), 0)
+
+
+def _angles(graph: Graph, positions: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Tables of the model's rotary embeddings, which all microbatches share."""
+    found: list[Tensor] = []
+    for block in graph.blocks:
+        for op in block.ops:
+            if op.kind == "rotary":
+                fraction = op.attr("fraction", 1.0)
+                assert isinstance(fraction, float)
+                width = int((block.tensor(op.inputs[0]).dims[-1].size or 0) * fraction)
+                found += rotary_tables(op.attrs, positions, width, dtype, device)
+    return tuple(found)
+
+
 def _started(work: Work | None) -> Waits:
     assert work is not None, "a rank that is no member of a group neither sends nor receives in it"
     return work
@@ -108,7 +126,7 @@ class Executor:
 
     def __init__(
         self,
-        config: LlamaConfig,
+        graph: Graph,
         plan: Plan,
         workload: Workload,
         *,
@@ -121,8 +139,7 @@ class Executor:
         needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,
         where all that it holds lies; `launch` gives every process its own. `torch.distributed` must be initialised.
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
-        self.config, self.plan, self.workload, self.device = config, plan, workload, device
-        self.graph: Graph = llama(config)
+        self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         count, size = batch_of(plan, workload)
         zero = effective_zero(plan)
         held_by = holders(plan, self.graph, zero)
@@ -140,13 +157,13 @@ class Executor:
         if device.type == "cuda" and (message := out_of_order(self.program)) is not None:
             raise PlanError(f"message {message} is received out of order, which NCCL does not do; run it with gloo")
         self.groups = Groups.of(
-            plan, kv_heads=config.num_kv_heads, tied=tied, channels=channels(self.program), size=size
+            plan, kv_heads=size_named(graph, "kv_heads"), tied=tied, channels=channels(self.program), size=size
         )
         blocks = [1] * plan.num_stages
         if self.program.num_stages > plan.num_stages:  # a stage of the Program is a layer
             blocks = [len(layers) for layers in stage_layers(plan, self.graph)]
         self.plan_stage = [stage for stage, count in enumerate(blocks) for _ in range(count)]
-        self.stages = apply(config, self.graph, plan, self.groups, seed=seed, device=device)
+        self.stages = apply(graph, plan, self.groups, seed=seed, device=device)
         mesh, here = self.groups.mesh, self.groups.here
         self.num_units, self.rows_of_unit = count, size
         held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
@@ -163,9 +180,8 @@ class Executor:
             raise PlanError(
                 f"sequence parallelism wants seq_len = {workload.seq_len} to be a multiple of tp = {mesh.tp}"
             )
-        self.shape = (self.local_rows, workload.seq_len, config.hidden_size)
-        if plan.layout.sequence_parallel:
-            self.shape = (self.local_rows, workload.seq_len // mesh.tp, config.hidden_size)
+        tokens = workload.seq_len // (mesh.tp if plan.layout.sequence_parallel else 1)
+        self.shape = (self.local_rows, tokens, size_named(graph, "hidden"))
         self.loss_dtype = torch.promote_types(dtypes(plan).param, torch.float32)  # that of `cross_entropy`
         self.buffers = Buffers()
         self.state = State(
@@ -182,7 +198,7 @@ class Executor:
         self.aside: dict[tuple[int, int], list[Aside]] = {}
         self.kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
         self.put_aside: dict[int, Kept] = {}  # from I to W
-        self.rotary = rotary_tables(workload.seq_len, config.head_dim // 2, dtypes(plan).param, device)
+        self.rotary = _angles(graph, workload.seq_len, dtypes(plan).param, device)
         self.batch = self.loss = torch.zeros((), device=device)
         self.buffers.proofs = proofs(self.program, self.groups.here.pipeline_rank)
         self.rows = self._compiled()
@@ -303,26 +319,26 @@ class Executor:
 
     # --- compute
 
-    def tokens_of(self, batch: Tensor, unit: int) -> tuple[Tensor, Tensor]:
-        """(ids, labels) of a unit on this rank, (B, T) each."""
+    def tokens_of(self, batch: Tensor, unit: int) -> Batch:
+        """Ids and labels of a unit on this rank, (B, T) each."""
         first = unit * self.rows_of_unit + self.first_row
         rows = batch[first : first + self.local_rows]
-        return rows[:, :-1], rows[:, 1:]
+        return {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
 
     def _run(self, stage: int, unit: int, x: Tensor) -> Tensor:
         self.state.gathered(stage)
         module = self.stages[stage]
-        ids, labels = self.tokens_of(self.batch, unit)
+        batch = self.tokens_of(self.batch, unit)
         recorder = self.buffers.recorder
         if recorder is None or not recorder.memory or stage in self.kept or not x.requires_grad:
-            y: Tensor = module(x, ids, labels)
+            y: Tensor = module(x, batch)
             return y
-        y, self.kept[stage] = kept(lambda: module(x, ids, labels), x, vocab=self._vocab(), apart=self.rotary)
+        y, self.kept[stage] = kept(lambda: module(x, batch), x, vocab=self._vocab(), apart=self.rotary)
         return y
 
     def _vocab(self) -> int:
         """Entries of the vocabulary on this rank."""
-        return self.config.vocab_size // self.groups.mesh.tp
+        return size_named(self.graph, "vocab") // self.groups.mesh.tp
 
     def _input(self, stage: int, unit: int, *, keep: bool = False) -> Tensor:
         if self.stages[stage].first:

@@ -8,7 +8,8 @@ rank holds and what their parameters begin as (`apply`), and when a stage runs (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -56,21 +57,30 @@ class Stage(nn.Module):
         """x: the activation from the stage before, or anything where it begins with graph inputs only. Returns the
         activation for the next stage, or the loss summed over tokens."""
         values = {**batch, **({self.enters: x} if self.enters else {})}
-        i = 0
-        while i < len(self.layers):
-            again = self.presets.get(self.layers[i].label) == "full"
-            count = 1
-            while again and count < self.every and i + count < len(self.layers):
-                if self.presets.get(self.layers[i + count].label) != "full":
-                    break
-                count += 1
-            part = range(i, i + count)
+        for part, again in self._parts():
             if again:
-                values[self._out(part[-1])] = _again(lambda part=part: self._run(part, dict(values))[self._out(part[-1])])
+                out = self._out(part[-1])
+                values[out] = _again(partial(self._result, part, dict(values), out))
             else:
-                values = self._run(part, values)
-            i += count
+                self._run(part, values)
         return values[self.leaves]
+
+    def _parts(self) -> Iterator[tuple[range, bool]]:
+        """Neighbouring layers, and whether they are computed again from the input of the first: `every` at a time."""
+        first = 0
+        while first < len(self.layers):
+            stop = first + 1
+            again = self.presets.get(self.layers[first].label) == "full"
+            while again and stop < min(first + self.every, len(self.layers)):
+                if self.presets.get(self.layers[stop].label) != "full":
+                    break
+                stop += 1
+            yield range(first, stop), again
+            first = stop
+
+    def _result(self, part: Sequence[int], values: dict[str, Tensor], out: str) -> Tensor:
+        self._run(part, values)
+        return values[out]
 
     def _out(self, index: int) -> str:
         names = list(self.writes[index].values())
@@ -78,7 +88,7 @@ class Stage(nn.Module):
             raise PlanError(f"{self.layers[index].label} makes {len(names)} tensors, and full recompute wants one")
         return names[0]
 
-    def _run(self, part: Sequence[int], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _run(self, part: Sequence[int], values: dict[str, Tensor]) -> None:
         for index in part:
             layer, run = self.layers[index], self.runs[self.layers[index].call.block]
             inputs = {own: values[name] for own, name in self.reads[index].items()}
@@ -87,7 +97,6 @@ class Stage(nn.Module):
                 again = frozenset(op.path for op in run.block.ops if op.kind == "attention")
             made = run.run(inputs, self._weights(layer, run), _state(run, inputs), again=again)
             values.update((name, made[own]) for own, name in self.writes[index].items())
-        return values
 
     def _weights(self, layer: Layer, run: BlockRun) -> Callable[[str, int], Weight]:
         def weight(name: str, rows: int) -> Weight:

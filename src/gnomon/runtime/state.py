@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gnomon.program import NO_UNIT
-from gnomon.runtime.apply import Stage
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.optim import AdamW, AdamWSettings, clip_scale, squares
 from gnomon.runtime.parameters import Parameters
+from gnomon.runtime.stage import Stage
 
 
 class State:

@@ -29,14 +29,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from gnomon import errors
 from gnomon.errors import GnomonError, InputError, PlanError, RunError
+from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Plan, Workload
 from gnomon.program import Program
 from gnomon.runtime.checkpoint import load, newest, save
 from gnomon.runtime.data import VOCAB_SIZE, Text
 from gnomon.runtime.evaluate import evaluate
-from gnomon.runtime.execute import Executor
+from gnomon.runtime.execute import Executor, size_named
 from gnomon.runtime.launch import BACKENDS, SIGNALS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.progress import Progress, process_peak_bytes
@@ -54,7 +54,7 @@ MEASURED = 7
 class Job:
     """What to train, on what, for how long."""
 
-    config: LlamaConfig
+    graph: Graph
     """The model; its vocabulary has at least 256 entries."""
     plan: Plan
     """How it runs."""
@@ -95,8 +95,8 @@ class Job:
     """What every rank computes on."""
 
     def __post_init__(self) -> None:
-        if self.config.vocab_size < VOCAB_SIZE:
-            raise PlanError(f"bytes need a vocabulary of {VOCAB_SIZE} or more, not {self.config.vocab_size}")
+        if (vocab := size_named(self.graph, "vocab")) < VOCAB_SIZE:
+            raise PlanError(f"bytes need a vocabulary of {VOCAB_SIZE} or more, not {vocab}")
         if self.steps < 1:
             raise PlanError(f"steps = {self.steps} must be at least 1")
 
@@ -238,7 +238,7 @@ def train(job: Job) -> Outcome:
         text.check(job.workload.seq_len)
         device = own_device(BACKENDS[job.device])
         executor = Executor(
-            job.config,
+            job.graph,
             job.plan,
             job.workload,
             seed=job.seed,

@@ -51,6 +51,10 @@ def check_runnable(graph: Graph) -> None:
     if graph.left_out:
         raise PlanError(f"{graph.name} cannot be run: {graph.left_out}")
     for block in graph.blocks:
+        if block.frozen:
+            raise PlanError(
+                f"{graph.name}: the runtime trains all weights of a model, and {block.name} has frozen ones"
+            )
         for op in block.ops:
             if op.kind not in FUNCTIONS and op.kind not in ENGINE:
                 raise PlanError(f"{graph.name}: {block.name}/{op.path}: the runtime has no function for {op.kind} yet")

@@ -40,8 +40,11 @@ def attention(site: Site, q: Tensor, k: Tensor, v: Tensor, bias: Operand | None 
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     queries, keys = q.shape[-2], k.shape[-2]
     masked = bool(window and window < keys)
-    mask = window_mask(queries, keys, window if masked else 0, causal, q.device) if masked or cap or bias is not None \
+    mask = (
+        window_mask(queries, keys, window if masked else 0, causal, q.device)
+        if masked or cap or bias is not None
         else None
+    )
     if cap:
         return _capped(q, k, v, mask if masked or causal else None, scale, cap).transpose(-3, -2)
     if bias is not None:

@@ -1,50 +1,25 @@
 """The plain Llama: torch's own layers and autograd on one device, no parallelism. What every plan must agree with.
 
 `Llama(config)` has the parameters of `gnomon.models.llama(config)`: the same full names, shapes up to merging head
-dims. `initial(name, …)` makes one parameter from (seed, name), so a rank makes only what it holds. `rotary` and
-`attention_core` have no parameters and are shared with the parallel stages. Left out: caches, windows, dropout.
+dims, and the same values at step 0.
 Shapes: B sequences, T tokens, H heads, D head_dim.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gnomon.errors import PlanError
 from gnomon.models.llama import LlamaConfig
+from gnomon.runtime.initial import initial
 
 NORM_EPS = 1e-5
 """Llama's own."""
 ROTARY_BASE = 10_000.0
 """Of the first Llama; it changes no shape."""
-INITIAL_STD = 0.02
-"""Of matrices (Touvron et al. 2023 follow GPT-2 here); norms begin at 1, biases at 0."""
-
-
-def check_config(config: LlamaConfig) -> None:
-    """PlanError for what the graph can say and the runtime does not compute."""
-    unknown = [name for name in ("window", "out_bias", "ffn_bias") if getattr(config, name)]
-    if config.activation != "silu":
-        unknown.append(f"activation = {config.activation!r}")
-    if unknown:
-        raise PlanError(f"the runtime does not compute {', '.join(unknown)} of {config.name!r}; leave them out")
-
-
-def initial(name: str, shape: Sequence[int], seed: int, dtype: torch.dtype) -> Tensor:
-    """The whole parameter `name` at step 0: a function of its name and the seed, and of nothing else."""
-    if name.endswith("norm.weight"):
-        return torch.ones(tuple(shape), dtype=dtype)
-    if name.endswith(".bias"):
-        return torch.zeros(tuple(shape), dtype=dtype)
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    return (torch.randn(tuple(shape), generator=generator, dtype=torch.float64) * INITIAL_STD).to(dtype)
 
 
 @lru_cache(maxsize=4)
@@ -146,7 +121,6 @@ class Llama(nn.Module):
 
     def __init__(self, config: LlamaConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        check_config(config)
         self.model = Decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:
@@ -154,7 +128,8 @@ class Llama(nn.Module):
         self.to(dtype)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                parameter.copy_(initial(name, parameter.shape, seed, dtype))
+                constant = 1.0 if name.endswith("norm.weight") else 0.0 if name.endswith(".bias") else None
+                parameter.copy_(initial(name, parameter.shape, seed, dtype, constant=constant))
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy summed over all tokens, in float32 or wider. ids, labels: (B, T)."""

@@ -80,9 +80,9 @@ def test_every_class_of_memory_is_as_predicted_after_every_row(name: str) -> Non
     """On the first rank of each class, in bytes. Of each part, over its peak:
 
     parameters, master and states: exactly. Gradients: exactly, but for what tensor-parallel ranks add up, which is
-    packed for that (norms: 1 %). Activations and logits: 1 %, which is ids (10 bytes a token and microbatch), and under
-    sequence parallelism ids of all tokens, and vectors of norms between I and W (10 % where nearly nothing else is
-    kept). Messages that were sent, which live until an answer proves that they were taken: at most one for each
+    packed for that (norms: 1 %). Activations and logits: 1 %, which is ids (8 bytes a token and microbatch, which here
+    are a view of the batch), and under sequence parallelism ids of all tokens, and vectors of norms between I and W
+    (2 and 10 % where nearly nothing else is kept). Messages that were sent, which live until an answer proves that they were taken: at most one for each
     microbatch both ways more than predicted. The peak of all: 5 %."""
     found, plan = predicted(name), _plan(name)
     message = max(size for label, size in found.step.sizes.items() if label.endswith(("X", "DY")))
@@ -90,8 +90,8 @@ def test_every_class_of_memory_is_as_predicted_after_every_row(name: str) -> Non
         measured = measured_rows(name, found, memory.rank_class)
         want = predicted_rows(found, memory.rank_class)
         close = {"parameters": 0.0, "gradients": 0.01 if plan.layout.sequence_parallel else 0.0, "activations": 0.01}
-        if plan.layout.sequence_parallel and plan.saved.preset == "full":
-            close["activations"] = 0.1
+        if "full" in (plan.saved.preset, *(rule.preset for rule in plan.saved.rules)):
+            close["activations"] = 0.1 if plan.layout.sequence_parallel else 0.02
         for part, share in close.items():
             far = np.abs(measured[part] - want[part])
             assert far.max() <= share * want[part].max(), (part, row_of(found, memory.rank_class, int(far.argmax())))

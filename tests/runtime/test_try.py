@@ -44,7 +44,7 @@ def test_two_are_tried_and_the_next_plan_is_nearer_to_what_was_measured(
     def once(plan: Path, *, steps: int, limit_s: float) -> Done:
         if not spoilt:
             spoilt.append(plan)
-            save_plan_file(replace(load_plan_file(plan), model="gpt2"), plan)
+            save_plan_file(replace(load_plan_file(plan), model="mamba2-2.7b"), plan)
         return attempt(plan, steps=steps, limit_s=limit_s)
 
     monkeypatch.setattr(plan_try, "attempt", once)

@@ -333,7 +333,7 @@ class Executor:
         if recorder is None or not recorder.memory or stage in self.kept or not x.requires_grad:
             y: Tensor = module(x, batch)
             return y
-        y, self.kept[stage] = kept(lambda: module(x, batch), x, vocab=self._vocab(), apart=self.rotary)
+        y, self.kept[stage] = kept(lambda: module(x, batch), x, vocab=self._vocab(), apart=(*self.rotary, self.batch))
         return y
 
     def _vocab(self) -> int:
@@ -400,7 +400,7 @@ class Executor:
         self.aside[stage, unit], tape.aside = tape.aside, None
         if stage in self.kept and stage not in self.put_aside:
             tensors = [tensor for each in self.aside[stage, unit] for tensor in each.reads]
-            self.put_aside[stage] = Kept.of(tensors, vocab=self._vocab(), loss=False)
+            self.put_aside[stage] = Kept.of(tensors, vocab=self._vocab(), loss=False, apart=(self.batch,))
 
     def _w(self, stage: int, unit: int) -> None:
         self._clear(stage)

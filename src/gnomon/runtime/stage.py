@@ -51,6 +51,9 @@ class Stage(nn.Module):
         self.first = not outer
         self.last = layers[-1].label == graph.layers()[-1].label
         results = list(self.writes[-1].values())
+        read = {name: index for index, names in enumerate(self.reads) for name in names.values()}
+        self.unread = [[name for name, last in read.items() if last == index] for index in range(len(self.reads))]
+        """Of each layer: what no later one reads."""
         self.leaves = next(name for name in graph.outputs if name in results) if self.last else results[0]
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
@@ -59,10 +62,13 @@ class Stage(nn.Module):
         values = {**batch, **({self.enters: x} if self.enters else {})}
         for part, again in self._parts():
             if again:
+                names = tuple(self._outer(part))
                 out = self._out(part[-1])
-                values[out] = _again(partial(self._result, part, dict(values), out))
+                values[out] = _again(partial(self._result, part, names, out), *(values[name] for name in names))
             else:
                 self._run(part, values)
+            for name in self.unread[part[-1]]:
+                values.pop(name, None)
         return values[self.leaves]
 
     def _parts(self) -> Iterator[tuple[range, bool]]:
@@ -78,7 +84,13 @@ class Stage(nn.Module):
             yield range(first, stop), again
             first = stop
 
-    def _result(self, part: Sequence[int], values: dict[str, Tensor], out: str) -> Tensor:
+    def _outer(self, part: Sequence[int]) -> dict[str, None]:
+        """What layers read that none of them makes."""
+        made = {name for index in part for name in self.writes[index].values()}
+        return dict.fromkeys(name for index in part for name in self.reads[index].values() if name not in made)
+
+    def _result(self, part: Sequence[int], names: Sequence[str], out: str, *tensors: Tensor) -> Tensor:
+        values = dict(zip(names, tensors, strict=True))
         self._run(part, values)
         return values[out]
 
@@ -112,9 +124,9 @@ class Stage(nn.Module):
         return weight
 
 
-def _again(function: Callable[[], Tensor]) -> Tensor:
+def _again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """The function's output, whose inside is computed again in backward."""
-    out: Tensor = checkpoint(function, use_reentrant=False, preserve_rng_state=False)
+    out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return out
 
 

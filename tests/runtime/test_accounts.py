@@ -81,9 +81,9 @@ def test_every_class_of_memory_is_as_predicted_after_every_row(name: str) -> Non
 
     parameters, master and states: exactly. Gradients: exactly, but for what tensor-parallel ranks add up, which is
     packed for that (norms: 1 %). Activations and logits: 1 %, which is ids (8 bytes a token and microbatch, which here
-    are a view of the batch), and under sequence parallelism ids of all tokens, and vectors of norms between I and W
-    (2 and 10 % where nearly nothing else is kept). Messages that were sent, which live until an answer proves that they were taken: at most one for each
-    microbatch both ways more than predicted. The peak of all: 5 %."""
+    are a view of the batch), and under sequence parallelism ids of all tokens, and vectors of norms between I and W (2
+    and 10 % where nearly nothing else is kept). Messages that were sent, which live until an answer proves that they
+    were taken: at most one for each microbatch both ways more than predicted. The peak of all: 5 %."""
     found, plan = predicted(name), _plan(name)
     message = max(size for label, size in found.step.sizes.items() if label.endswith(("X", "DY")))
     for memory in found.memory:

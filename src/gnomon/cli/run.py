@@ -116,7 +116,8 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)
-        read = read_hf_config(text, (path.resolve().parent.name if path.name == "config.json" else path.stem) or source)
+        called = path.resolve().parent.name if path.name == "config.json" else path.stem
+        read = read_hf_config(text, called or source, strict=True)
         return _runnable(read.graph, read.numerics), read.notes
     known = known_name(name)
     numerics = next((found for start, found in PRESETS.items() if known.startswith(start)), None)

@@ -31,6 +31,9 @@ MAX_TIME_S = 2.0**17
 MAX_INTEGER = 2**63 - 1
 """Largest number of bytes or things: what an int64 column holds."""
 
+MAX_DEVICES = 4_000_000
+"""Devices of a cluster and ranks of a mesh, at most: above the largest machines planned, and few enough to list."""
+
 _SI = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 

@@ -10,6 +10,7 @@ from search.spaces import case
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import parse_cluster
+from gnomon.methods import methods_named
 from gnomon.models.presets import model
 from gnomon.plans import Goal, Optimizer, Plan, Stack, Workload
 from gnomon.plans.stacks import stack, stacks
@@ -23,6 +24,7 @@ from gnomon.search.choices import (
     allowed,
     choice,
     fixed_base,
+    of_method,
     parse_choice_limit,
     read_value,
     runs_value,
@@ -228,3 +230,18 @@ def test_offload_needs_no_clipping() -> None:
 def test_values_that_cannot_be_read(name: str, text: str, said: str) -> None:
     with pytest.raises(GnomonError, match=said):
         read_value(choice(name), text)
+
+
+def test_more_memory_never_gives_a_slower_plan() -> None:
+    """Mario takes plans that are among the best, or too large, under some limits only."""
+    choices = (choice("activation_offload"), *(of_method(each) for each in methods_named("mario")))
+    work, fixed = Workload(global_batch_size=8, seq_len=16384), {"pp": 4, "micro_batch_size": 1, "overlap": True}
+    steps, methods = [], set()
+    for limit in (42, 44, 52):
+        goal = Goal(memory_bytes=limit * 2**30)
+        result = plan("llama-3.2-1b", "1x4xa100-sxm-80gb", work, goal=goal, fixed=fixed, unlike=True)
+        found = refine(result, choices=choices, effort=QUICK)
+        assert found.found.prediction.tightest.peak_bytes <= goal.memory_bytes  # type: ignore[operator]
+        steps.append(found.found.step_s)
+        methods |= {step.choice.name for step in found.steps}
+    assert steps == sorted(steps, reverse=True) and "mario" in methods

@@ -270,7 +270,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     tries: Tries | None = None
     again: Result | None = None
     if options.try_:
-        every = tuple({id(each): each for each in (best, *found.best)}.values())
+        every = (best, *(each for each in found.best if each is not best))
         candidates = tuple(every[i] for i in unlike([each.plan for each in every], options.try_, fill=True))
         tries = try_plans(options, candidates, lambda each: _file(options, found, each, assumed), asked.machines)
         if tries.refit is not None and tries.refit.stack is not None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from gnomon.errors import FormatError, InputError
+from gnomon.units import MAX_INTEGER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,22 +108,22 @@ def _check_events(events: Iterator[Any], source: str) -> None:
 
 def _check_size(root: Any, source: str) -> None:
     """Refuse what aliases make large or endless."""
-    sizes: dict[int, int] = {}
+    sizes: dict[Any, int] = {}
+    """Of each node; an alias is the same node again."""
 
     def size(node: Any) -> int:
-        key = id(node)
-        if key in sizes:
-            if sizes[key] < 0:
+        if node in sizes:
+            if sizes[node] < 0:
                 raise InputError(f"{source} has an alias within what it repeats; write it out", "$")
-            return sizes[key]
-        sizes[key] = -1
+            return sizes[node]
+        sizes[node] = -1
         if node.id == "mapping":
             total = 1 + sum(size(k) + size(v) for k, v in node.value)
         else:
             total = 1 + sum(map(size, node.value)) if node.id == "sequence" else 1
         if total > MAX_VALUES:
             raise InputError(f"{source} has over {MAX_VALUES} values once its aliases are written out", "$")
-        sizes[key] = total
+        sizes[node] = total
         return total
 
     size(root)
@@ -152,6 +153,8 @@ def _construct(node: Any, source: str, path: str, loader: Any) -> object:
         value = loader.construct_object(node)
     except ValueError:
         fail(f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}")
+    if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
+        fail(f"{str(node.value)[:40]!r} is over the limit of whole numbers, {MAX_INTEGER}")
     if isinstance(value, float) and not math.isfinite(value):
         fail(f"{node.value!r}: numbers must be finite")
     return value if isinstance(value, (bool, int, float, str, type(None))) else str(node.value)

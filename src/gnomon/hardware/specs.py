@@ -19,9 +19,7 @@ from gnomon.hardware import catalogue
 from gnomon.hardware.local import local_file, processes_of, with_processes
 from gnomon.hardware.types import Cluster, Device, Node, NodeGroup
 from gnomon.schema.toml import parse_toml
-
-MAX_DEVICES = 4_000_000
-"""Largest cluster of a spec: above the largest machines planned, and far below what would not fit in memory."""
+from gnomon.units import MAX_DEVICES
 
 _PART = re.compile(r"(?:(?P<a>[0-9]{1,18})x)?(?:(?P<b>[0-9]{1,18})x)?(?P<name>[a-z][a-z0-9._-]*)")
 

@@ -40,6 +40,10 @@ class Problem:
         return f"{self.name}: {self.message}"
 
 
+MAX_STAGES = 100_000
+"""Stages that are looked at one by one, at most: as many as layers of the largest graph (`graph.types.MAX_REPEAT`)."""
+
+
 class Machines(Protocol):
     """What is asked of a cluster here; `gnomon.hardware.Cluster` has it."""
 
@@ -66,7 +70,10 @@ def problems(
     plan: Plan, graph: Graph, cluster: Machines | None = None, workload: Workload | None = None
 ) -> tuple[Problem, ...]:
     """Every problem, errors first. What needs a cluster or a workload is checked when it is given."""
-    found = [*_devices(plan, cluster), *_stages(plan, graph), *_schedule(plan), *_selectors(plan, graph)]
+    found = [*_devices(plan, cluster), *_stages(plan, graph)]
+    if plan.num_stages > MAX_STAGES:  # what follows looks at every stage
+        return tuple(dict.fromkeys(found))
+    found += [*_schedule(plan), *_selectors(plan, graph)]
     if not any(problem.name == "layers_not_covered" for problem in found):
         found += _dims(plan, graph, workload)
     found += [_error(name, text) for name, text in vocabulary_errors(plan, graph)]

@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 
 from gnomon.errors import PlanError, nearest
 from gnomon.schema import typed
+from gnomon.units import MAX_DEVICES
 
 DENSE_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Axes that multiply to the number of ranks, outermost first: neighbours on `tp` are neighbouring ranks. Megatron-LM's
 `tp-cp-ep-dp-pp` (written innermost first) and torchtitan's mesh have the same order."""
-
-MAX_RANKS = 4_000_000
-"""Most ranks of a mesh: more than any cluster has devices."""
 
 FOLDED_AXES = ("dp_shard", "cp", "tp")
 """Axes whose ranks the experts refold."""
@@ -121,10 +119,10 @@ class Mesh:
         for axis in (*DENSE_AXES, "ep", "etp"):
             if (size := getattr(self, axis)) < 1:
                 raise PlanError(f"mesh axis {axis} = {size}, but an axis has at least 1 rank; leave it out or use 1")
-        if self.world_size > MAX_RANKS:
+        if self.world_size > MAX_DEVICES:
             raise PlanError(
-                f"a mesh of {self.world_size:,} ranks is over the limit of {MAX_RANKS:,}, as large as clusters can be; "
-                f"lower an axis"
+                f"a mesh of {self.world_size:,} ranks is over the limit of {MAX_DEVICES:,}, as large as clusters can be;
+                " f"lower an axis"
             )
         if sorted(self.order) != sorted(DENSE_AXES):
             raise PlanError(f"mesh order {self.order} must name each of {', '.join(DENSE_AXES)} once, outermost first")

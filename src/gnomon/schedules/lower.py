@@ -40,6 +40,7 @@ from gnomon.plans import (
 )
 from gnomon.plans.stages import held_by_several
 from gnomon.program import Communicator, Program, with_buffers
+from gnomon.program.program import MAX_ROWS, MAX_UNITS
 from gnomon.program.rows import Rows, repeated
 from gnomon.schedules.gradients import with_all_reduce, with_optimizer
 from gnomon.schedules.messages import with_messages, with_polled
@@ -119,6 +120,11 @@ def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: 
     """What the Program of a plan that was checked follows from. PlanError for what rows cannot say."""
     _refuse_unexpressed(plan)
     count, units = _units(plan, workload)
+    if count > MAX_UNITS or 2 * count * plan.num_stages > MAX_ROWS:  # a forward and a backward each
+        raise PlanError(
+            f"{count:,} microbatches on {plan.num_stages} stages: a Program holds up to {MAX_UNITS:,} microbatches and "
+            f"{MAX_ROWS:,} rows; use larger microbatches (micro_batch_size), or a smaller batch"
+        )
     zero, layers, workers = effective_zero(plan), stage_layers(plan, graph), alike(plan, cluster)
     if divided := {layer.label for layer in divided_layers(plan, graph)}:  # a part of them is on every rank
         layers = tuple(tuple(layer for layer in part if layer.label not in divided) for part in layers)

@@ -57,6 +57,8 @@ class Choice:
     searched: bool = True
     """A value can be fixed in the base plan, so that the exact search has it too. Not where it follows from other
     fields: parts of tp, layers of a stage."""
+    rewrites: bool = False
+    """A published method, which rewrites the plan's Program."""
 
 
 def _sharded(plan: Plan) -> bool:
@@ -227,7 +229,9 @@ def of_method(method: Method) -> Choice:
     def values(plan: Plan, _: Graph, __: Cluster) -> tuple[Value, ...]:
         return (True,) if not method.used(plan) and next(method.variants(plan), None) is not None else ()
 
-    return Choice(name=method.name, says=method.about, values=values, of=method.used, make=make, searched=False)
+    return Choice(
+        name=method.name, says=method.about, values=values, of=method.used, make=make, searched=False, rewrites=True
+    )
 
 
 def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:

@@ -7,7 +7,7 @@ the search; it is not shown to be the best of all. Leaves out what the choices a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gnomon.errors import GnomonError, PlanError
@@ -39,9 +39,13 @@ class Effort:
 THOROUGH = Effort(starts=3, large=3, tries=240, rounds=240, gain=1e-4)
 """Until nothing gains any more."""
 
-QUICK = Effort(starts=2, large=3, tries=40, rounds=1, gain=5e-3)
-"""Each choice once, on the two best plans, since one may mean nothing in the first (asynchronous tensor parallelism
-without it), and on faster ones that do not fit."""
+QUICK = Effort(starts=5, large=3, tries=80, rounds=1, gain=5e-3)
+"""Each choice once, on the best plans and their alternatives, since one may mean nothing in the first (asynchronous
+tensor parallelism without it) or give more to a plan that takes less memory, and on faster ones that do not fit."""
+
+
+FOR_METHODS = 12
+"""Plans that each published method is tried on, at most, beside those that a descent begins at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,7 @@ def refine(
     """
     descent = _Descent(result, choices, tuple(forbid), fixed or {}, effort, told, more)
     near = [each for each in result.near if each.step_s < result.best[0].step_s]
-    begins = [*result.best[: effort.starts], *near[: effort.large]]
+    begins = [*result.best[: effort.starts], *near[: effort.large], *descent.for_methods()]
     found = [(start, steps, _end(start, steps)) for start in begins if (steps := descent.down(start)) is not None]
     if not found:
         raise PlanError(f"no plan that was found fits with {', '.join(fixed or {})} as fixed; leave it open")
@@ -151,27 +155,65 @@ class _Descent:
             before = choice.of(plan)
             if value == before or not choice.values(plan, self.result.graph, self.result.cluster):
                 continue
-            made = self._predicted(choice, plan, value)
-            if made is None:
+            fixed = self._predicted(choice, plan, value)
+            if fixed is None:
                 return None
-            plan, prediction = made.plan, made
-            steps.append(Step(choice=choice, before=before, after=value, prediction=made))
-        best = prediction.step_s if self._fits(prediction) else float("inf")
+            plan, prediction = fixed.plan, fixed
+            steps.append(Step(choice=choice, before=before, after=value, prediction=fixed))
+        best = prediction.step_s
+        if not self._fits(prediction):  # of all choices the one with which it fits and is fastest
+            able = [made for choice in self.choices if (made := self._best_of(choice, plan)) is not None]
+            if not able:
+                return None
+            first = min(able, key=lambda step: step.prediction.step_s)
+            best, plan = first.prediction.step_s, first.prediction.plan
+            steps.append(first)
         for _ in range(self.effort.rounds):
             moved = False
             for choice in self.choices:
-                before = choice.of(plan)
-                tried = [(value, self._predicted(choice, plan, value)) for value in self._open(choice, plan, before)]
-                able = [(value, found) for value, found in tried if found is not None and self._fits(found)]
-                if not able:
-                    continue
-                value, found = min(able, key=lambda each: each[1].step_s)
-                if found.step_s < best * (1 - self.effort.gain):
-                    best, plan, moved = found.step_s, found.plan, True
-                    steps.append(Step(choice=choice, before=before, after=value, prediction=found))
+                made = self._best_of(choice, plan)
+                if made is not None and made.prediction.step_s < best * (1 - self.effort.gain):
+                    best, plan, moved = made.prediction.step_s, made.prediction.plan, True
+                    steps.append(made)
             if not moved:
                 break
-        return tuple(steps) if best < float("inf") else None
+        return tuple(steps)
+
+    def for_methods(self) -> Iterator[Found]:
+        """For each published method that is open the plan which it makes fastest: one of the best two under any
+        schedule that the method rewrites, FOR_METHODS plans at most. Which of these plans are among the best by
+        themselves depends on the memory that they take without it."""
+        space, best = self.result.space, self.result.best[:2]
+        points = dict.fromkeys(
+            each.point._replace(schedule=name, virtual_stages=virtual, recompute=space.recompute[0])
+            for each in best
+            for name, virtual in space.pipelines(each.point.pp)
+        )
+        for choice in self.choices:
+            able = []
+            for point in list(points)[:FOR_METHODS] if choice.rewrites else ():
+                plan = space.plan(point)
+                if not choice.values(plan, self.result.graph, self.result.cluster):
+                    continue
+                made = self._predicted(choice, plan, True, within=False)
+                if made is not None and self._fits(made):
+                    able.append((made.step_s, len(able), point, plan))
+            if able:
+                _, _, point, plan = min(able)
+                prediction = predict(
+                    self.result.graph, self.result.cluster, plan, self.result.workload, self.result.stack
+                )
+                yield Found(point=point, plan=plan, prediction=prediction)
+
+    def _best_of(self, choice: Choice, plan: Plan) -> Step | None:
+        """The value of a choice with which the plan fits and is fastest; None where it fits with none."""
+        before = choice.of(plan)
+        tried = [(value, self._predicted(choice, plan, value)) for value in self._open(choice, plan, before)]
+        able = [(value, found) for value, found in tried if found is not None and self._fits(found)]
+        if not able:
+            return None
+        value, found = min(able, key=lambda each: each[1].step_s)
+        return Step(choice=choice, before=before, after=value, prediction=found)
 
     def _open(self, choice: Choice, plan: Plan, before: Value) -> list[Value]:
         values = choice.values(plan, self.result.graph, self.result.cluster)
@@ -179,13 +221,13 @@ class _Descent:
         mine = [limit for limit in self.forbid if limit.field == choice.name]
         return [value for value in values if value != before and not any(limit.forbids(value) for limit in mine)]
 
-    def _predicted(self, choice: Choice, plan: Plan, value: Value) -> Prediction | None:
-        """None for a plan that cannot run, and when no predictions are left."""
+    def _predicted(self, choice: Choice, plan: Plan, value: Value, *, within: bool = True) -> Prediction | None:
+        """None for a plan that cannot run, and when no predictions (`within` their number) or no time is left."""
         result = self.result
         try:
             changed = choice.make(plan, result.graph, value)
             if changed not in self.known:
-                if self.tried >= self.effort.tries or (self.tried and not self.more()):
+                if (within and self.tried >= self.effort.tries) or (self.tried and not self.more()):
                     self.cut = True
                     return None
                 self.tried += 1

@@ -121,8 +121,8 @@ class Mesh:
                 raise PlanError(f"mesh axis {axis} = {size}, but an axis has at least 1 rank; leave it out or use 1")
         if self.world_size > MAX_DEVICES:
             raise PlanError(
-                f"a mesh of {self.world_size:,} ranks is over the limit of {MAX_DEVICES:,}, as large as clusters can be;
-                " f"lower an axis"
+                f"a mesh of {self.world_size:,} ranks is over the limit of {MAX_DEVICES:,}, as large as clusters can "
+                f"be; lower an axis"
             )
         if sorted(self.order) != sorted(DENSE_AXES):
             raise PlanError(f"mesh order {self.order} must name each of {', '.join(DENSE_AXES)} once, outermost first")

@@ -17,7 +17,7 @@ from gnomon.search.budget import More, always
 from gnomon.search.choices import CHOICES, Choice, Value, runs_value
 from gnomon.search.choices import choice as named
 from gnomon.search.results import Found, Result
-from gnomon.search.space import Limit
+from gnomon.search.space import Limit, Point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class _Descent:
             for name, virtual in space.pipelines(each.point.pp)
         )
         for choice in self.choices:
-            able = []
+            able: list[tuple[float, int, Point, Plan]] = []
             for point in list(points)[:FOR_METHODS] if choice.rewrites else ():
                 plan = space.plan(point)
                 if not choice.values(plan, self.result.graph, self.result.cluster):

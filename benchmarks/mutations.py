@@ -36,9 +36,9 @@ from gnomon import cli, formats, schema
 from gnomon.cli import main
 from gnomon.errors import GnomonError
 from gnomon.hardware import Axis, Measured, Table, measured_cluster, parse_cluster
+from gnomon.lowering import one_f_one_b, with_messages, with_optimizer
 from gnomon.plans import Mesh, Plan, PlanFile, Saved, SavedRule, Schedule, Workload
 from gnomon.program import parse_program, print_program, validate
-from gnomon.schedules import one_f_one_b, with_messages, with_optimizer
 
 FIXTURES = Path(__file__).parents[1] / "tests/formats"
 CPU_S, MEMORY_BYTES, WALL_S = 20, 2 * 2**30, 120

@@ -20,8 +20,8 @@ import time
 
 import numpy as np
 
+from gnomon.lowering import interleaved_one_f_one_b, one_f_one_b, with_messages, with_optimizer
 from gnomon.program import issue_order_peak, validate
-from gnomon.schedules import interleaved_one_f_one_b, one_f_one_b, with_messages, with_optimizer
 from gnomon.simulate import Clock, Durations, Script, durations, makespans, period, periods, play
 
 ZERO = {"SEND_F": 0.0, "RECV_F": 0.0, "SEND_B": 0.0, "RECV_B": 0.0, "OPT": 0.0}

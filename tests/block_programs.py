@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from gnomon.lowering import gpipe, interleaved_one_f_one_b, one_f_one_b, with_messages, with_optimizer, zero_bubble_h1
+from gnomon.lowering.blocks import with_blocks
 from gnomon.program import Program
-from gnomon.schedules import gpipe, interleaved_one_f_one_b, one_f_one_b, with_messages, with_optimizer, zero_bubble_h1
-from gnomon.schedules.blocks import with_blocks
 
 
 @st.composite

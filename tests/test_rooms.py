@@ -20,7 +20,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
-    "errors units schema graph models hardware program orders plans sharding timeline prices simulate schedules "
+    "errors units schema graph models hardware program orders plans sharding timeline prices simulate lowering "
     "methods prediction search formats request report frontend compiler runtime cli".split()
 )
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})

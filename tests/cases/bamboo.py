@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering import one_f_one_b, with_all_reduce, with_messages, with_optimizer
+from gnomon.lowering.edit import rows_of
 from gnomon.methods.bamboo import fail_over
 from gnomon.program import Program, parse_program
-from gnomon.schedules import one_f_one_b, with_all_reduce, with_messages, with_optimizer
-from gnomon.schedules.edit import rows_of
 
 HEALTHY = """\
 gnomon.program/1

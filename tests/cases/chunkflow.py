@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering import one_f_one_b, with_messages, with_optimizer
 from gnomon.methods.chunkflow import BUFFERS, chunkflow, chunks
 from gnomon.plans import Unit, normalised
 from gnomon.program import Program
-from gnomon.schedules import one_f_one_b, with_messages, with_optimizer
 
 LENGTHS = (4, 2, 1, 1)
 CHUNKS = chunks(LENGTHS, 2)

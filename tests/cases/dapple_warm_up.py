@@ -24,10 +24,10 @@ from collections.abc import Callable
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering import lower
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule
 from gnomon.program import Program
-from gnomon.schedules import lower
 
 CONFIG = GptConfig(name="four", num_layers=4, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
 GRAPH = gpt(CONFIG)

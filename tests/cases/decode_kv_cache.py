@@ -27,9 +27,9 @@ from case_format import Case, Expected, Peak
 
 from gnomon.errors import PlanError
 from gnomon.graph import BF16, nbytes
+from gnomon.lowering.generate import Request, generate
 from gnomon.models.llama import llama, llama_mini
 from gnomon.program import Program, issue_order_peak, parse_program, problems, validate
-from gnomon.schedules.generate import Request, generate
 
 GRAPH = llama(llama_mini())
 PROGRAM = """\

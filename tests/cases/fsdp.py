@@ -34,11 +34,11 @@ from dataclasses import replace
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering import lower
+from gnomon.lowering.fsdp import fully_shard
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
 from gnomon.program import Program, parse_program
-from gnomon.schedules import lower
-from gnomon.schedules.fsdp import fully_shard
 
 GRAPH = gpt(
     GptConfig(name="two", num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering import lower
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule
 from gnomon.program import Program
-from gnomon.schedules import lower
 
 GRAPH = gpt(
     GptConfig(name="four", num_layers=4, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)

@@ -20,10 +20,10 @@ from dataclasses import replace
 from case_format import Case, Expected
 
 from gnomon.graph import BF16
+from gnomon.lowering import lower
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Schedule, problems
 from gnomon.program import Program
-from gnomon.schedules import lower
 from gnomon.sharding import parameter_collectives, shard_graph
 
 GRAPH = llama(

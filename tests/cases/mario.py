@@ -26,12 +26,12 @@ from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering import lower, one_f_one_b, with_loads, with_messages, with_optimizer
 from gnomon.methods import Context, rewritten
 from gnomon.methods.mario import apply_checkpoint, mario, overlap_recompute, remove_redundancy
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Overlap, Pass, Plan, Schedule
 from gnomon.program import Program, Structure
-from gnomon.schedules import lower, one_f_one_b, with_loads, with_messages, with_optimizer
 from gnomon.simulate import Clock, Times, durations, play
 
 NONE = """\

@@ -24,10 +24,10 @@ from fractions import Fraction
 from case_format import Case, Expected, Peak
 
 from gnomon.hardware import parse_cluster
+from gnomon.lowering import lower
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Stage, Workload
 from gnomon.program import Program, parse_program, validate
-from gnomon.schedules import lower
 from gnomon.simulate import durations, simulate
 from gnomon.timeline import breakdown
 

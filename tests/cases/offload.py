@@ -27,9 +27,9 @@ from dataclasses import replace
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering.delayed_update import delay_update
+from gnomon.lowering.offload import offload_optimizer
 from gnomon.program import Program, effect_table, parse_program, row_effects
-from gnomon.schedules.delayed_update import delay_update
-from gnomon.schedules.offload import offload_optimizer
 from gnomon.units import quantise
 
 BLOCKS = """\

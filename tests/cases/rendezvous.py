@@ -25,10 +25,10 @@ from typing import Literal
 
 from case_format import Case, Expected
 
+from gnomon.lowering import lower
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule
 from gnomon.program import Program, parse_program, problems
-from gnomon.schedules import lower
 
 CONFIG = GptConfig(name="two", num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32, tied=False)
 GRAPH = gpt(CONFIG)

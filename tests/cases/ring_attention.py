@@ -22,8 +22,8 @@ from collections.abc import Callable
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering.context_parallel import ring_attention
 from gnomon.program import Program
-from gnomon.schedules.context_parallel import ring_attention
 
 CONTIGUOUS = """\
 gnomon.program/1

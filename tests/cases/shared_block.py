@@ -23,10 +23,10 @@ from collections.abc import Callable
 from case_format import Case, Expected, Peak
 
 from gnomon.graph import Call, Graph
+from gnomon.lowering import lower
 from gnomon.models.llama import llama, llama_mini
 from gnomon.plans import Optimizer, Plan, Schedule, Stage, shared_parameters
 from gnomon.program import Program, parse_program
-from gnomon.schedules import lower
 
 TINY = llama(llama_mini())
 LAYER = TINY.block("layers")

@@ -27,10 +27,10 @@ from dataclasses import replace
 from case_format import Case, Expected, Peak
 
 from gnomon.graph import BF16, nbytes
+from gnomon.lowering import lower
 from gnomon.models.t5 import T5Config, t5
 from gnomon.plans import Optimizer, Plan, Schedule, Stage, shared_parameters, transfers
 from gnomon.program import Program
-from gnomon.schedules import lower
 
 GRAPH = t5(
     T5Config(

@@ -33,11 +33,11 @@ from dataclasses import replace
 from case_format import Case, Expected, Peak
 
 from gnomon.graph import BF16
+from gnomon.lowering.async_tensor_parallel import async_tensor_parallel
+from gnomon.lowering.sequence_parallel import tensor_parallel_regions
 from gnomon.models.llama import llama, llama3_1_8b
 from gnomon.plans import Layout, Mesh
 from gnomon.program import Program, effect_table, parse_program, row_effects
-from gnomon.schedules.async_tensor_parallel import async_tensor_parallel
-from gnomon.schedules.sequence_parallel import tensor_parallel_regions
 from gnomon.sharding import shard_graph
 
 PARTS = """\

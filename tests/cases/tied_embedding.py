@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering import lower, tied_stages
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule, stage_layers
 from gnomon.program import Program
-from gnomon.schedules import lower, tied_stages
 
 GRAPH = gpt(GptConfig(name="four", num_layers=4, hidden_size=64, num_heads=4, vocab_size=256, max_positions=32))
 PLAN = Plan(mesh=Mesh(pp=4), schedule=Schedule(name="one_f_one_b", num_microbatches=8), optimizer=Optimizer(clip=False))

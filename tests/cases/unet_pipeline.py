@@ -27,10 +27,10 @@ from collections.abc import Callable
 from case_format import Case, Expected, Peak
 
 from gnomon.graph import BF16, nbytes
+from gnomon.lowering import lower
 from gnomon.models.unet import unet, unet_tiny
 from gnomon.plans import Optimizer, Plan, Schedule, Stage, transfers
 from gnomon.program import Program, parse_program
-from gnomon.schedules import lower
 
 GRAPH = unet(unet_tiny())
 CALLS = (

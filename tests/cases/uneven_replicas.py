@@ -27,10 +27,10 @@ from fractions import Fraction
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering import lower
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Stage, Workload
 from gnomon.program import Program
-from gnomon.schedules import lower
 from gnomon.sharding import deal, reshard
 
 GRAPH = gpt(

@@ -27,8 +27,8 @@ from dataclasses import replace
 
 from case_format import Case, Expected, Peak
 
+from gnomon.lowering.zero import shard_optimizer
 from gnomon.program import parse_program
-from gnomon.schedules.zero import shard_optimizer
 
 BLOCKS = """\
 gnomon.program/1

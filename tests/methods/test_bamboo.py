@@ -9,11 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
-from gnomon.methods.bamboo import fail_over
-from gnomon.methods.mario import apply_checkpoint
-from gnomon.program import Program, validate
-from gnomon.program.rows import Rows
-from gnomon.schedules import (
+from gnomon.lowering import (
     gpipe,
     interleaved_one_f_one_b,
     one_f_one_b,
@@ -23,7 +19,11 @@ from gnomon.schedules import (
     with_optimizer,
     zero_bubble_h1,
 )
-from gnomon.schedules.edit import Row, rows_of
+from gnomon.lowering.edit import Row, rows_of
+from gnomon.methods.bamboo import fail_over
+from gnomon.methods.mario import apply_checkpoint
+from gnomon.program import Program, validate
+from gnomon.program.rows import Rows
 from gnomon.simulate import Clock, durations, play
 
 WORK = ("LOAD", "F", "C", "R", "B", "I", "W", "AR")

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
+from gnomon.lowering import with_messages, with_optimizer
+from gnomon.lowering.edit import rows_of
 from gnomon.methods.chunkflow import BUFFERS, backward_order, chunkflow, chunks
 from gnomon.plans import Unit
 from gnomon.program import Program, issue_order_peak, problems, validate
-from gnomon.schedules import with_messages, with_optimizer
-from gnomon.schedules.edit import rows_of
 
 SIZES = {"S": 1, "KV": 0, "DKV": 0, "X": 0, "Y": 0, "DX": 0, "DY": 0, "P": 0, "G": 0}
 

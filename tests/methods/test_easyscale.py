@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
+from gnomon.lowering.edit import rows_of, with_rows
 from gnomon.methods.easyscale import additions, easyscale
 from gnomon.program import issue_order_peak, validate
-from gnomon.schedules.edit import rows_of, with_rows
 
 
 @st.composite

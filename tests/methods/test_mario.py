@@ -9,6 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError, ProgramError
+from gnomon.lowering import (
+    interleaved_one_f_one_b,
+    one_f_one_b,
+    with_loads,
+    with_messages,
+    with_optimizer,
+    zero_bubble_h1,
+)
+from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.methods.mario import (
     Simulate,
     apply_checkpoint,
@@ -19,15 +28,6 @@ from gnomon.methods.mario import (
 )
 from gnomon.program import Program, Structure, issue_order_peak, problems, validate
 from gnomon.program.rows import Rows
-from gnomon.schedules import (
-    interleaved_one_f_one_b,
-    one_f_one_b,
-    with_loads,
-    with_messages,
-    with_optimizer,
-    zero_bubble_h1,
-)
-from gnomon.schedules.edit import Row, rows_of, with_rows
 from gnomon.simulate import Clock, Times, durations, play
 
 SIZES = {"X": 0.125, "S": 1, "Y": 0, "DX": 0, "DY": 0, "P": 0, "G": 0}

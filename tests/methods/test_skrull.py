@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
+from gnomon.lowering.edit import rows_of
 from gnomon.methods.skrull import DIVIDED, dacp, gds, microbatch_step
 from gnomon.plans import Unit
 from gnomon.program import Program, unit_shapes, validate
-from gnomon.schedules.edit import rows_of
 from gnomon.simulate import durations, simulate
 
 LENGTHS = st.lists(st.integers(1, 64), min_size=1, max_size=24)

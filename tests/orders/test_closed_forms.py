@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.program import issue_order_peak, validate
-from gnomon.schedules import (
+from gnomon.lowering import (
     Rows,
     dualpipe_v,
     gpipe,
@@ -27,6 +26,7 @@ from gnomon.schedules import (
     zero_bubble_h2,
     zero_bubble_v,
 )
+from gnomon.program import issue_order_peak, validate
 from gnomon.simulate import Clock, durations, period, play
 
 SIZES = {"S": 1, "X": 0, "Y": 0, "DX": 0, "DY": 0, "P": 0, "G": 0}

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from gnomon import orders
 from gnomon.errors import GnomonError, PlanError
+from gnomon.lowering import lower
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.orders.checked import checked, problems
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload, check
 from gnomon.prediction import predict
 from gnomon.program import issue_order_peak, validate
 from gnomon.program.rows import Rows, of_lists
-from gnomon.schedules import lower
 
 GRAPH = llama(
     LlamaConfig(

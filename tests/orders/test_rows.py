@@ -11,8 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from gnomon.errors import PlanError
-from gnomon.orders import rows
-from gnomon.schedules import (
+from gnomon.lowering import (
     Rows,
     dapple_warm_up,
     dualpipe_v,
@@ -25,6 +24,7 @@ from gnomon.schedules import (
     zero_bubble_h1,
     zero_bubble_v,
 )
+from gnomon.orders import rows
 
 
 def written(rows: Rows) -> list[str]:

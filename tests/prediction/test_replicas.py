@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from gnomon.hardware import parse_cluster
+from gnomon.lowering import lower
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Plan, Schedule, Stage, Workload, batch
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK, _replicas, _workers, settle
 from gnomon.prediction.step import Pricing
 from gnomon.program import validate
-from gnomon.schedules import lower
 from gnomon.simulate import Durations, period
 from gnomon.units import quantise
 

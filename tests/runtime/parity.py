@@ -14,6 +14,7 @@ from runtime.plain_llama import Llama
 from torch import Tensor
 
 from gnomon import orders
+from gnomon.lowering import lower
 from gnomon.methods.mario import apply_checkpoint
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import (
@@ -32,7 +33,6 @@ from gnomon.plans import (
 )
 from gnomon.program import Program
 from gnomon.runtime import AdamW, AdamWSettings, Executor, Parameters
-from gnomon.schedules import lower
 
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")

@@ -12,6 +12,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import grid, parity  # noqa: E402
 
 from gnomon.errors import PlanError, ProgramError  # noqa: E402
+from gnomon.lowering import lower  # noqa: E402
+from gnomon.lowering.edit import Row, rows_of, with_rows  # noqa: E402
+from gnomon.lowering.optimizer import effective_zero  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.plans import Plan, Workload  # noqa: E402
 from gnomon.program import Program  # noqa: E402
@@ -19,9 +22,6 @@ from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.apply import check_plan, holders  # noqa: E402
 from gnomon.runtime.check_program import check_program  # noqa: E402
 from gnomon.runtime.execute import program_of  # noqa: E402
-from gnomon.schedules import lower  # noqa: E402
-from gnomon.schedules.edit import Row, rows_of, with_rows  # noqa: E402
-from gnomon.schedules.optimizer import effective_zero  # noqa: E402
 
 pytestmark = pytest.mark.torch
 Edit = Callable[[list[list[str]]], None]

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime import jobs, measured, parity  # noqa: E402
 
+from gnomon.lowering import lower  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.program import validate  # noqa: E402
-from gnomon.schedules import lower  # noqa: E402
 from gnomon.simulate import durations, simulate  # noqa: E402
 from gnomon.timeline import ROLES, difference, parse_timeline, print_timeline  # noqa: E402
 

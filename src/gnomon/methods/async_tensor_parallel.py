@@ -1,7 +1,7 @@
 """Asynchronous tensor parallelism: matmuls next to a collective are chunked so that the collective overlaps.
 
 This file says what the method is. Prices know what a chunked matmul and its ring of messages take; the Program at the
-grain of single matmuls is `schedules.async_tensor_parallel`.
+grain of single matmuls is `lowering.async_tensor_parallel`.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gnomon.errors import PlanError
+from gnomon.lowering.edit import Row, rows_of, with_rows
+from gnomon.lowering.insertions import bucket, by_name
 from gnomon.methods.method import Context, Method, Param, Params
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Plan
 from gnomon.program import Kind, Override, Program, validate
-from gnomon.schedules.edit import Row, rows_of, with_rows
-from gnomon.schedules.insertions import bucket, by_name
 from gnomon.simulate.durations import Durations
 from gnomon.simulate.play import Clock, play
 

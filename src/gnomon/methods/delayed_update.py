@@ -1,6 +1,6 @@
 """ZeRO-Offload's delayed parameter update: the host updates with the gradients of the step before, beside this step.
 
-This file says what the method is; lowering makes its rows (`schedules.delayed_update`). It changes the mathematics, so
+This file says what the method is; lowering makes its rows (`lowering.delayed_update`). It changes the mathematics, so
 no search turns it on unless it is named.
 """
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gnomon.lowering.edit import Row, rows_of, with_rows
+from gnomon.lowering.insertions import touches
+from gnomon.lowering.splits import split
 from gnomon.methods.method import Method, Simulate
 from gnomon.program import BufferClass, Kind, Program, Structure, effects, validate
-from gnomon.schedules.edit import Row, rows_of, with_rows
-from gnomon.schedules.insertions import touches
-from gnomon.schedules.splits import split
 from gnomon.simulate.play import Times
 
 NETWORK = "net"

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from gnomon import orders
 from gnomon.errors import PlanError, ProgramError
+from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.methods.method import Context, Method, Param, Params, Simulate
 from gnomon.plans import Pass, Plan, Saved
 from gnomon.program import STANDARD_KINDS, Kind, Program, Structure, issue_order_peak, validate
-from gnomon.schedules.edit import Row, rows_of, with_rows
 from gnomon.simulate.play import Times
 
 Sizes = Mapping[str, float]

@@ -1,6 +1,6 @@
 """ZeRO: optimizer states, gradients and parameters divided over data-parallel ranks (stages 1, 2 and 3).
 
-This file says what the method is; lowering makes its rows (`schedules.zero` and `schedules.fsdp`), and the exact search
+This file says what the method is; lowering makes its rows (`lowering.zero` and `lowering.fsdp`), and the exact search
 has its stages as a field of every plan.
 """
 

@@ -1,6 +1,6 @@
 """ZeRO-Offload: optimizer states and the update in host memory, gradients down and parameters back in tiles.
 
-This file says what the method is; lowering makes its rows (`schedules.offload`). Leaves out the delayed update of the
+This file says what the method is; lowering makes its rows (`lowering.offload`). Leaves out the delayed update of the
 same paper, which is a method of its own, and activations and parameters on the host.
 """
 

@@ -76,7 +76,7 @@ class Pass:
     """A rewriting of the schedule by a published method, with its parameters."""
 
     name: str
-    """The method: `mario`, `chunkflow`, `dapple_warmup`, `bamboo` … `schedules` refuses a name that it does not
+    """The method: `mario`, `chunkflow`, `dapple_warmup`, `bamboo` … `methods` refuses a name that it does not
     know."""
     params: tuple[tuple[str, Scalar], ...] = ()
     """(parameter, value) pairs, as in `["policy", "2p"]`."""

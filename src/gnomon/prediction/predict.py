@@ -17,6 +17,7 @@ import numpy as np
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import apart
+from gnomon.lowering.lower import Messages, Outline, build, outline
 from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
 from gnomon.plans import Fact, Mesh, Plan, Precision, Saved, Stack, Workload, batch, check
@@ -34,7 +35,6 @@ from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prices.curves import curves_with
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
-from gnomon.schedules.lower import Messages, Outline, build, outline
 from gnomon.schema import to_mapping
 from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline

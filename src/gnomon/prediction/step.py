@@ -16,6 +16,7 @@ import numpy as np
 from gnomon.errors import UnpricedError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
+from gnomon.lowering.tensor_sums import COPIES, TERMS
 from gnomon.plans import Plan, Stack, Workload, transfers
 from gnomon.prediction.compute_time import PHASES, ComputeTime
 from gnomon.prediction.layer_types import LayerPrice
@@ -28,12 +29,11 @@ from gnomon.prediction.vocabulary import KINDS as VOCABULARY
 from gnomon.prices.fitted import Fitted, fitted
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Program
-from gnomon.schedules.tensor_sums import COPIES, TERMS
 from gnomon.simulate import Durations
 from gnomon.units import quantise
 
 TIED = "embedding"
-"""Price name of the all-reduce of tied parameters (`schedules.gradients`)."""
+"""Price name of the all-reduce of tied parameters (`lowering.gradients`)."""
 
 IN_UPDATE = frozenset((TERMS, COPIES))
 """Price names of sums over tensor-parallel ranks right before the update, in whose price they are."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnomon.errors import PlanError
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.graph import Graph, Layer, Op
+from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, layer_presets, stage_layers
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.blocks import BlockRun
@@ -24,7 +25,6 @@ from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import Axis
 from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
 from gnomon.runtime.stage import Stage
-from gnomon.schedules.optimizer import effective_zero
 from gnomon.sharding import ShardedBlock, shard_graph
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}

@@ -21,6 +21,8 @@ from torch.distributed import ProcessGroup, Work
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
+from gnomon.lowering import lower
+from gnomon.lowering.optimizer import effective_zero
 from gnomon.methods import rewrites
 from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
@@ -39,8 +41,6 @@ from gnomon.runtime.parameters import CPU, Aside
 from gnomon.runtime.routes import Route, Together, Waits, of_rank, routes, rows_of
 from gnomon.runtime.stage import Batch
 from gnomon.runtime.state import State
-from gnomon.schedules import lower
-from gnomon.schedules.optimizer import effective_zero
 from gnomon.timeline import ROLES, Timeline
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gnomon.graph import Layer
+from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, Saved, SavedRule, layer_presets, select, shared_parameters, stage_layers, transfers
 from gnomon.plans.parts import Preset
 from gnomon.plans.select import format_layers
@@ -25,7 +26,6 @@ from gnomon.prediction.predict import stages_of
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import TIED, Pricing
 from gnomon.program import Key
-from gnomon.schedules.optimizer import effective_zero
 from gnomon.simulate import Durations, period
 from gnomon.units import quantise
 

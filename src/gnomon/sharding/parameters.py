@@ -3,7 +3,7 @@ a step.
 
 DDP and ZeRO 0–3 with hybrid sharding, experts over their own data-parallel ranks (`edp`), the tensor-parallel sums
 that sequence parallelism and copied key-value heads leave. Returns bytes and collectives of one block. Leaves out
-when they run (`schedules`, by the plan's overlap) and buckets.
+when they run (`lowering`, by the plan's overlap) and buckets.
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+"""What a plan says about data-parallel state, applied to a Program of blocks: ZeRO stage, overlap, offload, delay.
+
+`shard_state(program, optimizer, overlap, …)` chooses and runs the passes (`fsdp`, `zero`, `offload`, `delayed_update`)
+that `plan.optimizer` and `plan.overlap` ask for. What they ask for and no pass does is a PlanError, so that nothing is
+lost. Returns a Program. Left out: taking stages apart into blocks (`with_blocks`), which comes before, and the small
+all-reduce of gradient clipping.
+"""
+
+from __future__ import annotations
+
+from gnomon.errors import PlanError
+from gnomon.lowering.delayed_update import delay_update
+from gnomon.lowering.fsdp import fully_shard
+from gnomon.lowering.offload import offload_optimizer
+from gnomon.lowering.zero import shard_optimizer
+from gnomon.plans import Optimizer, Overlap
+from gnomon.program import Program
+
+
+def shard_state(program: Program, optimizer: Optimizer, overlap: Overlap, *, shards: int, replicas: int) -> Program:
+    """The Program with data-parallel state as the plan has it.
+
+    program: with all-reduces (AR, if any) and updates (OPT), each stage a block. shards, replicas: ranks that divide
+    the state (dp_shard x cp), and copies of it (dp_replicate). blocks_per_bucket: for ZeRO 1 and 2, from
+    `overlap.bucket_bytes` and the size of a block. With one shard a ZeRO stage means nothing and the AR rows stay.
+    """
+    if overlap.optimizer:
+        raise PlanError("overlap.optimizer (updates during backward) is not expressed yet; leave it out")
+    if shards > 1 and optimizer.zero == 3:
+        program = _stage_3(program, optimizer, overlap, replicas)
+    elif shards > 1 and optimizer.zero:
+        program = shard_optimizer(
+            program,
+            zero=optimizer.zero,
+            overlap_reduce=overlap.grad_reduce,
+            overlap_gather=overlap.param_gather,
+            replicas=replicas > 1,
+        )
+    if optimizer.offload is not None:
+        if optimizer.offload.fraction < 1:
+            raise PlanError(
+                f"optimizer.offload.fraction = {optimizer.offload.fraction}: which blocks stay on the device is not "
+                f"decided here; call offload_optimizer with stages, or use 1"
+            )
+        program = offload_optimizer(program, tiles=optimizer.offload.tiles)
+    return delay_update(program) if optimizer.delay else program
+
+
+def _stage_3(program: Program, optimizer: Optimizer, overlap: Overlap, replicas: int) -> Program:
+    if not overlap.grad_reduce or overlap.bucket_bytes is not None:
+        raise PlanError("full sharding reduces block by block beside backward; leave grad_reduce on, bucket_bytes out")
+    return fully_shard(
+        program,
+        prefetch=overlap.prefetch if overlap.param_gather else 0,
+        reshard_after_forward=optimizer.reshard_after_forward,
+        keep_last_block=optimizer.keep_last_block,
+        replicas=replicas > 1,
+    )

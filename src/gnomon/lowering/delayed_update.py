@@ -1,0 +1,45 @@
+"""Delayed parameter update (ZeRO-Offload's DPU): the host updates with the gradients of the step before.
+
+`delay_update(program)` takes a Program whose optimizer is on the host (`offload_optimizer`) and issues the host's
+updates first: they read the gradients that the step before sent down (GH is carried) and run beside this step's
+forward and backward. The parameters that come back are used from the next step on, so staleness is one step; it
+changes the mathematics. The period is the longer of the host's update and the device's step.
+Left out: the first steps, which run without delay.
+Source: Ren et al. 2021, section 5.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gnomon.errors import PlanError
+from gnomon.lowering.edit import Row, rows_of, with_rows
+from gnomon.lowering.insertions import by_name
+from gnomon.program import Program, effects, with_buffers, with_kinds
+
+
+def delay_update(program: Program) -> Program:
+    """The Program with its host updates one step late. PlanError when the update is not, or not wholly, on the host."""
+    kinds = by_name(program.kinds)
+    on_device = "OPT" in {program.kinds[kind].name for kind in program.kind.tolist()}
+    if "HOST_OPT" not in kinds or on_device:
+        raise PlanError("a delayed update runs on the host beside the next step; offload the whole optimizer first")
+    host_update = replace(kinds["HOST_OPT"], effects=effects("read GH, read PH, write PH"))
+    buffers = [replace(b, lifetime="carried") for b in program.buffers if b.name == "GH"]
+    listed = []
+    for rows in rows_of(program):
+        first = [_reading(row) for row in rows if row.kind == "HOST_OPT"]
+        listed.append([*first, *(row for row in rows if row.kind != "HOST_OPT")])
+    return with_rows(
+        replace(program, buffers=with_buffers(*buffers, base=program.buffers)),
+        listed,
+        kinds=with_kinds(host_update, base=program.kinds),
+    )
+
+
+def _reading(row: Row) -> Row:
+    """A tile of several blocks lists its effects itself: there too the gradient is read and stays."""
+    if row.override is None or row.override.effects is None:
+        return row
+    changed = tuple(e._replace(op="read") if e.op == "consume" else e for e in row.override.effects)
+    return replace(row, override=replace(row.override, effects=changed))

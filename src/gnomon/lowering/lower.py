@@ -1,0 +1,316 @@
+"""`lower`: from a graph and a plan to the Program that simulator and runtime both follow.
+
+One rank class for each pipeline rank, with as many ranks as its stages' mesh (several where data-parallel workers have
+other shares or devices than each other); compute rows by the plan's schedule, then what ends the step (reductions over
+data-parallel ranks, tied parameters, the update), then messages (those that skip stages too).
+What a plan asks for and is not expressed here is a PlanError, never left out. Left out: durations and sizes, which
+prices look up by the Program's keys, and everything within a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from gnomon import orders
+from gnomon.errors import PlanError
+from gnomon.graph import Graph, Layer
+from gnomon.hardware import Cluster
+from gnomon.lowering.gradients import with_all_reduce, with_optimizer
+from gnomon.lowering.messages import with_messages, with_polled
+from gnomon.lowering.optimizer import apply_optimizer, effective_zero, with_meetings
+from gnomon.lowering.shared import Shared, shared_buffers, shared_stages
+from gnomon.lowering.skips import Skip, skip_buffers, with_skips
+from gnomon.lowering.tensor_sums import tensor_sums, with_tensor_sums
+from gnomon.lowering.workers import Workers, alike, divided_units, meet, split
+from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
+from gnomon.orders.one_f_one_b import dapple_warm_up, one_f_one_b
+from gnomon.orders.patterns.vocabulary import BUFFERS
+from gnomon.plans import (
+    Mesh,
+    Optimizer,
+    Overlap,
+    Pass,
+    Plan,
+    Schedule,
+    Unit,
+    Workload,
+    batch,
+    check,
+    divided_layers,
+    normalised,
+    stage_layers,
+    transfers,
+)
+from gnomon.plans.stages import held_by_several
+from gnomon.program import Communicator, Program, with_buffers
+from gnomon.program.program import MAX_ROWS, MAX_UNITS
+from gnomon.program.rows import Rows, repeated
+from gnomon.sharding.homes import routed_tensors
+
+MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+
+Messages = Literal["buffered", "rendezvous", "polled"]
+"""How messages between stages go: see `lower`."""
+
+
+def lower(
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    *,
+    messages: Messages = "buffered",
+) -> Program:
+    """The Program of one step, before the methods of `schedule.passes` that rewrite it (`gnomon.methods`). PlanError
+    when the plan cannot run, or asks for what is not expressed here.
+
+    workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
+    num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and
+    end together, or the host sleeps between looks at each; a property of the software, not of the plan.
+    """
+    check(plan, graph, cluster, workload)
+    return build(outline(graph, plan, cluster, workload), messages=messages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """All that a plan's Program follows from, passes that edit it aside: plans of one outline have the same rows."""
+
+    schedule: Schedule
+    """Of the plan, without what rows do not show."""
+    overlap: Overlap
+    """Of the plan."""
+    optimizer: Optimizer
+    """Of the plan."""
+    zero: int
+    """ZeRO stage, 0 where there is nothing to divide over."""
+    replicated: bool
+    """Whether shards have copies (`dp_replicate`)."""
+    pipeline_ranks: tuple[int, ...]
+    """Pipeline rank of each stage."""
+    counts: tuple[int, ...]
+    """Ranks of each rank class."""
+    num_microbatches: int
+    """Of one step."""
+    units: tuple[Unit, ...]
+    """What each holds; none where nothing is said."""
+    workers: tuple[Workers, ...]
+    """Data-parallel workers that are alike."""
+    layers: tuple[int, ...]
+    """Of each stage, where each is gathered by itself; else none."""
+    reduced: frozenset[int]
+    """Stages whose gradients several ranks add up."""
+    shared: tuple[Shared, ...]
+    """Stages of one rank that hold the same parameters."""
+    tied: tuple[tuple[int, ...], ...]
+    """Stages of several ranks that do; of blocks under ZeRO 3."""
+    sums: tuple[tuple[int, str], ...]
+    """Gradients that tensor-parallel ranks add up once a step; of blocks under ZeRO 3."""
+    starts: tuple[int, ...]
+    """Stages that read nothing from the stage before them."""
+    skips: tuple[Skip, ...]
+    """Pairs of stages of which one reads the other from afar."""
+
+
+def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: Workload | None = None) -> Outline:
+    """What the Program of a plan that was checked follows from. PlanError for what rows cannot say."""
+    _refuse_unexpressed(plan)
+    count, units = _units(plan, workload)
+    if count > MAX_UNITS or 2 * count * plan.num_stages > MAX_ROWS:  # a forward and a backward each
+        raise PlanError(
+            f"{count:,} microbatches on {plan.num_stages} stages: a Program holds up to {MAX_UNITS:,} microbatches and "
+            f"{MAX_ROWS:,} rows; use larger microbatches (micro_batch_size), or a smaller batch"
+        )
+    zero, layers, workers = effective_zero(plan), stage_layers(plan, graph), alike(plan, cluster)
+    if divided := {layer.label for layer in divided_layers(plan, graph)}:  # a part of them is on every rank
+        layers = tuple(tuple(layer for layer in part if layer.label not in divided) for part in layers)
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    parts = list(zip(meshes, layers, strict=True))
+    if zero == 3:
+        parts = [(mesh, (layer,)) for mesh, part in parts for layer in part]
+    starts, skips = _chains(graph, plan)
+    ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
+    members = [len(group.members) for group in workers]
+    return Outline(
+        schedule=replace(plan.schedule, micro_batch_size=None, num_microbatches=count, layers_per_stage=()),
+        overlap=plan.overlap,
+        optimizer=plan.optimizer,
+        zero=zero,
+        replicated=meshes[0].dp_replicate > 1,
+        pipeline_ranks=plan.pipeline_ranks,
+        counts=tuple(len(ranks_of[r]) * n // sum(members) for r in range(plan.num_pipeline_ranks) for n in members),
+        num_microbatches=count,
+        units=units,
+        workers=workers,
+        layers=tuple(len(part) for part in layers) if zero == 3 else (),
+        reduced=frozenset(stage for stage in range(plan.num_stages) if _reduces(graph, meshes[stage], layers[stage])),
+        shared=shared_stages(graph, layers, plan.pipeline_ranks),
+        tied=tied_stages(graph, [part for _, part in parts]),
+        sums=tensor_sums(graph, plan.layout, parts),
+        starts=starts,
+        skips=skips,
+    )
+
+
+def _reduces(graph: Graph, mesh: Mesh, layers: Sequence[Layer]) -> bool:
+    """Whether several ranks add up gradients of a stage: those of data and context parallelism, and for experts those
+    of tensor parallelism too that hold the same ones."""
+    if mesh.data_ranks * mesh.cp > 1:
+        return True
+    return mesh.edp > 1 and any(routed_tensors(graph.block(layer.call.block)) for layer in layers)
+
+
+def build(given: Outline, *, messages: Messages = "buffered") -> Program:
+    """The Program of an outline, without the plan's passes that edit Programs."""
+    rows, units = _scheduled(given.schedule, given.pipeline_ranks, given.num_microbatches), given.units
+    unlike = len(given.workers) > 1
+    if unlike:
+        if given.schedule.vocabulary != "ends":
+            raise PlanError(f"vocabulary = {given.schedule.vocabulary!r} over unlike workers has no rows; use 'ends'")
+        if given.zero:
+            raise PlanError(f"ZeRO stage {given.zero} over unlike workers has no rows yet; use optimizer.zero = 0")
+        rows = split(rows, len(given.workers))
+        units = divided_units(units, given.num_microbatches, given.workers)
+    if not given.zero:  # a pass that divides gradients reduces them in its own way
+        rows = _with_reductions(rows, given, unlike=unlike)
+    rows = with_optimizer(rows, without=[same for _, same in given.shared])
+    optimizer = given.optimizer
+    if not given.zero:  # a pass that divides gradients must come before ranks meet
+        rows = with_tensor_sums(rows, given.sums)
+        rows = with_meetings(rows, given.tied, clip=optimizer.clip and optimizer.offload is None)
+    program = _program(rows, given, units, messages)
+    program = apply_optimizer(
+        program, optimizer, given.overlap, given.zero, replicated=given.replicated, blocks=given.layers
+    )
+    if given.zero and given.tied and optimizer.offload is not None:
+        raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
+    if given.zero:
+        buffer = "G" if given.zero == 1 else "GS"
+        rows = with_tensor_sums(Rows.of(program), given.sums, buffer=buffer)
+        rows = with_meetings(rows, given.tied, clip=optimizer.clip, buffer=buffer)
+        program = rows.like(program)
+    return program
+
+
+def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
+    """The plan's schedule: forwards and backwards of every pipeline rank."""
+    return _scheduled(plan.schedule, plan.pipeline_ranks, num_microbatches)
+
+
+def _scheduled(schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbatches: int) -> Rows:
+    name, ranks = schedule.name, max(pipeline_ranks) + 1
+    if schedule.rounds > 1:
+        each, rest = divmod(num_microbatches, schedule.rounds)
+        if rest or schedule.vocabulary != "ends":
+            what = f"vocabulary = {schedule.vocabulary!r}" if not rest else f"{num_microbatches} microbatches"
+            raise PlanError(f"schedule rounds = {schedule.rounds} with {what}; use rounds that divide the microbatches")
+        return repeated(_scheduled(replace(schedule, rounds=1), pipeline_ranks, each), schedule.rounds)
+    chosen = [given for given in schedule.passes if given.name in ROW_PASSES]
+    if chosen and name != ONE_F_ONE_B.name:
+        raise PlanError(
+            f"pass {chosen[0].name} changes {ONE_F_ONE_B.name}, but the schedule is {name}; choose one of the two"
+        )
+    if chosen and schedule.vocabulary == "ends":
+        rows = ROW_PASSES[chosen[-1].name](ranks, num_microbatches, chosen[-1])
+    else:
+        virtual = len(pipeline_ranks) // ranks
+        rows = orders.find(name).rows(ranks, num_microbatches, virtual, vocabulary=schedule.vocabulary)
+    _check_placement(name, pipeline_ranks, rows)
+    return rows
+
+
+def tied_stages(graph: Graph, stages: Sequence[Sequence[Layer]]) -> tuple[tuple[int, ...], ...]:
+    """Sets of stages that hold the same parameter (embedding and head, as a rule), each once, in order of stages."""
+    return tuple(sorted(set(held_by_several(graph, stages).values())))
+
+
+def _dapple(ranks: int, num_microbatches: int, given: Pass) -> Rows:
+    params = dict(given.params)
+    policy = params.pop("policy", None)
+    if params or policy not in ("p", "2p"):
+        raise PlanError(f"pass dapple_warmup takes policy = 'p' or '2p', not {dict(given.params)}")
+    return one_f_one_b(ranks, num_microbatches, warm_up=dapple_warm_up("p" if policy == "p" else "2p", ranks))
+
+
+ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {"dapple_warmup": _dapple}
+"""Passes that choose the order of compute rows themselves: (ranks, microbatches, pass) -> rows."""
+
+
+def _with_reductions(rows: Rows, given: Outline, *, unlike: bool) -> Rows:
+    """The rows with the reductions over data-parallel ranks. unlike: of several classes, which meet in them."""
+    pairs = {stage for pair in given.shared for stage in pair}
+    rows = with_all_reduce(rows, given.reduced - pairs, overlap=given.overlap.grad_reduce)
+    rows = with_all_reduce(rows, given.reduced & {one for one, _ in given.shared}, overlap=False)  # after both
+    return meet(rows, given.pipeline_ranks) if unlike else rows
+
+
+def _program(rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Messages) -> Program:
+    """The Program of the rows, with messages between stages."""
+    beside = given.overlap.pipeline_sends
+    rows = with_skips(rows, given.skips, blocking=not beside)
+    if messages == "polled":
+        rows = with_polled(rows, chains=given.starts, paired=given.schedule.name == ONE_F_ONE_B.name)
+    else:
+        rows = with_messages(rows, chains=given.starts, blocking=() if beside else MESSAGES)
+    names = () if messages != "rendezvous" else ("fwd", "bwd", *(("skip", "skip_grad") if given.skips else ()))
+    comms = tuple(Communicator(name=name, semantics="rendezvous") for name in names)
+    skips = skip_buffers(given.skips)
+    return rows.program(
+        units=units,
+        counts=given.counts,
+        buffers=with_buffers(*BUFFERS, base=skips) if given.schedule.vocabulary != "ends" else skips,
+        chains=given.starts,
+        comms=comms,
+        aliases=shared_buffers(given.shared),
+    )
+
+
+def _refuse_unexpressed(plan: Plan) -> None:
+    """PlanError for fields that no row would show: left out, they would make the Program a different plan's."""
+    device_of = plan.device_of
+    if len(set(device_of)) < len(device_of):
+        rank = next(rank for rank, device in enumerate(device_of) if device in device_of[:rank])
+        raise PlanError(
+            f"placement puts ranks {device_of.index(device_of[rank])} and {rank} on device {device_of[rank]}, where "
+            f"they would take turns, but rows here are of ranks that run at once; give each rank a device of its own, "
+            f"or build the Program with gnomon.methods.easyscale"
+        )
+    if plan.overlap.priority and not any(given.name not in ROW_PASSES for given in plan.schedule.passes):
+        raise PlanError(
+            f"overlap.priority = {list(plan.overlap.priority)}, but collectives are issued in the order in which they "
+            f"are ready; name the pass that reorders them in schedule.passes, or leave priority out"
+        )
+
+
+def _units(plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]]:
+    """Number of microbatches, and what each holds over all data-parallel ranks (nothing said without a workload)."""
+    if workload is None:
+        if plan.schedule.num_microbatches is None:
+            raise PlanError("the number of microbatches follows from the batch; give a workload or num_microbatches")
+        return plan.schedule.num_microbatches, ()
+    count, size = batch(plan, workload)
+    lengths = workload.sequence_lengths()
+    pieces = [tuple((i, 0, lengths[i]) for i in range(first, first + size)) for first in range(0, count * size, size)]
+    return count, normalised([Unit(pieces=part) for part in pieces])
+
+
+def _chains(graph: Graph, plan: Plan) -> tuple[tuple[int, ...], tuple[Skip, ...]]:
+    """(stages that read nothing from the stage before them, pairs of stages of which one reads the other from afar)."""
+    pairs = {(transfer.source, transfer.target) for transfer in transfers(plan, graph)}
+    starts = tuple(stage for stage in range(plan.num_stages) if (stage - 1, stage) not in pairs)
+    return starts, tuple(sorted((a, b) for a, b in pairs if b != a + 1))
+
+
+def _check_placement(name: str, pipeline_ranks: tuple[int, ...], rows: Rows) -> None:
+    """PlanError unless the schedule puts every stage on the rank that the plan gives it."""
+    scheduled = np.full(rows.num_stages, -1)
+    scheduled[rows.stage] = rows.rank_class
+    if tuple(scheduled.tolist()) != pipeline_ranks:
+        raise PlanError(
+            f"schedule {name} puts stages 0 … {rows.num_stages - 1} on ranks {scheduled.tolist()}, but "
+            f"the plan has them on {list(pipeline_ranks)}; change placement, virtual_stages or the stages' devices"
+        )

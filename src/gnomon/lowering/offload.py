@@ -1,0 +1,75 @@
+"""Optimizer states and the update on the host (ZeRO-Offload): gradients go down, parameters come back, in tiles.
+
+`offload_optimizer(program)` takes a Program with updates (OPT) of blocks and replaces them by D2H (a gradient goes to
+the host as soon as it is complete), HOST_OPT (the update, on the host's stream) and H2D (the parameter comes back once
+nothing in the step still reads the old one). Composes with `zero` and `fsdp`: then the shard travels. Buffers GH and PH
+are the host's: their sizes count where a reader wants the host's memory, and are 0 for the device's.
+Left out: offload of activations and of parameters.
+Source: Ren et al. 2021 (ZeRO-Offload).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from gnomon.errors import PlanError
+from gnomon.lowering.edit import rows_of, with_rows
+from gnomon.lowering.insertions import MODIFIES, Insertions, bucket, by_name, last_row, require_updates, touches
+from gnomon.program import BufferClass, Kind, Program, effects, with_buffers, with_kinds
+
+
+def offload_optimizer(program: Program, *, tiles: int | None = None, stages: Collection[int] | None = None) -> Program:
+    """The Program with its updates on the host.
+
+    tiles: pieces in which each rank's gradients go down and parameters come back, each of neighbouring blocks; None
+    is one for each block. stages: blocks whose update moves to the host; None is all (Twin-Flow keeps some on the
+    device: best those whose gradients are complete last). PlanError when there are fewer blocks than tiles.
+    """
+    require_updates(program, "offload of the optimizer")
+    gradient, parameter = _update_buffers(by_name(program.kinds)["OPT"])
+    kinds = {
+        "D2H": Kind(name="D2H", stream="d2h", effects=effects(f"consume {gradient}, write GH")),
+        "HOST_OPT": Kind(name="HOST_OPT", stream="host", effects=effects("consume GH, read PH, write PH")),
+        "H2D": Kind(name="H2D", stream="h2d", effects=effects(f"read PH, write {parameter}")),
+    }
+    before_update = [kind for kind in program.kinds if kind.name != "OPT"]
+    listed = []
+    readers = {kind.name for kind in before_update if touches(kind, parameter, "read")}
+    for rows in rows_of(program):
+        ready = last_row(rows, before_update, gradient, *MODIFIES)
+        updates = {row.stage: i for i, row in enumerate(rows) if row.kind == "OPT"}
+        for index, row in enumerate(rows):  # the new parameter comes when nothing in the step needs the old one
+            if row.kind in readers and index < updates.get(row.stage, -1):
+                ready[row.stage] = max(ready[row.stage], index)
+        moved = sorted((s for s in updates if stages is None or s in stages), key=lambda s: ready[s])
+        new = Insertions(rows)
+        for tile in _tiles(moved, len(moved) if tiles is None else tiles):
+            for kind in kinds.values():
+                new.after(max(ready[s] for s in tile), bucket(kind, tile))
+        listed.append(new.without("OPT", moved))
+    buffers = with_buffers(
+        BufferClass(name="GH", per="stage"),
+        BufferClass(name="PH", lifetime="carried", per="stage"),
+        base=program.buffers,
+    )
+    return with_rows(replace(program, buffers=buffers), listed, kinds=with_kinds(*kinds.values(), base=program.kinds))
+
+
+def _update_buffers(update: Kind) -> tuple[str, str]:
+    """(gradient that the update uses up, parameter that it writes)."""
+    gradient = next(effect.buffer for effect in update.effects if effect.op == "consume")
+    return gradient, next(effect.buffer for effect in update.effects if effect.op == "write")
+
+
+def _tiles(stages: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Stages in `count` runs, as equal as possible, longer ones first."""
+    if not stages:
+        return []
+    if not 1 <= count <= len(stages):
+        raise PlanError(
+            f"{len(stages)} blocks cannot travel in {count} tiles; use 1 to {len(stages)}, or smaller blocks"
+        )
+    size, more = divmod(len(stages), count)
+    starts = [i * size + min(i, more) for i in range(count + 1)]
+    return [tuple(stages[a:b]) for a, b in zip(starts, starts[1:], strict=False)]

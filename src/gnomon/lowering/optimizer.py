@@ -1,0 +1,110 @@
+"""What `plan.optimizer` asks of a Program: ZeRO, updates on the host, tied parameters, clipping.
+
+`apply_optimizer` divides and moves state for all stages (`data_parallel`); `with_meetings` adds what ranks do together
+before the update: the sum of tied gradients, and the global norm, for which every rank waits. Both expect an update
+(OPT) for each stage. What cannot be expressed is a PlanError. Left out: sizes of shards, and the state that an update
+rule keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gnomon.errors import PlanError
+from gnomon.lowering.blocks import with_blocks
+from gnomon.lowering.data_parallel import shard_state
+from gnomon.lowering.gradients import with_tied_all_reduce
+from gnomon.plans import Optimizer, Overlap, Plan
+from gnomon.program import NO_UNIT, BufferRef, Communicator, Kind, Override, Program, RowEffect, with_kinds
+from gnomon.program.rows import Inserted, Rows, insert
+
+NORM = Kind(name="NORM", comm="norm")
+"""The global gradient norm: own gradients, then one small all-reduce over all ranks. Holds the compute stream."""
+
+
+def apply_optimizer(
+    program: Program, optimizer: Optimizer, overlap: Overlap, zero: int, *, replicated: bool, blocks: Sequence[int]
+) -> Program:
+    """The Program with states, gradients and parameters divided, and updates moved, as the optimizer says.
+
+    zero: the ZeRO stage in effect (`effective_zero`). replicated: whether shards have copies. blocks: layers of each
+    stage; under ZeRO 3 a stage is taken apart into them, because each is gathered by itself.
+    PlanError for a combination that the passes do not express.
+    """
+    if optimizer.offload is not None and optimizer.clip:
+        raise PlanError(
+            "optimizer.offload updates tile by tile as gradients arrive, but clip waits for the norm of all of them; "
+            "set optimizer.clip = false"
+        )
+    return shard_state(
+        with_blocks(program, blocks) if zero == 3 else program,
+        optimizer,
+        overlap,
+        shards=2 if zero else 1,  # more are the same rows
+        replicas=2 if replicated else 1,
+    )
+
+
+def effective_zero(plan: Plan) -> int:
+    """The plan's ZeRO stage; 0 when every group that it would divide over has one rank, unless parameters come from the
+    host block by block.
+
+    PlanError when only some stages have several shards or several replicas.
+    """
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    divided = [mesh.dp_shard * mesh.cp > 1 for mesh in meshes]
+    zero = plan.optimizer.zero
+    if not zero or not any(divided):
+        return 3 if zero == 3 and plan.optimizer.offload_parameters else 0
+    if not all(divided):
+        raise PlanError(
+            f"ZeRO stage {zero} divides over dp_shard x cp, which is 1 in stage {divided.index(False)} and more in "
+            f"others; give every stage several, or use optimizer.zero = 0"
+        )
+    if len({mesh.dp_replicate > 1 for mesh in meshes}) > 1:
+        raise PlanError("ZeRO with dp_replicate > 1 in some stages only has no rows yet; make the stages alike")
+    return zero
+
+
+def with_meetings(rows: Rows, tied: Sequence[Sequence[int]], *, clip: bool, buffer: str = "G") -> Rows:
+    """The rows with what ranks do together between their gradients and their updates: tied parameters, then the norm.
+
+    tied: sets of stages that hold the same parameters. buffer: what an update consumes, G or its shard GS.
+    """
+    for stages in tied:
+        rows = with_tied_all_reduce(rows, stages, buffer=buffer)
+    return with_norm(rows, buffer=buffer) if clip else rows
+
+
+def with_norm(rows: Rows, *, buffer: str = "G") -> Rows:
+    """The rows with a NORM on every rank class before its first OPT: one group, so all ranks meet there.
+
+    buffer: the gradients that it reads. Source: clipping by the global norm (Pascanu et al. 2013); Qi et al. 2023 on
+    what that wait costs a pipeline without bubbles.
+    """
+    updates = np.flatnonzero(rows.is_kind("OPT"))
+    if not len(updates):
+        return rows
+    rank_class = rows.rank_class[updates]
+    classes, first = np.unique(rank_class, return_index=True)
+    kinds = with_kinds(NORM, base=rows.kinds)
+    group = int(rows.group.max(initial=-1)) + 1
+    parts = []
+    for cls, at in zip(classes.tolist(), updates[first].tolist(), strict=True):
+        mine = rows.stage[updates[rank_class == cls]].tolist()
+        parts.append(
+            Inserted(
+                anchor=np.array([at], np.int64),
+                kind=np.array([kinds.index(NORM)], np.int8),
+                stage=rows.stage[[at]],
+                unit=np.array([NO_UNIT], np.int32),
+                before=True,
+                override=Override(effects=tuple(RowEffect("read", BufferRef(buffer, stage)) for stage in mine)),
+                group=group,
+            )
+        )
+    comms = (*rows.comms, Communicator(name="norm", semantics="collective"))
+    return replace(insert(rows, parts, kinds), comms=comms)

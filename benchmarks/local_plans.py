@@ -22,10 +22,10 @@ import torch
 from gnomon.hardware import measured_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
-from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, predict
 from gnomon.runtime import Executor, launch
 from gnomon.runtime.calibrate import Budget, Times, assembled, measure, memory_bytes, pooled, relative_iqr
+from gnomon.software import stack
 from gnomon.timeline import Timeline, difference, peaks
 
 CONFIG = LlamaConfig(

@@ -24,10 +24,10 @@ from torch import Tensor
 from gnomon.hardware import Cluster, NodeGroup, catalogue, local_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Stage, Workload
-from gnomon.plans.stacks import stack
 from gnomon.runtime import Executor
 from gnomon.runtime.launch import launch
 from gnomon.search.mixed import MixedResult, plan_mixed
+from gnomon.software import stack
 
 SLOWER = 3
 """Forwards more."""

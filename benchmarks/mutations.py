@@ -134,7 +134,7 @@ def machine_seeds() -> Iterator[Seed]:
         plan = f"plan llama-tiny --on {{}} {asked}{how} {QUICK}"
         yield Seed(name=name, text=schema.dump(cluster), commands=(f"predict llama-tiny --on {{}} {asked}{how}", plan))
     for name in ("megatron-lm", "gnomon"):
-        text = files("gnomon.plans.stacks").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        text = files("gnomon.software").joinpath("stacks", f"{name}.toml").read_text(encoding="utf-8")
         yield Seed(name=f"{name}.toml", text=text, commands=(f"predict llama-tiny --on {H100} --stack ./{{}} {asked}",))
 
 

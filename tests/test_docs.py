@@ -13,8 +13,8 @@ from test_rooms import ROOMS
 
 from gnomon.cli import main
 from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Schedule, Split, Workload
-from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
+from gnomon.software import stack
 from gnomon.units import show_seconds
 
 ROOT = Path(__file__).parents[1]

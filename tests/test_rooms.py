@@ -20,8 +20,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
-    "errors units schema graph models hardware program orders plans sharding timeline prices simulate lowering "
-    "methods prediction search formats request report frontend compiler runtime cli".split()
+    "errors units schema graph models hardware program orders plans software sharding timeline prices simulate "
+    "lowering methods prediction search formats request report frontend compiler runtime cli".split()
 )
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
 OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime"}
@@ -153,7 +153,7 @@ def families() -> set[str]:
     sources = {path.stem for path in (REPOSITORY / "evidence/sources").glob("*.toml")}
     text = (REPOSITORY / "evidence/folds.toml").read_text(encoding="utf-8")
     left_out = set(re.findall(r'^left_out = "([a-z].*)"$', text, re.MULTILINE))
-    stacks = {path.stem for path in (REPOSITORY / "src/gnomon/plans/stacks").glob("*.toml")}
+    stacks = {path.stem for path in (REPOSITORY / "src/gnomon/software/stacks").glob("*.toml")}
     return (sources | left_out) - stacks
 
 

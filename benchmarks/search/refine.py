@@ -15,9 +15,9 @@ import time
 
 import gnomon
 from gnomon.plans import Goal, Optimizer, Plan, Workload
-from gnomon.plans.stacks import stack
 from gnomon.search.choices import allowed, show_value
 from gnomon.search.refine import QUICK, refine
+from gnomon.software import stack
 
 CASES = (
     ("llama-3.1-8b", "4x8xh100-sxm", 128, "torchtitan", (), None),

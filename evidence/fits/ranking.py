@@ -31,9 +31,9 @@ from evidence.validate import score_all
 from evidence.validation import Score, spearman
 from gnomon.errors import GnomonError
 from gnomon.formats.job import chosen as with_fields
-from gnomon.plans import Stack
 from gnomon.report.prediction import WORDS, describe
 from gnomon.search import Found, loss, make_space, solve, unlike
+from gnomon.software import Stack
 
 FAMILIES = ("nanotron-ultrascale", "vtrain-micro24", "mosaic-llmfoundry", "bloom-prequel", "libai")
 """Sources that ran several layouts of one model on as many devices."""

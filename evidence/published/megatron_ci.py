@@ -14,7 +14,8 @@ from evidence.published.row import Row
 from evidence.published.rules import first
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
-from gnomon.plans import Plan, Stack
+from gnomon.plans import Plan
+from gnomon.software import Stack
 
 PROGRAM = r"^megatron-lm ci$"
 """Framework of these rows."""

@@ -15,7 +15,7 @@ from evidence.published.notes import NANOTRON_BENCHMARK
 from evidence.published.row import Row
 from evidence.readings import JobThresholds
 from gnomon.formats.job import chosen
-from gnomon.plans import Stack
+from gnomon.software import Stack
 
 NANOTRON_SCRIPT = (
     "huggingface/nanotron 77f54c10 (2025-03-10) examples/mamba/run_multinode.sh, by whose name scripts/"

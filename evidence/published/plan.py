@@ -23,16 +23,9 @@ from gnomon.errors import InputError
 from gnomon.formats.job import chosen
 from gnomon.formats.nanotron import stages_of
 from gnomon.models.llama import LlamaConfig
-from gnomon.plans import (
-    Layout,
-    Mesh,
-    Overlap,
-    Plan,
-    Split,
-    Stack,
-    Workload,
-)
-from gnomon.plans.stacks import stack as named_stack
+from gnomon.plans import Layout, Mesh, Overlap, Plan, Split, Workload
+from gnomon.software import Stack
+from gnomon.software import stack as named_stack
 
 Notes = tuple[str, ...]
 

@@ -36,7 +36,8 @@ from gnomon.models.decoder import DecoderConfig
 from gnomon.models.gpt import GptConfig
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.lora import Adapters
-from gnomon.plans import Plan, Stack, Workload
+from gnomon.plans import Plan, Workload
+from gnomon.software import Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

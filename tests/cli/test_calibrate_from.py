@@ -12,7 +12,7 @@ from gnomon import schema
 from gnomon.cli import main
 from gnomon.cli.calibrate_from import run
 from gnomon.errors import InputError
-from gnomon.plans import Stack
+from gnomon.software import Stack
 
 TABLE = """\
 id,model,on,seq_len,global_batch,micro_batch_size,tp,pp,step_s

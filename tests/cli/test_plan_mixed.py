@@ -10,8 +10,8 @@ import pytest
 
 from gnomon.cli import main
 from gnomon.plans import load_plan_file
-from gnomon.plans.stacks import stack as named_stack
 from gnomon.schema import save_file
+from gnomon.software import stack as named_stack
 
 FILE = """\
 schema = "gnomon.cluster/1"

@@ -22,8 +22,8 @@ from gnomon.cli.own import machine_of, runs_folder, stack_file, with_own
 from gnomon.cli.plan_try import Done, attempt, check_try
 from gnomon.errors import InputError, PlanError
 from gnomon.hardware import Cluster, measured_cluster, parse_cluster
-from gnomon.plans import OwnNumber, OwnRuns, Stack, load_plan_file
-from gnomon.plans.stacks import stack
+from gnomon.plans import load_plan_file
+from gnomon.software import OwnNumber, OwnRuns, Stack, stack
 
 PRINTS = """
 import json, os, signal, sys, time

@@ -16,11 +16,11 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters, with_adapters
 from gnomon.models.presets import model
 from gnomon.plans import Fp8, Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.plans.stacks import stack
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import stages_of
 from gnomon.prices.collectives import collective_seconds
 from gnomon.sharding import shard_block
+from gnomon.software import stack
 
 LAYER = "layers"
 BATCH = Workload(global_batch_size=8, seq_len=512)

@@ -9,8 +9,9 @@ from typing import Any
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, NodeGroup, parse_cluster
 from gnomon.models import gpt
-from gnomon.plans import Fact, Layout, Mesh, Plan, Precision, Saved, Schedule, Stack, Workload
+from gnomon.plans import Layout, Mesh, Plan, Precision, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
+from gnomon.software import Fact, Stack
 
 FP16 = Precision(param="fp16", compute="fp16")
 _FACTS: dict[str, Any] = {

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import InputError
-from gnomon.plans import Fp8, Layout, Mesh, Optimizer, OwnNumber, OwnRuns, Plan, Precision, Schedule, Stack, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Fp8, Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.band import COVERAGE, Ratios, band_numbers, band_of, memory_ratios
 from gnomon.prediction.evidence import LEAST, Evidence, evidence
+from gnomon.software import OwnNumber, OwnRuns, Stack, stack
 
 PLAIN = Evidence(
     known="stack",

@@ -9,12 +9,13 @@ import pytest
 from prediction.jobs import gpt_model, plan
 
 from gnomon.graph import DTYPE_BITS
-from gnomon.plans import Fact, Layout, Optimizer, Stack, Workload
+from gnomon.plans import Layout, Optimizer, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Provenance
 from gnomon.prices.fitted import Fitted, LinkNumber
 from gnomon.program import Key
+from gnomon.software import Fact, Stack
 
 SOURCE = Provenance(data="made up", date="2026-11-22", error="none", range="this test")
 HOP_S = 4e-4

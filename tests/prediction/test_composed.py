@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from gnomon.errors import PlanError
-from gnomon.plans import Fact, Mesh, Overlap, Plan, Schedule, Stack, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Mesh, Overlap, Plan, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.search.space import stack_limits
+from gnomon.software import Fact, Stack, stack
 
 WORK = Workload(global_batch_size=16, seq_len=1024)
 

@@ -14,11 +14,11 @@ from prediction.jobs import MEGATRON_2022, gpt_model, plan, small
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.models.presets import model
-from gnomon.plans import Fact, Mesh, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Mesh, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, advice, predict
 from gnomon.prediction.memory import temporaries
 from gnomon.report.prediction import prediction_text
+from gnomon.software import Fact, stack
 
 SEQ, HIDDEN, HEADS = 2048, 4096, 32
 MEGATRON = stack("megatron-lm")

@@ -11,7 +11,6 @@ from prediction.jobs import FP16
 from gnomon.errors import GnomonError, PlanError, UnpricedError
 from gnomon.models.presets import PRESETS, model
 from gnomon.plans import (
-    Fact,
     Fp8,
     Layout,
     Mesh,
@@ -25,13 +24,13 @@ from gnomon.plans import (
     SavedRule,
     Schedule,
     Split,
-    Stack,
     Stage,
     Workload,
 )
 from gnomon.plans.check import sample_tokens
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.layer_types import LayerPrice
+from gnomon.software import Fact, Stack
 
 MESHES: dict[str, dict[str, Any]] = {
     "1": {},

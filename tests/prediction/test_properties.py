@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from prediction.jobs import gpt_model, plan, scaled, small
 
 from gnomon.hardware import catalogue
-from gnomon.plans import Fact, Fp8, Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Fp8, Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.program import Key
+from gnomon.software import Fact, stack
 
 SPEC = "2x4xh100-sxm"
 

@@ -13,10 +13,10 @@ from gnomon.formats.job import chosen
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.models.presets import model
-from gnomon.plans import Layout, Mesh, Plan, Schedule, Stack, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Layout, Mesh, Plan, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.run_ahead import QUEUE_LAUNCHES, held_by_streams, split_by_microbatches
+from gnomon.software import Stack, stack
 
 SEQ, HIDDEN = 4096, 4096
 NANOTRON = stack("nanotron")

@@ -13,7 +13,6 @@ from prices.allocator_replay import Pool, replay
 import gnomon.prices.allocator as allocator
 from gnomon.errors import InputError
 from gnomon.hardware.catalogue import device
-from gnomon.plans import Fact, Stack
 from gnomon.prices.allocator import (
     MIB,
     RESERVED_SHARE_LOW,
@@ -28,6 +27,7 @@ from gnomon.prices.allocator import (
     segment_bytes,
     workspace_bytes,
 )
+from gnomon.software import Fact, Stack
 
 PLAIN = Stack(name="plain", version="1")
 GROWING = replace(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gnomon.plans import Fact, Mesh, Plan, Schedule, Stack, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prices.deterministic import ATTENTION_BACKWARD
+from gnomon.software import Fact, Stack, stack
 
 HIDDEN = 768
 TOKENS = 2 * 1024

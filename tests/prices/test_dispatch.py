@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from gnomon.hardware import parse_cluster
 from gnomon.models.deepseek import deepseek_v3, deepseek_v3_671b
 from gnomon.models.hybrid import hybrid, nemotron_3_super
-from gnomon.plans import Fact, Fp8, Mesh, Optimizer, Overlap, Plan, Precision, Schedule, Stack, Workload
+from gnomon.plans import Fp8, Mesh, Optimizer, Overlap, Plan, Precision, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
 from gnomon.prices.links import AxisLink, axis_link
+from gnomon.software import Fact, Stack
 
 
 def ep_link(nodes: int, *, device: str = "h100-sxm") -> AxisLink:

@@ -8,10 +8,11 @@ import pytest
 
 from gnomon.hardware import catalogue
 from gnomon.models.mixtral import mixtral, qwen3_30b_a3b
-from gnomon.plans import Fact, Fp8, Mesh, Optimizer, Plan, Precision, Schedule, Stack, Workload
+from gnomon.plans import Fp8, Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.prices import curves_for
 from gnomon.prices.experts import loop_launches, row_passes
+from gnomon.software import Fact, Stack
 
 H100 = catalogue.device("h100-sxm-80gb")
 

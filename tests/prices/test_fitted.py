@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from gnomon import schema
 from gnomon.errors import InputError
 from gnomon.hardware import catalogue
-from gnomon.plans import Fact, Mesh, OwnNumber, OwnRuns, Plan, Schedule, Stack, Workload
-from gnomon.plans.stacks import stacks
+from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prices import Provenance, host_cost, sustained
 from gnomon.prices.fitted import (
@@ -30,6 +29,7 @@ from gnomon.prices.fitted import (
     rates,
 )
 from gnomon.simulate import period
+from gnomon.software import Fact, OwnNumber, OwnRuns, Stack, stacks
 
 H100 = catalogue.device("h100-sxm-80gb")
 TEST = Stack(name="test", version="0")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gnomon.hardware import catalogue
-from gnomon.plans import Fact, Stack
 from gnomon.prices import host_cost, sustained
 from gnomon.prices.fitted import Fitted
+from gnomon.software import Fact, Stack
 
 H100 = catalogue.device("h100-sxm-80gb")
 

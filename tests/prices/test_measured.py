@@ -15,11 +15,11 @@ from gnomon.errors import UnpricedError
 from gnomon.hardware import Axis, Measured, Table, measured_cluster, parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
-from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.links import axis_link
 from gnomon.prices.measured import attention_points, matmul_seconds, stream_points, table_seconds
+from gnomon.software import stack
 
 SIZES = (32, 128, 512)
 

@@ -8,8 +8,9 @@ import pytest
 
 from gnomon.errors import UnpricedError
 from gnomon.hardware import catalogue
-from gnomon.plans import Fact, Optimizer, Precision, Stack
+from gnomon.plans import Optimizer, Precision
 from gnomon.prices import accumulate_seconds, curves_for, optimizer_seconds, stream_seconds
+from gnomon.software import Fact, Stack
 
 H100 = catalogue.device("h100-sxm-80gb")
 CURVES = curves_for(H100)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.hardware import catalogue
-from gnomon.plans import Stack
 from gnomon.prices import gemm_seconds, sustained
 from gnomon.prices.curves import curves_for
 from gnomon.prices.power import power_share, powered
 from gnomon.prices.stream import stream_seconds
+from gnomon.software import Stack
 
 SHARES = {"gb300-nvl72": 1.0, "gb200-nvl72": 0.857, "b300-sxm-288gb": 0.873, "b200-sxm-180gb": 0.794,
           "h100-sxm-80gb": 1.0, "h100-pcie-80gb": 0.827, "a100-pcie-40gb": 1.0, "mi300x-192gb": 1.0}  # fmt: skip

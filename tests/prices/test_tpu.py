@@ -8,10 +8,11 @@ import pytest
 
 from gnomon.hardware import catalogue
 from gnomon.models.mixtral import mixtral, qwen3_30b_a3b
-from gnomon.plans import Fact, Fp8, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Stack, Workload
+from gnomon.plans import Fp8, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prices import curves_for, gemm_seconds
 from gnomon.prices.tpu import Shape, apart, devices_of, filled, lanes_of
+from gnomon.software import Fact, Stack
 
 V5P, V6E, IRONWOOD = (catalogue.device(name) for name in ("tpu-v5p", "tpu-v6e", "tpu-7x"))
 

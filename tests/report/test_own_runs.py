@@ -12,11 +12,12 @@ from prediction.jobs import gpt_model
 from gnomon import schema
 from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster
-from gnomon.plans import Mesh, OwnNumber, OwnRuns, Plan, Schedule, Stack, Workload
+from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.measured import MeasuredRun
 from gnomon.prices.fitted import rates
 from gnomon.report.own_runs import SPREADS, fit_own
+from gnomon.software import OwnNumber, OwnRuns, Stack
 
 SIZES = [(24, 1024, 1, 4), (24, 2048, 2, 2), (16, 4096, 4, 4), (24, 512, 1, 1), (32, 2048, 8, 2), (12, 1024, 2, 1)]
 """Layers, hidden, tp, micro batch."""

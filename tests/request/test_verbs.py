@@ -17,9 +17,9 @@ from gnomon.cli import main
 from gnomon.errors import CatalogueError, GnomonError, InputError, PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
-from gnomon.plans import Goal, Mesh, Plan, PlanFile, Schedule, Stack, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Goal, Mesh, Plan, PlanFile, Schedule, Workload
 from gnomon.plans.workload import Lengths, RouterLoad
+from gnomon.software import Stack, stack
 
 ON = "1x2xh100-sxm"
 PLAN = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(micro_batch_size=1))

@@ -13,9 +13,9 @@ from runtime import parity  # noqa: E402
 from gnomon.hardware import measured_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Plan, Schedule  # noqa: E402
-from gnomon.plans.stacks import stack  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.runtime.calibrate import Budget, calibrate, memory_bytes, physical_cores, relative_iqr  # noqa: E402
+from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -16,12 +16,12 @@ from gnomon.hardware import local_cluster  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.models.presets import LLAMAS  # noqa: E402
 from gnomon.plans import Plan, Workload  # noqa: E402
-from gnomon.plans.stacks import stack  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.search import make_space, solve  # noqa: E402
 from gnomon.search.dapple import Prices  # noqa: E402
 from gnomon.search.replication import pipelines  # noqa: E402
+from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

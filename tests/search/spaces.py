@@ -9,11 +9,11 @@ from functools import cache
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models import gpt, llama, mixtral
-from gnomon.plans import Goal, Offload, Optimizer, Overlap, Plan, Precision, Stack, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Goal, Offload, Optimizer, Overlap, Plan, Precision, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Space, make_space
 from gnomon.search.space import BEYOND
+from gnomon.software import Stack, stack
 
 CLUSTERS = (
     "1x2xa100-sxm-80gb",

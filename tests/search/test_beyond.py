@@ -14,7 +14,6 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.models.presets import model
 from gnomon.plans import Goal, Offload, Optimizer, Plan, Workload
-from gnomon.plans.stacks import stack
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, make_space, plan, solve
@@ -22,6 +21,7 @@ from gnomon.search.choices import CHOICES, allowed, choice
 from gnomon.search.refine import THOROUGH, refine
 from gnomon.search.solve import Search
 from gnomon.search.space import BEYOND, saving_of
+from gnomon.software import stack
 
 SEEDS = range(1001, 1010)
 

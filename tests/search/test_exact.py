@@ -17,8 +17,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.models.llama import llama, llama3_1_8b
 from gnomon.models.mixtral import mixtral, mixtral_8x7b
-from gnomon.plans import Fact, Plan, Workload
-from gnomon.plans.stacks import stack
+from gnomon.plans import Plan, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.search import Point, solve
 from gnomon.search.blocks import SLACK
@@ -26,6 +25,7 @@ from gnomon.search.bounds import Family, partly_split
 from gnomon.search.solve import Search
 from gnomon.search.space import make_space
 from gnomon.search.tighten import Loose
+from gnomon.software import Fact, stack
 
 SEEDS = range(24)
 WITHOUT = frozenset({1, 7, 14, 15, 18, 23})

@@ -15,7 +15,6 @@ from gnomon.hardware import parse_cluster
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Optimizer, Plan, Workload, check
-from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds import Actions
@@ -25,6 +24,7 @@ from gnomon.search.mixed_results import fits
 from gnomon.search.mixed_search import MixedSearch
 from gnomon.search.mixed_space import MixedPoint, Shape, divisions, layers_of_stages, make_mixed_space, shares_of
 from gnomon.search.space import parse_limit
+from gnomon.software import stack
 
 SEEDS = range(52)
 MIXED = "1x2xh100-sxm+1x2xa100-sxm-80gb"

@@ -12,8 +12,7 @@ from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.methods import methods_named
 from gnomon.models.presets import model
-from gnomon.plans import Goal, Optimizer, Plan, Stack, Workload
-from gnomon.plans.stacks import stack, stacks
+from gnomon.plans import Goal, Optimizer, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Result, plan, solve
@@ -30,6 +29,7 @@ from gnomon.search.choices import (
     runs_value,
 )
 from gnomon.search.refine import QUICK, THOROUGH, refine
+from gnomon.software import Stack, stack, stacks
 
 CLUSTER = parse_cluster("2x4xa100-sxm-80gb")
 WORK = Workload(global_batch_size=16, seq_len=2048)

@@ -7,7 +7,7 @@ import pytest
 import gnomon
 from gnomon.errors import PlanError
 from gnomon.plans import Fp8, Goal, Plan, Precision, Workload
-from gnomon.plans.stacks import stack
+from gnomon.software import stack
 
 EIGHT = "1x8xa100-sxm-80gb"
 TWO = "1x2xa100-sxm-80gb"

@@ -8,10 +8,10 @@ import gnomon
 from gnomon.errors import PlanError
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Goal, Saved, Workload
-from gnomon.plans.stacks import stack
 from gnomon.prediction import predict
 from gnomon.search import Result
 from gnomon.search.uneven import Uneven, uneven
+from gnomon.software import stack
 
 HEAVY = gpt(
     GptConfig(name="heavy", num_layers=8, hidden_size=2048, num_heads=16, vocab_size=131072, max_positions=2048)

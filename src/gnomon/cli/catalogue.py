@@ -21,9 +21,8 @@ from gnomon.hardware import Device, Node, catalogue
 from gnomon.methods import MARKS, METHODS, method
 from gnomon.models.presets import PRESETS
 from gnomon.models.presets import model as preset
-from gnomon.plans import Stack
-from gnomon.plans.stacks import stack, stacks
 from gnomon.report.tables import Column, number, table, wrapped
+from gnomon.software import Stack, stack, stacks
 
 _KINDS = ("devices", "clusters", "models", "stacks", "schedules", "methods")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnomon import schema
 from gnomon.hardware import Cluster, local_file
-from gnomon.plans import Stack
+from gnomon.software import Stack
 
 NAME = "gnomon"
 """The program whose runs these are: ours."""

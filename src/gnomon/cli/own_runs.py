@@ -18,13 +18,14 @@ from gnomon.cli.own import IGNORE, NAME, machine_of, runs_folder, stack_file
 from gnomon.cli.run import read_model
 from gnomon.errors import GnomonError, InputError
 from gnomon.hardware import Cluster, parse_cluster
-from gnomon.plans import PlanFile, Stack, is_plan_file, load_plan_file, save_plan_file
-from gnomon.plans.stacks import stack as named_stack
+from gnomon.plans import PlanFile, is_plan_file, load_plan_file, save_plan_file
 from gnomon.prediction import predict
 from gnomon.prediction.measured import MeasuredRun, Refused
 from gnomon.report.own_runs import FEW, OwnFit, fit_own
 from gnomon.report.prediction import describe
 from gnomon.report.tables import percent
+from gnomon.software import Stack
+from gnomon.software import stack as named_stack
 from gnomon.units import show_seconds
 
 NEWEST = 20

@@ -33,9 +33,8 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
-from gnomon.plans import Goal, Optimizer, Plan, PlanFile, RouterLoad, Saved, Stack, Workload, save_plan_file
+from gnomon.plans import Goal, Optimizer, Plan, PlanFile, RouterLoad, Saved, Workload, save_plan_file
 from gnomon.plans.check import sample_tokens
-from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
@@ -50,6 +49,8 @@ from gnomon.search.mixed_search import TRIES
 from gnomon.search.refine import Refined
 from gnomon.search.squeeze import Spare
 from gnomon.search.uneven import Uneven, uneven
+from gnomon.software import Stack
+from gnomon.software import stack as named_stack
 from gnomon.units import parse_bytes, show_bytes
 
 FIELDS = {

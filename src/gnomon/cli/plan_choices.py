@@ -14,7 +14,6 @@ from gnomon import orders
 from gnomon.cli.budget import Covered
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.methods import methods_named
-from gnomon.plans import Stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Limit, Point
 from gnomon.search.budget import More, always
@@ -35,6 +34,7 @@ from gnomon.search.refine import QUICK, THOROUGH, Effort, Refined, refine
 from gnomon.search.results import Found, Result
 from gnomon.search.space import BEYOND
 from gnomon.search.squeeze import Spare
+from gnomon.software import Stack
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
 """Fields that are yes or no."""

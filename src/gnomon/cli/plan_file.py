@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from pkgutil import resolve_name
 
-from gnomon.plans import Plan, PlanFile, Predicted, Stack, Workload
+from gnomon.plans import Plan, PlanFile, Predicted, Workload
 from gnomon.prediction import Prediction
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.software import Stack
 
 
 def plan_file(

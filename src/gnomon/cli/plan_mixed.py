@@ -15,11 +15,12 @@ from gnomon.cli.plan_file import plan_file
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Goal, Plan, PlanFile, Stack, Workload, save_plan_file
+from gnomon.plans import Goal, Plan, PlanFile, Workload, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
 from gnomon.search.dapple import OWN
 from gnomon.search.mixed import MixedResult, plan_mixed
 from gnomon.search.mixed_search import TRIES
+from gnomon.software import Stack
 
 
 def plan_unlike(

@@ -33,13 +33,14 @@ from gnomon.cli.own_runs import Refit, fit_folder, keep, refit
 from gnomon.cli.values import no_folder, quantity
 from gnomon.errors import InputError, PlanError, RunError
 from gnomon.hardware import Cluster
-from gnomon.plans import PlanFile, Ran, Stack, load_plan_file, save_plan_file
+from gnomon.plans import PlanFile, Ran, load_plan_file, save_plan_file
 from gnomon.report.own_runs import OwnFit
 from gnomon.report.planning import short
 from gnomon.report.tables import wrapped
 from gnomon.report.tried import Attempt, Ended, best_of, tried_mapping, tried_text
 from gnomon.schema import save_file
 from gnomon.search import Found
+from gnomon.software import Stack
 from gnomon.units import parse_seconds, show_seconds
 
 WARM_UP = 3

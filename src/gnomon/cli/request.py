@@ -23,25 +23,14 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
-from gnomon.plans import (
-    Fp8,
-    Mesh,
-    Plan,
-    PlanFile,
-    Precision,
-    RouterLoad,
-    Saved,
-    Schedule,
-    Stack,
-    Workload,
-    load_plan,
-)
+from gnomon.plans import Fp8, Mesh, Plan, PlanFile, Precision, RouterLoad, Saved, Schedule, Workload, load_plan
 from gnomon.plans.check import learned_positions, sample_tokens
-from gnomon.plans.stacks import stack as named_stack
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.model import read_model
 from gnomon.search.planning import default_precision
 from gnomon.search.vary import sequences
+from gnomon.software import Stack
+from gnomon.software import stack as named_stack
 from gnomon.units import parse_count
 
 PRECISIONS = {

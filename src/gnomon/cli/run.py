@@ -32,11 +32,11 @@ from gnomon.methods import check_methods, rewrites
 from gnomon.models.lora import parse_adapters
 from gnomon.models.numerics import PRESETS, Numerics, with_numerics
 from gnomon.models.presets import known_name, model
-from gnomon.plans import PlanFile, Stack, load_plan
-from gnomon.plans.stacks import stack
+from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
+from gnomon.software import Stack, stack
 from gnomon.timeline import print_timeline
 from gnomon.units import show_bytes
 

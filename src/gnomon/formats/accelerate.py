@@ -19,7 +19,7 @@ from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
 from gnomon.formats.job import Fields, Job, chosen, clips, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
-from gnomon.plans.stacks import stack
+from gnomon.software import stack
 
 IRRELEVANT = frozenset(
     """

@@ -20,7 +20,7 @@ from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
 from gnomon.formats.job import Fields, Job, chosen, clips, divides, flatten, microbatches, read_source
 from gnomon.formats.keys import read_json
 from gnomon.plans import DType, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
-from gnomon.plans.stacks import stack
+from gnomon.software import stack
 
 IRRELEVANT = frozenset(
     """

@@ -20,7 +20,8 @@ from gnomon.graph import Graph
 from gnomon.models.decoder import DecoderConfig, decoder
 from gnomon.models.presets import Config, build
 from gnomon.models.presets import model as preset
-from gnomon.plans import Fact, Plan, Stack, Workload
+from gnomon.plans import Plan, Workload
+from gnomon.software import Fact, Stack
 
 ModelConfig = Config
 

@@ -50,10 +50,9 @@ from gnomon.plans import (
     Saved,
     SavedRule,
     Schedule,
-    Stack,
     Workload,
 )
-from gnomon.plans.stacks import stack
+from gnomon.software import Stack, stack
 
 OTHER_PROGRAMS = "bert|t5|vit|vision|vlm|mamba|hybrid|ict|retro|inpaint|dino|multimodal"
 """Parts of the names of programs whose options are like those of pretrain_gpt.py and mean another model."""

@@ -20,7 +20,7 @@ from gnomon.formats.given import NOTHING, Given
 from gnomon.formats.job import Fields, Job, ModelConfig, read_source
 from gnomon.formats.megatron import job_of
 from gnomon.formats.megatron_options import known_options
-from gnomon.plans.stacks import stack
+from gnomon.software import stack
 
 COMMON: Mapping[str, object] = {
     "train.micro_batch_size": 2,

@@ -16,7 +16,7 @@ from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.mixtral import MixtralConfig
 from gnomon.plans import DType, Layout, Mesh, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
-from gnomon.plans.stacks import stack
+from gnomon.software import stack
 
 IRRELEVANT = frozenset(
     """

@@ -48,11 +48,10 @@ from gnomon.plans import (
     Saved,
     SavedRule,
     Schedule,
-    Stack,
     Workload,
 )
-from gnomon.plans.stacks import stack
 from gnomon.schema.toml import parse_toml
+from gnomon.software import Stack, stack
 
 IRRELEVANT = frozenset(
     """

@@ -1,7 +1,7 @@
 """Plans: every decision about how a job runs, and the questions around it.
 
-`Plan` and its parts, `Mesh` with its rank groups, `Workload` and `Unit`, `Goal`, `Stack`; `PlanFile` is a plan with
-what it is for. `resolve` writes a plan's stages out, `check` compares it with graph, cluster and workload. Leaves
+`Plan` and its parts, `Mesh` with its rank groups, `Workload` and `Unit`, `Goal`; `PlanFile` is a plan with what it is
+for. `resolve` writes a plan's stages out, `check` compares it with graph, cluster and workload. Leaves
 out how tensors lie on the axes (`sharding`) and how long it takes.
 """
 
@@ -43,10 +43,6 @@ from gnomon.plans.saving import savings as savings
 from gnomon.plans.select import format_ranks as format_ranks
 from gnomon.plans.select import parse_ranks as parse_ranks
 from gnomon.plans.select import select as select
-from gnomon.plans.stack import Fact as Fact
-from gnomon.plans.stack import OwnNumber as OwnNumber
-from gnomon.plans.stack import OwnRuns as OwnRuns
-from gnomon.plans.stack import Stack as Stack
 from gnomon.plans.stages import Transfer as Transfer
 from gnomon.plans.stages import layers_per_stage as layers_per_stage
 from gnomon.plans.stages import resolve as resolve

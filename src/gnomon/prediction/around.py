@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gnomon.graph import DTYPE_BITS
-from gnomon.plans import Stack
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
@@ -20,6 +19,7 @@ from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.prices.tpu import devices_of
 from gnomon.sharding.parameters import shard_ranks
+from gnomon.software import Stack
 
 NOTHING = OpPrice(device_s=0.0, kernels=0)
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from gnomon.graph import Block, Kernels
 from gnomon.hardware import Device
-from gnomon.plans import Layout, Mesh, Precision, Stack
+from gnomon.plans import Layout, Mesh, Precision
 from gnomon.plans.saving import LayerSaving
 from gnomon.prices.curves import AttentionKernel, CublasRelease
 from gnomon.prices.kernels import Experts, OpPrice
 from gnomon.prices.links import AxisLink
 from gnomon.sharding import ShardedBlock
+from gnomon.software import Stack
 
 SENT_ONCE = ("fused", "hybrid_ep")
 """Of `Stack.moe_dispatch`: kernels that send a token once to each node."""

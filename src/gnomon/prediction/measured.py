@@ -11,13 +11,14 @@ from typing import Literal, Protocol
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Plan, Stack, Workload
+from gnomon.plans import Plan, Workload
 from gnomon.prediction.contention import contended
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.step import Pricing
 from gnomon.prices.fitted import Fitted
 from gnomon.program import Structure
 from gnomon.simulate import period
+from gnomon.software import Stack
 from gnomon.units import Bytes, Seconds
 
 Covers = Literal["step", "forward_backward"]

@@ -13,11 +13,12 @@ import numpy as np
 
 from gnomon.errors import UnpricedError
 from gnomon.hardware import Cluster
-from gnomon.plans import Plan, Stack
+from gnomon.plans import Plan
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import deal
+from gnomon.software import Stack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from gnomon.hardware.kinds import apart
 from gnomon.lowering.lower import Messages, Outline, build, outline
 from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
-from gnomon.plans import Fact, Mesh, Plan, Precision, Saved, Stack, Workload, batch, check
+from gnomon.plans import Mesh, Plan, Precision, Saved, Workload, batch, check
 from gnomon.plans.check import sample_tokens
 from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
@@ -38,6 +38,7 @@ from gnomon.program import Structure, validate
 from gnomon.schema import to_mapping
 from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
+from gnomon.software import Fact, Stack
 from gnomon.timeline import Timeline
 
 PLAIN_STACK = Stack(name="unstated", version="")

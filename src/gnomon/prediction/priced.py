@@ -12,12 +12,13 @@ from functools import cached_property
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Plan, Stack, shared_parameters
+from gnomon.plans import Plan, shared_parameters
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.fitted import Fitted, Rates, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
+from gnomon.software import Stack
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.lowering.tensor_sums import COPIES, TERMS
-from gnomon.plans import Plan, Stack, Workload, transfers
+from gnomon.plans import Plan, Workload, transfers
 from gnomon.prediction.compute_time import PHASES, ComputeTime
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.messages import Messages
@@ -30,6 +30,7 @@ from gnomon.prices.fitted import Fitted, fitted
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Program
 from gnomon.simulate import Durations
+from gnomon.software import Stack
 from gnomon.units import quantise
 
 TIED = "embedding"

@@ -12,7 +12,6 @@ import numpy as np
 
 from gnomon.graph import DTYPE_BITS
 from gnomon.hardware import Cluster, Node
-from gnomon.plans import Stack
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
@@ -22,6 +21,7 @@ from gnomon.prices.host import check_s
 from gnomon.prices.links import axis_link
 from gnomon.prices.optimizer import norm_seconds, optimizer_seconds
 from gnomon.sharding.parameters import waiting_bytes
+from gnomon.software import Stack
 
 HOST_ADAM_S = 0.7e-9
 """Seconds a parameter of a vectorised Adam on all cores of a server: 8.2 s for 11.6 billion (DeepSpeed's figure)."""

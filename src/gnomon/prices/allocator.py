@@ -14,7 +14,7 @@ from typing import Literal
 
 from gnomon.errors import InputError
 from gnomon.hardware import Device
-from gnomon.plans import Stack
+from gnomon.software import Stack
 from gnomon.units import Bytes
 
 MIB = 2**20

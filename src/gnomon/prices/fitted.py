@@ -19,9 +19,9 @@ from typing import ClassVar, Literal
 from gnomon import schema
 from gnomon.errors import InputError, nearest
 from gnomon.hardware.types import Device
-from gnomon.plans import OwnNumber, Stack
 from gnomon.prices.curves import Provenance
 from gnomon.prices.links import AxisLink
+from gnomon.software import OwnNumber, Stack
 from gnomon.units import Seconds
 
 Name = Literal["host_kernel_s", "host_collective_s", "host_unit_s", "compute", "attention", "triton", "exposed"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gnomon.hardware.types import Device
-from gnomon.plans import Stack
 from gnomon.prices.fitted import Fitted, known, rates, rates_note
 from gnomon.prices.power import power_share
+from gnomon.software import Stack
 from gnomon.units import Seconds
 
 

@@ -15,12 +15,13 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS
 from gnomon.hardware.measured import Measured
 from gnomon.hardware.types import Device
-from gnomon.plans import Optimizer, Precision, Stack
+from gnomon.plans import Optimizer, Precision
 from gnomon.prices.curves import Array, Curves, Size, Time, as_time
 from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.kernels import FREE, OpPrice
 from gnomon.prices.measured import has, table_seconds
 from gnomon.prices.stream import stream_seconds
+from gnomon.software import Stack
 
 STATES: Mapping[str, float] = {
     "adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "lion": 1, "muon": 1, "adafactor": 0.01,

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gnomon.errors import GnomonError, InputError
-from gnomon.plans import OwnNumber, OwnRuns, Stack
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.measured import Measured, Refused, predicted_s
 from gnomon.prices.fitted import OWN_LIMITS, Fitted, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.shrink import Array, shrunk_fit
+from gnomon.software import OwnNumber, OwnRuns, Stack
 
 SPREADS: Mapping[str, float] = {"kernels": 0.12, "attention": 0.3, "host": 0.5, "collectives": 0.4}
 """How far stacks differ from each other, as a log: of the numbers in `fitted.toml`."""

@@ -13,11 +13,12 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import graph_of
-from gnomon.plans import Goal, Plan, PlanFile, Stack, Workload
-from gnomon.plans.stacks import stack as named_stack
+from gnomon.plans import Goal, Plan, PlanFile, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.model import read_model
 from gnomon.schema import check_types
+from gnomon.software import Stack
+from gnomon.software import stack as named_stack
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from gnomon.errors import InputError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Goal, Plan, Stack, Workload
+from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction
 from gnomon.prediction import predict as predict_values
 from gnomon.request import arguments
@@ -19,6 +19,7 @@ from gnomon.search import Limit, Result
 from gnomon.search import plan as plan_values
 from gnomon.search.budget import More, always
 from gnomon.search.space import BEYOND
+from gnomon.software import Stack
 
 
 def predict(

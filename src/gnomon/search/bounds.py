@@ -19,7 +19,7 @@ from gnomon import orders
 from gnomon.graph import Graph
 from gnomon.graph.dims import numel
 from gnomon.hardware import Cluster
-from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Stack, Workload, shared_parameters, transfers
+from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Workload, shared_parameters, transfers
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
 from gnomon.prediction.predict import settle
@@ -30,6 +30,7 @@ from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.space import Space
 from gnomon.search.tables import Kinds, KindTable, Priced, Split, kind_tables, split
 from gnomon.sharding.homes import routed_tensors
+from gnomon.software import Stack
 
 Doubles = NDArray[np.float64]
 

@@ -16,9 +16,10 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.methods import Method
-from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split, Stack
+from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.search.space import Limit, repeated_layers
+from gnomon.software import Stack
 from gnomon.units import parse_bytes, show_bytes
 
 Value = bool | int | str

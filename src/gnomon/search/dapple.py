@@ -17,7 +17,7 @@ import numpy as np
 from gnomon.errors import GnomonError, PlanError
 from gnomon.graph import DTYPE_BITS, Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Mesh, Pass, Plan, Schedule, Stack, Stage, Workload
+from gnomon.plans import Mesh, Pass, Plan, Schedule, Stage, Workload
 from gnomon.plans.select import format_layers, format_ranks
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.layer import parameter_elements
@@ -28,6 +28,7 @@ from gnomon.search.mixed_bounds import static_bytes
 from gnomon.search.mixed_space import deal_out, equal_layers
 from gnomon.search.replication import Costs, Piece, Pieces, Step, Used, pipelines, place, taken_of
 from gnomon.search.space import divisors, has_tied
+from gnomon.software import Stack
 
 OWN = "gnomon"
 """The stack that runs such plans."""

@@ -18,7 +18,7 @@ from gnomon.errors import PlanError, UnpricedError
 from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
 from gnomon.hardware import Cluster, Rent, rent
 from gnomon.hardware.kinds import is_mixed, kinds_of
-from gnomon.plans import Goal, Plan, Stack, Workload
+from gnomon.plans import Goal, Plan, Workload
 from gnomon.search.budget import always
 from gnomon.search.mixed import NOT_TRIED, SPENT, fitting, memory_limits, plan_mixed
 from gnomon.search.mixed_results import MixedFound
@@ -28,6 +28,7 @@ from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, make_space
 from gnomon.search.squeeze import Fitted, Spare, Squeeze
+from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
 
 FASTEST_NODES = 2000

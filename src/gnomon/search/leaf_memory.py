@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.graph import DTYPE_BITS
-from gnomon.plans import Plan, Stack
+from gnomon.plans import Plan
 from gnomon.prices.allocator import placed
 from gnomon.search.bounds import Job, Pipeline
 from gnomon.search.flight import Flight
 from gnomon.search.leaves import Sharding
 from gnomon.search.tables import KindTable
 from gnomon.sharding.parameters import STATE_TENSORS, undivided_bytes
+from gnomon.software import Stack
 
 Doubles = NDArray[np.float64]
 

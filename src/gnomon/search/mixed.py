@@ -16,7 +16,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import Kind
 from gnomon.models.presets import model as preset
-from gnomon.plans import Goal, Plan, Stack, Workload
+from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.budget import always
@@ -30,6 +30,7 @@ from gnomon.search.requests import SPARING, check_request
 from gnomon.search.results import unlike as alternatives
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, divisors, make_space, parse_limit
+from gnomon.software import Stack
 
 SPENT = "the time allowed is spent"
 """Why a search was stopped."""

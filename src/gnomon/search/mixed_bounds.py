@@ -20,7 +20,7 @@ from gnomon import orders
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind
-from gnomon.plans import Mesh, Plan, Saved, Stack, Workload
+from gnomon.plans import Mesh, Plan, Saved, Workload
 from gnomon.plans.stages import dependencies
 from gnomon.prediction import Prediction
 from gnomon.prediction.predict import settle
@@ -39,6 +39,7 @@ from gnomon.search.space import divisors
 from gnomon.search.tables import PRESETS, Kinds, KindTable, Priced, kind_tables
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.parameters import STATE_TENSORS
+from gnomon.software import Stack
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]

@@ -16,7 +16,7 @@ import numpy as np
 from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Goal, Stack, Workload
+from gnomon.plans import Goal, Workload
 from gnomon.prediction import predict
 from gnomon.search.mixed_bounds import Longs
 from gnomon.search.mixed_rows import Rows
@@ -25,6 +25,7 @@ from gnomon.search.mixed_space import MixedBlock
 from gnomon.search.results import Found
 from gnomon.search.solve import Search
 from gnomon.search.space import Point, Space
+from gnomon.software import Stack
 
 FIT_TRIES = 24
 """Predictions after which it gives up."""

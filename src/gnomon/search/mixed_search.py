@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError, ProgramError
-from gnomon.plans import Mesh, Plan, Stack, Workload
+from gnomon.plans import Mesh, Plan, Workload
 from gnomon.plans.check import problems
 from gnomon.prediction import Prediction, predict
 from gnomon.search.bounds import is_split
@@ -48,6 +48,7 @@ from gnomon.search.mixed_space import (
     stages_of_ranks,
 )
 from gnomon.search.results import why_not
+from gnomon.software import Stack
 
 TRIES = 300
 """Predictions of one search, unless more are asked for."""

@@ -27,7 +27,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind, kinds_of
-from gnomon.plans import Mesh, Plan, Saved, Schedule, Stack, Stage, Workload, stage_layers
+from gnomon.plans import Mesh, Plan, Saved, Schedule, Stage, Workload, stage_layers
 from gnomon.plans.parts import Preset
 from gnomon.plans.plan import pipeline_rank
 from gnomon.plans.select import format_layers, format_ranks
@@ -43,6 +43,7 @@ from gnomon.search.space import (
     refuse_divided,
     stack_limits,
 )
+from gnomon.software import Stack
 
 Longs = NDArray[np.int64]
 Form = Literal["replicas", "stages"]

@@ -13,7 +13,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import graph_of
-from gnomon.plans import Goal, Offload, Plan, Precision, Stack, Workload
+from gnomon.plans import Goal, Offload, Plan, Precision, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds import Job
@@ -23,6 +23,7 @@ from gnomon.search.requests import LEAST, SPARING, check_request, explain_illega
 from gnomon.search.results import Found, Result
 from gnomon.search.solve import solve
 from gnomon.search.space import BEYOND, Limit, Space, make_space, parse_limit
+from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
 
 

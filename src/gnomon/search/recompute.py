@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gnomon.plans import Stack
 from gnomon.plans.parts import Preset
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.search.trials import Presets, Trial, Trials
+from gnomon.software import Stack
 
 Unit = Literal["stage", "block", "none"]
 """How finely a program recomputes: so many layers of each stage; as many in every stage; all layers or none."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Goal, Plan, Stack, Workload
+from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction
 from gnomon.search.space import Point, Space, saving_of
+from gnomon.software import Stack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from itertools import count as counter
 from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Goal, Stack, Workload
+from gnomon.plans import Goal, Workload
 from gnomon.prediction import Timed, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.blocks import SLACK, Blocks, Row
@@ -27,6 +27,7 @@ from gnomon.search.results import Counts, Found, Result, memory_limit, most_alik
 from gnomon.search.shortlist import Shortlist, Unlike
 from gnomon.search.space import Point, Space
 from gnomon.search.tighten import Loose, Played, Stalled, Tight, Tighten
+from gnomon.software import Stack
 
 
 def solve(

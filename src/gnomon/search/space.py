@@ -18,8 +18,9 @@ from gnomon.errors import PlanError, UnpricedError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import is_mixed, kinds_of
-from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Stack, Workload
+from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Workload
 from gnomon.prices.collectives import copy_seconds
+from gnomon.software import Stack
 
 Recompute = Literal["none", "selective", "full", "offload"]
 """What happens to activations between forward and backward: a preset of recomputation, or `offload`, which recomputes

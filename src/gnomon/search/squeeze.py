@@ -14,12 +14,13 @@ from gnomon import orders
 from gnomon.errors import GnomonError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Goal, Plan, Stack, Workload
+from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.search.choices import BUCKETS, Choice, Value
 from gnomon.search.results import Found, memory_limit
 from gnomon.search.solve import solve
 from gnomon.search.space import Limit, Point, Space, make_space
+from gnomon.software import Stack
 
 LEAN: Mapping[str, Value] = {"prefetch": 0, "bucket_bytes": BUCKETS[0], "optimizer_offload": True}
 """Values that spare memory, of choices that the exact search can have in its base plan; what costs most time last."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gnomon.graph import Block, Graph, Kernels, Layer
 from gnomon.hardware import Cluster, Device
-from gnomon.plans import LayerSaving, Plan, Precision, Saved, Stack, savings, select, stage_layers
+from gnomon.plans import LayerSaving, Plan, Precision, Saved, savings, select, stage_layers
 from gnomon.prediction.layer import price_layer_saved
 from gnomon.prediction.layer_types import KernelFacts, LayerPrice, LocalContext, Phase
 from gnomon.prediction.stage import StagePrice
@@ -28,6 +28,7 @@ from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.parameters import frozen_bytes, local_elements
+from gnomon.software import Stack
 
 Doubles = NDArray[np.float64]
 PRESETS = ("none", "selective", "full")

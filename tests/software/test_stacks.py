@@ -9,7 +9,7 @@ import pytest
 from gnomon import orders
 from gnomon.errors import CatalogueError
 from gnomon.plans import Overlap
-from gnomon.plans.stacks import ALIASES, stack, stacks
+from gnomon.software import ALIASES, stack, stacks
 
 REQUIRED = {
     "megatron-lm",

@@ -1,27 +1,12 @@
-"""Goal and Stack as values: limits are positive, every fact about a stack has a source, both survive text.
-
-Records of real stacks are tested where they are kept.
-"""
+"""Stack as a value: every field that is set has a source, and it survives text. Real records are in `test_stacks`."""
 
 from __future__ import annotations
 
 import pytest
 
 from gnomon.errors import PlanError
-from gnomon.plans import Fact, Goal, Stack
 from gnomon.schema import dump, load
-
-
-def test_goal_survives_text() -> None:
-    goal = Goal(memory_fraction=0.8, memory_bytes=70 * 2**30)
-    assert load(Goal, dump(goal)) == goal
-
-
-def test_goal_refuses_limits_that_nothing_meets() -> None:
-    with pytest.raises(PlanError, match="memory_fraction = 0"):
-        Goal(memory_fraction=0.0)
-    with pytest.raises(PlanError, match="memory_bytes = 0 must be above 0"):
-        Goal(memory_bytes=0)
+from gnomon.software import Fact, Stack
 
 
 def test_a_stack_needs_a_source_for_every_field() -> None:

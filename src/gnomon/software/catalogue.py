@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnomon import schema
 from gnomon.errors import CatalogueError, nearest
-from gnomon.plans.stack import Stack
+from gnomon.software.record import Stack
 
 ALIASES = {
     "megatron": "megatron-lm",
@@ -29,7 +29,7 @@ ALIASES = {
 @cache
 def stacks() -> tuple[str, ...]:
     """Names of the stacks on record, sorted."""
-    found = files("gnomon.plans.stacks").iterdir()
+    found = files("gnomon.software").joinpath("stacks").iterdir()
     return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
 
 
@@ -48,5 +48,5 @@ def stack(name: str) -> Stack:
 
 @cache
 def _read(name: str) -> Stack:
-    path = files("gnomon.plans.stacks").joinpath(f"{name}.toml")
+    path = files("gnomon.software").joinpath("stacks", f"{name}.toml")
     return schema.load(Stack, path.read_text(encoding="utf-8"), source=f"{name}.toml")

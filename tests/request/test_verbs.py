@@ -68,8 +68,8 @@ WRONG: tuple[tuple[Callable[[], object], type[GnomonError], str], ...] = (
     (lambda: predict(plan=WORK, workload=PLAN), InputError, "plan is .* not a Workload"),
     (lambda: predict(workload={"seq_len": 64}), InputError, "workload is a gnomon.plans.Workload, .*; not a dict"),
     (lambda: predict(stack="torchtitn"), CatalogueError, "did you mean 'torchtitan'"),
-    (lambda: predict(stack=3), InputError, "stack is a gnomon.plans.Stack, or a name such as 'torchtitan'"),
-    (lambda: predict(stack=Stack), InputError, "stack is a gnomon.plans.Stack"),
+    (lambda: predict(stack=3), InputError, "stack is a gnomon.software.Stack, or a name such as 'torchtitan'"),
+    (lambda: predict(stack=Stack), InputError, "stack is a gnomon.software.Stack"),
     (lambda: predict(plan=Plan(precision="bf16")), InputError, "Expected Precision, got str - at `plan.precision`"),  # type: ignore[arg-type]
     (lambda: predict(plan=Plan(mesh=Mesh(tp=2.0))), InputError, r"Expected integer, got number 2.0 - at `plan.mesh.tp"),  # type: ignore[arg-type]
     (lambda: Plan(schedule="gpipe"), InputError, "Expected Schedule, got str - at `Plan.schedule`"),  # type: ignore[arg-type]

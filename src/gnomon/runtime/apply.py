@@ -40,14 +40,14 @@ def apply(graph: Graph, plan: Plan, groups: Groups, *, seed: int = 0, device: to
     sizes = {"batch": 1, "seq": 2 * mesh.tp}  # any that tp divides: only parameters are asked for
     sharded = shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
     runs = {name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered) for name, block in sharded.items()}
-    constants = _constants(graph)
+    begin = constants(graph)
     found, number = dict[int, Stage](), 0
     presets, first = layer_presets(plan, graph), holders(plan, graph, zero)
     for index, layers in enumerate(stage_layers(plan, graph)):
         for part in [(layer,) for layer in layers] if zero == 3 else [layers]:
             if plan.pipeline_ranks[index] == here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
-                slots = tuple(_slots(part, sharded, mesh.tp, here.tp, counted))
+                slots = tuple(slots_of(part, sharded, mesh.tp, here.tp, counted))
                 held = Parameters(
                     slots,
                     dtypes(plan),
@@ -56,7 +56,7 @@ def apply(graph: Graph, plan: Plan, groups: Groups, *, seed: int = 0, device: to
                     num_shards=mesh.dp_shard if zero else 1,
                     device=device,
                 )
-                held.fill(lambda slot: _part(slot, seed, constants.get(slot.name)))
+                held.fill(lambda slot: part_of(slot, seed, begin.get(slot.name)))
                 found[number] = Stage(graph, part, held, runs)
                 found[number].presets, found[number].every = presets, plan.saved.every
             number += 1
@@ -111,7 +111,7 @@ def dtypes(plan: Plan) -> Dtypes:
     return Dtypes(param=DTYPES[p.param], grad=DTYPES[p.grad], master=master, states=DTYPES[p.states])
 
 
-def _slots(
+def slots_of(
     layers: Sequence[Layer], sharded: Mapping[str, ShardedBlock], tp: int, index: int, counted: set[str]
 ) -> Iterable[Slot]:
     """The stage's parameters one after the other, each once. index: this rank's along tp. counted: tied ones that an
@@ -154,7 +154,7 @@ def _local(size: int, dim: str, block: ShardedBlock, tensor: str, tp: int) -> tu
     raise PlanError(f"tp = {tp} does not divide {dim} = {size}, and the runtime does not pad; use a divisor")
 
 
-def _constants(graph: Graph) -> dict[str, float]:
+def constants(graph: Graph) -> dict[str, float]:
     """Parameters that begin as one number: weights of norms, which begin as doing nothing, and biases."""
     found = {}
     for layer in graph.layers():
@@ -174,7 +174,7 @@ def _number(op: Op, name: str, default: float) -> float:
     return float(value)
 
 
-def _part(slot: Slot, seed: int, constant: float | None) -> Tensor:
+def part_of(slot: Slot, seed: int, constant: float | None) -> Tensor:
     """This rank's part of a parameter at step 0."""
     whole = initial(slot.name, slot.whole, seed, torch.float64, constant=constant)
     for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):

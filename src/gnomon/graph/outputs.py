@@ -1,0 +1,53 @@
+"""Graphs that return what lies before their losses: `without_loss(graph)` gives logits, for generation and comparison.
+
+The blocks are the same but for their cross-entropy, so weights are those of the graph itself. Leaves out models whose
+loss is no cross-entropy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gnomon.errors import GraphError
+from gnomon.graph.graph import Graph
+from gnomon.graph.types import Block, Call
+
+
+def without_loss(graph: Graph) -> Graph:
+    """The graph whose outputs are logits in place of losses, and that wants no labels. GraphError for one without a
+    cross-entropy."""
+    cut = {block.name: _cut(block) for block in graph.blocks}
+    made = {name: block for name, block in cut.items() if block is not None}
+    if not made:
+        raise GraphError(f"{graph.name} has no cross-entropy, so there are no logits before one")
+    calls = tuple(_call(call, made[call.block]) if call.block in made else call for call in graph.calls)
+    read = {source for call in calls for _, source in call.inputs}
+    ends = tuple(f"{call.name}.{made[call.block].outputs[0]}" for call in calls if call.block in made)
+    return replace(
+        graph,
+        blocks=tuple(made.get(block.name, block) for block in graph.blocks),
+        calls=calls,
+        inputs=tuple(tensor for tensor in graph.inputs if tensor.name in read),
+        outputs=ends,
+    )
+
+
+def _cut(block: Block) -> Block | None:
+    """The block without its cross-entropy; None where it has none."""
+    loss = next((op for op in block.ops if op.kind == "cross_entropy"), None)
+    if loss is None:
+        return None
+    ops = tuple(op for op in block.ops if op is not loss)
+    logits, labels = loss.inputs
+    used = {name for op in ops for name in (*op.inputs, *op.outputs)}
+    return replace(
+        block,
+        inputs=tuple(name for name in block.inputs if name != labels),
+        outputs=(logits,),
+        tensors=tuple(tensor for tensor in block.tensors if tensor.name in used),
+        ops=ops,
+    )
+
+
+def _call(call: Call, block: Block) -> Call:
+    return replace(call, inputs=tuple((own, source) for own, source in call.inputs if own in block.inputs))

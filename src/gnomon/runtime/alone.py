@@ -1,0 +1,72 @@
+"""A model on one process, without a plan: what every plan must agree with, and what writes a few words.
+
+`Alone(graph, …)` holds all weights and runs the Graph's blocks on whole tensors; it needs no `torch.distributed`.
+`loss(batch)` leaves gradients in `gradient(name)`; `output(batch)` is the first output of the Graph (that of
+`without_loss` has logits). Leaves out the update and everything that a plan decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from gnomon.graph import Dtypes as GraphDtypes
+from gnomon.graph import Graph
+from gnomon.plans import Layout, Mesh
+from gnomon.runtime.apply import constants, part_of, slots_of
+from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.ops import check_runnable
+from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
+from gnomon.runtime.stage import Batch, Stage
+from gnomon.sharding import shard_graph
+
+
+class Alone:
+    """All layers of a model on this process."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        values: Callable[[Slot], Tensor] | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+    ) -> None:
+        """values: of the parameters (`weights.reader`); None: those of step 0 by the seed."""
+        check_runnable(graph)
+        self.graph = graph
+        sharded = shard_graph(
+            graph, Layout(), Mesh(), {"batch": 1, "seq": 2, "enc_seq": 2}, GraphDtypes(param="fp32", compute="fp32")
+        )
+        runs = {name: BlockRun(block, {}) for name, block in sharded.items()}
+        begin = constants(graph)
+        slots = tuple(slots_of(graph.layers(), sharded, 1, 0, set()))
+        kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
+        self.parameters = Parameters(slots, kept, zero=0, shard=0, num_shards=1, device=device)
+        self.parameters.fill(values or (lambda slot: part_of(slot, seed, begin.get(slot.name))))
+        self.stage = Stage(graph, graph.layers(), self.parameters, runs)
+
+    def output(self, batch: Batch) -> Tensor:
+        """The first output: the loss summed over tokens, or logits."""
+        out: Tensor = self.stage(torch.zeros((), device=self.parameters.device), batch)
+        return out
+
+    def loss(self, batch: Batch, *, count: int) -> float:
+        """The sum of the losses of the batch divided by `count`; gradients of it are in `gradient`."""
+        self.parameters.drop_grad()
+        loss = self.output(batch) / count
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def gradient(self, slot: Slot) -> Tensor:
+        """Of one parameter, after `loss`."""
+        assert self.parameters.grad is not None, "ask for the loss first"
+        return self.parameters.grad[slot.start : slot.stop].view(slot.shape)
+
+    @property
+    def slots(self) -> Iterable[Slot]:
+        """The parameters."""
+        return self.parameters.slots

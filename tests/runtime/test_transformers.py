@@ -1,0 +1,22 @@
+"""Models read from a config.json compute what transformers computes: logits, loss and every gradient, in float64.
+
+A sample; `python benchmarks/runtime/models.py` prints every model type that Gnomon reads and transformers has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runtime.hf_models import compare
+
+pytest.importorskip("transformers")
+LIMIT = 1e-9
+SAMPLE = ("llama (llama3 rotary)", "gemma2", "gpt2", "gpt_neox", "phi3", "mixtral", "deepseek_v3")
+
+
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_a_model_computes_what_transformers_computes(kind: str, tmp_path: Path) -> None:
+    found = compare(kind, tmp_path)
+    assert not found.refusal
+    assert found.logits < LIMIT and found.loss < LIMIT and found.gradient < LIMIT, found

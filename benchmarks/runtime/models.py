@@ -71,7 +71,7 @@ def write(rows: list[Compared], told: str) -> None:
         f"{transformers.__version__}, CPU, one thread, float64. {told}.",
         "",
         "Errors are the largest difference, relative to the largest element (of the logits; of the loss; of",
-        "each parameter's gradient, the worst of them). transformers computes norms, angles and softmax in float64 too.",
+        "each parameter's gradient, the worst of them). transformers computes norms and softmax in float64 too.",
         "",
         "| model type | | logits | loss | worst gradient |",
         "|---|---|---|---|---|",

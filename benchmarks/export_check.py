@@ -27,7 +27,8 @@ from pathlib import Path
 
 from gnomon.cli.export import export_file
 from gnomon.errors import GnomonError
-from gnomon.formats.export import PROGRAMS, Export
+from gnomon.formats import programs
+from gnomon.formats.export import Export
 from gnomon.plans import (
     Layout,
     Mesh,
@@ -348,12 +349,12 @@ def main() -> int:
     parser.add_argument("python")
     for program in ("megatron", "deepspeed", "nanotron"):
         parser.add_argument(f"--{program}", default="", metavar="DIR")
-    parser.add_argument("--only", choices=PROGRAMS)
+    parser.add_argument("--only", choices=programs.written())
     options = parser.parse_args()
     paths = {program: getattr(options, program) for program in ("megatron", "deepspeed", "nanotron")}
     wrong = 0
     print("| plan | program | result | values compared, or why not | not expressed |\n| --- | --- | --- | --- | --- |")
-    for program in PROGRAMS if options.only is None else (options.only,):
+    for program in programs.written() if options.only is None else (options.only,):
         for one in checks(program, options.python, paths.get(program, "")):
             wrong += one.verdict == "WRONG"
             print(f"| {one.plan} | {program} | {one.verdict} | {one.detail} | {one.listed} |", flush=True)

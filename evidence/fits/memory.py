@@ -28,7 +28,7 @@ from evidence.published.fitted_reading import fitted_reading
 from evidence.validation import Score, predicted_bytes, score
 from gnomon.errors import GnomonError
 from gnomon.formats.job import chosen
-from gnomon.formats.torchtitan import read_torchtitan
+from gnomon.formats.torchtitan.read import read_torchtitan
 from gnomon.hardware import parse_cluster
 from gnomon.prediction import Prediction, predict
 

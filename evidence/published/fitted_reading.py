@@ -18,7 +18,7 @@ from evidence.published.run import Run
 from evidence.published.settings import XLA, lighter_first
 from evidence.readings import JobThresholds, readings
 from gnomon.errors import GnomonError
-from gnomon.formats.nanotron import stages_of
+from gnomon.formats.nanotron.read import stages_of
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Plan, Saved
 from gnomon.prediction import Prediction, predict
@@ -61,7 +61,7 @@ CHOICES = (
         what="nanotron: a stage ends where its share of the weights is met exactly",
         numbers=1,
         seen="step time",
-        where="gnomon/formats/nanotron.py stages_of",
+        where="gnomon/formats/nanotron/read.py stages_of",
         left_out=FIRST,
     ),
     Choice(

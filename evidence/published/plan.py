@@ -21,7 +21,7 @@ from evidence.published.rules import first, says, sources
 from evidence.published.settings import XLA
 from gnomon.errors import InputError
 from gnomon.formats.job import chosen
-from gnomon.formats.nanotron import stages_of
+from gnomon.formats.nanotron.read import stages_of
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Layout, Mesh, Overlap, Plan, Split, Workload
 from gnomon.software import Stack

@@ -17,7 +17,7 @@ from evidence.published.notes import NoteFacts
 from evidence.published.row import Row
 from evidence.published.rules import first, says
 from gnomon.errors import InputError
-from gnomon.formats.megatron_recompute import MLA_UP_PROJ, MLP
+from gnomon.formats.megatron.recompute import MLA_UP_PROJ, MLP
 from gnomon.plans import DType, Fp8, Offload, Optimizer, Precision, Saved, SavedRule, Schedule, Vocabulary
 from gnomon.plans.parts import INPUT, Preset
 

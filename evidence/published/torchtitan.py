@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from evidence.published.row import Row
-from gnomon.formats.torchtitan import kept_ops
+from gnomon.formats.torchtitan.read import kept_ops
 from gnomon.graph import Graph
 from gnomon.plans import Fp8, Plan, Saved, SavedRule
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.cli import main
-from gnomon.formats.torchtitan import read_torchtitan
+from gnomon.formats.torchtitan.read import read_torchtitan
 from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file

@@ -23,7 +23,7 @@ import pytest
 
 from evidence.published import to_run
 from evidence.published.row import read_table
-from gnomon.formats.torchtitan import read_torchtitan
+from gnomon.formats.torchtitan.read import read_torchtitan
 from gnomon.hardware import parse_cluster
 from gnomon.prediction import Prediction, predict
 

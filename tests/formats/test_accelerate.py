@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gnomon.errors import InputError
-from gnomon.formats.accelerate import read_accelerate
-from gnomon.formats.deepspeed import read_deepspeed
+from gnomon.formats.accelerate.read import read_accelerate
+from gnomon.formats.deepspeed.read import read_deepspeed
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
 from gnomon.plans import Saved, check

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import InputError
-from gnomon.formats.deepspeed import read_deepspeed
+from gnomon.formats.deepspeed.read import read_deepspeed
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
 from gnomon.plans import Offload, Saved, check

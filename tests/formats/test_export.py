@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import UnionType
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import InputError, PlanError
-from gnomon.formats import accelerate_out, deepspeed_out, megatron_out, nanotron_out, torchtitan_out
-from gnomon.formats.export import PROGRAMS, REASONS, Asked, Draft, Export, asked_for, exported, reason_for
+from gnomon.formats import programs
+from gnomon.formats.export import REASONS, Export, asked_for, exported, reason_for
 from gnomon.formats.settled import settled
 from gnomon.graph import Graph
 from gnomon.models.presets import CONFIGS, model
@@ -38,13 +38,7 @@ from gnomon.plans import (
 )
 from gnomon.plans.mesh import DENSE_AXES
 
-WRITERS: dict[str, Callable[[Asked], Draft]] = {
-    "megatron": megatron_out.draft,
-    "torchtitan": torchtitan_out.draft,
-    "deepspeed": deepspeed_out.draft,
-    "accelerate": accelerate_out.draft,
-    "nanotron": nanotron_out.draft,
-}
+PROGRAMS = programs.written()
 
 FSDP = Precision(param="fp32", compute="bf16", grad="fp32", reduce="fp32", master="none", states="fp32")
 KEPT = ("self_attn.core*", "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj")
@@ -57,8 +51,10 @@ def graph_of(name: str) -> Graph:
 
 def export(program: str, plan: Plan, name: str = "llama-3.1-8b", work: Workload | None = None) -> Export:
     work = work or Workload(global_batch_size=64, seq_len=8192)
+    draft = programs.find(program).write
+    assert draft is not None
     asked = asked_for(name, CONFIGS[name]() if name in CONFIGS else None, graph_of(name), plan, work, 8)
-    return exported(asked, WRITERS[program](asked))
+    return exported(asked, draft(asked))
 
 
 def lost(found: Export) -> dict[str, tuple[str, str]]:
@@ -66,7 +62,7 @@ def lost(found: Export) -> dict[str, tuple[str, str]]:
 
 
 def test_there_is_a_writer_for_each_program() -> None:
-    assert set(WRITERS) == set(PROGRAMS)
+    assert PROGRAMS == ("accelerate", "deepspeed", "megatron", "nanotron", "torchtitan")
 
 
 # Every field of a plan: written or listed.

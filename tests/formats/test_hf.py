@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import CatalogueError, GnomonError, InputError
-from gnomon.formats.hf import READERS, Wanted, from_hf_config, read_hf_config
-from gnomon.formats.hf_decoders import DECODERS
-from gnomon.formats.hf_hybrids import HYBRIDS
-from gnomon.formats.hf_mixtures import MIXTURES
-from gnomon.formats.hf_older import OLDER
+from gnomon.formats.huggingface.decoders import DECODERS
+from gnomon.formats.huggingface.hybrids import HYBRIDS
+from gnomon.formats.huggingface.mixtures import MIXTURES
+from gnomon.formats.huggingface.older import OLDER
+from gnomon.formats.huggingface.read import READERS, Wanted, from_hf_config, read_hf_config
 from gnomon.formats.keys import MAX_CHARACTERS, read_json
 from gnomon.models.presets import model
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from gnomon.errors import InputError
-from gnomon.formats.hf import HfModel, from_hf_config
-from gnomon.formats.hf_decoders import DECODERS
-from gnomon.formats.hf_mixtures import MIXTURES
-from gnomon.formats.hf_older import OLDER
+from gnomon.formats.huggingface.decoders import DECODERS
+from gnomon.formats.huggingface.mixtures import MIXTURES
+from gnomon.formats.huggingface.older import OLDER
+from gnomon.formats.huggingface.read import HfModel, from_hf_config
 from gnomon.models.presets import model
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
 from gnomon.prediction import predict

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gnomon.errors import CatalogueError, InputError
-from gnomon.formats.hf import HfModel, from_hf_config
-from gnomon.formats.hf_hybrids import HYBRIDS
+from gnomon.formats.huggingface.hybrids import HYBRIDS
+from gnomon.formats.huggingface.read import HfModel, from_hf_config
 
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 NEMOTRON = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gnomon.errors import CatalogueError, InputError
-from gnomon.formats.hf import from_hf_config
+from gnomon.formats.huggingface.read import from_hf_config
 from gnomon.models.presets import model
 
 SCALED = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}

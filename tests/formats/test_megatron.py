@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from gnomon.errors import FormatError, GnomonError, InputError
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
-from gnomon.formats.megatron import read_megatron
-from gnomon.formats.megatron_bridge import read_megatron_bridge
-from gnomon.formats.megatron_recompute import module_rules
+from gnomon.formats.megatron.read import read_megatron
+from gnomon.formats.megatron.recompute import module_rules
+from gnomon.formats.megatron_bridge.read import read_megatron_bridge
 from gnomon.models.decoder import DecoderConfig
 from gnomon.models.deepseek import DeepseekConfig, deepseek_v3_671b
 from gnomon.models.gpt import GptConfig, gpt2

@@ -9,7 +9,7 @@ import pytest
 from gnomon.errors import InputError
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
-from gnomon.formats.nanotron import read_nanotron, stages_of
+from gnomon.formats.nanotron.read import read_nanotron, stages_of
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import check
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gnomon.errors import CatalogueError, FormatError, GnomonError, InputError
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
-from gnomon.formats.torchtitan import read_torchtitan, stage_split
-from gnomon.formats.torchtitan_models import FLAVORS
+from gnomon.formats.torchtitan.models import FLAVORS
+from gnomon.formats.torchtitan.read import read_torchtitan, stage_split
 from gnomon.plans import Saved, check, problems
 
 FILE = Path(__file__).parent / "fixtures/torchtitan/llama3_405b.toml"

@@ -15,7 +15,7 @@ from typing import Any
 
 from gnomon import orders, schema
 from gnomon.cli.terminal import print_json, print_lines
-from gnomon.formats.hf import READERS
+from gnomon.formats.huggingface.read import READERS
 from gnomon.graph import Graph
 from gnomon.hardware import Device, Node, catalogue
 from gnomon.methods import MARKS, METHODS, method

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
 
 from gnomon.cli.run import read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
-from gnomon.formats.export import PROGRAMS, Asked, Draft, Export, asked_for, exported
+from gnomon.formats import programs
+from gnomon.formats.export import Export, asked_for, exported
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import PlanFile, check
@@ -29,9 +28,6 @@ BAD_REQUEST = 2
 
 def run(options: argparse.Namespace) -> int:
     """Read, write, tell."""
-    if options.to not in PROGRAMS:
-        asked = options.to[:40]
-        raise InputError(f"no export to {asked!r}{nearest(asked, PROGRAMS)}; known: {', '.join(PROGRAMS)}")
     _check_target(options.output, force=options.force)
     found = export_file(read_plan(options.plan), options.to)
     lost = bool(options.strict and found.unwritten)
@@ -49,15 +45,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def export_file(file: PlanFile, program: str) -> Export:
-    """The plan of a plan file as `program` (one of PROGRAMS) reads it. Errors as reading the plan and the writers have
-    them."""
+    """The plan of a plan file as `program` (one of `programs.written()`) reads it. Errors as reading the plan
+    and the writers have them."""
+    draft = programs.find(program).write if program in programs.names() else None
+    if draft is None:
+        known = programs.written()
+        raise InputError(f"no export to {program[:40]!r}{nearest(program[:40], known)}; known: {', '.join(known)}")
     machines = parse_cluster(file.on)
     config, graph = read_config(file.model)
     check(file.plan, graph, machines, file.workload)
     each = max(node.count for node in machines.nodes)
     asked = asked_for(Path(file.model).name, config, graph, file.plan, file.workload, each)
-    # By name: the reader of one program need not load the others'.
-    draft: Callable[[Asked], Draft] = resolve_name(f"gnomon.formats.{program}_out:draft")
     found = exported(asked, draft(asked))
     if not is_mixed(machines):
         return found

@@ -20,9 +20,6 @@ from gnomon.graph import Graph
 from gnomon.models.gpt import GptConfig
 from gnomon.plans import DType, Plan, Precision, Workload
 
-PROGRAMS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron")
-"""Programs whose files can be written."""
-
 NAMES = frozenset({"name", "moe_path", "expert_paths"})
 """Fields of a model's config that are names only."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats import programs
-from gnomon.formats.hf import read_hf_config
+from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.models.lora import parse_adapters, with_adapters

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from gnomon.formats.deepspeed import OPTIMIZERS, read_deepspeed
+from gnomon.formats.deepspeed.read import OPTIMIZERS, read_deepspeed
 from gnomon.formats.export import Asked, Draft, half_of, need_axes
 from gnomon.plans import Optimizer, Precision, Saved
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import InputError
-from gnomon.formats.deepspeed import job_of, read_deepspeed
+from gnomon.formats.deepspeed.read import job_of, read_deepspeed
 from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
 from gnomon.formats.job import Fields, Job, chosen, clips, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml

@@ -33,7 +33,7 @@ from gnomon.formats.job import (
     read_source,
     shorten,
 )
-from gnomon.formats.torchtitan_models import flavor
+from gnomon.formats.torchtitan.models import flavor
 from gnomon.graph import Graph
 from gnomon.plans import (
     DType,
@@ -136,7 +136,7 @@ OLD_NAMES = {
 @cache
 def known_fields() -> frozenset[str]:
     """Every field's name, section first."""
-    text = files("gnomon.formats").joinpath("torchtitan_fields.txt").read_text(encoding="utf-8")
+    text = files("gnomon.formats.torchtitan").joinpath("fields.txt").read_text(encoding="utf-8")
     return frozenset(line for line in text.split("\n") if line and not line.startswith("#"))
 
 

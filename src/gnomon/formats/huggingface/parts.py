@@ -1,7 +1,7 @@
 """What the readers of Hugging Face configs share: names of activations, heads, windows, and the type of a reader.
 
-A reader takes its keys from `Keys` and returns a decoder's config or a Graph. Leaves out the readers (hf,
-hf_decoders, hf_mixtures, hf_older, hf_hybrids).
+A reader takes its keys from `Keys` and returns a decoder's config or a Graph. Leaves out the readers (read,
+decoders, mixtures, older, hybrids).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from gnomon import orders
 from gnomon.errors import InputError
 from gnomon.formats.export import Asked, Draft, need_axes, need_model
 from gnomon.formats.job import ModelConfig
-from gnomon.formats.torchtitan import read_torchtitan, stage_split
-from gnomon.formats.torchtitan_models import FLAVORS
+from gnomon.formats.torchtitan.models import FLAVORS
+from gnomon.formats.torchtitan.read import read_torchtitan, stage_split
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Fp8, Optimizer, Plan, Precision, Saved
 from gnomon.schema.toml import emit_toml

@@ -18,8 +18,8 @@ from pathlib import Path
 from gnomon.errors import FormatError, InputError, nearest
 from gnomon.formats.given import NOTHING, Given
 from gnomon.formats.job import Fields, Job, ModelConfig, read_source
-from gnomon.formats.megatron import job_of
-from gnomon.formats.megatron_options import known_options
+from gnomon.formats.megatron.options import known_options
+from gnomon.formats.megatron.read import job_of
 from gnomon.software import stack
 
 COMMON: Mapping[str, object] = {

@@ -1,6 +1,6 @@
 """Hugging Face configs of decoders of GPT's time: LayerNorms, a feed-forward without a gate, positions of many kinds.
 
-As in `gnomon.formats.hf_decoders`. Leaves out GPT-2 and GPT-NeoX, which have configs of their own (hf).
+As in `huggingface.decoders`. Leaves out GPT-2 and GPT-NeoX, which have configs of their own (read).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypedDict
 
-from gnomon.formats.hf_parts import (
+from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     CLIPPED,
     Notes,

@@ -1,16 +1,17 @@
 """DeepSpeed's JSON files, which leave the model and the sequences to the code around them.
 
-Leaves out what a field means (`formats.deepspeed`).
+Leaves out what a field means (`read`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gnomon.formats.deepspeed import read_deepspeed
+from gnomon.formats.deepspeed.read import read_deepspeed
+from gnomon.formats.deepspeed.write import draft
+from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
-from gnomon.formats.programs.format import Format, Sample
 
 KEYS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu")
 
@@ -23,4 +24,11 @@ def _read(path: Path, given: Given) -> Job:
     return read_deepspeed(path, given=given)
 
 
-FORMAT = Format(name="deepspeed", program="deepspeedai/DeepSpeed 0.19.6", looks=_looks, read=_read)
+FORMAT = Format(
+    name="deepspeed",
+    program="deepspeedai/DeepSpeed 0.19.6",
+    files="JSON of `--deepspeed_config`",
+    looks=_looks,
+    read=_read,
+    write=draft,
+)

@@ -1,6 +1,6 @@
 """Megatron-Bridge's overrides, `model.tensor_model_parallel_size=4 train.global_batch_size=512`, around a recipe.
 
-Leaves out what an override means (`formats.megatron_bridge`).
+Leaves out what an override means (`read`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 
 from gnomon.errors import InputError
+from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, Given
 from gnomon.formats.job import Job
-from gnomon.formats.megatron_bridge import read_megatron_bridge
-from gnomon.formats.programs.format import Format, Sample
+from gnomon.formats.megatron_bridge.read import read_megatron_bridge
 from gnomon.graph import Graph
 from gnomon.models.decoder import DecoderConfig
 from gnomon.models.presets import CONFIGS
@@ -32,4 +32,10 @@ def _read(path: Path, given: Given) -> Job:
     return read_megatron_bridge(path, model=given.model, devices=given.devices or 8, env=given.env, given=given)
 
 
-FORMAT = Format(name="megatron-bridge", program="NVIDIA-NeMo/Megatron-Bridge 067f987", looks=_looks, read=_read)
+FORMAT = Format(
+    name="megatron-bridge",
+    program="NVIDIA-NeMo/Megatron-Bridge 067f987",
+    files="overrides `section.field=value` around a recipe",
+    looks=_looks,
+    read=_read,
+)

@@ -1,8 +1,7 @@
-"""Programs whose job files can be read, one a file of this folder: each holds its `Format` under the name `FORMAT`.
+"""Programs whose job files can be read or written: the folders beside this file, each with a `Format` named `FORMAT`.
 
-The folder is the registry: `names` lists it, `find` loads one by name, `recognised` says whose file a path is. A file
-here is small: what it reads becomes arguments of a reader beside this folder, or fields of a `Job` through `trainers`.
-Leaves out writing (`formats.export`), and models' own configs (`formats.hf`).
+The folders are the registry: `names` lists them, `find` loads one by name, `recognised` says whose file a path is, and
+`written` lists the programs that a plan can be exported to. Leaves out models' own configs (`huggingface`).
 """
 
 from __future__ import annotations
@@ -13,28 +12,33 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from gnomon.errors import GnomonError, InputError, nearest
+from gnomon.formats.format import Format as Format
+from gnomon.formats.format import Sample as Sample
 from gnomon.formats.job import read_source
-from gnomon.formats.programs.format import Format as Format
-from gnomon.formats.programs.format import Sample as Sample
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.schema.toml import parse_toml
 
-_BESIDE = ("__init__", "format", "trainers")
-"""Files of the folder that are no programs."""
+_MODELS = "huggingface"
+"""The folder of models' configs, which are no job files."""
 
 
 def names() -> tuple[str, ...]:
     """Names of all programs, by the alphabet, nothing loaded."""
-    found = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    return tuple(sorted(name.replace("_", "-") for name in found if name not in _BESIDE))
+    found = (path.parent.name for path in Path(__file__).parent.glob("*/__init__.py"))
+    return tuple(sorted(name.replace("_", "-") for name in found if name != _MODELS))
+
+
+def written() -> tuple[str, ...]:
+    """Names of the programs whose files can be written."""
+    return tuple(name for name in names() if find(name).write is not None)
 
 
 def find(name: str) -> Format:
     """The format of a program. InputError with the nearest for a name that there is not."""
     if name not in names():
         raise InputError(f"unknown format {name[:40]!r}{nearest(name[:40], names())}; known: {', '.join(names())}")
-    found: Format = resolve_name(f"gnomon.formats.programs.{name.replace('-', '_')}:FORMAT")
-    assert found.name == name, f"programs/{name}.py holds the format {found.name}"
+    found: Format = resolve_name(f"gnomon.formats.{name.replace('-', '_')}:FORMAT")
+    assert found.name == name, f"formats/{name} holds the format {found.name}"
     return found
 
 

@@ -7,8 +7,8 @@ fields mean was read from huggingface/accelerate at 16cb6eb (2026-07-24). Needs 
 
 from __future__ import annotations
 
-from gnomon.formats.accelerate import read_accelerate
-from gnomon.formats.deepspeed_out import recomputed
+from gnomon.formats.accelerate.read import read_accelerate
+from gnomon.formats.deepspeed.write import recomputed
 from gnomon.formats.export import Asked, Draft, need_axes
 from gnomon.formats.yaml_file import emit_yaml
 from gnomon.plans import Plan, Saved

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
 from gnomon.formats.given import setting_value
-from gnomon.formats.hf_decoders import DECODERS
-from gnomon.formats.hf_hybrids import HYBRIDS
-from gnomon.formats.hf_mixtures import MIXTURES
-from gnomon.formats.hf_nested import language_model
-from gnomon.formats.hf_numerics import numerics_of
-from gnomon.formats.hf_older import OLDER
-from gnomon.formats.hf_parts import (
+from gnomon.formats.huggingface.decoders import DECODERS
+from gnomon.formats.huggingface.hybrids import HYBRIDS
+from gnomon.formats.huggingface.mixtures import MIXTURES
+from gnomon.formats.huggingface.nested import language_model
+from gnomon.formats.huggingface.numerics import numerics_of
+from gnomon.formats.huggingface.older import OLDER
+from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     QUANTISED,
     SILU,

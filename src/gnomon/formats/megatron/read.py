@@ -17,7 +17,6 @@ from pathlib import Path
 
 from gnomon import orders
 from gnomon.errors import FormatError, InputError, nearest
-from gnomon.formats import megatron_forks as forks
 from gnomon.formats.given import GIVE_MODEL, NOTHING, Given
 from gnomon.formats.job import (
     Fields,
@@ -31,10 +30,11 @@ from gnomon.formats.job import (
     network_graph,
     read_source,
 )
-from gnomon.formats.megatron_forks import layers_by_type
-from gnomon.formats.megatron_model import model_of
-from gnomon.formats.megatron_options import INEXPRESSIBLE, IRRELEVANT, known_options, option_name, parse_options
-from gnomon.formats.megatron_recompute import module_rules
+from gnomon.formats.megatron import forks
+from gnomon.formats.megatron.forks import layers_by_type
+from gnomon.formats.megatron.model import model_of
+from gnomon.formats.megatron.options import INEXPRESSIBLE, IRRELEVANT, known_options, option_name, parse_options
+from gnomon.formats.megatron.recompute import module_rules
 from gnomon.formats.shell import Launch, Script, launches
 from gnomon.graph import Graph
 from gnomon.plans import (

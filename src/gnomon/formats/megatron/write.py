@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from gnomon import orders
 from gnomon.formats.export import Asked, Draft, half_of, need_model
-from gnomon.formats.megatron import DTYPE_BYTES, INTERLEAVED, PLAIN, read_megatron
-from gnomon.formats.megatron_model_out import model_options
-from gnomon.formats.megatron_recompute import modules_of
+from gnomon.formats.megatron.model_write import model_options
+from gnomon.formats.megatron.read import DTYPE_BYTES, INTERLEAVED, PLAIN, read_megatron
+from gnomon.formats.megatron.recompute import modules_of
 from gnomon.plans import Optimizer, Overlap, Precision, Saved
 
 PROGRAM = "Megatron-LM 0.20.0"

@@ -1,4 +1,4 @@
-"""What a program's file in this folder states: how its job files are recognised, and how they are read.
+"""What the folder of a program states: how its job files are recognised, read and written.
 
 `Format` is that statement; `Sample` is a file before anybody has read it. Leaves out the programs themselves.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gnomon.formats.export import Asked, Draft
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
 
@@ -44,7 +45,11 @@ class Format:
     """On the command line, after --from."""
     program: str
     """The program, with the version or commit that its reader was written from."""
+    files: str
+    """What its files are, in a few words."""
     looks: Callable[[Sample], bool]
     """Whether a file is one of these; at most one format says so of a file."""
     read: Callable[[Path, Given], Job]
     """The job of a file. Raises InputError or FormatError with the fix."""
+    write: Callable[[Asked], Draft] | None = None
+    """A plan as one of its files; None where it is read only."""

@@ -1,6 +1,6 @@
 """Megatron-LM's launch scripts and those of its forks, or the arguments themselves.
 
-Leaves out what an argument means (`formats.megatron`).
+Leaves out what an argument means (`read`).
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
-from gnomon.formats.megatron import read_megatron
-from gnomon.formats.programs.format import Format, Sample
+from gnomon.formats.megatron.read import read_megatron
+from gnomon.formats.megatron.write import draft
 
 
 def _looks(sample: Sample) -> bool:
@@ -28,4 +29,11 @@ def _read(path: Path, given: Given) -> Job:
     return read_megatron(path, given=given)
 
 
-FORMAT = Format(name="megatron", program="NVIDIA/Megatron-LM 0.20.0 and forks", looks=_looks, read=_read)
+FORMAT = Format(
+    name="megatron",
+    program="NVIDIA/Megatron-LM 0.20.0 and forks",
+    files="launch scripts (read, never run), or the arguments",
+    looks=_looks,
+    read=_read,
+    write=draft,
+)

@@ -1,16 +1,17 @@
 """nanotron's YAML files.
 
-Leaves out what a field means (`formats.nanotron`).
+Leaves out what a field means (`read`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
-from gnomon.formats.nanotron import read_nanotron
-from gnomon.formats.programs.format import Format, Sample
+from gnomon.formats.nanotron.read import read_nanotron
+from gnomon.formats.nanotron.write import draft
 
 
 def _looks(sample: Sample) -> bool:
@@ -21,4 +22,6 @@ def _read(path: Path, given: Given) -> Job:
     return read_nanotron(path, given=given)
 
 
-FORMAT = Format(name="nanotron", program="huggingface/nanotron 2411b02", looks=_looks, read=_read)
+FORMAT = Format(
+    name="nanotron", program="huggingface/nanotron 2411b02", files="YAML", looks=_looks, read=_read, write=draft
+)

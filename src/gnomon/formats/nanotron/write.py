@@ -10,7 +10,7 @@ from gnomon import orders
 from gnomon.errors import InputError
 from gnomon.formats.export import Asked, Draft, half_of, need_axes, need_model
 from gnomon.formats.job import ModelConfig
-from gnomon.formats.nanotron import read_nanotron
+from gnomon.formats.nanotron.read import read_nanotron
 from gnomon.formats.yaml_file import emit_yaml
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.mixtral import MixtralConfig

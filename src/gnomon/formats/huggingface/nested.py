@@ -2,7 +2,7 @@
 
 `language_model(values, readers)` returns its keys as a config of its own, and notes on what was left out or filled in.
 transformers writes a config inside another as its difference from the class's defaults, sizes too (the files of Gemma 3
-and LLaVA 1.5), so here, and only here, absent sizes are the class's. Leaves out: the readers (hf and its neighbours),
+and LLaVA 1.5), so here, and only here, absent sizes are the class's. Leaves out: the readers (read and its neighbours),
 and everything that reads images or sound.
 """
 

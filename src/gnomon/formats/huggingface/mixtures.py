@@ -1,6 +1,6 @@
 """Hugging Face configs of mixtures of experts beside Mixtral's, Qwen 3's and DeepSeek-V3's.
 
-As in `gnomon.formats.hf_decoders`. Leaves out mixtures whose layers differ in kind (hf_hybrids).
+As in `huggingface.decoders`. Leaves out mixtures whose layers differ in kind (hybrids).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gnomon.formats.hf_parts import (
+from gnomon.formats.huggingface.parts import (
     CLIPPED,
     HEAD_NORMS,
     QUANTISED,

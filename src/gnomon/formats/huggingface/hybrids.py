@@ -1,7 +1,7 @@
 """Hugging Face configs of models whose layers differ: hybrids with Mamba-2 (nemotron_h, mamba2, bamba,
 granitemoehybrid), and Llama 4, of which some layers are mixtures.
 
-As in `gnomon.formats.hf_decoders`. Leaves out falcon_h1, whose layers run attention and Mamba side by side, and Jamba
+As in `huggingface.decoders`. Leaves out falcon_h1, whose layers run attention and Mamba side by side, and Jamba
 and Zamba, whose Mamba is the first version or shared between layers.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gnomon.formats.hf_parts import ACTIVATIONS, Notes, Reader, Wanted, free_multipliers, heads_of
+from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Reader, Wanted, free_multipliers, heads_of
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.hybrid import PARTS, HybridConfig, HybridMixture, Mamba2, hybrid

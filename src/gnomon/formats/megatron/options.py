@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 
 from gnomon.errors import FormatError
-from gnomon.formats.megatron_forks import RENAMED
+from gnomon.formats.megatron.forks import RENAMED
 from gnomon.formats.shell import unknown
 
 IRRELEVANT = frozenset(
@@ -144,7 +144,7 @@ LEGACY_SWITCHES = frozenset(
 @cache
 def _listed() -> tuple[frozenset[str], frozenset[str]]:
     """(every option's name as in `args`, those that take no value)."""
-    text = files("gnomon.formats").joinpath("megatron_options.txt").read_text(encoding="utf-8")
+    text = files("gnomon.formats.megatron").joinpath("options.txt").read_text(encoding="utf-8")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     named = [(words[0].replace("-", "_"), len(words) > 1) for words in lines]
     return frozenset(name for name, _ in named) | LEGACY, frozenset(

@@ -1,10 +1,10 @@
 """Hugging Face configs of dense decoders that are neither Llama's nor GPT's: one reader for each model_type.
 
-As in `gnomon.formats.hf`: absent keys mean what the configuration classes of transformers 4.57 make of them, sizes are
+As in `huggingface.read`: absent keys mean what the configuration classes of transformers 4.57 make of them, sizes are
 required, and a key that changes the mathematics and is not understood is an error. What is counted otherwise than the
 public code computes it (joined projections, ALiBi, norms over all heads, multipliers) is said in a note. They are
 Graphs without a config, since neither the runtime nor the job files of other programs say what tells them from Llamas.
-Mixtures of experts are in `hf_mixtures`, decoders of GPT's time in `hf_older`.
+Mixtures of experts are in `mixtures`, decoders of GPT's time in `older`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from gnomon.formats.hf_parts import (
+from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     CLIPPED,
     HEAD_NORMS,

@@ -22,8 +22,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gnomon.errors import GnomonError
-from gnomon.formats.hf import Wanted, read_hf_config
 from gnomon.formats.hf_weights import layout
+from gnomon.formats.huggingface.read import Wanted, read_hf_config
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.models.numerics import with_numerics

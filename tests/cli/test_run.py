@@ -28,7 +28,7 @@ FILE = PlanFile(
 def refused(file: PlanFile | Plan, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     path = folder / "plan.toml"
     schema.save_file(file, path)
-    status = main(["run", str(path)])
+    status = main(["run", str(path), "--steps", "1"])
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
     assert "Traceback" not in err
@@ -47,7 +47,7 @@ def test_without_torch_it_says_what_to_install(
     ("file", "said"),
     [
         (FILE.plan, "does not say which model, machines and batch it is for"),
-        (replace(FILE, model="gpt2"), "the runtime runs Llamas and their kin, not 'gpt2'"),
+        (replace(FILE, model="nemotron-h-8b"), "the runtime does not run 'nemotron-h-8b'"),
         (replace(FILE, model="llama-teeny"), "unknown model 'llama-teeny' (did you mean 'llama-tiny'"),
         (replace(FILE, on="2xtpu-v5p"), "the runtime does not drive"),
         (replace(FILE, model="llama-3.1-405b"), "and this machine has"),
@@ -65,9 +65,8 @@ def test_what_cannot_run_is_said(
     assert said in refused(file, tmp_path, capsys)
 
 
-def test_a_config_that_is_no_llama(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_a_config_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt3", "n_embd": 64}))
     save_plan_file(replace(FILE, model=str(tmp_path / "config.json")), tmp_path / "plan.toml")
-    assert main(["run", str(tmp_path / "plan.toml")]) == 2
-    assert "is no Llama or kin of it" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "plan.toml"), "--steps", "1"]) == 2
+    assert "gpt3" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Stage, Workload
 from gnomon.runtime import Executor
 from gnomon.runtime.launch import launch
-from gnomon.search.mixed import MixedResult, plan_mixed
+from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
 from gnomon.software import stack
 
 SLOWER = 3

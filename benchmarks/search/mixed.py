@@ -20,11 +20,11 @@ from gnomon.plans import Goal, Plan, Precision, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.mixed import short_mixed
 from gnomon.report.tables import Column, number, table
-from gnomon.search.mixed import memory_limits, plan_mixed
-from gnomon.search.mixed_bounds import LayerTables
-from gnomon.search.mixed_results import MixedFound
-from gnomon.search.mixed_search import MixedSearch
-from gnomon.search.mixed_space import make_mixed_space
+from gnomon.search.mixed.best_first import MixedSearch
+from gnomon.search.mixed.bounds import LayerTables
+from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
+from gnomon.search.mixed.results import MixedFound
+from gnomon.search.mixed.space import make_mixed_space
 
 FP32 = Precision(param="fp32", compute="fp32", master="none")
 FP16 = Precision(param="fp16", compute="fp16")

@@ -15,8 +15,8 @@ import time
 
 import gnomon
 from gnomon.plans import Goal, Optimizer, Plan, Workload
-from gnomon.search.choices import allowed, show_value
-from gnomon.search.refine import QUICK, refine
+from gnomon.search.refinement.choices import allowed, show_value
+from gnomon.search.refinement.refine import QUICK, refine
 from gnomon.software import stack
 
 CASES = (

@@ -38,10 +38,10 @@ from gnomon.plans import (
 )
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.dapple import Prices, cuts_of, dapple, equal_splits
-from gnomon.search.recompute import Least
-from gnomon.search.split import Search, equal
-from gnomon.search.trials import Trials
+from gnomon.search.stages.cut import Search, equal
+from gnomon.search.stages.dapple import Prices, cuts_of, dapple, equal_splits
+from gnomon.search.stages.recompute import Least
+from gnomon.search.stages.repredict import Trials
 
 UNLIMITED = 10**18
 

@@ -26,7 +26,7 @@ from gnomon.plans import Goal, Workload
 from gnomon.prediction import Timed
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, make_space
-from gnomon.search.solve import Search
+from gnomon.search.exact.solve import Search
 
 MODEL, CLUSTER = "gpt3-175b", "64x8xa100-sxm-80gb"
 WORKLOAD = Workload(global_batch_size=512, seq_len=2048)

@@ -13,7 +13,7 @@ from gnomon.formats.torchtitan.read import read_torchtitan
 from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
-from gnomon.search.mixed_space import MixedPoint, make_mixed_space
+from gnomon.search.mixed.space import MixedPoint, make_mixed_space
 
 FILE = PlanFile(
     model="llama-3.1-8b",

@@ -14,7 +14,7 @@ import gnomon
 from gnomon import orders
 from gnomon.cli import main
 from gnomon.plans import Mesh, Plan, Schedule, Workload, check
-from gnomon.search.flight import under_way
+from gnomon.search.bounds.in_flight import under_way
 
 FILE = '''
 """GPipe whose backwards come last microbatch first, as its paper draws them."""

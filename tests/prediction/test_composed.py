@@ -8,7 +8,7 @@ import pytest
 from gnomon.errors import PlanError
 from gnomon.plans import Mesh, Overlap, Plan, Schedule, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.search.space import stack_limits
+from gnomon.search.space.points import stack_limits
 from gnomon.software import Fact, Stack, stack
 
 WORK = Workload(global_batch_size=16, seq_len=1024)

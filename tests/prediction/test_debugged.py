@@ -14,7 +14,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prices.host import CHECK_S, LAUNCH_S
-from gnomon.search.space import stack_limits
+from gnomon.search.space.points import stack_limits
 from gnomon.software import Fact, Stack
 
 WORK = Workload(global_batch_size=16, seq_len=1024)

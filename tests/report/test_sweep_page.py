@@ -17,8 +17,8 @@ from gnomon.plans import Mesh, Plan, Saved, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.report.page.sweep import Axis, sweep_page, undominated
 from gnomon.search import Found
-from gnomon.search.goals import Case
-from gnomon.search.space import Point
+from gnomon.search.questions.goals import Case
+from gnomon.search.space.points import Point
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ON = parse_cluster("1x2xh100-sxm")

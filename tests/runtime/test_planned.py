@@ -19,8 +19,8 @@ from gnomon.plans import Plan, Workload  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.search import make_space, solve  # noqa: E402
-from gnomon.search.dapple import Prices  # noqa: E402
-from gnomon.search.replication import pipelines  # noqa: E402
+from gnomon.search.stages.dapple import Prices  # noqa: E402
+from gnomon.search.stages.replication import pipelines  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -13,7 +13,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.models import gemma, gpt, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.search.split import Cut
+from gnomon.search.stages.cut import Cut
 
 FLAT: tuple[str, ...] = ("one_f_one_b", "one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
 DEEP: tuple[str, ...] = ("interleaved_one_f_one_b", "zero_bubble_v", "v_half", "looped_bfs")

@@ -18,7 +18,7 @@ import numpy as np
 from gnomon.hardware import Cluster, Link, parse_cluster
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import axis_link
-from gnomon.search.replication import Piece, Pieces, Step, Used, may_fit, pipelines, place, step_s
+from gnomon.search.stages.replication import Piece, Pieces, Step, Used, may_fit, pipelines, place, step_s
 
 MS, MB = 1e-3, 1e6
 

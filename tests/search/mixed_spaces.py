@@ -15,7 +15,7 @@ from gnomon.hardware.catalogue import build_node, default_row, device
 from gnomon.plans import Optimizer, Plan, Precision, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.mixed_space import MixedPoint, MixedSpace, make_mixed_space
+from gnomon.search.mixed.space import MixedPoint, MixedSpace, make_mixed_space
 from gnomon.software import Stack, stack
 
 DEVICES = ("h100-sxm-80gb", "a100-sxm-80gb", "a100-sxm-40gb", "v100-sxm-32gb", "l40s")

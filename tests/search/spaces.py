@@ -12,7 +12,7 @@ from gnomon.models import gpt, llama, mixtral
 from gnomon.plans import Goal, Offload, Optimizer, Overlap, Plan, Precision, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Space, make_space
-from gnomon.search.space import BEYOND
+from gnomon.search.space.points import BEYOND
 from gnomon.software import Stack, stack
 
 CLUSTERS = (

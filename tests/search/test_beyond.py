@@ -17,10 +17,10 @@ from gnomon.plans import Goal, Offload, Optimizer, Plan, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, make_space, plan, solve
-from gnomon.search.choices import CHOICES, allowed, choice
-from gnomon.search.refine import THOROUGH, refine
-from gnomon.search.solve import Search
-from gnomon.search.space import BEYOND, saving_of
+from gnomon.search.exact.solve import Search
+from gnomon.search.refinement.choices import CHOICES, allowed, choice
+from gnomon.search.refinement.refine import THOROUGH, refine
+from gnomon.search.space.points import BEYOND, saving_of
 from gnomon.software import stack
 
 SEEDS = range(1001, 1010)

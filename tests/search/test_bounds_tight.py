@@ -18,9 +18,9 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, Space, make_space
-from gnomon.search.flight import flight, under_way
-from gnomon.search.skeleton import NARROW, Reductions, Skeleton, _by_level, _one_by_one, skeleton
-from gnomon.search.solve import Search
+from gnomon.search.bounds.bare_schedule import NARROW, Reductions, Skeleton, _by_level, _one_by_one, skeleton
+from gnomon.search.bounds.in_flight import flight, under_way
+from gnomon.search.exact.solve import Search
 from gnomon.simulate import period
 
 GRAPH = gpt(

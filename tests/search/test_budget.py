@@ -49,6 +49,6 @@ def test_a_budget_that_is_not_spent_changes_nothing() -> None:
 
 
 def test_without_a_plan_in_time_the_error_says_what_was_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["gnomon.search.solve"], "OVERTIME", 0)  # the room has a function of that name
+    monkeypatch.setattr(sys.modules["gnomon.search.exact.solve"], "OVERTIME", 0)  # the room has a function of that name
     with pytest.raises(PlanError, match=r"fits in 22.0 GiB a device; the budget was spent with [\d,]+ of [\d,]+ plans"):
         gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, goal=Goal(memory_bytes=22 * 2**30), more=questions(1))

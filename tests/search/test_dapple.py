@@ -14,8 +14,8 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
 from gnomon.prediction import predict
-from gnomon.search.dapple import Prices, cuts_of, dapple
-from gnomon.search.replication import (
+from gnomon.search.stages.dapple import Prices, cuts_of, dapple
+from gnomon.search.stages.replication import (
     Piece,
     Step,
     append_first,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from search import dapple_profiles as paper
 
-from gnomon.search.replication import Step, latency, pipelines, step_s
+from gnomon.search.stages.replication import Step, latency, pipelines, step_s
 
 PUBLISHED = [
     (paper.RESNET_50, "A", "DP"),

@@ -20,11 +20,11 @@ from gnomon.models.mixtral import mixtral, mixtral_8x7b
 from gnomon.plans import Plan, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.search import Point, solve
-from gnomon.search.blocks import SLACK
-from gnomon.search.bounds import Family, partly_split
-from gnomon.search.solve import Search
-from gnomon.search.space import make_space
-from gnomon.search.tighten import Loose
+from gnomon.search.bounds.families import Family, partly_split
+from gnomon.search.bounds.tighter_time import Loose
+from gnomon.search.exact.blocks import SLACK
+from gnomon.search.exact.solve import Search
+from gnomon.search.space.points import make_space
 from gnomon.software import Fact, stack
 
 SEEDS = range(24)

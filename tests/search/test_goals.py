@@ -14,7 +14,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import make_space, parse_limit
-from gnomon.search.goals import (
+from gnomon.search.questions.goals import (
     Question,
     among,
     best_case,
@@ -25,9 +25,9 @@ from gnomon.search.goals import (
     peak_step_s,
     up_to,
 )
-from gnomon.search.largest import grown, largest, largest_of, unit
+from gnomon.search.questions.largest import grown, largest, largest_of, unit
+from gnomon.search.questions.sweep import Varied, sequences, sweep, vary
 from gnomon.search.results import Found, Result
-from gnomon.search.vary import Varied, sequences, sweep, vary
 
 CLUSTER = parse_cluster("1x2xa100-sxm-80gb")
 WORK = Workload(global_batch_size=4, seq_len=128)

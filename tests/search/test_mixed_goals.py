@@ -15,14 +15,14 @@ from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.goals import Question, among, best_case, fewest_devices, longest, of_nodes, pareto, up_to
-from gnomon.search.mixed import fitting, plan_mixed
-from gnomon.search.mixed_bounds import LayerTables
-from gnomon.search.mixed_fit import FirstFit
-from gnomon.search.mixed_results import MixedFound
-from gnomon.search.mixed_space import make_mixed_space
-from gnomon.search.space import make_space
-from gnomon.search.vary import Varied, sweep
+from gnomon.search.mixed.bounds import LayerTables
+from gnomon.search.mixed.first_fit import FirstFit
+from gnomon.search.mixed.plan_mixed import fitting, plan_mixed
+from gnomon.search.mixed.results import MixedFound
+from gnomon.search.mixed.space import make_mixed_space
+from gnomon.search.questions.goals import Question, among, best_case, fewest_devices, longest, of_nodes, pareto, up_to
+from gnomon.search.questions.sweep import Varied, sweep
+from gnomon.search.space.points import make_space
 
 MIXED = parse_cluster("1x2xh100-sxm+1x2xa100-sxm-80gb")
 WORK = Workload(global_batch_size=12, seq_len=256)

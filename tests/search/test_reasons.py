@@ -14,7 +14,7 @@ from gnomon.prediction import Prediction, advice, host_memory, predict, traffic
 from gnomon.report.prediction import describe
 from gnomon.report.reasons import bounded_by, network, reasons_text, sharding, where
 from gnomon.search import plan
-from gnomon.search.reasons import MORE_MEMORY, Reasons, changes, explain, undone, within_share, without
+from gnomon.search.questions.reasons import MORE_MEMORY, Reasons, changes, explain, undone, within_share, without
 
 PLAN = Plan(
     mesh=Mesh(pp=2, dp_shard=4, tp=2),

@@ -12,8 +12,8 @@ from gnomon.hardware import parse_cluster
 from gnomon.plans import Mesh, Plan, Schedule, Stage, Workload, batch, check, stage_layers
 from gnomon.prediction import advice, predict
 from gnomon.report.reasons import reasons_mapping, reasons_text
-from gnomon.search.reasons import explain
-from gnomon.search.reasons_stages import evened, stage_changes
+from gnomon.search.questions.reasons import explain
+from gnomon.search.questions.stage_changes import evened, stage_changes
 
 MIXED = parse_cluster("1x2xh100-sxm+1x2xa100-sxm-80gb")
 WORK = Workload(global_batch_size=16, seq_len=512)

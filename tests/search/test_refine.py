@@ -16,7 +16,7 @@ from gnomon.plans import Goal, Optimizer, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Result, plan, solve
-from gnomon.search.choices import (
+from gnomon.search.refinement.choices import (
     CHOICES,
     NAMES,
     Value,
@@ -28,7 +28,7 @@ from gnomon.search.choices import (
     read_value,
     runs_value,
 )
-from gnomon.search.refine import QUICK, THOROUGH, refine
+from gnomon.search.refinement.refine import QUICK, THOROUGH, refine
 from gnomon.software import Stack, stack, stacks
 
 CLUSTER = parse_cluster("2x4xa100-sxm-80gb")

@@ -15,7 +15,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import make_space, solve
-from gnomon.search.solve import Search
+from gnomon.search.exact.solve import Search
 
 GRAPH = model("llama", 2)
 WORK = Workload(global_batch_size=4, seq_len=512)

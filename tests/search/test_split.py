@@ -17,9 +17,9 @@ from gnomon.models.presets import model
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Workload, layer_presets
 from gnomon.plans.parts import Preset
 from gnomon.prediction import Prediction, predict
-from gnomon.search.recompute import Least
-from gnomon.search.split import Cut, Cuts, Search, Split, balanced, best_split, equal, neighbours, plainest
-from gnomon.search.trials import Presets, Trials
+from gnomon.search.stages.cut import Cut, Cuts, Search, Split, balanced, best_split, equal, neighbours, plainest
+from gnomon.search.stages.recompute import Least
+from gnomon.search.stages.repredict import Presets, Trials
 
 UNLIMITED = 10**18
 ORDER: tuple[Preset, ...] = ("full", "selective", "none")

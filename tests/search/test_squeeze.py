@@ -15,10 +15,10 @@ from gnomon.plans import Goal, Optimizer, Plan, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import make_space
-from gnomon.search.choices import CHOICES, allowed, choice, parse_choice_limit
-from gnomon.search.goals import Case, Question, further, longest, pareto
-from gnomon.search.largest import grown, largest, largest_of
-from gnomon.search.squeeze import LEAN, Spare
+from gnomon.search.questions.goals import Case, Question, further, longest, pareto
+from gnomon.search.questions.largest import grown, largest, largest_of
+from gnomon.search.refinement.choices import CHOICES, allowed, choice, parse_choice_limit
+from gnomon.search.refinement.make_fit import LEAN, Spare
 
 CLUSTER = parse_cluster("1x2xa100-sxm-80gb")
 WORK = Workload(global_batch_size=2, seq_len=512)

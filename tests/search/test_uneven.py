@@ -10,7 +10,7 @@ from gnomon.models.gpt import GptConfig, gpt
 from gnomon.plans import Goal, Saved, Workload
 from gnomon.prediction import predict
 from gnomon.search import Result
-from gnomon.search.uneven import Uneven, uneven
+from gnomon.search.stages.uneven import Uneven, uneven
 from gnomon.software import stack
 
 HEAVY = gpt(

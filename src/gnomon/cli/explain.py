@@ -17,7 +17,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.reasons import reasons_mapping, reasons_text
 from gnomon.report.tables import wrapped
 from gnomon.request.model import read_model
-from gnomon.search.reasons import explain
+from gnomon.search.questions.reasons import explain
 from gnomon.software import stack as named_stack
 
 

@@ -42,13 +42,13 @@ from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.request.model import read_model
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
-from gnomon.search.choices import fixed_base
-from gnomon.search.dapple import OWN, Dapple, dapple
-from gnomon.search.goals import Question
-from gnomon.search.mixed_search import TRIES
-from gnomon.search.refine import Refined
-from gnomon.search.squeeze import Spare
-from gnomon.search.uneven import Uneven, uneven
+from gnomon.search.mixed.best_first import TRIES
+from gnomon.search.questions.goals import Question
+from gnomon.search.refinement.choices import fixed_base
+from gnomon.search.refinement.make_fit import Spare
+from gnomon.search.refinement.refine import Refined
+from gnomon.search.stages.dapple import OWN, Dapple, dapple
+from gnomon.search.stages.uneven import Uneven, uneven
 from gnomon.software import Stack
 from gnomon.software import stack as named_stack
 from gnomon.units import parse_bytes, show_bytes

@@ -17,7 +17,7 @@ from gnomon.methods import methods_named
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Limit, Point
 from gnomon.search.budget import More, always
-from gnomon.search.choices import (
+from gnomon.search.refinement.choices import (
     NAMES,
     Choice,
     Value,
@@ -29,11 +29,11 @@ from gnomon.search.choices import (
     runs,
     runs_value,
 )
-from gnomon.search.dapple import OWN
-from gnomon.search.refine import QUICK, THOROUGH, Effort, Refined, refine
+from gnomon.search.refinement.make_fit import Spare
+from gnomon.search.refinement.refine import QUICK, THOROUGH, Effort, Refined, refine
 from gnomon.search.results import Found, Result
-from gnomon.search.space import BEYOND
-from gnomon.search.squeeze import Spare
+from gnomon.search.space.points import BEYOND
+from gnomon.search.stages.dapple import OWN
 from gnomon.software import Stack
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")

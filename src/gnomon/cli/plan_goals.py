@@ -2,7 +2,7 @@
 `--max-devices`.
 
 `answer` prints a table of cases and returns 0, or 1 when none of them is what was asked. Leaves out the searches
-(`gnomon.search.goals`, `gnomon.search.vary`, `gnomon.search.largest`).
+(`gnomon.search.questions.goals`, `gnomon.search.questions.sweep`, `gnomon.search.questions.largest`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from gnomon.report.sweep import fitted_words, sweep_mapping, sweep_text
 from gnomon.report.tables import dollars, wrapped
 from gnomon.request.model import read_config, read_model
 from gnomon.schema import save_text
-from gnomon.search.choices import made
-from gnomon.search.goals import (
+from gnomon.search.questions.goals import (
     FASTEST_NODES,
     Case,
     Question,
@@ -41,8 +40,9 @@ from gnomon.search.goals import (
     pareto,
     up_to,
 )
-from gnomon.search.largest import largest, largest_of
-from gnomon.search.vary import VARIED, Value, Varied, sweep
+from gnomon.search.questions.largest import largest, largest_of
+from gnomon.search.questions.sweep import VARIED, Value, Varied, sweep
+from gnomon.search.refinement.choices import made
 from gnomon.units import parse_bytes, parse_count, parse_seconds, show_bytes, show_seconds
 
 RESOLUTION = 0.01

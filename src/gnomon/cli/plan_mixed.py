@@ -1,7 +1,7 @@
 """`gnomon plan` for a cluster of unlike devices: the search over kinds, its text, and a plan file.
 
-`plan_unlike` searches, prints, writes, and returns 0. Leaves out the search itself (`search.mixed`), and other
-questions than the fastest plan (`plan_goals`).
+`plan_unlike` searches, prints, writes, and returns 0. Leaves out the search itself (`search.mixed.plan_mixed`), and
+other questions than the fastest plan (`plan_goals`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, PlanFile, Workload, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
-from gnomon.search.dapple import OWN
-from gnomon.search.mixed import MixedResult, plan_mixed
-from gnomon.search.mixed_search import TRIES
+from gnomon.search.mixed.best_first import TRIES
+from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
+from gnomon.search.stages.dapple import OWN
 from gnomon.software import Stack
 
 

@@ -28,7 +28,7 @@ from gnomon.plans.check import learned_positions, sample_tokens
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.model import read_model
 from gnomon.search.planning import default_precision
-from gnomon.search.vary import sequences
+from gnomon.search.questions.sweep import sequences
 from gnomon.software import Stack
 from gnomon.software import stack as named_stack
 from gnomon.units import parse_count

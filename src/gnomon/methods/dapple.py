@@ -2,7 +2,7 @@
 
 `dapple_warmup` with policy `p` runs pp - rank forwards first, as 1F1B does; `2p` runs up to twice as many, which hides
 messages that take as long as computing, for more activations. Lowering makes the rows (`dapple_warm_up`); this file
-says what the method is. Leaves out DAPPLE's planner, which is `search.dapple` (`gnomon plan --uneven-replicas`).
+says what the method is. Leaves out DAPPLE's planner, which is `search.stages.dapple` (`gnomon plan --uneven-replicas`).
 """
 
 from __future__ import annotations

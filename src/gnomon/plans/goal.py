@@ -1,7 +1,7 @@
 """Goal: the limits that every plan of a search must keep. What is made best is the step's time.
 
 A value only: `search` reads it. Leaves out how good a plan is, which the simulator says, and questions of several
-searches (`search.goals`): fewest devices, cost, longest sequence.
+searches (`search.questions.goals`): fewest devices, cost, longest sequence.
 """
 
 from __future__ import annotations

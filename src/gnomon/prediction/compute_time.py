@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 
-from gnomon.prediction.around import around
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.priced import Priced
+from gnomon.prediction.stage_kernels import around
 from gnomon.prediction.update import host_copy_s
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.host import check_s

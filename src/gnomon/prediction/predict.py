@@ -26,12 +26,12 @@ from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
 from gnomon.prediction.evidence import evidence
-from gnomon.prediction.held import filled
 from gnomon.prediction.layer_types import SENT_ONCE, KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.rewriting import with_methods
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
+from gnomon.prediction.timeline_memory import filled
 from gnomon.prices.curves import curves_with
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate

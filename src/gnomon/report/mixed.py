@@ -15,9 +15,9 @@ from gnomon.plans.plan import pipeline_rank
 from gnomon.report.planning import short_plan
 from gnomon.report.prediction import between, describe
 from gnomon.report.tables import Column, gib, number, percent, table, table_of_plans, wrapped
-from gnomon.search.mixed import MixedResult
-from gnomon.search.mixed_results import MixedFound
-from gnomon.search.mixed_space import MixedPoint, deal_out
+from gnomon.search.mixed.plan_mixed import MixedResult
+from gnomon.search.mixed.results import MixedFound
+from gnomon.search.mixed.space import MixedPoint, deal_out
 from gnomon.units import show_seconds
 
 

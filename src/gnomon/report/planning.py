@@ -20,11 +20,11 @@ from gnomon.report.prediction import WORDS, between, describe, run_lengths
 from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, table_of_plans, wrapped
 from gnomon.report.uneven import uneven_mapping, uneven_text
 from gnomon.search import Found, Result, loss
-from gnomon.search.choices import NAMES, show_value
-from gnomon.search.goals import tokens_of
-from gnomon.search.refine import Refined
+from gnomon.search.questions.goals import tokens_of
+from gnomon.search.refinement.choices import NAMES, show_value
+from gnomon.search.refinement.refine import Refined
 from gnomon.search.results import safest
-from gnomon.search.uneven import Uneven
+from gnomon.search.stages.uneven import Uneven
 from gnomon.units import show_bytes, show_seconds
 
 _WORDS = {**WORDS, "bubble": "bubble", "ahead": "waiting", "launch": "launches", "offload": "host copies"}

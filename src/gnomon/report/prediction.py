@@ -12,7 +12,7 @@ from itertools import groupby
 from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Advice, Prediction, RankMemory
 from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
-from gnomon.search.choices import made, show_value
+from gnomon.search.refinement.choices import made, show_value
 from gnomon.units import show_seconds
 
 ROWS = 8

@@ -14,7 +14,7 @@ from gnomon.prediction import Advice, Prediction, host_memory, traffic
 from gnomon.report.planning import short_plans
 from gnomon.report.prediction import WORDS, describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
-from gnomon.search.reasons import SHARE, Neighbour, Other, Reasons, within_share
+from gnomon.search.questions.reasons import SHARE, Neighbour, Other, Reasons, within_share
 from gnomon.units import show_seconds
 
 _COMPUTING = ("F", "B", "I", "W")

@@ -1,6 +1,6 @@
 """Cases of a sweep or a front as a table for the terminal and as values for JSON.
 
-Leaves out how the cases were found (`gnomon.search.goals`), and the page of them (`report.page.sweep`).
+Leaves out how the cases were found (`gnomon.search.questions.goals`), and the page of them (`report.page.sweep`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gnomon.report.mixed import short_mixed
 from gnomon.report.planning import short_plan
 from gnomon.report.tables import Column, dollars, gib, number, table, wrapped
 from gnomon.search import Found
-from gnomon.search.choices import made, show_value
-from gnomon.search.goals import Case
-from gnomon.search.mixed_results import MixedFound
-from gnomon.search.squeeze import Fitted
+from gnomon.search.mixed.results import MixedFound
+from gnomon.search.questions.goals import Case
+from gnomon.search.refinement.choices import made, show_value
+from gnomon.search.refinement.make_fit import Fitted
 from gnomon.units import show_seconds
 
 LONG = 20

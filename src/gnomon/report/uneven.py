@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.report.tables import percent, wrapped
-from gnomon.search.dapple import Dapple, cuts_of
-from gnomon.search.uneven import Uneven
+from gnomon.search.stages.dapple import Dapple, cuts_of
+from gnomon.search.stages.uneven import Uneven
 from gnomon.units import show_seconds
 
 

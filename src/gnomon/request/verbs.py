@@ -18,7 +18,7 @@ from gnomon.request import arguments
 from gnomon.search import Limit, Result
 from gnomon.search import plan as plan_values
 from gnomon.search.budget import More, always
-from gnomon.search.space import BEYOND
+from gnomon.search.space.points import BEYOND
 from gnomon.software import Stack
 
 

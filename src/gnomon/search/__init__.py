@@ -4,9 +4,10 @@
 simulator decides.
 """
 
-from gnomon.search.mixed import MixedResult as MixedResult
-from gnomon.search.mixed import plan_mixed as plan_mixed
-from gnomon.search.mixed_results import MixedFound as MixedFound
+from gnomon.search.exact.solve import solve as solve
+from gnomon.search.mixed.plan_mixed import MixedResult as MixedResult
+from gnomon.search.mixed.plan_mixed import plan_mixed as plan_mixed
+from gnomon.search.mixed.results import MixedFound as MixedFound
 from gnomon.search.planning import Loss as Loss
 from gnomon.search.planning import default_precision as default_precision
 from gnomon.search.planning import loss as loss
@@ -16,9 +17,8 @@ from gnomon.search.results import Found as Found
 from gnomon.search.results import Result as Result
 from gnomon.search.results import memory_limit as memory_limit
 from gnomon.search.results import unlike as unlike
-from gnomon.search.solve import solve as solve
-from gnomon.search.space import Limit as Limit
-from gnomon.search.space import Point as Point
-from gnomon.search.space import Space as Space
-from gnomon.search.space import make_space as make_space
-from gnomon.search.space import parse_limit as parse_limit
+from gnomon.search.space.points import Limit as Limit
+from gnomon.search.space.points import Point as Point
+from gnomon.search.space.points import Space as Space
+from gnomon.search.space.points import make_space as make_space
+from gnomon.search.space.points import parse_limit as parse_limit

@@ -16,13 +16,13 @@ from gnomon.models.presets import graph_of
 from gnomon.plans import Goal, Offload, Plan, Precision, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.bounds import Job
+from gnomon.search.bounds.families import Job
 from gnomon.search.budget import More, always
-from gnomon.search.choices import runs
+from gnomon.search.exact.solve import solve
+from gnomon.search.refinement.choices import runs
 from gnomon.search.requests import LEAST, SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.results import Found, Result
-from gnomon.search.solve import solve
-from gnomon.search.space import BEYOND, Limit, Space, make_space, parse_limit
+from gnomon.search.space.points import BEYOND, Limit, Space, make_space, parse_limit
 from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
 
@@ -43,13 +43,13 @@ def plan(
     told: Callable[[int, int, float | None], None] | None = None,
     more: More = always,
 ) -> Result:
-    """The fastest plan that fits, and the next `top` - 1; with `unlike`, alternatives to it (`shortlist.Unlike`).
+    """The fastest plan that fits, and the next `top` - 1; with `unlike`, alternatives to it (`exact.shortlist.Unlike`).
 
     model, cluster: as for `predict`. base: what the search does not vary; left out, the default plan, in a precision
     that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. beyond: choices of
-    `space.BEYOND` that are searched too; left out, those that the stack runs. (Where gradients are not clipped, points
-    count again with the optimizer on the host, and those of ZeRO 3 once more with the parameters there.) told: is
-    called with the number of points covered, of all points, and the best step so far. more: the budget, as
+    `space.points.BEYOND` that are searched too; left out, those that the stack runs. (Where gradients are not clipped,
+    points count again with the optimizer on the host, and those of ZeRO 3 once more with the parameters there.) told:
+    is called with the number of points covered, of all points, and the best step so far. more: the budget, as
     `budget.until(60)`; what is found once it is spent is the result, and `Result.open_s` bounds the rest. PlanError
     when nothing can run or nothing fits, with what is nearest.
     """

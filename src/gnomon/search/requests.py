@@ -19,7 +19,7 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.plans.check import problems
 from gnomon.search.results import Found, Result
-from gnomon.search.space import Point, count_layers
+from gnomon.search.space.points import Point, count_layers
 from gnomon.units import show_bytes
 
 AXES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")

@@ -14,7 +14,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction
-from gnomon.search.space import Point, Space, saving_of
+from gnomon.search.space.points import Point, Space, saving_of
 from gnomon.software import Stack
 
 

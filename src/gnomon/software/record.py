@@ -168,8 +168,9 @@ class Stack:
     overlaps: tuple[str, ...] = ()
     """Fields of `Overlap` that it honours."""
     choices: tuple[str, ...] = ()
-    """Further decisions that it carries out, by the names of `gnomon.search.choices`: `reshard_after_forward`,
-    `optimizer_offload`, `parameter_offload`, `activation_offload`, `async_tp`, `order`, `fp8`."""
+    """Further decisions that it carries out, by the names of `gnomon.search.refinement.choices`:
+    `reshard_after_forward`, `optimizer_offload`, `parameter_offload`, `activation_offload`, `async_tp`, `order`,
+    `fp8`."""
     checked_collectives: bool | None = None
     """Before each collective its ranks agree over TCP that all make the same one, and the host waits for them
     (`TORCH_DISTRIBUTED_DEBUG=DETAIL`)."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from gnomon.report.planning import PLAN_WORDS
 from gnomon.report.sweep import heads, row
 from gnomon.report.tables import gib
-from gnomon.search.goals import Case
+from gnomon.search.questions.goals import Case
 from gnomon.units import show_seconds
 
 _FOLDER = Path(__file__).parent

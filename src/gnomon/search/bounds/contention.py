@@ -1,0 +1,94 @@
+"""A bound on steps under ZeRO 3 with what kernels lose to the collectives beside them (`prediction.contention`).
+
+`slowed` follows the two rounds of `contended`: what is sure to run beside computing slows it, and slower computing has
+more beside it. Leaves out actions that wait for each other's gathers (`point_time.waiting`, `alone`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.prediction.contention import SLOWED
+from gnomon.search.bounds.families import Pipeline, layer_seconds
+from gnomon.search.bounds.point_time import Sharding, gathers
+
+Doubles = NDArray[np.float64]
+
+
+def slowed(
+    pipeline: Pipeline,
+    around: Doubles,
+    count: int,
+    joins: NDArray[np.int64],
+    shardings: Sequence[Sharding],
+    adding: Doubles,
+    column: int,
+    split_backward: bool,
+) -> Doubles:
+    """[shardings] seconds of a step under ZeRO 3, at least, with what kernels lose to the collectives beside them.
+
+    around: [ranks, shardings or 1] seconds between two meetings in which a rank computes nothing of its own
+    (`bounds.families.beyond`). joins: as in `point_time.streams`. adding: [kinds] seconds of adding weight gradients
+    up. The shardings' actions last equally long. For steps that end with a norm, at which all ranks meet and before
+    which all computing and all transfers of a step have ended: nothing of a step begins before the meeting that the
+    step before ended with, so one step at rest, up to its meeting, lasts for no longer than the period T0 without
+    losses, the step after it for the period T1 with those of the first round, and T, with all, is not less than either.
+
+    A rank computes for b, one of its streams of transfers takes u and weighs w (the least of its links): of u at least
+    u - (T0 - b) is beside computing. An action a that lasts for b_a and has c_a beside it loses SLOWED κ_a c_a, κ_a
+    being its share of kernels, less what it waits for launches in any case, i together at most. For any λ, κ_a c_a is
+    at least λ c_a - max(λ - κ_a, 0) b_a, and so the first round loses L1 ≥ A - s T0, with s = Σ SLOWED w λ and
+    A = Σ SLOWED w (λ (u + b) - P) - i over the streams, P = Σ_a max(λ - κ_a, 0) b_a. In the second round computing
+    takes b + L1, of which l_a in action a, and loses L2 ≥ A - s T1 + Σ SLOWED w Σ_a min(λ, κ_a) l_a. For any μ ≤ λ the
+    last is at least s' (L1 - q), with s' = Σ SLOWED w μ and q what actions with κ_a < μ can have lost at most. With the
+    chain T ≥ around + b + L2 and T ≥ T1, T0: T ≥ (around + b + (1 + s') A - s' q) / (1 + s + s' s). Weights of two
+    streams add up as long as they, lowered where needed, do not pass 1 together. Nothing is lost on measured
+    machines, and what is lost beside copies of activations to the host is left out.
+    """
+    first = shardings[0]
+    if any(device.measured is not None for device in first.job.devices) or first.table.copied_s.any():
+        return np.zeros(len(shardings))
+    counts = pipeline.split.counts
+    busy, top, share = _actions(first, adding, column, split_backward)
+    often = np.tile(pipeline.on_rank @ counts * count, len(busy) // counts.shape[1])
+    own, spare = (often @ busy)[:, None], (often @ (top - busy))[:, None]
+    taken = np.stack([each.reduced_s * count + each.summed_s * each.weights.sums for each in shardings], axis=-1)
+    reduced, gathered = pipeline.on_rank @ (counts @ taken), np.zeros((len(own), len(shardings)))
+    if first.optimizer.reshard_after_forward:
+        gathered = np.stack([gathers(pipeline, count, joins, each.gathered_s) for each in shardings], axis=-1)
+    reduces, reads = np.array([(each.weights.reduces, each.weights.reads) for each in shardings]).T
+    none = np.zeros_like(reads)
+    one = SLOWED * np.stack([reduces, none, reduces, np.minimum(reduces, 1 - reads)])[:, None, None, None, :]
+    two = SLOWED * np.stack([none, reads, np.minimum(reads, 1 - reduces), reads])[:, None, None, None, :]
+    # arrays: [weights, λ, μ, ranks, shardings]
+    level = np.unique(share[share > 0])
+    worth = (level[:, None] * own[:, 0] - np.maximum(level[:, None] - share, 0.0) * top @ often.T)[:, None, :, None]
+    lowest = (SLOWED * np.where(share < level[:, None], share * top, 0.0) @ often.T)[:, :, None]
+    high, low = level[:, None, None, None], np.minimum.outer(level, level)[:, :, None, None]
+    which = np.minimum.outer(np.arange(len(level)), np.arange(len(level)))
+    lost = one * (high * reduced + worth) + two * (high * gathered + worth) - spare
+    slope, more = (one + two) * high, (one + two) * low
+    found = (around + own + (1 + more) * lost - more * lowest[which]) / (1 + slope + more * slope)
+    return np.asarray(found.max(axis=(0, 1, 2, 3), initial=0.0))
+
+
+def _actions(
+    sharding: Sharding, adding: Doubles, column: int, split_backward: bool
+) -> tuple[Doubles, Doubles, Doubles]:
+    """(seconds at least, seconds at most, share of kernels at least) of each action and kind of layer, one action after
+    another: forward, backward or its two parts."""
+    table = sharding.table
+    more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
+    seconds, names = layer_seconds(table, adding, sharding.copying, column), ["F", "I", "W"]
+    hosts = [each[:, column] + more for each in table.host_s]
+    device = [each[:, column] for each in (table.forward_s, table.input_s, table.weight_s)]
+    kernels = [each[:, column] for each in table.kernels_s]
+    if not split_backward:
+        names, hosts, device, kernels = ["F", "B"], *([f, i + w] for f, i, w in (hosts, device, kernels))
+    busy = np.concatenate([np.array(seconds[name]) for name in names])
+    waits = [np.maximum(host - spent, 0.0) for host, spent in zip(hosts, device, strict=True)]
+    top = busy + np.concatenate(waits)
+    return busy, top, np.where(top > 0, np.concatenate(kernels) / np.maximum(top, 1e-30), 0.0)

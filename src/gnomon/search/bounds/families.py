@@ -1,0 +1,561 @@
+"""Bounds: what a plan takes at least, in time and memory, before it is lowered and played.
+
+Each bound has its proof in its docstring and a property test; none decides. `Job` holds what all points of a space
+share; `Family` the points of one arrangement of axes, layout and recompute, which differ in how they are pipelined,
+sharded and cut into microbatches. Leaves out what only the simulator knows: waiting for messages beyond the chains
+named here, and what a collective hides of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon import orders
+from gnomon.graph import Graph
+from gnomon.graph.dims import numel
+from gnomon.hardware import Cluster
+from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Workload, shared_parameters, transfers
+from gnomon.plans.mesh import DENSE_AXES
+from gnomon.plans.plan import pipeline_rank
+from gnomon.prediction.predict import settle
+from gnomon.prediction.stage import stage_links
+from gnomon.prices.collectives import collective_seconds, p2p_seconds
+from gnomon.prices.fitted import fitted
+from gnomon.prices.links import AxisLink, axis_link
+from gnomon.search.bounds.layer_tables import Kinds, KindTable, Priced, Split, kind_tables, split
+from gnomon.search.space.points import Space
+from gnomon.sharding.homes import routed_tensors
+from gnomon.software import Stack
+
+Doubles = NDArray[np.float64]
+
+GRID_S = 2.0**-36
+"""Durations are rounded to this grid: each is at most half of it under its price."""
+
+TOKEN_AXES = ("cp", "tp", "ep", "etp")
+"""Axes that collectives inside layers run over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A model cut into stages on pipeline ranks."""
+
+    split: Split
+    rank_of: NDArray[np.int64]
+    """[stages]"""
+    linked: NDArray[np.bool_]
+    """[stages - 1] whether a stage reads from the one before it."""
+    sent: tuple[tuple[tuple[int, str], ...], ...]
+    """[stages - 1] (kind, tensor) that a stage sends to the next."""
+    own: Doubles
+    """[stages] 0 where a stage shares parameters with another one on its rank, which may update them for it; else 1."""
+
+    @cached_property
+    def on_rank(self) -> Doubles:
+        """[ranks, stages] 1 where a rank has a stage."""
+        ranks = np.arange(int(self.rank_of.max()) + 1)
+        found: Doubles = (ranks[:, None] == self.rank_of).astype(float)
+        return found
+
+    @cached_property
+    def lowest(self) -> NDArray[np.int64]:
+        """[ranks] the first stage of each."""
+        found: NDArray[np.int64] = np.argmax(self.on_rank, axis=1)
+        return found
+
+    @cached_property
+    def distinct(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
+        """(kinds of its layers in order, stages that have just these)."""
+        found: dict[bytes, list[int]] = {}
+        for stage, order in enumerate(self.split.order):
+            found.setdefault(order.tobytes(), []).append(stage)
+        return tuple((self.split.order[each[0]], np.array(each, np.int64)) for each in found.values())
+
+    def most_of_rank(self, values: Doubles) -> Doubles:
+        """[ranks, …] the largest of a rank's stages."""
+        order, starts = self._by_rank
+        found: Doubles = np.maximum.reduceat(values[order], starts, axis=0)
+        return found
+
+    def least_of_rank(self, values: Doubles) -> Doubles:
+        """[ranks, …] the smallest of a rank's stages."""
+        order, starts = self._by_rank
+        found: Doubles = np.minimum.reduceat(values[order], starts, axis=0)
+        return found
+
+    @cached_property
+    def _by_rank(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        order = np.argsort(self.rank_of, kind="stable")
+        return order, np.searchsorted(self.rank_of[order], np.arange(len(self.on_rank)))
+
+    @cached_property
+    def root(self) -> NDArray[np.int64]:
+        """[stages] the first stage of the linked run that a stage is in."""
+        starts = np.append(True, ~self.linked)
+        return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
+
+    @cached_property
+    def last(self) -> NDArray[np.int64]:
+        """[stages] the last stage of that run."""
+        ends = np.append(~self.linked, True)
+        stages = np.arange(len(ends))
+        return np.minimum.accumulate(np.where(ends, stages, len(ends))[::-1])[::-1]
+
+
+class Job:
+    """A model, machines and a batch: what all points of a space have in common."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, space: Space) -> None:
+        self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
+        kernels, _, self.stack = settle(stack)
+        away: dict[str, Saved] = {name: space.saved(name) for name in space.recompute if name == "offload"}
+        self.kinds = Kinds(graph, space.base, kernels, away)
+        self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))
+        self.uniform = len(cluster.groups) == 1
+        self.numbers = fitted()
+        self.priced = Priced(
+            kinds=self.kinds,
+            cluster=cluster,
+            stack=self.stack,
+            kernels=kernels,
+            sizes={"seq": workload.sequence_lengths()[0], **dict(workload.sizes)},
+            numbers=self.numbers,
+            known={},
+        )
+        self.experts = max((d.size or 0 for b in graph.blocks for d in b.dims if _is(d.name, "experts")), default=0)
+        self._pipelines: dict[tuple[int, int, bool], Pipeline | None] = {}
+        self._tables: dict[object, dict[str, KindTable]] = {}
+        self._links: dict[object, dict[str, AxisLink]] = {}
+        self.updates: dict[tuple[int, int, int], float] = {}
+        """(elements, tensors, id of the device) -> seconds of an update, at least."""
+
+    @cached_property
+    def elements(self) -> Doubles:
+        """Elements of the parameters that are trained, dense and routed; those that several layers hold once."""
+        found, seen = np.zeros(2), set[str]()
+        for layer in self.kinds.layers:
+            block = self.graph.block(layer.call.block)
+            routed = routed_tensors(block)
+            for tensor in block.parameters:
+                name = layer.call.parameter_name(tensor.name, layer.index)
+                if name not in seen:
+                    seen.add(name)
+                    found[int(tensor.name in routed)] += numel(tensor.dims, {})
+        return found
+
+    def pipeline(self, pp: int, virtual: int, v_placed: bool) -> Pipeline:
+        """The stages of so many pipeline ranks."""
+        key = pp, virtual, v_placed
+        if key not in self._pipelines:
+            placement = "v" if v_placed else "loop"
+            schedule = Schedule(virtual_stages=virtual, placement=placement)  # type: ignore[arg-type]
+            plan = Plan(mesh=Mesh(pp=pp), schedule=schedule)
+            self._pipelines[key] = self._cut(plan, split(self.kinds, plan), placement)
+        found = self._pipelines[key]
+        assert found is not None
+        return found
+
+    def _cut(self, plan: Plan, parts: Split, placement: str) -> Pipeline:
+        stages = plan.num_stages
+        sent: list[tuple[tuple[int, str], ...]] = [()] * (stages - 1)
+        for move in transfers(plan, self.graph) if stages > 1 else ():
+            if move.target == move.source + 1:
+                sent[move.source] = tuple((self.kinds.kind_of[label], tensor) for label, tensor in move.tensors)
+        ranks = np.array([pipeline_rank(s, plan.mesh.pp, placement) for s in range(stages)], np.int64)
+        own = np.ones(stages)
+        for holders in shared_parameters(plan, self.graph).values() if self.kinds.shared else ():
+            for stage in holders:
+                if (ranks[list(holders)] == ranks[stage]).sum() > 1:
+                    own[stage] = 0.0
+        return Pipeline(
+            split=parts,
+            own=own,
+            rank_of=ranks,
+            linked=np.array([bool(each) for each in sent], bool),
+            sent=tuple(sent),
+        )
+
+    def load(self, ep: int) -> float:
+        """Busiest over mean rows of the experts of a rank."""
+        if not self.experts or self.workload.router.kind == "balanced":
+            return 1.0
+        fractions = self.workload.router.rank_fractions(self.experts, ep)
+        return float(max(fractions) * len(fractions))
+
+    def links(self, mesh: Mesh) -> dict[str, AxisLink]:
+        """What the groups of axes of the first stage run over."""
+        if mesh not in self._links:
+            plan = Plan(mesh=mesh)
+            ranks = range(mesh.world_size // mesh.pp)
+            self._links[mesh] = stage_links(plan, self.cluster, replace(mesh, pp=1), ranks, experts=bool(self.experts))
+        return self._links[mesh]
+
+    @cached_property
+    def node_size(self) -> int:
+        """Devices of a node."""
+        return self.cluster.groups[0].node.count
+
+    @cached_property
+    def meeting_s(self) -> float:
+        """Seconds in which all ranks add up one number."""
+        ranks = np.arange(self.space.devices, dtype=np.int64)
+        if len(ranks) < 2:
+            return 0.0
+        return float(collective_seconds("all_reduce", 8, axis_link(self.cluster, ranks[None, :])))
+
+    def placed(self, ranks: int) -> bool:
+        """Whether stages of so many ranks all lie alike on nodes, so that the first one's links are every one's."""
+        whole = ranks % self.node_size == 0 or self.node_size % ranks == 0
+        return self.uniform and whole and self.space.base.mesh.order == DENSE_AXES
+
+    def slower(self, link: AxisLink) -> float:
+        """Seconds over price on a link."""
+        return self.numbers.link_factor(link.across_name or link.inside_name)
+
+
+def _is(name: str, what: str) -> bool:
+    return name.rpartition(".")[2] == what
+
+
+@dataclass(frozen=True)
+class Family:
+    """Points that share axes inside a stage, layout and recompute: their layers cost the same."""
+
+    job: Job
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    dp: int
+    layout: Layout
+    recompute: str
+    micro: tuple[int, ...]
+    """Microbatch sizes, all that the space has: the columns of arrays."""
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Its mesh with all data-parallel ranks in dp_shard."""
+        base = self.job.space.base.mesh
+        return replace(base, tp=self.tp, cp=self.cp, ep=self.ep, pp=self.pp, dp_replicate=1, dp_shard=self.dp)
+
+    @cached_property
+    def table(self) -> KindTable:
+        """Prices of layers; shared with families that differ in what layers do not see."""
+        job = self.job
+        links = job.links(self.mesh)
+        inside = {axis: links[axis] for axis in TOKEN_AXES if axis in links}
+        key = (self.tp, self.cp, self.ep, self.layout, tuple(inside.items()))
+        if key not in job._tables:
+            job._tables[key] = self._priced(inside)
+        return job._tables[key][self.recompute]
+
+    def _priced(self, inside: Mapping[str, AxisLink]) -> dict[str, KindTable]:
+        job, base = self.job, self.job.space.base
+        mesh = replace(self.mesh, pp=1)
+        splits = job.space.splits(self.tp, sequence_parallel=self.layout.sequence_parallel)
+        plan = replace(base, mesh=mesh, layout=self.layout, overlap=replace(base.overlap, splits=splits))
+        found = [
+            kind_tables(job.priced, plan, device, inside, self.micro, job.load(self.ep), job.space.recompute)
+            for device in job.devices
+        ]
+        if job.placed(mesh.world_size):
+            return found[0]
+        return {name: _least([each[name] for each in found]) for name in found[0]}
+
+
+def _least(tables: list[KindTable]) -> KindTable:
+    """The least of several devices' numbers."""
+    first = tables[0]
+
+    def least(name: str) -> Doubles:
+        found: Doubles = np.minimum.reduce([getattr(table, name) for table in tables])
+        return found
+
+    host = tuple(np.minimum.reduce([table.host_s[i] for table in tables]) for i in range(3))
+    names = ("forward_s", "input_s", "weight_s")
+    return replace(first, host_s=host, **{name: least(name) for name in names})  # type: ignore[arg-type]
+
+
+ACTIONS = ("forward", "whole", "input", "weight")
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Seconds of the actions of every stage, [stages] or [stages, microbatch sizes]."""
+
+    forward: Doubles
+    whole: Doubles
+    """A backward in one."""
+    input: Doubles
+    """Its first half."""
+    weight: Doubles
+    """Its second half."""
+
+
+def actions(
+    table: KindTable,
+    counts: Doubles,
+    adding: Doubles,
+    unsharding: Doubles,
+    *,
+    by_layer: bool,
+    column: int | None = None,
+) -> Actions:
+    """At least how long each stage's actions last, [stages, microbatch sizes], or of one size only.
+
+    adding: [kinds] seconds that weight gradients take to be added up; unsharding: [kinds] seconds of copying gathered
+    parameters. An action lasts as long as its kernels and collectives, where layers of one kind that are launched
+    slower than they run starve the device, or as its launches, whichever is longer; under ZeRO 3 (`by_layer`) that
+    holds for each layer by itself. Nor is it shorter than the copies of its activations over the host link. What is
+    left out (launches of what is added up) only makes it longer.
+    """
+    unit = table.rates.host_unit_s
+    mixed = ((counts > 0).sum(axis=1) > 1)[:, None]  # layers of one kind alone starve nobody
+
+    def longest(device: Doubles, extra: Doubles | float, host: Doubles, away: Doubles | float = 0.0) -> Doubles:
+        if by_layer:
+            return counts @ np.maximum(np.maximum(np.maximum(device + extra, host + unit), away) - GRID_S, 0.0)
+        spent = counts @ (device + extra) + mixed * (counts @ np.maximum(host - device, 0.0))
+        held = np.maximum(spent, counts @ host + unit)
+        if np.ndim(away):
+            held = np.maximum(held, counts @ away)
+        found: Doubles = np.maximum(held - GRID_S, 0.0)
+        return found
+
+    chosen = slice(None) if column is None else slice(column, column + 1)
+    f, i, w = (host[:, chosen] for host in table.host_s)
+    extra, copied = adding[:, None] / table.rates.compute, unsharding[:, None] / table.rates.compute
+    input_s, weight_s, away = table.input_s[:, chosen], table.weight_s[:, chosen], table.copied_s[:, chosen]
+    return Actions(
+        forward=longest(table.forward_s[:, chosen], copied, f, away),
+        whole=longest(input_s + weight_s, extra + copied, i + w, away),
+        input=longest(input_s, 0.0, i, away),
+        weight=longest(weight_s, extra, w),
+    )
+
+
+def halves(act: Actions) -> Actions:
+    """The same with weight gradients that are no longer than what a backward in one takes beyond input gradients."""
+    return replace(act, weight=np.minimum(act.weight, np.maximum(act.whole - act.input, 0.0)))
+
+
+def weight_at_most(table: KindTable, counts: Doubles, adding: Doubles, column: int) -> Doubles:
+    """[stages] seconds of weight gradients, at most: kernels and launches one after another, each tensor added up by a
+    launch."""
+    host = table.host_s[2][:, column] + table.launch_s * (table.tensors + 1)
+    device = table.weight_s[:, column] + adding / table.rates.compute
+    found: Doubles = counts @ (device + host) + table.rates.host_unit_s + GRID_S
+    return found
+
+
+def layer_seconds(table: KindTable, adding: Doubles, unsharding: Doubles, column: int) -> dict[str, list[float]]:
+    """Kind of row -> seconds of each kind of layer by itself, as ZeRO 3 has them: see `actions`."""
+    one = np.eye(len(table.tensors))
+    act = actions(table, one, adding, unsharding, by_layer=True, column=column)
+    found = {"F": act.forward, "C": act.forward, "B": act.whole, "I": act.input, "W": act.weight}
+    return {kind: seconds[:, 0].tolist() for kind, seconds in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """What begins and ends a step, [stages] each: seconds from the norm to the first forward and back."""
+
+    update: Doubles
+    """The optimizer's. Arrays are [stages, 1 or columns]."""
+    head: Doubles
+    """From the norm to the first forward of a stage that waits for no other stage: all updates of its rank hold the
+    compute stream; its parameters are gathered after its own, or after all updates by the same stream."""
+    norm: Doubles
+    """[1 or columns] of the norm, in which all ranks meet: as long as the slowest one's."""
+    reduce: Doubles
+    """Gradients after the last backward."""
+    each: Doubles
+    """Gradients of every microbatch, between one backward and the next (ZeRO 2)."""
+    blocked: Doubles
+    """Of these, reductions that hold the compute stream, one stage after another, because they may not overlap."""
+
+
+ENDS = ("update", "head", "norm", "reduce", "each", "blocked")
+
+
+def no_ends(stages: int) -> Ends:
+    """Nothing before and after: a bound without them holds too."""
+    zero = np.zeros((stages, 1))
+    return Ends(update=zero, head=zero, norm=zero[0], reduce=zero, each=zero, blocked=zero)
+
+
+def time_bound(
+    pipeline: Pipeline,
+    act: Actions,
+    sends: Doubles,
+    count: Doubles | int,
+    ends: Ends,
+    *,
+    split_backward: bool,
+    clip: bool,
+    most: NDArray[np.int64] | None = None,
+) -> Doubles:
+    """Seconds that a step takes at least, for each column. Arrays are [stages, columns], `count` one for each column.
+
+    sends: [stages - 1, columns] of a message to the next stage.
+
+    Without a common norm (`clip` False) a step takes at least the work of its busiest rank: actions of one stream do
+    not overlap. With it, all ranks meet once a step, so the period is at least the longest chain from one meeting to
+    the next. Chains, for a pipeline rank r whose lowest stage is s (the first forward on r is that of s, because every
+    higher stage's forward follows one of s; likewise the last input gradient on r is one of s):
+    - meeting, updates of the first rank (and the gather of stage 0), forwards of stages 0 … s-1 with their messages,
+      all forwards and
+      backwards of r one after another, input gradients of stages s-1 … 0 with their messages, the weight gradient and
+      the reduction of stage 0, meeting. Where backwards are split, the weight gradients of r may come after the way
+      back, so it is either without them, or without the way back.
+    - With at most k = `most` units between the start of their forward on stage s and the end of their input gradient
+      there: a unit needs L, all forwards from s to the last stage and back, so the m units need m·L of such time, of
+      which at most k pass at once: m·L/k between the way to s and the way back (Little's law).
+    - ZeRO 2 reduces the gradients of each unit before the next one's backward adds to them: a stage needs m times a
+      backward and a reduction; and a rank's reductions follow each other on one stream.
+    - Reductions that may not overlap follow all backwards of the rank, one after another.
+    A stage that does not read from the one before it begins a chain of its own, with an update and a reduction of its
+    own. What hides under a computing is less the longer that computing lasts, but never by as much, and every chain
+    with the one has the other: computing times that are themselves bounds keep the sum a bound.
+    """
+    back = act.input if split_backward else act.whole
+    busy = act.forward + (act.input + act.weight if split_backward else act.whole)
+    load = pipeline.on_rank @ busy * count
+    found: Doubles = (load + pipeline.on_rank @ ends.update).max(axis=0)
+    if not clip:
+        return found
+    before, behind, length = ways(pipeline, act.forward, back, sends)
+    low, root = pipeline.lowest, pipeline.root
+    head = ends.head[root]
+    tail = (ends.reduce + (act.weight if split_backward else 0.0))[root]
+    if split_backward:
+        there_and_back = pipeline.on_rank @ (act.forward + act.input) * count + behind[low] + tail[low]
+        through = np.maximum(there_and_back, load + pipeline.least_of_rank(ends.reduce))
+    else:
+        through = load + behind[low] + tail[low]
+    through = np.maximum(through, load + pipeline.on_rank @ ends.blocked)
+    found = np.maximum(found, (head[low] + before[low] + through).max(axis=0))
+    if most is not None:
+        passing = head + before + count * length / np.maximum(most, 1) + behind + tail
+        found = np.maximum(found, passing.max(axis=0))
+    if ends.each.any():
+        own = act.weight if split_backward else act.whole
+        found = np.maximum(found, (count * (own + ends.each)).max(axis=0))
+        found = np.maximum(found, (pipeline.on_rank @ ends.each * count).max(axis=0))
+    return found + ends.norm
+
+
+def beyond(pipeline: Pipeline, act: Actions, sends: Doubles, ends: Ends, *, split_backward: bool) -> Doubles:
+    """[ranks, columns] seconds between two meetings in which a rank does none of its own forwards and backwards, at
+    least: the chains of `time_bound` without what the rank computes."""
+    low, root = pipeline.lowest, pipeline.root
+    before = way(pipeline, act.forward, sends)
+    behind = way(pipeline, act.input if split_backward else act.whole, sends)
+    after = pipeline.least_of_rank(ends.reduce) if split_backward else behind[low] + ends.reduce[root][low]
+    found: Doubles = ends.head[root][low] + before[low] + after + ends.norm
+    return found
+
+
+def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+    """(seconds from the step's start to the first forward of each stage, from its last input gradient to its root's,
+    from the start of a unit's forward there to the end of its input gradient). The sum over a run of linked stages is
+    a difference of sums over all."""
+    if len(forward) == 1:
+        return np.zeros_like(forward), np.zeros_like(back), forward + back
+    both, last = forward + back, pipeline.last
+    round_trip = _summed(both[:-1] + 2 * sends)
+    length = round_trip[last] - round_trip + both[last]
+    return way(pipeline, forward, sends), way(pipeline, back, sends), length
+
+
+def way(pipeline: Pipeline, act: Doubles, sends: Doubles) -> Doubles:
+    """[stages, columns] seconds from the root of a stage's run to the stage: of one action on each stage before it."""
+    if len(act) == 1:
+        return np.zeros_like(act)
+    found = _summed(act[:-1] + sends)
+    return found - found[pipeline.root]
+
+
+def _summed(each: Doubles) -> Doubles:
+    """Sums of the rows so far, none of them first."""
+    out = np.zeros((len(each) + 1, each.shape[1]))
+    np.cumsum(each, axis=0, out=out[1:])
+    return out
+
+
+class Sends:
+    """Seconds of messages between neighbouring stages."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._hops: dict[tuple[int, int, int], AxisLink | None] = {}
+        self._kinds: dict[tuple[int, int], tuple[tuple[_Hop, ...], NDArray[np.int64]]] = {}
+        self._known: dict[object, Doubles] = {}
+
+    def of(self, family: Family, pipeline: Pipeline) -> Doubles:
+        """[stages - 1, microbatch sizes]; 0 where it is not known which link is taken."""
+        key = family.tp, family.cp, family.ep, family.layout, id(pipeline)
+        if key not in self._known:
+            hops, which = self._of_stages(family.pp, pipeline)
+            width = len(family.micro)
+            seconds = [np.zeros(width), *(np.broadcast_to(self._seconds(family, hop), (width,)) for hop in hops)]
+            self._known[key] = np.stack(seconds)[which]
+        return self._known[key]
+
+    def _seconds(self, family: Family, hop: _Hop) -> Doubles:
+        """Of one message, at least. A program that sends parts of it and gathers them takes no less than a part."""
+        tensors, link = hop
+        size: Doubles | float = sum(
+            np.asarray(family.table.prices[kind].sharded.local_bytes[tensor], float) for kind, tensor in tensors
+        )
+        if self.job.stack.p2p_partitioned and not family.layout.sequence_parallel:
+            size = size / family.tp
+        seconds = np.asarray(p2p_seconds(size, link), float) * self.job.slower(link)
+        found: Doubles = np.maximum(seconds - GRID_S, 0.0)
+        return found
+
+    def _of_stages(self, pp: int, pipeline: Pipeline) -> tuple[tuple[_Hop, ...], NDArray[np.int64]]:
+        """(kinds of messages, [stages - 1] which of them a stage sends: 0 for none, else one more than its index)."""
+        key = pp, id(pipeline)
+        if key not in self._kinds:
+            found: dict[_Hop, int] = {}
+            which = np.zeros(len(pipeline.sent), np.int64)
+            ranks = self.job.space.devices // pp
+            for s, tensors in enumerate(pipeline.sent if self.job.placed(ranks) else ()):
+                a, b = int(pipeline.rank_of[s]), int(pipeline.rank_of[s + 1])
+                link = self._hop(ranks, a, b) if a != b and tensors else None
+                if link is not None:
+                    which[s] = found.setdefault((tensors, link), len(found) + 1)
+            self._kinds[key] = tuple(found), which
+        return self._kinds[key]
+
+    def _hop(self, ranks: int, a: int, b: int) -> AxisLink | None:
+        key = ranks, a, b
+        if key not in self._hops:
+            own = np.arange(ranks, dtype=np.int64)
+            self._hops[key] = axis_link(self.job.cluster, np.stack([own + a * ranks, own + b * ranks], axis=1))
+        return self._hops[key]
+
+
+_Hop = tuple[tuple[tuple[int, str], ...], AxisLink]
+"""(tensors that travel, as in `Pipeline.sent`; what they run over)."""
+
+
+def is_split(schedule: str) -> bool:
+    """Whether weight gradients are actions of their own."""
+    return orders.find(schedule).split
+
+
+def partly_split(schedule: str) -> bool:
+    """Whether some are, and others in one action with their input gradients."""
+    return orders.find(schedule).backward == "both"
+
+
+def v_placed(schedule: str) -> bool:
+    """Whether stages turn at the last rank."""
+    return orders.find(schedule).placement == "v"

@@ -1,0 +1,141 @@
+"""Bounds of single points in memory: what a rank holds between steps and on the fullest moment of one, at least.
+
+`held_bytes` looks at moments of every step and `room` at what an allocator leaves of a device for tensors. Leaves out
+time (`point_time`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.graph import DTYPE_BITS
+from gnomon.plans import Plan
+from gnomon.prices.allocator import placed
+from gnomon.search.bounds.families import Job, Pipeline
+from gnomon.search.bounds.in_flight import Flight
+from gnomon.search.bounds.layer_tables import KindTable
+from gnomon.search.bounds.point_time import Sharding
+from gnomon.sharding.parameters import STATE_TENSORS, undivided_bytes
+from gnomon.software import Stack
+
+Doubles = NDArray[np.float64]
+
+
+def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
+    """(bytes of an element that stay on a rank between steps, the ZeRO stage from which they are divided)."""
+    precision, optimizer = base.precision, base.optimizer
+    param = 0 if optimizer.offload_parameters else DTYPE_BITS[precision.param] // 8
+    states = STATE_TENSORS[optimizer.kind] * (DTYPE_BITS[precision.states] // 8)
+    master = 0 if precision.master == "none" else DTYPE_BITS[precision.master] // 8
+    stays = 1.0 if optimizer.offload is None else 1.0 - optimizer.offload.fraction
+    return (
+        (param, 3),
+        # without buckets gradients come with the first backward, when more may be held than later
+        (0 if stack.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
+        (stays * (master + states), 1),
+    )
+
+
+def room(job: Job, cap_bytes: float, groups: int) -> float:
+    """Bytes of tensors, at most, with which a rank's peak stays within `cap_bytes`.
+
+    The peak does not fall as tensors take more, so the largest number that passes divides those that fit from those
+    that do not. groups: at least how many groups the rank communicates in. Of several kinds of devices, the largest.
+    """
+    return max(_room(job, device_index, cap_bytes, groups) for device_index in range(len(job.devices)))
+
+
+def _room(job: Job, index: int, cap_bytes: float, groups: int) -> float:
+    device = job.devices[index]
+    cap = min(cap_bytes, device.memory_bytes)
+
+    def fits(allocated: int) -> bool:
+        return placed(device, job.stack, allocated, groups).peak_bytes <= cap
+
+    low, high = 0, device.memory_bytes
+    if not fits(low):
+        return -1.0
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return float(high)
+
+
+def least_held(table: KindTable, pipeline: Pipeline) -> Doubles:
+    """[ranks, microbatch sizes] bytes of activations during the last backward of a stage that holds one unit: less
+    than any moment of a step that `held_bytes` looks at."""
+    kept = pipeline.split.counts @ table.kept_bytes
+    for order, stages in pipeline.distinct:
+        kept[stages] += table.inside_bytes[order[-1]]
+    return pipeline.most_of_rank(kept)
+
+
+def held_bytes(
+    table: KindTable,
+    column: int,
+    pipeline: Pipeline,
+    found: Flight,
+    inside: Doubles,
+    *,
+    frees: bool = False,
+    waiting: Doubles | None = None,
+) -> Doubles:
+    """[ranks] bytes of activations and of what comes and goes with a backward, at least, on the fullest moment.
+
+    During a backward of stage s a rank holds the activations of every unit that is under way on each of its stages
+    (counted from the order of rows) and what the backward itself needs: for the last layer of the stage all of that
+    layer's, for an earlier one what it needs beyond what later layers have let go. During a forward the same without
+    the backward. Any such moment is a bound; the greatest is returned. Messages and prefetched parameters only add to
+    it. inside: [stages] what a backward needs itself (`inside_bytes`). frees: the stack frees between the parts of a
+    backward, and what stays is not counted. waiting: [stages] gradients that stay from a stage's first weight gradients
+    to the end of the step (ZeRO 2 that reduces after the last backward).
+    """
+    kept = pipeline.split.counts @ table.kept_bytes[:, column]
+    held = found.held
+    least = ((held.open if frees else held.counts) * kept[held.stages]).sum(axis=1)
+    least += np.where(held.backward, inside[held.inside], 0.0)
+    if waiting is not None:
+        least += (held.begun * waiting[held.stages]).sum(axis=1)
+    most: Doubles = np.maximum.reduceat(least, held.starts)
+    return most
+
+
+def inside_bytes(table: KindTable, column: int, pipeline: Pipeline, extra: Doubles, *, by_layer: bool) -> Doubles:
+    """[stages] what a backward needs beside activations. extra: [kinds] whole gradients (and parameters) of a layer,
+    where ZeRO divides them; by_layer: it has those of one layer at a time."""
+    out = np.zeros(len(pipeline.split.order))
+    for order, stages in pipeline.distinct:
+        out[stages] = _worst(order[::-1], table, column, extra, by_layer=by_layer)
+    return out
+
+
+def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubles, *, by_layer: bool) -> float:
+    """Of the layers of a stage, the last first."""
+    inside, kept = table.inside_bytes[:, column], table.kept_bytes[:, column]
+    if by_layer:
+        last = int(kinds[0])
+        return float(inside[last] + extra[last])
+    freed = np.concatenate([[0.0], np.cumsum(kept[kinds])[:-1]])
+    return float((inside[kinds] - freed).max() + 2 * extra[kinds].max())
+
+
+def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
+    """[kinds] whole parameters and gradients that come and go with a backward: of the layer itself under ZeRO 3, of a
+    bucket under ZeRO 2 (nothing that is sure without buckets, nor of XLA, which has them one by one where room is
+    short). A first half of a backward has no gradients of parameters yet."""
+    out = np.zeros(len(sharding.collectives))
+    if any(device.kind == "tpu" for device in sharding.job.devices):
+        return out
+    if sharding.zero < 2 or (sharding.zero == 2 and sharding.job.stack.bucketed is False):
+        return out
+    bucket = sharding.job.space.base.overlap.bucket_bytes
+    for i, each in enumerate(sharding.collectives):
+        if not split_backward:
+            reduced = sum(c.bytes for c in each if c.kind == "reduce_scatter")
+            out[i] = bucket if bucket is not None and sharding.zero == 2 else reduced
+        if sharding.zero == 3:
+            out[i] += sum(c.bytes for c in each if c.when == "before_forward")
+        if sharding.away:
+            out[i] += undivided_bytes(sharding.table.prices[i].sharded, sharding.mesh, sharding.precision)
+    return out

@@ -1,0 +1,482 @@
+"""Bounds of single points: what sharding and overlap add to a family's numbers, in time.
+
+`Sharding` holds, for one way of sharding and each kind of layer, the bytes that are reduced and gathered, and the
+seconds of these and of the update. Leaves out what a schedule costs (`bounds.families.time_bound`) and memory
+(`point_memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.graph import DTYPE_BITS
+from gnomon.plans import Mesh
+from gnomon.plans.parts import Optimizer
+from gnomon.prediction.contention import share
+from gnomon.prediction.update import HOST_ADAM_S
+from gnomon.prices.collectives import collective_seconds, copy_s_per_byte, copy_seconds
+from gnomon.prices.curves import curves_for
+from gnomon.prices.links import AxisLink
+from gnomon.prices.optimizer import accumulate_seconds, norm_seconds, optimizer_seconds
+from gnomon.prices.stream import stream_seconds
+from gnomon.search.bounds.families import GRID_S, Actions, Ends, Family, Job, Pipeline, way
+from gnomon.search.bounds.layer_tables import KindTable, Split
+from gnomon.sharding import ParameterCollective
+from gnomon.sharding.parameters import (
+    parameter_collectives,
+    shard_ranks,
+    waiting_bytes,
+)
+
+Doubles = NDArray[np.float64]
+Longs = NDArray[np.int64]
+
+
+class Sharding:
+    """One way of sharding: dp_replicate x dp_shard and a ZeRO stage."""
+
+    def __init__(self, family: Family, replicas: int, shards: int, zero: int) -> None:
+        self.job, self.table = family.job, family.table
+        base = self.job.space.base
+        self.mesh: Mesh = replace(family.mesh, pp=1, dp_replicate=replicas, dp_shard=shards)
+        self.optimizer: Optimizer = replace(base.optimizer, zero=zero)  # type: ignore[arg-type]
+        self.precision = base.precision
+        self.away = self.optimizer.zero == 3 and self.optimizer.offload_parameters
+        """Whether parameters come from the host, block by block."""
+        divided = shards * family.cp > 1
+        self.zero = zero if divided or self.away else 0
+        """The stage that has an effect on rows."""
+        self.pp = family.pp
+        self.known = self.job.placed(self.mesh.world_size)
+        self._traffic: dict[tuple[int, bool], Traffic] = {}
+        self._updates: dict[int, Doubles] = {}
+        self._norms: dict[int, float] = {}
+        self._sizes: dict[tuple[str, str], dict[str, Doubles]] = {}
+
+    @cached_property
+    def links(self) -> Mapping[str, AxisLink]:
+        """What its groups run over."""
+        return self.job.links(replace(self.mesh, pp=self.pp))
+
+    @cached_property
+    def collectives(self) -> tuple[tuple[ParameterCollective, ...], ...]:
+        """[kinds] of each layer's parameters and gradients."""
+        return tuple(
+            parameter_collectives(price.sharded, self.mesh, self.optimizer, self.precision)
+            for price in self.table.prices
+        )
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What its collectives take from kernels beside them under ZeRO 3."""
+
+        def least(kind: str, when: str) -> float:
+            groups = self.sizes(kind, when) if self.known else {}
+            return min((share(self.links[axes]) for axes in groups), default=1.0 if self.known else 0.0)
+
+        reduces = least("reduce_scatter", "after_backward")
+        reads = self.optimizer.reshard_after_forward and not self.away  # copies from the host weigh nothing
+        gathers = least("all_gather", "before_forward") if reads else 0.0
+        return Weights(reduces=reduces, sums=least("all_reduce", "after_backward") >= reduces, reads=gathers)
+
+    def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
+        """Group of axes -> [kinds] bytes."""
+        if (kind, when) not in self._sizes:
+            found: dict[str, Doubles] = {}
+            for i, each in enumerate(self.collectives):
+                for c in each:
+                    if c.kind == kind and c.when == when:
+                        row = found.setdefault("+".join(c.axes), np.zeros(len(self.collectives)))
+                        row[i] += c.bytes
+            self._sizes[kind, when] = found
+        return self._sizes[kind, when]
+
+    def seconds(self, kind: str, when: str, parts: Split, buckets: Doubles) -> Doubles:
+        """[stages] of a collective in so many buckets, nothing beside it."""
+        if self.job.stack.reducer_buckets:
+            buckets = np.ones(len(parts.counts))
+        total = np.zeros(len(parts.counts))
+        for axes, sizes in self.sizes(kind, when).items() if self.known else ():
+            link, size = self.links[axes], parts.counts @ sizes
+            for stage, kind_of, rest in self.tied(parts):
+                size[stage] += _bytes(rest, kind, when, axes) - _bytes(self.collectives[kind_of], kind, when, axes)
+            each = np.asarray(collective_seconds(kind, size / buckets, link), float)
+            total += np.where(size > 0, buckets * each * self.job.slower(link), 0.0)
+        return total
+
+    def tied(self, parts: Split) -> Iterator[tuple[int, int, tuple[ParameterCollective, ...]]]:
+        """(stage, kind, what is left of its collectives) where a parameter goes with a layer before, as `StagePrice`
+        has it: of a layer that is the only one of its kind there, below ZeRO 3."""
+        for stage, kind, tensor in parts.repeated if self.zero < 3 else ():
+            if parts.counts[stage, kind] == 1:
+                sharded, without = self.table.prices[kind].sharded, frozenset({tensor})
+                yield (
+                    stage,
+                    kind,
+                    parameter_collectives(sharded, self.mesh, self.optimizer, self.precision, without=without),
+                )
+
+    @cached_property
+    def adding(self) -> Doubles:
+        """[kinds] seconds of adding a layer's weight gradients to their buffer."""
+        divided = self.optimizer.zero >= 2 and self.mesh.dp_shard * self.mesh.cp > 1
+        return adding_s(self.table, self.job, divided=divided)
+
+    @cached_property
+    def copying(self) -> Doubles:
+        """[kinds] seconds of copying gathered parameters into place, in forward and again in backward (ZeRO 3)."""
+        out = np.zeros(len(self.collectives))
+        if self.optimizer.zero != 3 or not self.optimizer.reshard_after_forward:
+            return out
+        device = self.table.device
+        for i, each in enumerate(self.collectives):
+            if size := sum(c.bytes for c in each if c.when == "before_forward"):
+                out[i] = float(stream_seconds(size, size, device, curves_for(device)))
+        return out
+
+    def traffic(self, pipeline: Pipeline, *, overlap: bool) -> Traffic:
+        """What each stage sends before and after the update, with nothing beside it; once a pipeline."""
+        key = id(pipeline), overlap
+        if key not in self._traffic:
+            parts = pipeline.split
+            layers = np.maximum(parts.counts.sum(axis=1), 1.0)
+            one = np.ones(len(layers))
+            last = self._buckets(parts, layers, "reduce_scatter") if overlap else one
+            after = self._buckets(parts, layers, "all_reduce") if overlap else one
+            ahead = self._buckets(parts, layers, "all_gather") if overlap else one
+            reduce = first = nothing = np.zeros(len(layers))
+            if self.zero:
+                reduce = first = self.seconds("reduce_scatter", "after_backward", parts, last)
+                if not np.array_equal(last, after):
+                    first = self.seconds("reduce_scatter", "after_backward", parts, after)
+            known = self._traffic.get((id(pipeline), not overlap))
+            self._traffic[key] = Traffic(
+                update=self._update(pipeline.split) * pipeline.own if known is None else known.update,
+                buckets=last,
+                reduce=reduce * pipeline.own,
+                after=after,
+                first=first,
+                both=self.seconds("all_reduce", "after_backward", parts, after) * pipeline.own,
+                ahead=ahead,
+                gather=self.seconds("all_gather", "after_step", parts, ahead) * pipeline.own if self.zero else nothing,
+            )
+        return self._traffic[key]
+
+    def ends(self, pipeline: Pipeline, forward: Doubles, back: Doubles, *, overlap: bool) -> Ends:
+        """What begins and ends a step, [stages]. forward: what gathers run beside. back: what reductions run beside,
+        backwards or their weight gradients."""
+        norm = np.array(self.norm_s(pipeline))
+        nothing = np.zeros(len(back))
+        if self.zero == 3:
+            update = self.layer_updates(pipeline)
+            head, reduce = _of_rank(pipeline, update), self.late(pipeline, back)
+            return Ends(update=update, head=head, norm=norm, reduce=reduce, each=nothing, blocked=nothing)
+        found = self.traffic(pipeline, overlap=overlap)
+        if not overlap:
+            forward = back = nothing
+        reduce = _left(found.reduce, found.buckets, back)
+        both = _left(found.both, found.after, np.maximum(back - found.first, 0.0))
+        gather = _left(found.gather, found.ahead, forward)
+        updates = _of_rank(pipeline, found.update)
+        return Ends(
+            update=found.update,
+            head=np.maximum(updates, found.update + gather) if overlap else updates + _of_rank(pipeline, gather),
+            norm=norm,
+            reduce=reduce + both,
+            each=reduce if self.zero == 2 and overlap else nothing,
+            blocked=reduce + both if self.zero and not overlap else nothing,
+        )
+
+    def _buckets(self, parts: Split, layers: Doubles, kind: str) -> Doubles:
+        """[stages] pieces in which a collective goes: one a layer, or by the plan's size; one where the stack has no
+        buckets."""
+        if self.job.stack.bucketed is False:
+            return np.ones(len(layers))
+        size = self.job.space.base.overlap.bucket_bytes
+        if size is None:
+            return layers
+        total = np.zeros(len(layers))
+        for i, each in enumerate(self.collectives):  # as prices count them: by kind, whenever they run
+            total += parts.counts[:, i] * _bytes(each, kind)
+        for stage, i, rest in self.tied(parts):
+            total[stage] += _bytes(rest, kind) - _bytes(self.collectives[i], kind)
+        return np.maximum(1.0, np.ceil(total / size))
+
+    def elements(self, parts: Split) -> Doubles:
+        """[stages, 2] dense and routed parameter elements of a rank, shared ones once."""
+        found = parts.counts @ self.table.elements
+        for stage, kind, tensor in parts.repeated:
+            found[stage, 0] -= int(self.table.prices[kind].sharded.local_elements[tensor])
+        return found
+
+    def _ways(self) -> tuple[int, int]:
+        return shard_ranks(self.mesh, experts=False), shard_ranks(self.mesh, experts=True)
+
+    def owned(self, parts: Split) -> Doubles:
+        """[stages] elements that a rank's optimizer updates."""
+        ways = self._ways() if self.optimizer.zero >= 1 else (1, 1)
+        found: Doubles = np.ceil(self.elements(parts) / np.array(ways)).sum(axis=1)
+        return found
+
+    def _update(self, parts: Split) -> Doubles:
+        owned, tensors = self.owned(parts), parts.counts @ self.table.tensors
+        pairs = list(zip(owned.tolist(), tensors.tolist(), strict=True))
+        done = {pair: self._update_s(*pair) for pair in dict.fromkeys(pairs)}
+        return np.array([done[pair] for pair in pairs])
+
+    def _update_s(self, elements: float, tensors: float) -> float:
+        """Seconds of an update, at least: what comes before it only adds to it."""
+        if self.optimizer.offload is not None:
+            return self._host_s(elements)
+        key = max(int(elements), 1), max(1, round(tensors)), id(self.table.device)
+        known = self.job.updates
+        if key not in known:
+            known[key] = self._updated_s(*key[:2])
+        return known[key]
+
+    def _host_s(self, elements: float) -> float:
+        """Seconds of an update on the host, at least, where it is in one tile: the gradients of all of a rank's stages
+        go down after its last backward, and nothing of its next step begins before the parameters are back, so they
+        come on top of all its computing. An update in several tiles, or a step late, may hide."""
+        offload = self.optimizer.offload
+        if offload is None or offload.tiles > 1 or offload.fraction < 1 or self.optimizer.delay:
+            return 0.0
+        nodes = [group.node for group in self.job.cluster.groups]
+        sharers = min(self.mesh.world_size * self.pp, *(node.count for node in nodes))
+        moved = DTYPE_BITS[self.precision.grad] // 8
+        moved += 0 if self.away else DTYPE_BITS[self.precision.param] // 8
+        each = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
+        return max(elements * each - 2 * GRID_S, 0.0)
+
+    def _updated_s(self, elements: int, tensors: int) -> float:
+        price = optimizer_seconds(
+            elements,
+            self.job.space.base.optimizer,
+            self.precision,
+            self.table.device,
+            curves_for(self.table.device),
+            self.job.stack,
+            tensors=tensors,
+        )
+        return max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S
+
+    def layer_updates(self, pipeline: Pipeline) -> Doubles:
+        """[stages] seconds of the updates of its layers one by one (ZeRO 3): each has the stage's elements and tensors
+        in its share. With what goes back to the host, where parameters wait there."""
+        key = id(pipeline)
+        if key not in self._updates:
+            self._updates[key] = self._layer_updates(pipeline)
+        return self._updates[key]
+
+    def _layer_updates(self, pipeline: Pipeline) -> Doubles:
+        own = self.table.elements.sum(axis=1)
+        owned, total = self.owned(pipeline.split), pipeline.split.counts @ own
+        out = np.zeros(len(total))
+        for kinds, stages in pipeline.distinct:
+            for kind, times in zip(*np.unique(kinds, return_counts=True), strict=True):
+                elements = owned[stages[0]] * own[kind] // max(total[stages[0]], 1.0)
+                out[stages] += times * self._update_s(elements, self.table.tensors[kind])
+        if self.away and self.optimizer.offload is None:
+            out += pipeline.split.counts @ self._copies(trained=True)
+        return out
+
+    def norm_s(self, pipeline: Pipeline) -> float:
+        """Seconds of the norm, for which all ranks meet, at least: each reads the gradients of its first stage (of the
+        smallest, where one updates what another shares), and all of them send one number."""
+        key = id(pipeline)
+        if key not in self._norms:
+            self._norms[key] = self._norm_s(pipeline)
+        return self._norms[key]
+
+    def _norm_s(self, pipeline: Pipeline) -> float:
+        owned = self.owned(pipeline.split)
+        first = owned[pipeline.lowest]
+        if not pipeline.own.all():
+            first = np.array([owned[pipeline.rank_of == r].min() for r in range(len(first))])
+        device = self.table.device
+        own = norm_seconds(float(first.max()), self.precision, device, curves_for(device))
+        return max(float(own) + self.job.meeting_s - GRID_S, 0.0)
+
+    @cached_property
+    def gathered_s(self) -> Doubles:
+        """[kinds] seconds of gathering a layer's parameters (ZeRO 3), on the grid or under it; and of copying a rank's
+        part of them from the host before, where they wait there."""
+        gathered = self._each("all_gather", "before_forward")
+        return gathered + self._copies(trained=False) if self.away else gathered
+
+    def _copies(self, *, trained: bool) -> Doubles:
+        """[kinds] seconds of copying a rank's part of a layer's parameters to or from the host, on the fastest node."""
+        sizes = [waiting_bytes(p.sharded, self.mesh, self.precision, trained=trained) for p in self.table.prices]
+        nodes = [group.node for group in self.job.cluster.groups]
+        each = [min(float(copy_seconds(size, node)) for node in nodes) if size else 0.0 for size in sizes]
+        return np.maximum(np.array(each) - GRID_S, 0.0)
+
+    @cached_property
+    def reduced_s(self) -> Doubles:
+        """[kinds] seconds of reducing a layer's gradients (ZeRO 3)."""
+        return self._each("reduce_scatter", "after_backward")
+
+    def _each(self, kind: str, when: str) -> Doubles:
+        one = np.eye(len(self.collectives))
+        alone = Split(order=(), counts=one, repeated=())
+        return np.maximum(self.seconds(kind, when, alone, np.ones(len(one))) - GRID_S, 0.0)
+
+    def streams(self, pipeline: Pipeline, act: Actions, sends: Doubles, count: int, joins: Longs) -> float:
+        """Seconds of a step under ZeRO 3 by its communication streams."""
+        if self.zero != 3:
+            return 0.0
+        gathered = self.gathered_s if self.optimizer.reshard_after_forward else None
+        return streams(pipeline, act, sends, count, joins, self.reduced_s, self.summed_s, gathered)
+
+    def waits(self, pipeline: Pipeline, act: Actions) -> Actions:
+        """Actions with what they wait for gathers under ZeRO 3."""
+        if self.zero != 3 or not self.optimizer.reshard_after_forward:
+            return act
+        return waiting(pipeline, act, self.gathered_s, self.job.space.base.overlap.prefetch)
+
+    @cached_property
+    def summed_s(self) -> Doubles:
+        """[kinds] seconds of adding a layer's divided gradients up over replicas, once a step (ZeRO 3)."""
+        return self._each("all_reduce", "after_backward")
+
+    def late(self, pipeline: Pipeline, back: Doubles) -> Doubles:
+        """[stages] what ends a step under ZeRO 3: the reductions of a stage's layers begin with its last backward (or
+        weight gradients) and the sums over replicas follow them on one stream; what is longer comes after.
+
+        back: [stages] seconds of that backward just as the chain before counts them, with its waits for gathers
+        (`waits`): from its start b, the step lasts for max(b, total) more, which is never less for a longer b. A chain
+        with the waits and an end from `back` without them would count the reductions beside the waits twice.
+        """
+        total = pipeline.split.counts @ (self.reduced_s + self.summed_s)
+        return np.maximum(total - back, 0.0) * pipeline.own
+
+
+def streams(
+    pipeline: Pipeline,
+    act: Actions,
+    sends: Doubles,
+    count: int,
+    joins: Longs,
+    reduced: Doubles,
+    summed: Doubles,
+    gathered: Doubles | None,
+) -> float:
+    """Seconds of a step under ZeRO 3 by its communication streams. reduced, summed, gathered: [kinds] of a layer, at
+    least; None where parameters stay gathered.
+
+    Gradients are reduced once a microbatch and layer, and added up over replicas once, one after another on one stream,
+    and not before the first forward of one of the rank's stages has ended. A pass of a microbatch over a stage reads
+    its layers one by one; a gather serves neighbouring reads of one layer, so two passes over one stage that follow
+    each other share at most one layer, and that only where they turn or the stage has no other (`joins`, [stages], how
+    often): `gathers`, on one stream.
+    """
+    counts = pipeline.split.counts
+    before = way(pipeline, act.forward, sends)
+    start = -pipeline.most_of_rank(-(before + act.forward)[:, 0])
+    found = float((start + pipeline.on_rank @ (counts @ (reduced * count + summed))).max())
+    if gathered is not None:
+        found = max(found, float(gathers(pipeline, count, joins, gathered).max()))
+    return found
+
+
+def gathers(pipeline: Pipeline, count: int, joins: Longs, gathered: Doubles) -> Doubles:
+    """[ranks] seconds of a step's gathers under ZeRO 3, at least: two passes over each stage for each microbatch, less
+    the longest layer where passes may share one."""
+    counts = pipeline.split.counts
+    present = np.where(counts > 0, gathered, 0.0).max(axis=1)
+    found: Doubles = pipeline.on_rank @ np.maximum(2 * count * (counts @ gathered) - joins * present, 0.0)
+    return found
+
+
+def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) -> Actions:
+    """Actions under ZeRO 3 with what they wait for gathers, of which a layer's takes at least `gathered` [kinds].
+
+    At most prefetch + 1 layers are held gathered, so the gather of a layer waits until the one that many before it is
+    let go, which in the same pass is after the pass has begun: a pass takes at least the gathers of all its layers but
+    the first prefetch + 1. The weight gradients read no parameters.
+    """
+    held = prefetch + 1
+    least = np.zeros((len(act.forward), 1))
+    for order, stages in pipeline.distinct:
+        times = gathered[order]
+        if len(times) > held:
+            least[stages] = max(min(float(times[held:].sum()), float(times[: len(times) - held].sum())), 0.0)
+    return replace(
+        act,
+        forward=np.maximum(act.forward, least),
+        whole=np.maximum(act.whole, least),
+        input=np.maximum(act.input, least),
+    )
+
+
+def _of_rank(pipeline: Pipeline, seconds: Doubles) -> Doubles:
+    """[stages] the sum over all stages of a stage's rank."""
+    found: Doubles = (pipeline.on_rank @ seconds)[pipeline.rank_of]
+    return found
+
+
+def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
+    """[kinds] seconds of adding a layer's weight gradients to their buffer. divided: of shards (ZeRO 2 and 3)."""
+    device, precision = table.device, job.space.base.precision
+    elements = table.elements.sum(axis=1)
+    result = DTYPE_BITS[precision.compute] // 8
+    out = np.zeros(len(elements))
+    for i, count in enumerate(elements.tolist()):
+        if not count:
+            continue
+        if divided:
+            moved = count * result, count * (DTYPE_BITS[precision.reduce] // 8)
+            out[i] = float(stream_seconds(*moved, device, curves_for(device), kernels=1))
+        elif precision.grad != precision.compute:
+            fused, tensors = bool(job.stack.grad_accumulation_fused), int(table.tensors[i])
+            price = accumulate_seconds(count, precision, device, curves_for(device), fused=fused, tensors=tensors)
+            out[i] = float(price.device_s)
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Of what a collective takes from kernels beside it at most, the least that one of its kind does."""
+
+    reduces: float
+    """Of reductions of every microbatch."""
+    sums: bool
+    """Whether sums over replicas take as much."""
+    reads: float
+    """Of gathers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Seconds of each stage, [stages]."""
+
+    update: Doubles
+    buckets: Doubles
+    """Of gradients."""
+    reduce: Doubles
+    after: Doubles
+    """Buckets of all-reduces."""
+    first: Doubles
+    """Reductions in as many buckets, which hide before them."""
+    both: Doubles
+    """All-reduces, after the reductions."""
+    ahead: Doubles
+    """Buckets of the gather."""
+    gather: Doubles
+
+
+def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
+    """What computing leaves of a collective in buckets."""
+    hidden = np.where(buckets > 1, beside * (buckets - 1) / buckets, 0.0) if np.isfinite(beside).all() else whole
+    left = np.maximum(whole / buckets, whole - hidden)
+    return np.maximum(left - GRID_S, 0.0)
+
+
+def _bytes(found: Iterable[ParameterCollective], kind: str, when: str | None = None, axes: str | None = None) -> int:
+    """Of the collectives of a kind; of a moment and a group, where given."""
+    return sum(c.bytes for c in found if c.kind == kind and when in (None, c.when) and axes in (None, "+".join(c.axes)))

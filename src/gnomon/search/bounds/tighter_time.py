@@ -1,0 +1,207 @@
+"""Better bounds for points that the first ones leave: the schedule's order played bare, and single ranks under ZeRO 3.
+
+`Tighten.register` remembers points that may need it; `Tighten.bound` plays all that share a schedule at once, when the
+first of them is asked for; `Tighten.single` looks at ranks one by one. Leaves out what the simulator alone says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.search.bounds.bare_schedule import Reductions, play, skeleton
+from gnomon.search.bounds.families import ACTIONS, Actions, Ends, Job, Pipeline, is_split, layer_seconds, way, ways
+from gnomon.search.bounds.point_time import Sharding
+from gnomon.search.bounds.zero3_rank import alone, gaps, passes, stalled
+from gnomon.search.space.points import Point
+
+Doubles = NDArray[np.float64]
+_Group = tuple[str, int, int, int, Reductions, tuple[int, ...], int]
+
+COLUMNS = 256
+"""Sets of durations that are played at once."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loose:
+    """A point whose bound can still be made better."""
+
+    point: Point
+    pipeline: Pipeline
+    act: Actions
+    """[stages, 1] each."""
+    sends: Doubles
+    """[stages - 1, 1]"""
+    count: int
+    """Microbatches."""
+    ends: Ends
+    """[stages] each."""
+    sharding: Sharding
+    column: int
+    """Index of the microbatch size."""
+    adding: Doubles
+    """[kinds] of layers: seconds of adding weight gradients up."""
+    static: Doubles
+    """[ranks] bytes that stay between steps."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether layers are gathered again and again."""
+        return self.sharding.zero == 3 and self.sharding.optimizer.reshard_after_forward
+
+    @property
+    def reductions(self) -> Reductions:
+        """What its reductions are for the skeleton."""
+        if self.sharding.zero == 3:
+            return "layers"
+        if self.ends.each.any():
+            return "stages"
+        return "once" if self.ends.reduce.any() and not self.ends.blocked.any() else ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stalled:
+    """A point under ZeRO 2 whose ranks were looked at one by one."""
+
+    loose: Loose
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Played:
+    """A point whose schedule was played bare, and that can still be looked at rank by rank."""
+
+    loose: Loose
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tight:
+    """A point whose bound on time is as good as it gets."""
+
+    loose: Loose
+
+
+class Tighten:
+    """Bounds that play something."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._waiting: dict[_Group, dict[Loose, float]] = {}
+        self._found: dict[Loose, float] = {}
+
+    def register(self, loose: Loose, bound: float) -> None:
+        """Remembers a point that may be played with the next of its schedule, and the bound that it has."""
+        self._waiting.setdefault(self._group(loose), {})[loose] = bound
+
+    def stalled(self, loose: Loose) -> float:
+        """Seconds that a step takes at least, under ZeRO 2: computing of the busiest rank, with what it waits for
+        reductions, from the first forward on."""
+        if loose in self._found:  # was played along
+            return self._found[loose]
+        point, pipeline, act = loose.point, loose.pipeline, loose.act
+        found = gaps(point.schedule, point.pp, point.virtual_stages, loose.count)
+        before = way(pipeline, act.forward, loose.sends)[pipeline.lowest, 0]
+        head = loose.ends.head[pipeline.root[pipeline.lowest]]
+        seconds = float((head + before + stalled(found, act, loose.ends.each)).max() + loose.ends.norm)
+        waiting = self._waiting[self._group(loose)]
+        waiting[loose] = max(waiting[loose], seconds)
+        return seconds
+
+    def bound(self, loose: Loose, worst: float = float("inf")) -> float:
+        """Seconds that a step takes at least, when all ranks meet once a step. worst: points with a bound above it are
+        not played along.
+
+        The bare schedule begins with the update (and gather) that the first stage needs, and ends with the norm, which
+        waits for all rows and reductions; reductions that may not overlap follow all rows of their rank.
+        """
+        if loose not in self._found:
+            group = self._group(loose)
+            waiting = self._waiting[group]
+            near = [each for each, bound in waiting.items() if bound < worst and each is not loose]
+            part = [loose, *sorted(near, key=lambda each: waiting[each])[: COLUMNS - 1]]
+            for each, found in zip(part, self._play(group, part), strict=True):
+                self._found[each] = found
+                del waiting[each]
+        return self._found.pop(loose)
+
+    def _play(self, group: _Group, part: list[Loose]) -> list[float]:
+        first = part[0]
+        acts = Actions(*(np.concatenate([getattr(each.act, name) for each in part], axis=1) for name in ACTIONS))
+        sends = np.where(first.pipeline.linked[:, None], np.concatenate([each.sends for each in part], axis=1), -1.0)
+        reduce, final = _side_by_side([self._reductions(each) for each in part])
+        head = np.stack([each.ends.head for each in part], axis=1)
+        gathers = lasts = None
+        if first.gathers:
+            gathers, lasts = _side_by_side([self._gathered(each) for each in part])
+        ends, finals, reduced = play(skeleton(*group), acts, reduce, final, sends, head, gathers, lasts)
+        blocked = first.pipeline.on_rank @ np.stack([each.ends.blocked for each in part], axis=1)
+        late = np.maximum(np.maximum(ends.max(axis=0), reduced.max(axis=0)), (finals + blocked).max(axis=0))
+        return [float(late[i] + each.ends.norm) for i, each in enumerate(part)]
+
+    def _reductions(self, loose: Loose) -> tuple[Doubles, Doubles]:
+        """([stages] seconds of a reduction of every microbatch, of the last with what follows on its stream)."""
+        if loose.reductions != "layers":
+            return loose.ends.each, loose.ends.reduce
+        counts, sharding = loose.pipeline.split.counts, loose.sharding
+        reduce = counts @ sharding.reduced_s
+        return reduce, reduce + counts @ sharding.summed_s * loose.pipeline.own
+
+    def _gathered(self, loose: Loose) -> tuple[Doubles, Doubles]:
+        return gathered(loose.pipeline, loose.sharding, self._layers(loose))
+
+    def _layers(self, loose: Loose) -> dict[str, list[float]]:
+        sharding = loose.sharding
+        return layer_seconds(sharding.table, loose.adding, sharding.copying, loose.column)
+
+    def _group(self, loose: Loose) -> _Group:
+        point = loose.point
+        layers = tuple(len(order) for order in loose.pipeline.split.order) if loose.gathers else ()
+        held = self.job.space.base.overlap.prefetch + 1 if loose.gathers else 0
+        return point.schedule, point.pp, point.virtual_stages, loose.count, loose.reductions, layers, held
+
+    def single(self, loose: Loose) -> float:
+        """Seconds that a step takes at least, under ZeRO 3: the longest of a few ranks played by themselves."""
+        point, sharding, act, pipeline = loose.point, loose.sharding, loose.act, loose.pipeline
+        back = act.input if is_split(point.schedule) else act.whole
+        before, behind, _ = ways(pipeline, act.forward, back, loose.sends)
+        seconds = self._layers(loose)
+        layers = [order.tolist() for order in pipeline.split.order]
+        rows = passes(point.schedule, point.pp, point.virtual_stages, loose.count)
+        found = 0.0
+        for rank in {0, point.pp // 2, point.pp - 1}:
+            low = pipeline.lowest[rank]
+            single = alone(
+                rows[rank],
+                layers,
+                seconds,
+                sharding.gathered_s.tolist(),
+                sharding.reduced_s.tolist(),
+                sharding.summed_s.tolist(),
+                prefetch=self.job.space.base.overlap.prefetch,
+                start=float(loose.ends.head[pipeline.root[low]] + before[low, 0]),
+                behind=float(behind[low, 0]),
+            )
+            found = max(found, single)
+        return found + float(loose.ends.norm)
+
+
+def _side_by_side(pairs: list[tuple[Doubles, Doubles]]) -> tuple[Doubles, Doubles]:
+    """Columns of the first and of the second of each pair."""
+    first, second = zip(*pairs, strict=True)
+    return np.column_stack(first), np.column_stack(second)
+
+
+def gathered(pipeline: Pipeline, sharding: Sharding, seconds: Mapping[str, list[float]]) -> tuple[Doubles, Doubles]:
+    """(seconds of gathers, seconds of last layers) for `bare_schedule.play`. Stages of one layer count no gathers:
+    passes in a row may share it."""
+    stages = len(pipeline.split.order)
+    rows, lasts = np.zeros((3, stages)), np.zeros((3, stages))
+    for order, own in pipeline.distinct:
+        times = sharding.gathered_s[order]
+        if len(order) > 1:
+            rows[:, own] = np.array([times.sum(), times[1:].sum(), times[:-1].sum()])[:, None]
+        ends = seconds["F"][order[-1]], seconds["B"][order[0]], seconds["I"][order[0]]
+        lasts[:, own] = np.array(ends)[:, None]
+    return rows.reshape(-1, 1), lasts.reshape(-1, 1)

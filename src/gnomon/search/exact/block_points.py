@@ -1,0 +1,304 @@
+"""The points of one block: which of them fit, and a bound on each one's time.
+
+`Opening.open` looks at the points of a family under one schedule and microbatch size, which differ in sharding, ZeRO
+and overlap: memory first, from the order of the schedule's rows. It returns those that may fit in groups whose actions
+last equally long; `Opening.members` bounds the points of one. Leaves out better bounds (`tighter_time`) and prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import PlanError
+from gnomon.search.bounds.contention import slowed
+from gnomon.search.bounds.families import (
+    ACTIONS,
+    ENDS,
+    Actions,
+    Doubles,
+    Ends,
+    Family,
+    Pipeline,
+    actions,
+    beyond,
+    halves,
+    is_split,
+    no_ends,
+    partly_split,
+    time_bound,
+    v_placed,
+    weight_at_most,
+)
+from gnomon.search.bounds.in_flight import flight
+from gnomon.search.bounds.peak_memory import groups, least_peak
+from gnomon.search.bounds.point_memory import held_bytes, inside_bytes, unsharded
+from gnomon.search.bounds.point_time import Sharding, streams, waiting
+from gnomon.search.bounds.tighter_time import Loose, Tighten
+from gnomon.search.exact.blocks import SLACK, Blocks, Choice
+from gnomon.search.space.points import Point, Recompute
+
+KEPT = 1024
+"""Actions of pipelines that are remembered: blocks of one family come close together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Points that differ in sharding, ZeRO and overlap only."""
+
+    family: Family
+    schedule: str
+    virtual: int
+    column: int
+    """Index of the microbatch size."""
+    count: int
+    """Microbatches."""
+    pipeline: Pipeline
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Points of a block whose actions last equally long."""
+
+    block: Block
+    members: tuple[int, ...]
+    """Indices into the choices of the block's family."""
+    rough: bool = False
+    """Whether a better bound than the first is worth its time (`Opening.better`)."""
+
+
+class Opening:
+    """Opens blocks of one search."""
+
+    def __init__(self, blocks: Blocks, tighten: Tighten) -> None:
+        self.blocks, self.tighten = blocks, tighten
+        self.job, self.space, self.counts = blocks.job, blocks.space, blocks.counts
+        self._shardings: dict[object, Sharding] = {}
+        self._acts: dict[object, Actions] = {}
+        self._inside: dict[object, Doubles] = {}
+        self._coming: dict[tuple[int, bool], Doubles] = {}
+
+    def block(self, family: Family, schedule: str, virtual: int, column: int) -> Block:
+        """A block by what it is of."""
+        count = self.space.global_batch // (family.micro[column] * family.dp)
+        pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
+        return Block(family, schedule, virtual, column, count, pipeline)
+
+    def points(self, block: Block, members: Sequence[int] | None = None) -> list[Point]:
+        """All points of a block, or these of its choices."""
+        family, layout = block.family, block.family.layout
+        micro, preset = family.micro[block.column], cast(Recompute, family.recompute)
+        kept = self.blocks.choices(family).kept
+        chosen = kept if members is None else [kept[i] for i in members]
+        return [
+            Point(
+                family.tp, family.cp, family.ep, family.pp, replicas, shards, block.schedule, block.virtual, micro,
+                layout.sequence_parallel, layout.keep_gathered, layout.context, preset, zero, overlap,
+            )
+            for replicas, shards, zero, overlap in chosen
+        ]  # fmt: skip
+
+    def open(self, block: Block) -> Iterator[tuple[float, Group]]:
+        """Groups of points that may fit, with bounds; counts the others."""
+        family, choices = block.family, self.blocks.choices(block.family)
+        room = self.blocks.room(family) - self.blocks.workspace
+        static = self.blocks.static(family, block.pipeline)
+        try:
+            flight(block.schedule, family.pp, block.virtual, block.count)
+        except PlanError:
+            self.counts.reject("schedule", len(choices.kept))
+            return
+        bare = np.zeros(len(family.table.tensors))
+        fits = (static + self._held(block, bare, by_layer=False)).max(axis=1) <= room
+        for kind in np.unique(choices.holding[fits]).tolist():
+            if kind:
+                own = choices.holding == kind
+                held = self._zero_held(block, choices.kept[int(np.argmax(own))], kind // 4)
+                fits[own] &= (static[own] + held).max(axis=1) <= room
+        self.counts.too_large += int((~fits).sum())
+        alike: dict[int, list[int]] = {}
+        for i in np.flatnonzero(fits).tolist():
+            alike.setdefault(int(choices.kinds[i]) if choices.effective[i] > 1 else 0, []).append(i)
+        for members in alike.values():
+            rough = self.blocks.clip and int(choices.effective[members[0]]) == 3
+            group = Group(block, tuple(members), rough)
+            yield self._group_bound(group), group
+
+    def better(self, group: Group) -> tuple[float, Group]:
+        """A rough group with a better bound: with what kernels lose to collectives."""
+        act = self._act(group)
+        found = float(self._slowed(group, act, no_ends(len(act.forward))).min())
+        return found * (1 - SLACK), replace(group, rough=False)
+
+    def _group_bound(self, group: Group) -> float:
+        """Seconds that every point of a group takes, at least: without what begins and ends a step, and under ZeRO 3
+        with the fastest gathers and reductions of any of them."""
+        block, given = group.block, self._act(group)
+        pipeline, sends, clip = block.pipeline, self._sends(block), self.blocks.clip
+        every = self._shardings_of(group)
+        act, found = halves(given) if partly_split(block.schedule) else given, 0.0
+        if every[0].zero == 3:
+            reduced, summed = (np.minimum.reduce([getattr(e, n) for e in every]) for n in ("reduced_s", "summed_s"))
+            gathers = None
+            if every[0].optimizer.reshard_after_forward:
+                gathers = np.minimum.reduce([each.gathered_s for each in every])
+                act = waiting(pipeline, act, gathers, self.space.base.overlap.prefetch)
+            found = (
+                streams(pipeline, given, sends, block.count, self._joins(block), reduced, summed, gathers)
+                if clip
+                else 0.0
+            )
+        chains = time_bound(
+            pipeline,
+            act,
+            sends,
+            block.count,
+            no_ends(len(act.forward)),
+            split_backward=is_split(block.schedule),
+            clip=clip,
+            most=self._most(block),
+        )
+        return (max(float(chains.max()), found) + self.blocks.meeting) * (1 - SLACK)
+
+    def _slowed(self, group: Group, act: Actions, ends: Ends) -> Doubles:
+        """[members] `slowed` of a group under ZeRO 3."""
+        block, every, split_backward = group.block, self._shardings_of(group), is_split(group.block.schedule)
+        around = beyond(block.pipeline, act, self._sends(block), ends, split_backward=split_backward)
+        adding, joins = self._adding(every[0], block.count), self._joins(block)
+        return slowed(block.pipeline, around, block.count, joins, every, adding, block.column, split_backward)
+
+    def members(self, group: Group) -> Iterator[tuple[float, Point | Loose]]:
+        """The points of a group, with bounds."""
+        block, act = group.block, self._act(group)
+        pipeline, count, sends, given = block.pipeline, block.count, self._sends(block), act
+        every, chosen = self._shardings_of(group), self.points(block, group.members)
+        split_backward, clip, first = is_split(block.schedule), self.blocks.clip, every[0]
+        adding = self._adding(first, count)
+        forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
+        if partly_split(block.schedule):
+            act = halves(act)
+            back = weight_at_most(first.table, pipeline.split.counts, adding, block.column)
+        backs = [back] * len(every)
+        if first.zero == 3:
+            wait = [each.waits(pipeline, act) for each in every]
+            act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
+            if not split_backward:  # reductions begin beside a backward that waits for gathers
+                backs = [each.whole[:, 0] for each in wait]
+        ends = [
+            each.ends(pipeline, forward, beside, overlap=point.overlap)
+            for each, point, beside in zip(every, chosen, backs, strict=True)
+        ]
+        together = Ends(**{name: np.stack([getattr(each, name) for each in ends], axis=-1) for name in ENDS})
+        bounds = np.broadcast_to(
+            time_bound(
+                pipeline,
+                act,
+                sends,
+                count,
+                together,
+                split_backward=split_backward,
+                clip=clip,
+                most=self._most(block),
+            ),
+            (len(every),),
+        )
+        if first.zero == 3 and clip:
+            bounds = np.maximum(bounds, self._slowed(group, given, together))
+        static, joins = self.blocks.static(block.family, pipeline)[list(group.members)], self._joins(block)
+        for bound, point, sharding, own, stays in zip(bounds.tolist(), chosen, every, ends, static, strict=True):
+            if not clip:
+                yield bound * (1 - SLACK), point
+                continue
+            least = max(bound, sharding.streams(pipeline, given, sends, count, joins))
+            least *= 1 - SLACK
+            loose = Loose(
+                point=point,
+                pipeline=pipeline,
+                act=given,
+                sends=sends,
+                count=count,
+                ends=own,
+                sharding=sharding,
+                column=block.column,
+                adding=adding,
+                static=stays,
+            )
+            self.tighten.register(loose, least)
+            yield least, loose
+
+    def fits(self, loose: Loose) -> bool:
+        """Whether a point may fit, by all rows of its schedule and all communicators that are sure."""
+        held = (loose.static + least_peak(loose) + self.blocks.workspace).tolist()
+        counted = groups(loose, clip=self.blocks.clip)
+        return all(size <= self.blocks.room_beside(count) for size, count in zip(held, counted, strict=True))
+
+    def _act(self, group: Group) -> Actions:
+        block, sharding = group.block, self._shardings_of(group)[0]
+        table, counts, column = sharding.table, block.pipeline.split.counts, block.column
+        adding, copying = self._adding(sharding, block.count), sharding.copying
+        key = id(table), id(block.pipeline), sharding.zero == 3, adding.tobytes(), copying.tobytes()
+        if key not in self._acts:  # of all microbatch sizes
+            if len(self._acts) >= KEPT:
+                self._acts.clear()
+            self._acts[key] = actions(table, counts, adding, copying, by_layer=sharding.zero == 3)
+        every = self._acts[key]
+        return Actions(*(getattr(every, name)[:, column : column + 1] for name in ACTIONS))
+
+    def _adding(self, sharding: Sharding, count: int) -> Doubles:
+        precision = self.space.base.precision
+        return sharding.adding * (1.0 if precision.grad != precision.compute else (count - 1) / count)
+
+    def _shardings_of(self, group: Group) -> list[Sharding]:
+        family = group.block.family
+        kept = self.blocks.choices(family).kept
+        return [self.sharding(family, *kept[i][:3]) for i in group.members]
+
+    def _sends(self, block: Block) -> Doubles:
+        return self.blocks.sends.of(block.family, block.pipeline)[:, block.column : block.column + 1]
+
+    def _most(self, block: Block) -> NDArray[np.int64]:
+        return flight(block.schedule, block.family.pp, block.virtual, block.count).most[:, None]
+
+    def _joins(self, block: Block) -> NDArray[np.int64]:
+        """[stages] how often two passes over a stage may share the gather of one layer: where they turn, and where the
+        stage has no other."""
+        found = flight(block.schedule, block.family.pp, block.virtual, block.count)
+        joins: NDArray[np.int64] = found.turns + found.again * (block.pipeline.split.counts.sum(axis=1) == 1)
+        return joins
+
+    def _held(self, block: Block, extra: Doubles, *, by_layer: bool, waiting: Doubles | None = None) -> Doubles:
+        """[ranks] bytes of activations, and of what comes and goes with a backward, at least."""
+        rows = flight(block.schedule, block.family.pp, block.virtual, block.count)
+        frees = bool(self.job.stack.split_backward_frees)
+        table, column, pipeline = block.family.table, block.column, block.pipeline
+        key = id(table), column, id(pipeline), by_layer, extra.tobytes()
+        if key not in self._inside:
+            self._inside[key] = inside_bytes(table, column, pipeline, extra, by_layer=by_layer)
+        return held_bytes(table, column, pipeline, rows, self._inside[key], frees=frees, waiting=waiting)
+
+    def _zero_held(self, block: Block, choice: Choice, zero: int) -> Doubles:
+        """[ranks] the same under ZeRO 2 and 3."""
+        sharding = self.sharding(block.family, *choice[:3])
+        if zero == 2 and not choice[3]:  # gradients of all stages wait for the last backward
+            none, extra = np.zeros(len(sharding.collectives)), self._unsharded(sharding, split_backward=False)
+            present = np.where(block.pipeline.split.counts > 0, extra, 0.0)
+            return self._held(block, none, by_layer=False, waiting=2 * present.max(axis=1))
+        extra = self._unsharded(sharding, split_backward=is_split(block.schedule))
+        return self._held(block, extra, by_layer=zero == 3)
+
+    def _unsharded(self, sharding: Sharding, *, split_backward: bool) -> Doubles:
+        key = id(sharding), split_backward
+        if key not in self._coming:
+            self._coming[key] = unsharded(sharding, split_backward=split_backward)
+        return self._coming[key]
+
+    def sharding(self, family: Family, replicas: int, shards: int, zero: int) -> Sharding:
+        """One way of sharding a family."""
+        key = (id(family.table), family.pp, replicas, shards, zero)
+        if key not in self._shardings:
+            self._shardings[key] = Sharding(family, replicas, shards, zero)
+        return self._shardings[key]

@@ -1,0 +1,306 @@
+"""The search: every point of a space is priced by the simulator, or shown not to matter.
+
+`solve(graph, cluster, workload, …)` goes from families of points to rows of blocks, to groups, to points, always to
+what has the least bound on its time next (`blocks`, `block_points`, `tighter_time`), drops what cannot fit, and
+predicts points one by one until no bound is below the best that was found. The result is what predicting every point
+would have given, and says how many points went which way. Leaves out reasons (`reasons`) and other questions than the
+shortest step (`goals`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import count as counter
+
+from gnomon.errors import PlanError, ProgramError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Goal, Workload
+from gnomon.prediction import Timed, host_memory
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.bounds.families import Family, Job, partly_split
+from gnomon.search.bounds.tighter_time import Loose, Played, Stalled, Tight, Tighten
+from gnomon.search.budget import More, always
+from gnomon.search.exact.block_points import Group, Opening
+from gnomon.search.exact.blocks import SLACK, Blocks, Row
+from gnomon.search.exact.shortlist import Shortlist, Unlike
+from gnomon.search.results import Counts, Found, Result, memory_limit, most_alike, sort_of_point, why_not
+from gnomon.search.space.points import Point, Space
+from gnomon.software import Stack
+
+
+def solve(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    space: Space,
+    stack: Stack = PLAIN_STACK,
+    goal: Goal | None = None,
+    *,
+    top: int = 5,
+    prune: bool = True,
+    unlike: bool = False,
+    known: Iterable[Found] = (),
+    job: Job | None = None,
+    told: Told | None = None,
+    more: More = always,
+) -> Result:
+    """The `top` fastest plans of a space within the goal's memory; with `unlike`, the best and the fastest that are
+    unlike it and each other (`exact.shortlist.Unlike`).
+
+    prune: without it every legal point is predicted, which shows that the bounds are right. known: plans of another
+    space that are among those looked for. job: of the same request, from a search with another limit, whose prices
+    are used again. told: is called with the points covered so far and the best step. more: the budget, asked before
+    each item; once it is spent the best plan so far is the result (one that fits is looked for a little longer), and
+    `Result.open_s` bounds what was not looked at.
+    """
+    goal = goal or Goal()
+    search = Search(
+        graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, job=job, told=told, more=more
+    )
+    for found in known:
+        search.list.add(found)
+    search.run()
+    return search.result()
+
+
+Told = Callable[[int, float | None], None]
+"""Takes the points covered so far, and the step of the best plan, if there is one."""
+
+DIVE, DEEP = 8, 24
+"""After so many predicted plans of which none fits, plans that keep the least are looked for first, until so many
+more were predicted."""
+
+OVERTIME = 1024
+"""Items that are looked at after the budget is spent as long as no plan was found that fits."""
+
+_Item = Family | Row | Group | Loose | Stalled | Played | Tight | Point
+
+
+class Search:
+    """One search under way: see `solve`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        workload: Workload,
+        space: Space,
+        stack: Stack,
+        goal: Goal,
+        *,
+        top: int = 1,
+        prune: bool = True,
+        unlike: bool = False,
+        job: Job | None = None,
+        told: Told | None = None,
+        more: More = always,
+    ) -> None:
+        self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
+        self.stack, self.goal, self.top, self.prune, self.told = stack, goal, top, prune, told
+        self.more, self.open_s = more, float("inf")
+        self.job = job or Job(graph, cluster, workload, stack, space)
+        self.counts = Counts(space=space.size)
+        self.limit = memory_limit(cluster, goal)
+        self.tighten = Tighten(self.job)
+        self.blocks = Blocks(self.job, self.counts, self.limit, prune=prune)
+        self.opening = Opening(self.blocks, self.tighten)
+        self.list = Unlike(top, most_alike(len(set(space.axes())), top)) if unlike else Shortlist(top)
+        self.near: list[Found] = []
+        self.heap: list[tuple[float, int, _Item]] = []
+        self._serial = counter()
+        self.overtime = 0
+        self.smallest: Found | None = None
+        """Of the plans that were predicted and do not fit, the one with the lowest peak."""
+
+    def run(self) -> None:
+        """Best first, until nothing that is left can be better."""
+        for bound, family in self.blocks.families():
+            self._push(bound, family)
+        while self.heap:
+            if not self.more() and (self.best or self._gave_up()):
+                self._stop()
+                break
+            bound, _, item = self._next()
+            if self.prune and bound >= self.worst():
+                self.counts.too_slow += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
+                self.heap.clear()
+            elif self.prune and bound >= self.worst_of(item):
+                self.counts.too_slow += self._points(item)
+            elif isinstance(item, Family):
+                for row in self.blocks.rows(item):
+                    self._push(max(bound, row.bounds[0]), row)
+            elif isinstance(item, Row):
+                self._open(item, bound)
+            elif isinstance(item, Group) and item.rough:
+                found, group = self.opening.better(item)
+                self._push(max(bound, found), group)
+            elif isinstance(item, Group):
+                for found, member in self.opening.members(item):
+                    self._push(max(bound, found), member)
+            elif isinstance(item, Loose) and item.reductions == "stages" and not partly_split(item.point.schedule):
+                self._push(max(bound, self.tighten.stalled(item) * (1 - SLACK)), Stalled(loose=item))
+            elif isinstance(item, Loose | Stalled):
+                self._play(item if isinstance(item, Loose) else item.loose, bound)
+            elif isinstance(item, Played):
+                self._push(max(bound, self.tighten.single(item.loose) * (1 - SLACK)), Tight(loose=item.loose))
+            elif isinstance(item, Tight):
+                if not self._too_large(item.loose):
+                    self._price(item.loose.point)
+            else:
+                self._price(item)
+            if self.told is not None:
+                self.told(self.counts.covered, self.best[0].step_s if self.best else None)
+
+    def _next(self) -> tuple[float, int, _Item]:
+        """The item with the least bound. While none of several plans that were predicted fits, and so nothing bounds
+        what is worth a look, the one nearest to a plan that keeps the least."""
+        if not self.prune or self.best or self.counts.priced < DIVE or self.counts.priced >= DIVE + DEEP:
+            return heapq.heappop(self.heap)
+        sparest = next(name for name in ("full", "selective", "offload", "none") if name in self.space.recompute)
+        at = min(
+            range(len(self.heap)),
+            key=lambda i: (_recomputed(self.heap[i][2]) != sparest, -_depth(self.heap[i][2]), self.heap[i][:2]),
+        )
+        found = self.heap[at]
+        self.heap[at] = self.heap[-1]
+        self.heap.pop()
+        heapq.heapify(self.heap)
+        return found
+
+    def _gave_up(self) -> bool:
+        """Whether no plan that fits is looked for any longer, after the budget is spent."""
+        self.overtime += 1
+        return self.overtime > OVERTIME or self.counts.priced >= DIVE + DEEP
+
+    def _stop(self) -> None:
+        """Counts what is not looked at, and keeps the bound on it."""
+        limit = self.worst()
+        for bound, _, item in self.heap:
+            if bound >= limit:
+                self.counts.too_slow += self._points(item)
+            else:
+                self.counts.left += self._points(item)
+                self.open_s = min(self.open_s, bound)
+        self.heap.clear()
+
+    def _play(self, loose: Loose, bound: float) -> None:
+        """A point whose schedule is played bare, unless it is too large."""
+        if not self._too_large(loose):
+            least = max(bound, self.tighten.bound(loose, self.worst()) * (1 - SLACK))
+            self._push(least, Played(loose=loose) if loose.gathers else Tight(loose=loose))
+
+    def _push(self, bound: float, item: _Item) -> None:
+        heapq.heappush(self.heap, (bound, next(self._serial), item))
+
+    def _open(self, row: Row, bound: float) -> None:
+        """The first block of a row is opened; the rest goes back."""
+        block = self.opening.block(row.family, row.schedule, row.virtual, row.columns[0])
+        if not self.prune:
+            for point in self.opening.points(block):
+                self._push(0.0, point)
+        else:
+            for found, group in self.opening.open(block):
+                self._push(max(bound, found), group)
+        row.columns, row.bounds = row.columns[1:], row.bounds[1:]
+        if row.columns:
+            self._push(max(bound, row.bounds[0]), row)
+
+    def _points(self, item: _Item) -> int:
+        """Points that stand for themselves and may run: illegal ones and duplicates are counted before."""
+        if isinstance(item, Family):
+            return self.blocks.points(item)
+        if isinstance(item, Row):
+            return len(self.blocks.choices(item.family).kept) * len(item.columns)
+        return len(item.members) if isinstance(item, Group) else 1
+
+    @property
+    def best(self) -> list[Found]:
+        """What is kept of the plans that fit."""
+        return self.list.best
+
+    def worst(self) -> float:
+        """What a plan must be faster than."""
+        return self.list.worst()
+
+    def worst_of(self, item: _Item) -> float:
+        """What the plans of an item must be faster than."""
+        if isinstance(item, Family | Row | Group):
+            family = item if isinstance(item, Family) else item.family if isinstance(item, Row) else item.block.family
+            return self.list.worst_of((family.pp, family.dp, family.cp, family.tp, family.ep))
+        sort = sort_of_point(_point(item))
+        return self.list.worst_of(sort[0], sort)
+
+    def result(self) -> Result:
+        """What was found."""
+        assert self.counts.covered == self.counts.space, (self.counts, "points must add up")
+        least = self.blocks.least
+        return Result(
+            graph=self.graph,
+            cluster=self.cluster,
+            workload=self.workload,
+            stack=self.stack,
+            goal=self.goal,
+            space=self.space,
+            best=tuple(self.list.best),
+            unlike=isinstance(self.list, Unlike),
+            counts=self.counts,
+            limit_bytes=self.limit,
+            near=tuple(self.near),
+            smallest=self.smallest,
+            open_s=self.open_s if self.counts.left else None,
+            least_bytes=int(least) if least < float("inf") else None,
+            why_illegal=dict(sorted(self.counts.why.items(), key=lambda item: -item[1])),
+        )
+
+    def _too_large(self, loose: Loose) -> bool:
+        """Whether a better bound on memory rules a point out, which is then counted; not asked before `near` is full,
+        since what refines a search begins at plans that almost fit too."""
+        if not self.prune or len(self.near) < self.top or self.opening.fits(loose):
+            return False
+        self.counts.too_large += 1
+        return True
+
+    def _price(self, point: Point) -> None:
+        """What the simulator says."""
+        plan = self.space.plan(point)
+        try:
+            timed = Timed.of(self.graph, self.cluster, plan, self.workload, self.stack)
+        except (PlanError, ProgramError) as error:
+            self.counts.reject(why_not(error), 1)
+            return
+        self.counts.priced += 1
+        if timed.step_s >= self.worst_of(point) and len(self.near) >= self.top:
+            return  # whether it fits does not matter
+        found = timed.prediction()
+        made = Found(point=point, plan=plan, prediction=found)
+        if all(rank.peak_bytes <= self.limit for rank in found.memory) and host_memory(found).fits:
+            self.list.add(made)
+            return
+        if self.smallest is None or found.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:
+            self.smallest = made
+        if len(self.near) < self.top:
+            self.near = sorted([*self.near, made], key=lambda each: each.step_s)
+
+
+def _depth(item: _Item) -> int:
+    """How near an item is to a plan that is predicted."""
+    order = (Family, Row, Group, Loose, Stalled, Played, Tight, Point)
+    return next(i for i, kind in enumerate(order) if isinstance(item, kind))
+
+
+def _recomputed(item: _Item) -> str:
+    """What the plans of an item recompute."""
+    if isinstance(item, Family):
+        return item.recompute
+    if isinstance(item, Row):
+        return item.family.recompute
+    return item.block.family.recompute if isinstance(item, Group) else _point(item).recompute
+
+
+def _point(item: Loose | Stalled | Played | Tight | Point) -> Point:
+    """What an item is about."""
+    if isinstance(item, Point):
+        return item
+    return item.point if isinstance(item, Loose) else item.loose.point

@@ -1,0 +1,330 @@
+"""The fastest plan for a cluster of unlike devices, and what it gains over treating them as alike or leaving some out.
+
+`plan_mixed` searches the plans over several kinds of device (`mixed.best_first`), the same with equal shares and
+layers, and each kind of device alone, by the search for equal devices. Leaves out what `mixed.space` leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.hardware.kinds import Kind
+from gnomon.models.presets import model as preset
+from gnomon.plans import Goal, Plan, Workload
+from gnomon.prediction import Prediction, predict
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.budget import always
+from gnomon.search.exact.solve import solve
+from gnomon.search.mixed.best_first import TRIES, Large, MixedSearch
+from gnomon.search.mixed.bounds import LayerTables
+from gnomon.search.mixed.first_fit import FIT_TRIES, FirstFit, roomiest
+from gnomon.search.mixed.results import MixedCounts, MixedFound, fits
+from gnomon.search.mixed.space import MixedSpace, make_mixed_space
+from gnomon.search.planning import default_precision
+from gnomon.search.requests import SPARING, check_request
+from gnomon.search.results import unlike as alternatives
+from gnomon.search.space.points import Limit, divisors, make_space, parse_limit
+from gnomon.software import Stack
+
+SPENT = "the time allowed is spent"
+"""Why a search was stopped."""
+NOT_TRIED = f"not looked at: {SPENT}"
+"""Why a case has no plan that nobody looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedResult:
+    """What a search of a mixed cluster found."""
+
+    graph: Graph
+    cluster: Cluster
+    workload: Workload
+    stack: Stack
+    space: MixedSpace
+    best: tuple[MixedFound, ...]
+    """The fastest plans that fit, the best first."""
+    counts: MixedCounts
+    """Of plans over several kinds."""
+    bound_s: float
+    """No plan of the space is faster than this; the best one's step where that is proved."""
+    equal: MixedFound | None
+    """The best with equal shares and equal layers on all kinds; None if none fits."""
+    alone: tuple[tuple[Kind, MixedFound | None], ...]
+    """The best on each kind by itself; None if none fits."""
+    predicted: int
+    """Predictions of all searches together."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether nothing in the space is faster than the best."""
+        return self.bound_s >= self.best[0].step_s
+
+
+def memory_limits(kinds: tuple[Kind, ...], goal: Goal) -> tuple[int, ...]:
+    """Bytes that a device of each kind may hold: the goal's, or its share of that device."""
+    own = [kind.node.device.memory_bytes for kind in kinds]
+    if goal.memory_bytes:
+        return tuple(min(each, goal.memory_bytes) for each in own)
+    return tuple(int(each * goal.memory_fraction) for each in own)
+
+
+def plan_mixed(
+    model: Graph | str,
+    cluster: Cluster | str,
+    workload: Workload,
+    stack: Stack = PLAIN_STACK,
+    goal: Goal | None = None,
+    *,
+    base: Plan | None = None,
+    fixed: Mapping[str, object] | None = None,
+    forbid: Iterable[str | Limit] = (),
+    top: int = 5,
+    unlike: bool = False,
+    tries: int = TRIES,
+    most_bytes: int | None = None,
+    known: Sequence[MixedFound] = (),
+    most_nodes: int | None = None,
+    told: Callable[[int, int], None] | None = None,
+    more: Callable[[], bool] = always,
+) -> MixedResult:
+    """The fastest plan that fits, over all kinds of a mixed cluster or some of them, and the next `top` - 1.
+
+    Arguments as for `plan`; `fixed` and `forbid` may name the fields in `mixed.space.OPEN_FIELDS`, of which `pp` is the
+    number of stages. tries: predictions after which the search over kinds stops; so many more go to plans with equal
+    shares, which the result is compared with. unlike: of the plans that were predicted, the next that are unlike
+    (`results.unlike`). most_bytes: what any device may hold, below what the goal allows it.
+    known: plans of this work that fit; slower ones are not looked for. most_nodes: partial pipelines over kinds that
+    each search looks at, at most. more: whether searches over kinds are to go on; what they leave is counted.
+    PlanError for a cluster of one kind, and when nothing fits.
+    """
+    graph = preset(model) if isinstance(model, str) else model
+    machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
+    base, goal = base or Plan(precision=default_precision(machines)), goal or Goal()
+    space, even_space, tables = _prepared(
+        graph, machines, workload, stack, base, tuple(sorted((fixed or {}).items())), tuple(limits)
+    )
+    if len(space.kinds) < 2:
+        raise PlanError(f"cluster {machines.name!r} has devices of one kind; gnomon.plan searches it")
+    allowed = memory_limits(space.kinds, goal)
+    if most_bytes is not None:
+        allowed = tuple(min(each, most_bytes) for each in allowed)
+    asked = _Asked(
+        graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed or {}, limits=limits
+    )
+    alone, predicted = _each_alone(asked, space.kinds, allowed)
+    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, more=more)
+    even.run()
+    size = space.size
+    progress = None if told is None else lambda done: told(done, size)
+    every = [found for found in (*(f for _, f in alone), *even.best, *known) if found is not None]
+    first = list({found.plan: found for found in every}.values())
+    search = MixedSearch(
+        tables, workload, stack, space, allowed,
+        top=tries if unlike else top, tries=tries, known=first, told=progress, most_nodes=most_nodes, more=more,
+    )  # fmt: skip
+    search.run()
+    if not search.best:
+        raise PlanError(_nothing_fits(graph, machines, space, search))
+    best = tuple(search.best)
+    if unlike:
+        best = tuple(best[i] for i in alternatives([each.plan for each in best], top))
+    return MixedResult(
+        graph=graph,
+        cluster=machines,
+        workload=workload,
+        stack=stack,
+        space=space,
+        best=best,
+        counts=search.counts,
+        bound_s=min(search.bound_s, best[0].step_s),
+        equal=even.best[0] if even.best else None,
+        alone=alone,
+        predicted=predicted + even.counts.priced + search.counts.priced,
+    )
+
+
+@lru_cache(maxsize=4)
+def _prepared(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    stack: Stack,
+    base: Plan,
+    fixed: tuple[tuple[str, object], ...],
+    limits: tuple[Limit, ...],
+) -> tuple[MixedSpace, MixedSpace, LayerTables]:
+    """The space, the same with equal shares and layers, and prices: what searches under several memory limits share."""
+    space = make_mixed_space(graph, cluster, workload, base=base, fixed=dict(fixed), limits=limits, stack=stack)
+    return space, _even(space), LayerTables(graph, cluster, workload, stack, base, space.kinds)
+
+
+@lru_cache(maxsize=4)
+def _even(space: MixedSpace) -> MixedSpace:
+    return replace(space, equal=True)
+
+
+def fitting(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    stack: Stack,
+    goal: Goal,
+    *,
+    base: Plan,
+    fixed: Mapping[str, object],
+    forbid: Iterable[Limit],
+    like: Sequence[MixedFound] = (),
+    tries: int = FIT_TRIES,
+    only: bool = False,
+    large: Large | None = None,
+    more: Callable[[], bool] = always,
+) -> MixedFound:
+    """A plan over the kinds of a cluster, or on one of them, that fits: not the fastest.
+
+    like: plans that fit at other work, tried first, and with `only` no others. tries: predictions after which the
+    search over kinds gives up. large: what was shown too large at less work, and what is here. more: whether to go on.
+    PlanError when none fits, which says whether all were looked at.
+    """
+    limits = tuple(forbid)
+    space, _, tables = _prepared(graph, cluster, workload, stack, base, tuple(sorted(fixed.items())), limits)
+    allowed = memory_limits(space.kinds, goal)
+    for each in like:
+        try:
+            again = predict(graph, cluster, each.plan, workload, stack)
+        except PlanError:
+            continue
+        if fits(again, space.kinds, allowed):
+            return replace(each, prediction=again)
+
+    if only:
+        raise PlanError("none of the known plans fits")
+    able = [
+        index for index, kind in enumerate(space.kinds) if tables.divided_bytes / len(kind.devices) <= allowed[index]
+    ]
+
+    able.sort(key=lambda index: -allowed[index] * len(space.kinds[index].devices))
+
+    asked = _Asked(graph=graph, cluster=cluster, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
+
+    def alone(quick: bool) -> MixedFound | None:
+        for index in able:
+            try:
+                own, _ = _alone(asked, space.kinds[index], allowed[index], quick=quick)
+            except PlanError:
+                continue
+            return _of_kind(own, index)
+        return None
+
+    if quick := alone(True):
+        return quick
+    search = FirstFit(tables, workload, stack, space, allowed, tries=tries, large=large, more=more)
+    search.run()
+    if search.best:
+        return search.best[0]
+    left = f"; {search.counts.left:,} plans over several kinds were not looked at" if search.counts.left else ""
+    if not more():
+        raise PlanError(f"nothing that fits in memory was found{left}; {SPENT}")
+    if made := alone(False):
+        return made
+    raise PlanError(f"nothing fits in memory{left}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    """What is searched on each kind by itself."""
+
+    graph: Graph
+    cluster: Cluster
+    """Of all kinds."""
+    workload: Workload
+    stack: Stack
+    base: Plan
+    fixed: Mapping[str, object]
+    limits: Sequence[Limit]
+
+
+def _each_alone(
+    asked: _Asked, kinds: tuple[Kind, ...], allowed: tuple[int, ...]
+) -> tuple[tuple[tuple[Kind, MixedFound | None], ...], int]:
+    """The best on each kind by itself, None where it is too small for the model or has no plan that is asked for, and
+    how many plans were predicted. allowed: bytes that a device of each kind may hold."""
+    best: list[tuple[Kind, MixedFound | None]] = []
+    predicted = 0
+    for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):
+        try:
+            own, tried = _alone(asked, kind, limit)
+        except PlanError:
+            best.append((kind, None))
+            continue
+        best.append((kind, _of_kind(own, index)))
+        predicted += tried
+    return tuple(best), predicted
+
+
+def _of_kind(own: Prediction, index: int) -> MixedFound:
+    return MixedFound(point=None, plan=own.plan, prediction=own, kinds=(index,))
+
+
+def _alone(asked: _Asked, kind: Kind, limit_bytes: int, *, quick: bool = False) -> tuple[Prediction, int]:
+    """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there. quick: not
+    the fastest, but one of those that spare memory, with much room."""
+    graph, workload, stack, base = asked.graph, asked.workload, asked.stack, asked.base
+    there, own = part_of(asked.cluster, kind), Goal(memory_bytes=limit_bytes)
+    fixed = {**SPARING, **asked.fixed} if quick else asked.fixed
+    check_request(graph, there, workload, base, fixed, there.num_devices)
+    space = make_space(graph, there, workload, base=base, fixed=fixed, limits=asked.limits, stack=stack)
+    if quick:
+        best, tried = roomiest(graph, there, workload, space, stack, limit_bytes), 0
+    else:
+        result = solve(graph, there, workload, space, stack, own, top=1)
+        best, tried = result.best[0] if result.best else None, result.counts.priced
+    if best is None:
+        raise PlanError(f"nothing fits on {there.name}")
+    whole = () if len(kind.devices) == asked.cluster.num_devices else kind.devices
+    made = replace(best.plan, placement=whole)
+    return predict(graph, asked.cluster, made, workload, stack), tried
+
+
+def part_of(cluster: Cluster, kind: Kind) -> Cluster:
+    """The cluster's devices of one kind."""
+    groups, first = [], 0
+    for group in cluster.groups:
+        if first in kind.devices:
+            groups.append(group)
+        first += group.count * group.node.count
+    return replace(cluster, name=f"{kind.name} of {cluster.name}", groups=tuple(groups))
+
+
+def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: MixedSearch) -> str:
+    counts = search.counts
+    if not counts.space:
+        sizes = " and ".join(f"{kind.node.count} of {kind.name}" for kind in space.kinds)
+        return (
+            f"no plan over the kinds of {cluster.name} has what is asked, and none fits on one kind alone: tp x cp "
+            f"must divide the devices of a node, {sizes}; {_nearest_axes(space)}"
+        )
+    why = f"{counts.too_large:,} of {counts.space:,} plans over its kinds are too large, {counts.illegal:,} cannot run"
+    if search.why:
+        most = max(search.why, key=lambda name: search.why[name])
+        why += f" (most often: {most})"
+    return (
+        f"no plan of {graph.name} fits on {cluster.name}, nor on one kind of it alone: {why}, {counts.priced:,} were "
+        f"predicted; use devices with more memory, more of them, a smaller batch or shorter sequences, or allow more "
+        f"of each device (--memory)"
+    )
+
+
+def _nearest_axes(space: MixedSpace) -> str:
+    """What to ask for in place of a tp x cp that nodes cannot hold."""
+    able = divisors(gcd(*(kind.node.count for kind in space.kinds)))
+    asked = min(space.tp) * min(space.cp)
+    if asked in able:
+        return "ask for less of other axes, or leave them open"
+    return f"the nearest tp x cp that does is {min(able, key=lambda n: abs(n - asked))}"

@@ -1,0 +1,351 @@
+"""Points of a block that have one variant: bounds on their steps and on the memory of their ranks, as arrays.
+
+`Bounds.bounds` and `Bounds.ratio` answer for all points of `Rows` at once. What they add up is in `mixed.bounds`, with
+proofs. Leaves out which points are looked at (`mixed.best_first`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gnomon.plans import Mesh
+from gnomon.prices.collectives import CollectiveKind
+from gnomon.search.bounds.families import Actions, is_split
+from gnomon.search.bounds.in_flight import flight, under_way
+from gnomon.search.mixed.bounds import (
+    SLACK,
+    Doubles,
+    LayerTable,
+    LayerTables,
+    Longs,
+    held_bytes,
+    in_flight,
+    least_of_ranks,
+    least_step_s,
+    played_s,
+    static_bytes,
+    tails_s,
+)
+from gnomon.search.mixed.space import MixedBlock, MixedSpace, Shape, stages_of_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Points of a block that have one variant, in order of their bounds."""
+
+    block: MixedBlock
+    variant: tuple[int, str]
+    layers: Longs
+    """[points, stages]"""
+    shares: Longs
+    """[points, kinds] of workers side by side; [points, 0] of pipelines over kinds."""
+    bounds: Doubles
+    """[points]"""
+    played: bool
+    """Their schedule was played: the bound is as good as it gets."""
+
+    def part(self, which: Any, bounds: Doubles | None = None, *, played: bool = False) -> Rows:
+        """Some of the points. bounds: better ones."""
+        found = (self.bounds if bounds is None else bounds)[which]
+        return replace(
+            self, layers=self.layers[which], shares=self.shares[which], bounds=found, played=self.played or played
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one kind of replica does in the points of a block."""
+
+    act: Actions
+    """[stages, points]"""
+    kind: int
+    """Of the first rank's device."""
+    ways: Sequence[tuple[int, int]]
+    """[ranks] over which ZeRO divides dense and routed parameters."""
+    dense: Doubles
+    """[stages, points] elements that a rank holds before ZeRO."""
+    routed: Doubles
+
+
+class Bounds:
+    """Bounds of the points of one search."""
+
+    def __init__(self, tables: LayerTables, space: MixedSpace, limits: tuple[int, ...]) -> None:
+        """limits: bytes that a device of each kind may hold."""
+        self.tables, self.space, self.limits = tables, space, limits
+        self._ratios: dict[object, float] = {}
+        self._most: dict[object, int] = {}
+        self._flights: dict[object, int] = {}
+        optimizer = space.base.optimizer
+        self.clip = optimizer.clip and optimizer.offload is None
+        """All ranks meet once a step, in the norm."""
+
+    def _actions(self, block: MixedBlock, tables: Sequence[tuple[LayerTable, Longs]], layers: Longs) -> Actions:
+        """Seconds of the actions of every stage, [stages, points]. tables: of each pipeline rank, and the column (of
+        sizes) of each point. layers: [points, stages]."""
+        edges, of_stage = self.tables.edges(layers), stages_of_ranks(block.shape)
+        rank_of = {stage: rank for rank, stages in enumerate(of_stage) for stage in stages}
+
+        def each(name: str) -> Doubles:
+            found = np.empty(layers.T.shape)
+            for stage in range(layers.shape[1]):
+                table, columns = tables[rank_of[stage]]
+                column: Doubles = getattr(table, name)
+                found[stage] = column[edges[stage + 1], columns] - column[edges[stage], columns]
+            return found
+
+        return Actions(forward=each("forward"), whole=each("back"), input=each("drain"), weight=each("weight"))
+
+    def _works(self, made: Rows) -> list[_Work]:
+        """Each kind of replica at work on the points."""
+        block, shape, workers = made.block, made.block.shape, self.space.workers(made.block.shape)
+        micro, size = self.tables.micro, self.space.global_batch // made.block.microbatches
+        every = [self.tables.every(block, entry) for entry in range(len(workers))]
+        if shape.form == "stages":
+            parts = [int(np.searchsorted(micro, -(-size // n))) for n in workers]
+            columns = [np.full(len(made.bounds), part) for part in parts]
+            given = [(list(zip(every, columns, strict=True)), list(shape.kinds))]
+            ways = [self.ways(shape, workers, rank) for rank in range(shape.pp)]
+        else:
+            taken = np.searchsorted(micro, -(-made.shares // np.array(workers)))
+            given = [([(t, taken[:, k])] * shape.pp, [shape.kinds[k]] * shape.pp) for k, t in enumerate(every)]
+            ways = [self.ways(shape, (sum(workers),), 0)] * shape.pp
+        edges, found = self.tables.edges(made.layers), []
+        rank_of = {stage: rank for rank, stages in enumerate(stages_of_ranks(shape)) for stage in stages}
+        for tables, kinds in given:
+            of_stages = [tables[rank_of[stage]][0] for stage in range(made.layers.shape[1])]
+            held = [
+                np.stack([getattr(t, name)[edges[s + 1]] - getattr(t, name)[edges[s]] for s, t in enumerate(of_stages)])
+                for name in ("dense", "routed")
+            ]
+            found.append(_Work(self._actions(block, tables, made.layers), kinds[0], ways, held[0], held[1]))
+        return found
+
+    def _reduced(self, work: _Work, shape: Shape, zero: int) -> Doubles:
+        """[stages, points] seconds of adding a stage's dense gradients up, at least."""
+        devices = self.space.rank_devices(shape.form, shape.kinds, shape.pp)
+        workers, found = self.space.workers(shape), np.zeros_like(work.dense)
+        for rank, stages in enumerate(map(list, stages_of_ranks(shape))):
+            count, tp = (sum(workers), shape.tp[0]) if shape.form == "replicas" else (workers[rank], shape.tp[rank])
+            mesh = Mesh(dp_shard=count, tp=tp, cp=shape.cp)
+            kind: CollectiveKind = "reduce_scatter" if zero else "all_reduce"
+            found[stages] = self.tables.reduced_s(kind, work.dense[stages], devices[rank], mesh)
+        return found
+
+    def bounds(self, made: Rows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
+        """[points] bounds on a step of each variant: of its kinds of replica the longest, with what the update of the
+        first rank takes before it and reductions after it, and reductions by themselves. played: by the order of the
+        schedule."""
+        shape, count = made.block.shape, made.block.microbatches
+        found = [np.zeros(len(made.bounds)) for _ in variants]
+        meets = self.clip or shape.pp == 1
+        for work in self._works(made):
+            known: dict[object, Doubles] = {}
+            reduced = {z: self._reduced(work, shape, z) for z in {min(zero, 1) for zero, _ in variants}}
+            for i, (zero, schedule) in enumerate(variants):
+                split, divided = is_split(schedule), min(zero, 1)
+                key = schedule if played else split, divided
+                if key not in known:
+                    ranks = least_of_ranks(work.act, shape)
+                    tails = tails_s(reduced[divided], work.act, shape, split=split)
+                    known[key] = least_step_s(ranks, count, split=split, clip=self.clip, tails=tails)
+                    if played:
+                        whole, ends = played_s(work.act, shape, schedule, count)
+                        known[key] = np.maximum(known[key], np.maximum(whole, (ends + tails).max(axis=0)))
+                    if meets:
+                        known[key] = known[key] + self._updated(work, shape, divided)
+                every = zero == 3 or (zero == 2 and self.space.base.overlap.grad_reduce)
+                of_ranks = [reduced[divided][list(stages)].sum(axis=0) for stages in stages_of_ranks(shape)]
+                sums = np.max(of_ranks, axis=0) * (count if every else 1)
+                found[i] = np.maximum(found[i], np.maximum(known[key], sums))
+        return found
+
+    def _updated(self, work: _Work, shape: Shape, zero: int) -> Doubles:
+        """[points] seconds of the first rank's update, at least."""
+        stages, ways = list(stages_of_ranks(shape)[0]), work.ways[0] if zero else (1, 1)
+        parts = zip((work.dense, work.routed), ways, strict=True)
+        return sum((self.tables.update_s(work.kind, each[stages].sum(axis=0), n) for each, n in parts), np.zeros(()))
+
+    def ratio(self, item: Rows, *, played: bool = False) -> Doubles:
+        """[points] bytes that the fullest rank holds, at least, over what its device may: above 1 it does not fit.
+        played: by what the rows of the schedule hold."""
+        block, shape, (zero, schedule) = item.block, item.block.shape, item.variant
+        workers, micro = self.space.workers(shape), self.tables.micro
+        size, edges = self.space.global_batch // block.microbatches, self.tables.edges(item.layers)
+        found = np.zeros(len(item.bounds))
+        for rank, stages in enumerate(stages_of_ranks(shape)):
+            parts = [(edges[s], edges[s + 1]) for s in stages]
+            if shape.form == "stages":
+                column = int(np.searchsorted(micro, -(-size // workers[rank])))
+                columns = np.full(len(found), column)
+                ranks = [(rank, columns, self.ways(shape, workers, rank))]
+            else:
+                columns = np.searchsorted(micro, -(-item.shares // np.array(workers)))
+                ranks = [(k, columns[:, k], self.ways(shape, (sum(workers),), 0)) for k in range(len(workers))]
+            for entry, own, ways in ranks:
+                table = self.tables.every(block, entry)
+                dense = sum(table.dense[b] - table.dense[a] for a, b in parts)
+                routed = sum(table.routed[b] - table.routed[a] for a, b in parts)
+                held = static_bytes(dense, routed, self.space.base, zero, ways, self.tables.stack)
+                kept = [table.kept[b, own] - table.kept[a, own] for a, b in parts]
+                inside = table.inside[parts[-1][1] - 1, own]
+                least = held_bytes(kept, inside, (schedule,), rank, shape.pp, block.microbatches)
+                if played:
+                    made = flight(schedule, shape.pp, shape.virtual, block.microbatches).held
+                    insides = np.stack([table.inside[b - 1, own] for _, b in parts])
+                    least = np.maximum(least, made.least(rank, np.stack(kept), insides))
+                held = held + least
+                kind = shape.kinds[entry]
+                found = np.maximum(found, (held + self.tables.workspace[kind]) / self.limits[kind])
+        return found
+
+    def least_ratio(self, block: MixedBlock) -> float:
+        """Bytes that the fullest rank of any point of a block holds, at least, over what its device may.
+
+        Proof: a rank of n layers holds n times what the smallest layer takes, of parameters and of one microbatch, and
+        what its device's workspace takes. Were all ranks filled to the same share x of their limits, they would hold
+        all layers: no point has a smaller largest share. Side by side every worker takes a sequence at least. Where
+        ranks have one stage, and what is held once fits, so many microbatches as are under way in each are counted.
+        """
+        shape = block.shape
+        zero = max(z for z, _ in self.space.variants(shape, block.microbatches))
+        ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
+        key = shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, block[1:], zero
+        if key not in self._ratios:
+            self._ratios[key] = self._least_ratio(block, zero, (1,) * shape.pp)
+        if shape.virtual > 1 or shape.pp == 1 or self._ratios[key] > 1:
+            return self._ratios[key]
+        ordered = shape, block[1:], zero  # what is under way differs by rank
+        if ordered not in self._ratios:
+            self._ratios[ordered] = self._least_ratio(block, zero, self.flights(block))
+        return self._ratios[ordered]
+
+    def flights(self, block: MixedBlock) -> tuple[int, ...]:
+        """Microbatches that each pipeline rank of any point of a block holds all its layers' activations of, at
+        least."""
+        shape, count = block.shape, block.microbatches
+        if shape.virtual > 1 or shape.pp == 1:
+            return (1,) * shape.pp
+        schedules = tuple(dict.fromkeys(schedule for _, schedule in self.space.variants(shape, count)))
+        return tuple(in_flight(schedules, rank, shape.pp, count) for rank in range(shape.pp))
+
+    def most_layers(self, block: MixedBlock, rank: int, zero: int, schedules: Iterable[str]) -> int:
+        """Layers that a rank of a pipeline over kinds has room for, at most, with ZeRO up to a stage and any of the
+        schedules.
+
+        Proof: it holds so many times what the smallest layer takes, of parameters, and of activations what
+        `held_bytes` says of stages of such layers; beside these what the backward of its last layer needs, which of
+        the model's last layers is one before a layer that is counted unless the rank ends the model; and on the ends
+        what is before and after the layers that are counted.
+        """
+        shape, tables = block.shape, self.tables
+        workers = self.space.workers(shape)
+        column = tables.column[-(-(self.space.global_batch // block.microbatches) // workers[rank])]
+        under_way = self._under_way(shape, block.microbatches, schedules, rank)
+        holder = rank == (0 if shape.turned else shape.pp - 1)
+        table, ways = tables.every(block, rank), self.ways(shape, workers, rank)
+        kind = shape.kinds[rank]
+        key = id(table), column, ways, zero, under_way, shape.virtual, not rank, holder, kind
+        if key not in self._most:
+            room = self.limits[kind] - tables.workspace[kind]
+            held = self._held_by(table, column, zero, ways, under_way, shape.virtual, first=not rank, holder=holder)
+            self._most[key] = int(np.count_nonzero(held * (1 - SLACK) <= room))
+        return self._most[key]
+
+    def _held_by(
+        self, table: LayerTable, column: int, zero: int, ways: tuple[int, int], under_way: int, virtual: int,
+        *, first: bool, holder: bool,
+    ) -> Doubles:  # fmt: skip
+        """[layers] bytes that a pipeline rank with 1, 2, … layers holds, at least, which more layers never lower."""
+        counted, total = self.tables.counted, self.tables.num_layers
+        layers = np.arange(1, self.space.num_layers + 1)
+        dense, kept = table.least[4:6, column].tolist()
+        ends = [(0, counted[0])] if first else []
+        ends += [(counted[-1] + 1, total)] if holder else []
+        beside = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
+        more = sum(float(table.kept[b, column] - table.kept[a, column]) for a, b in ends)
+        lasts = [total - 1] if holder else [each - 1 for each in counted[1:]] or [total - 1]
+        inside = float(table.inside[lasts, column].min())
+        held: Doubles = np.zeros(()) + static_bytes(
+            dense * layers + beside, 0.0, self.space.base, zero, ways, self.tables.stack
+        )
+        if virtual == 1:
+            return np.asarray(held + under_way * (kept * layers + more) + inside)
+        every: Doubles = kept * layers + more + inside
+        if first:
+            every = np.maximum(every, under_way * kept * (layers // virtual))
+        return np.asarray(held + every)
+
+    def _under_way(self, shape: Shape, count: int, schedules: Iterable[str], rank: int) -> int:
+        """Microbatches, or stages of microbatches on a first rank of several, that a rank holds at once, at least."""
+        key = shape.pp, shape.virtual, count, tuple(schedules), rank
+        if key not in self._flights:
+            self._flights[key] = min(
+                (in_flight((each,), rank, shape.pp, count) if shape.virtual == 1 else
+                 under_way(each, shape.pp, shape.virtual, count) if not rank else 1)
+                for each in key[3]
+            )  # fmt: skip
+        return self._flights[key]
+
+    def has_room(self, block: MixedBlock, zero: int, schedules: Iterable[str]) -> bool:
+        """Whether the ranks of a pipeline over kinds may have room for all layers together."""
+        shape, left, schedules = block.shape, self.space.num_layers, tuple(schedules)
+        for rank in range(shape.pp):
+            most = self.most_layers(block, rank, zero, schedules)
+            if most < shape.virtual:
+                return False
+            left -= most
+        return left <= 0
+
+    def roomiest_ratio(self, shape: Shape, blocks: Sequence[MixedBlock]) -> float:
+        """What `least_ratio` is at least for every block of a shape, without looking at them one by one."""
+        zero = max(z for count in {b.microbatches for b in blocks} for z, _ in self.space.variants(shape, count))
+        layouts = tuple(sorted({(block.sequence_parallel, block.context) for block in blocks}))
+        ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
+        key = "shape", shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, layouts, zero
+        if key not in self._ratios:
+            each = [
+                self.tables.roomiest(k, tp, shape.cp, ep, blocks)
+                for k, tp, ep in zip(shape.kinds, shape.tp, shape.ep, strict=True)
+            ]
+            self._ratios[key] = self._filled(shape, zero, each)
+        return self._ratios[key]
+
+    def _least_ratio(self, block: MixedBlock, zero: int, flights: Sequence[int]) -> float:
+        shape, found = block.shape, []
+        workers = self.space.workers(shape)
+        size = self.space.global_batch // block.microbatches
+        for entry in range(len(shape.kinds)):
+            beside = shape.form == "replicas"
+            column = 0 if beside else self.tables.column[-(-size // workers[entry])]
+            table = self.tables.every(block, entry)
+            dense, kept = table.least[4:6, column].tolist()
+            found.append((dense, kept * flights[0 if beside else entry], float(table.inside[-1, column])))
+        return self._filled(shape, zero, found)
+
+    def _filled(self, shape: Shape, zero: int, each: Sequence[tuple[float, float, float]]) -> float:
+        """Share of what its device may hold that the fullest rank does at least. each: of every entry of the kinds,
+        what a layer has of parameters and keeps, and what the backward of the model's last layer needs."""
+        space, workers = self.space, self.space.workers(shape)
+        layers, room, most = float(space.num_layers), 0.0, 0.0
+        for entry, (kind, (dense, kept, inside)) in enumerate(zip(shape.kinds, each, strict=True)):
+            beside = shape.form == "replicas"
+            ways = self.ways(shape, (sum(workers),) if beside else workers, 0 if beside else entry)
+            layer = float(static_bytes(dense, 0.0, space.base, zero, ways, self.tables.stack)) + kept
+            limit, workspace = self.limits[kind], self.tables.workspace[kind]
+            if beside or entry == (0 if shape.turned else shape.pp - 1):  # the rank of the last layer
+                most = max(most, (workspace + inside) / limit)
+            if beside:
+                most = max(most, (workspace + layer * layers / shape.pp) / limit)
+            elif layer:
+                layers, room = layers + workspace / layer, room + limit / layer
+        return max(most, layers / room) if room else most
+
+    def ways(self, shape: Shape, workers: Sequence[int], rank: int) -> tuple[int, int]:
+        """Ranks over which ZeRO divides dense and routed parameters."""
+        ranks = workers[rank] * shape.cp
+        return ranks, ranks * shape.tp[rank] // shape.ep[rank]

@@ -1,0 +1,537 @@
+"""Plans for a cluster of unlike devices: side by side with uneven shares, or a pipeline whose stages differ by kind.
+
+`make_mixed_space` lists the choices, a `MixedBlock` is the points that differ only in shares or layers, ZeRO stage and
+schedule, and `MixedSpace.plan` makes a point's Plan. Two forms: *replicas*, where every stage has workers of all kinds
+and each takes its share of every microbatch; *stages*, where each pipeline rank stands on devices of one kind, with as
+many layers as suit it, and kinds may differ in tensor, data and expert parallelism. Kinds may be left out whole.
+A pipeline rank may hold several stages (loop or V placement): its layers are then divided over them equally.
+Context parallelism is the same for all kinds, tensor and context ranks share a node, and the groups over which experts
+are divided never hold devices of two kinds: an exchange of tokens would be as slow as the slowest of them.
+Source: Jia et al. 2022 (Whale, USENIX ATC), Yi et al. 2020 (HeteroG, CoNEXT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import combinations, groupby, permutations, product
+from math import comb
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon import orders
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.hardware.kinds import Kind, kinds_of
+from gnomon.plans import Mesh, Plan, Saved, Schedule, Stage, Workload, stage_layers
+from gnomon.plans.parts import Preset
+from gnomon.plans.plan import pipeline_rank
+from gnomon.plans.select import format_layers, format_ranks
+from gnomon.search.space.points import (
+    CHUNK_TOKENS,
+    Context,
+    Limit,
+    Recompute,
+    count_layers,
+    divisors,
+    has_tied,
+    narrowed,
+    refuse_divided,
+    stack_limits,
+)
+from gnomon.software import Stack
+
+Longs = NDArray[np.int64]
+Form = Literal["replicas", "stages"]
+
+MOST_STAGES = 16
+"""Ranks of a pipeline over kinds, at most."""
+
+MOST_VIRTUAL = 4
+"""Stages on a rank, at most, unless another number is fixed."""
+
+ARRANGED = 4
+"""Pipelines of up to so many ranks are tried with their kinds in every order; in longer ones a kind's ranks follow
+each other, in every order of the kinds."""
+
+LARGEST_SHARE = 32
+"""Sequences of a microbatch on one worker, at most, where workers share one unevenly."""
+
+OPEN_FIELDS = (
+    "tp", "cp", "ep", "pp", "virtual_stages", "zero", "recompute", "schedule", "sequence_parallel", "context",
+)  # fmt: skip
+"""Fields of a plan that a request may fix or limit here; `pp` is the number of pipeline ranks, `ep` that of the kinds
+that can be divided so (others take the most that divides it)."""
+
+Ranks = tuple[int, ...]
+"""Numbers of ranks, of each kind or pipeline rank."""
+
+
+class MixedPoint(NamedTuple):
+    """One plan."""
+
+    form: Form
+    kinds: tuple[int, ...]
+    """replicas: the kinds that take part; stages: the kind of each pipeline rank."""
+    tp: Ranks
+    """Tensor-parallel ranks of each entry of `kinds`."""
+    layers: tuple[int, ...]
+    """Of each stage; embedding and head are not counted."""
+    shares: tuple[int, ...]
+    """replicas: sequences of a microbatch that the workers of each kind take together; stages: empty."""
+    microbatches: int
+    sequence_parallel: bool
+    recompute: Recompute
+    zero: int
+    schedule: str
+    cp: int = 1
+    """Context-parallel ranks of every worker."""
+    ep: Ranks = ()
+    """Expert-parallel ranks of each entry of `kinds`; empty: 1."""
+    context: Context = "ring"
+    """How they exchange a context."""
+    virtual: int = 1
+    """Stages on each pipeline rank."""
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+        return len(self.layers) // self.virtual
+
+    @property
+    def placement(self) -> Literal["loop", "v"]:
+        """How stages lie on ranks."""
+        return orders.find(self.schedule).placement
+
+
+class Shape(NamedTuple):
+    """Axes of a plan over kinds."""
+
+    form: Form
+    kinds: tuple[int, ...]
+    tp: Ranks
+    pp: int
+    cp: int
+    ep: Ranks
+    virtual: int
+    turned: bool
+    """Stages turn at the last rank (V placement)."""
+
+
+class MixedBlock(NamedTuple):
+    """Points that differ in shares or layers, ZeRO stage and schedule."""
+
+    shape: Shape
+    microbatches: int
+    sequence_parallel: bool
+    recompute: Recompute
+    context: Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedSpace:
+    """What is searched."""
+
+    graph: Graph
+    base: Plan
+    kinds: tuple[Kind, ...]
+    global_batch: int
+    num_layers: int
+    all_devices: int
+    tp: tuple[int, ...]
+    pp: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    sequence_parallel: tuple[bool, ...]
+    recompute: tuple[Recompute, ...]
+    zero: tuple[int, ...]
+    schedule: tuple[str, ...]
+    cp: tuple[int, ...] = (1,)
+    ep: tuple[int, ...] = (1,)
+    context: tuple[Context, ...] = ("ring",)
+    virtual_stages: tuple[int, ...] = (1,)
+    zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that the stack runs with several pipeline ranks."""
+    tied_alike: bool = False
+    """Tied weights want equal meshes and no ZeRO: what Gnomon's runtime asks."""
+    equal: bool = False
+    """Only equal shares and equal layers: what unlike devices are not made for, to compare with."""
+
+    def workers(self, shape: Shape) -> Ranks:
+        """replicas: workers of each kind; stages: data-parallel ranks of each pipeline rank."""
+        if shape.form == "replicas":
+            each = shape.pp * shape.tp[0] * shape.cp
+            return tuple(len(self.kinds[k].devices) // each for k in shape.kinds)
+        return tuple(
+            len(self.kinds[k].devices) // (shape.kinds.count(k) * tp * shape.cp)
+            for k, tp in zip(shape.kinds, shape.tp, strict=True)
+        )
+
+    @cached_property
+    def blocks(self) -> tuple[MixedBlock, ...]:
+        """Every block with at least one point."""
+        found = []
+        for shape in self._shapes():
+            sequence = self.sequence_parallel if max(shape.tp) > 1 else self.sequence_parallel[:1]
+            contexts = self.context if shape.cp > 1 else self.context[:1]
+            for count in self.microbatches:
+                if self.variants(shape, count) and self.members(shape, count):
+                    found += [MixedBlock(shape, count, *each) for each in product(sequence, self.recompute, contexts)]
+        return tuple(found)
+
+    @cached_property
+    def by_shape(self) -> tuple[tuple[Shape, tuple[MixedBlock, ...]], ...]:
+        """The blocks of each shape."""
+        return tuple((shape, tuple(blocks)) for shape, blocks in groupby(self.blocks, key=lambda block: block.shape))
+
+    def _shapes(self) -> Iterator[Shape]:
+        for some in self._subsets():
+            for cp in self.cp:
+                for form, kinds, tps, pp in (*self._replicas(some, cp), *self._pipelines(some, cp)):
+                    for ep in self._expert_ranks(Shape(form, kinds, tps, pp, cp, (), 1, False)):
+                        for virtual, turned in self._rounds(pp):
+                            yield Shape(form, kinds, tps, pp, cp, ep, virtual, turned)
+
+    def _subsets(self) -> Iterator[tuple[int, ...]]:
+        for size in range(len(self.kinds), 1, -1):
+            yield from combinations(range(len(self.kinds)), size)
+
+    def _replicas(self, some: tuple[int, ...], cp: int) -> Iterator[tuple[Form, tuple[int, ...], Ranks, int]]:
+        for tp, pp in product(self.tp, self.pp):
+            if all(self._divides(k, tp * cp, pp) for k in some) and pp <= self.num_layers:
+                yield "replicas", some, (tp,) * len(some), pp
+
+    def _pipelines(self, some: tuple[int, ...], cp: int) -> Iterator[tuple[Form, tuple[int, ...], Ranks, int]]:
+        each = [[(tp, p) for tp in self.tp for p in self._cuts(k, tp * cp)] for k in some]
+        for chosen in product(*each):
+            pp = sum(p for _, p in chosen)
+            if pp in self.pp and pp <= min(self.num_layers, MOST_STAGES):
+                tp_of = {k: tp for k, (tp, _) in zip(some, chosen, strict=True)}
+                for order in _orders(tuple((k, p) for k, (_, p) in zip(some, chosen, strict=True))):
+                    yield "stages", order, tuple(tp_of[k] for k in order), pp
+
+    def _cuts(self, kind: int, ranks: int) -> tuple[int, ...]:
+        return tuple(p for p in divisors(len(self.kinds[kind].devices)) if self._divides(kind, ranks, p))
+
+    def _divides(self, kind: int, ranks: int, pp: int) -> bool:
+        """Whether a kind has so many pipeline ranks, with workers of so many ranks inside its nodes."""
+        return self.kinds[kind].node.count % ranks == 0 and len(self.kinds[kind].devices) % (ranks * pp) == 0
+
+    def _expert_ranks(self, shape: Shape) -> tuple[Ranks, ...]:
+        """Expert-parallel ranks of each kind: their groups hold devices of one kind. Side by side all kinds have the
+        same, since they hold replicas of each other; stages take the most that divides the number."""
+        ranks = [n * tp * shape.cp for n, tp in zip(self.workers(shape), shape.tp, strict=True)]
+        found = []
+        for ep in self.ep:
+            if shape.form == "replicas":
+                found += [(ep,) * len(ranks)] if not any(n % ep for n in ranks) else []
+            else:
+                found.append(tuple(max(e for e in divisors(ep) if n % e == 0) for n in ranks))
+        fixed = self.ep[0] if len(self.ep) == 1 else 1
+        return tuple(dict.fromkeys(each for each in found if max(each) >= fixed))
+
+    def _rounds(self, pp: int) -> tuple[tuple[int, bool], ...]:
+        """(stages on a rank, whether they turn) of so many pipeline ranks."""
+        known = [orders.find(name) for name in self.schedule]
+        found = [(1, False)] if any(order.takes(1) for order in known) and 1 in self.virtual_stages else []
+        if pp > 1:
+            able = [v for v in self.virtual_stages if v > 1 and pp * v <= self.num_layers]
+            for turned, placement in enumerate(("loop", "v")):
+                placed = [order for order in known if order.placement == placement]
+                found += [(v, bool(turned)) for v in able if any(order.takes(v) for order in placed)]
+        return tuple(found)
+
+    def variants(self, shape: Shape, microbatches: int) -> tuple[tuple[int, str], ...]:
+        """(ZeRO stage, schedule) of a block's points; without a choice where they would change nothing, without
+        ZeRO where some stages have nobody to divide with, and without schedules that have no rows for its numbers."""
+        key = shape, microbatches
+        if key not in self._variants:
+            self._variants[key] = self._variants_of(shape, microbatches)
+        return self._variants[key]
+
+    @cached_property
+    def _variants(self) -> dict[tuple[Shape, int], tuple[tuple[int, str], ...]]:
+        return {}
+
+    def _variants_of(self, shape: Shape, microbatches: int) -> tuple[tuple[int, str], ...]:
+        ranks = tuple(n * shape.cp for n in self.workers(shape))
+        zeros: tuple[int, ...] = self.zero
+        if shape.form == "stages" and min(ranks) == 1:
+            zeros = tuple(z for z in self.zero if z == 0) or (self.zero[:1] if max(ranks) == 1 else ())
+        if shape.pp == 1:
+            flat = [name for name in self.schedule if orders.find(name).takes(1)]
+            return tuple((zero, name) for name in flat[:1] for zero in zeros)
+        zeros = tuple(z for z in zeros if z in self.zero_in_pipeline)
+        if self.tied_alike:
+            unlike = shape.form == "stages" and len(set(zip(ranks, shape.tp, strict=True))) > 1
+            zeros = () if unlike else tuple(z for z in zeros if z == 0)
+        known = [order for order in map(orders.find, self.schedule) if (order.placement == "v") == shape.turned]
+        fits = [order for order in known if order.legal(shape.pp, microbatches, shape.virtual) is None]
+        return tuple((z, order.name) for z in zeros for order in fits if z < 3 or not order.composite)
+
+    def members(self, shape: Shape, microbatches: int) -> int:
+        """Shares, or layers, that a block has."""
+        size, workers = self.global_batch // microbatches, self.workers(shape)
+        if shape.form == "stages":
+            if max(workers) > size or (self.equal and any(size % n for n in workers)):
+                return 0
+            return 1 if self.equal else divisions(self.num_layers, shape.pp, shape.virtual)
+        return len(shares_of(size, workers, self.equal))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of points."""
+        return sum(self.count(block) for block in self.blocks)
+
+    def count(self, block: MixedBlock) -> int:
+        """Points of a block."""
+        key = block.shape, block.microbatches
+        if key not in self._counts:
+            self._counts[key] = self.members(*key) * len(self.variants(*key))
+        return self._counts[key]
+
+    @cached_property
+    def _counts(self) -> dict[tuple[Shape, int], int]:
+        return {}
+
+    def points(self) -> Iterator[MixedPoint]:
+        """All of them, legal or not."""
+        for block in self.blocks:
+            for layers, shares in self.choices(block):
+                for zero, schedule in self.variants(block.shape, block.microbatches):
+                    yield point_of(block, layers, shares, zero, schedule)
+
+    def choices(self, block: MixedBlock) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(layers of each stage, shares) of each point of a block."""
+        shape = block.shape
+        even = equal_layers(self.num_layers, shape.pp * shape.virtual)
+        if shape.form == "replicas":
+            size = self.global_batch // block.microbatches
+            yield from ((even, shares) for shares in shares_of(size, self.workers(shape), self.equal))
+        elif self.equal:
+            yield even, ()
+        else:
+            spare = self.num_layers - shape.pp * (shape.virtual - 1)  # every rank has a layer for each stage
+            for cuts in combinations(range(1, spare), shape.pp - 1):
+                ends = (0, *cuts, spare)
+                of_ranks = [np.array([b - a + shape.virtual - 1]) for a, b in zip(ends, ends[1:], strict=False)]
+                yield tuple(layers_of_stages(of_ranks, shape.virtual, shape.turned)[0].tolist()), ()
+
+    def plan(self, point: MixedPoint) -> Plan:
+        """The Plan of a point. Ranks are numbered as the devices that take part are."""
+        devices, parts = self.rank_devices(point.form, point.kinds, point.pp), selectors(self.graph, point.layers)
+        used = sorted(device for each in devices for device in each)
+        rank_of = {device: rank for rank, device in enumerate(used)}
+        named, meshes = [format_ranks([rank_of[d] for d in each]) for each in devices], self._meshes(point)
+        stages = []
+        for stage, calls in enumerate(parts):
+            rank = pipeline_rank(stage, point.pp, point.placement)
+            mesh, shares = meshes[rank]
+            stages.append(Stage(calls=calls, mesh=mesh, devices=named[rank], shares=shares))
+        base = self.base
+        return replace(
+            base,
+            mesh=Mesh(),
+            stages=tuple(stages),
+            schedule=replace(
+                base.schedule,
+                name=point.schedule,
+                micro_batch_size=None,
+                num_microbatches=point.microbatches,
+                virtual_stages=point.virtual,
+                placement=point.placement,
+            ),
+            saved=base.saved if base.saved.rules else Saved(preset=cast(Preset, point.recompute)),
+            layout=replace(base.layout, sequence_parallel=point.sequence_parallel, context=point.context),
+            optimizer=replace(base.optimizer, zero=cast(Literal[0, 1, 2, 3], point.zero)),
+            placement=() if len(used) == self.all_devices else tuple(used),
+        )
+
+    def rank_devices(self, form: Form, kinds: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
+        """Devices of each pipeline rank."""
+        if form == "replicas":
+            parts = [_cut(self.kinds[k].devices, pp) for k in kinds]
+            return [tuple(device for part in parts for device in part[rank]) for rank in range(pp)]
+        cut = {k: iter(_cut(self.kinds[k].devices, kinds.count(k))) for k in set(kinds)}
+        return [next(cut[k]) for k in kinds]
+
+    def _meshes(self, point: MixedPoint) -> list[tuple[Mesh, tuple[int, ...]]]:
+        """Mesh and shares of each pipeline rank."""
+        size, cp, ep = self.global_batch // point.microbatches, point.cp, point.ep or (1,) * len(point.kinds)
+        workers = self.workers(Shape(point.form, point.kinds, point.tp, point.pp, cp, ep, point.virtual, False))
+        if point.form == "replicas":
+            dealt = tuple(part for n, t in zip(workers, point.shares, strict=True) for part in deal_out(t, n))
+            shares = dealt if len(set(dealt)) > 1 else ()
+            return [(Mesh(dp_shard=sum(workers), tp=point.tp[0], cp=cp, ep=ep[0]), shares)] * point.pp
+        return [
+            (Mesh(dp_shard=n, tp=tp, cp=cp, ep=e), deal_out(size, n) if size % n else ())
+            for n, tp, e in zip(workers, point.tp, ep, strict=True)
+        ]
+
+
+def point_of(
+    block: MixedBlock, layers: tuple[int, ...], shares: tuple[int, ...], zero: int, schedule: str
+) -> MixedPoint:
+    """One of a block's points. layers: of each stage."""
+    shape = block.shape
+    return MixedPoint(
+        shape.form, shape.kinds, shape.tp, layers, shares, block.microbatches, block.sequence_parallel,
+        block.recompute, zero, schedule, shape.cp, shape.ep, block.context, shape.virtual,
+    )  # fmt: skip
+
+
+def divisions(layers: int, ranks: int, virtual: int) -> int:
+    """Ways to give ranks their layers, one or more for each of their stages."""
+    spare = layers - ranks * (virtual - 1)
+    return comb(spare - 1, ranks - 1) if spare >= ranks else 0
+
+
+@lru_cache(maxsize=1024)
+def stages_of_ranks(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """Stages of each pipeline rank, in order."""
+    placement = "v" if shape.turned else "loop"
+    found: list[list[int]] = [[] for _ in range(shape.pp)]
+    for stage in range(shape.pp * shape.virtual):
+        found[pipeline_rank(stage, shape.pp, placement)].append(stage)
+    return tuple(map(tuple, found))
+
+
+def layers_of_stages(of_ranks: Sequence[Longs], virtual: int, turned: bool) -> Longs:
+    """[points, stages] layers of each stage, where each rank divides its own over its stages as equally as can be.
+    of_ranks: [points] of each rank."""
+    rounds = [[(layers + virtual - 1 - i) // virtual for layers in of_ranks] for i in range(virtual)]
+    ordered = [n for i, each in enumerate(rounds) for n in (reversed(each) if turned and i % 2 else each)]
+    return np.stack(ordered, axis=1)
+
+
+def deal_out(total: int, workers: int) -> tuple[int, ...]:
+    """Whole sequences of each worker, as equal as can be, the first ones taking one more."""
+    each, more = divmod(total, workers)
+    return tuple(each + (i < more) for i in range(workers))
+
+
+def equal_layers(num_layers: int, pp: int) -> tuple[int, ...]:
+    """As `Plan` divides layers when nothing is said."""
+    return deal_out(num_layers, pp)
+
+
+@lru_cache(maxsize=4096)
+def shares_of(size: int, workers: tuple[int, ...], equal: bool) -> tuple[tuple[int, ...], ...]:
+    """Every way to give kinds their sequences of a microbatch: each worker at least one, at most LARGEST_SHARE."""
+    if equal:
+        each, rest = divmod(size, sum(workers))
+        return () if rest or not 1 <= each <= LARGEST_SHARE else (tuple(each * n for n in workers),)
+    if len(workers) == 1:
+        return ((size,),) if workers[0] <= size <= LARGEST_SHARE * workers[0] else ()
+    mine, others = workers[0], workers[1:]
+    return tuple(
+        (total, *rest)
+        for total in range(mine, min(size - sum(others), LARGEST_SHARE * mine) + 1)
+        for rest in shares_of(size - total, others, False)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _orders(counts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
+    """Kinds of the stages, in every order that is tried. counts: (kind, its stages)."""
+    total = sum(count for _, count in counts)
+    blocks = tuple((kind,) * count for kind, count in counts)
+    if total <= ARRANGED:
+        flat = tuple(kind for block in blocks for kind in block)
+        return tuple(dict.fromkeys(permutations(flat)))
+    return tuple(tuple(kind for block in order for kind in block) for order in permutations(blocks))
+
+
+def _cut(devices: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    size = len(devices) // parts
+    return [devices[i * size : (i + 1) * size] for i in range(parts)]
+
+
+@lru_cache(maxsize=1024)
+def selectors(graph: Graph, layers: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+    """What each stage computes, as `Stage.calls`."""
+    whole = Plan(mesh=Mesh(pp=len(layers)), schedule=Schedule(layers_per_stage=layers))
+    return tuple(format_layers(part) for part in stage_layers(whole, graph))
+
+
+def make_mixed_space(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    base: Plan | None = None,
+    fixed: Mapping[str, object] | None = None,
+    limits: Iterable[Limit] = (),
+    stack: Stack | None = None,
+) -> MixedSpace:
+    """All choices for a model on unlike devices, less what is fixed, forbidden or beyond the stack.
+
+    fixed: one of OPEN_FIELDS -> its value; `pp` is the number of pipeline ranks. PlanError for other fields, and for
+    one that is left without a choice.
+    """
+    base, kinds = base or Plan(), kinds_of(cluster)
+    fixed, limits = dict(fixed or {}), list(limits)
+    _refuse(cluster, fixed, limits)
+    experts = expert_ranks(graph, max(len(kind.devices) for kind in kinds))
+    if len(experts) == 1 and fixed.get("ep", 1) != 1:
+        raise PlanError(f"ep = {fixed['ep']} is asked for, and {graph.name} has no experts to divide; leave it out")
+    total = count_layers(graph)
+    nodes = sorted({d for kind in kinds for d in divisors(kind.node.count)})
+    longest = max(workload.sequence_lengths(), default=1)
+    attends = any(op.kind == "attention" for block in graph.blocks for op in block.ops)
+    choices: dict[str, tuple[object, ...]] = {
+        "tp": tuple(nodes),
+        "cp": tuple(n for n in nodes if n == 1 or (attends and longest >= n * CHUNK_TOKENS)),
+        "ep": experts,
+        "pp": tuple(range(1, min(total, max(MOST_STAGES, *(len(k.devices) for k in kinds))) + 1)),
+        "virtual_stages": tuple(range(1, MOST_VIRTUAL + 1)),
+        "zero": (3,) if base.optimizer.offload_parameters else (0, 1, 2, 3),
+        "recompute": ("none", "selective", "full"),
+        "schedule": tuple(order.name for order in orders.every()),
+        "sequence_parallel": (False, True),
+        "context": ("ring", "all_gather", "ulysses"),
+    }
+    if "virtual_stages" in fixed:
+        virtual = int(str(fixed["virtual_stages"]))
+        choices["schedule"] = tuple(order.name for order in orders.every() if order.takes(virtual))
+    refuse_divided(base)
+    choices = narrowed(choices, fixed, [*limits, *(stack_limits(stack, graph, nodes) if stack is not None else ())])
+    made = MixedSpace(
+        graph=graph,
+        base=base,
+        kinds=kinds,
+        global_batch=workload.batch_size,
+        num_layers=total,
+        all_devices=cluster.num_devices,
+        microbatches=divisors(workload.batch_size),
+        zero_in_pipeline=(stack.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
+        tied_alike=stack is not None and stack.name == "gnomon" and has_tied(graph),
+        **choices,  # type: ignore[arg-type]
+    )
+    return _same(made)
+
+
+@lru_cache(maxsize=4)
+def _same(space: MixedSpace) -> MixedSpace:
+    """The space, made before if it was: its blocks are listed once for sequences of many lengths."""
+    return space
+
+
+def expert_ranks(graph: Graph, most: int) -> tuple[int, ...]:
+    """Numbers of ranks that a model's experts divide over; 1 without any."""
+    sizes = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
+    return tuple(e for e in range(1, most + 1) if e == 1 or (sizes and not any(n % e for n in sizes)))
+
+
+def _refuse(cluster: Cluster, fixed: Mapping[str, object], limits: Iterable[Limit]) -> None:
+    """PlanError for fields that plans over unlike devices do not have; what they do not use is 1."""
+    wrong = [name for name, value in fixed.items() if name not in OPEN_FIELDS and value != 1]
+    wrong += [limit.field for limit in limits if limit.field not in OPEN_FIELDS and limit.forbids(1)]
+    if wrong:
+        raise PlanError(
+            f"{wrong[0]} is asked for, but cluster {cluster.name!r} has devices of {len(kinds_of(cluster))} kinds, "
+            f"whose plans are searched by {', '.join(OPEN_FIELDS)}; leave it open, or plan for one kind alone"
+        )

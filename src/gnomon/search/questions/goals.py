@@ -1,0 +1,548 @@
+"""Other questions than the fastest plan, each answered by searches: fronts, fewest or cheapest machines, longest
+sequences.
+
+`pareto`, `fewest_devices`, `among` and `longest` return `Case`s: machines and work with the best plan there, and what
+they cost. They are as exact as `solve` is, for the space that it searches; what is assumed beside that stands with
+each. Leaves out printing, sweeps (`search.questions.sweep`) and models of several sizes (`search.questions.largest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import Literal
+
+from gnomon.errors import PlanError, UnpricedError
+from gnomon.graph import BF16, FUSED, Graph, Setting, graph_work
+from gnomon.hardware import Cluster, Rent, rent
+from gnomon.hardware.kinds import is_mixed, kinds_of
+from gnomon.plans import Goal, Plan, Workload
+from gnomon.search.budget import always
+from gnomon.search.exact.solve import solve
+from gnomon.search.mixed.best_first import TRIES, Large
+from gnomon.search.mixed.plan_mixed import NOT_TRIED, SPENT, fitting, memory_limits, plan_mixed
+from gnomon.search.mixed.results import MixedFound
+from gnomon.search.refinement.make_fit import Fitted, Spare, Squeeze
+from gnomon.search.requests import check_request
+from gnomon.search.results import Found, Result
+from gnomon.search.space.points import Limit, make_space
+from gnomon.software import Stack
+from gnomon.units import show_bytes, show_seconds
+
+FASTEST_NODES = 2000
+"""Partial pipelines over kinds that are looked at for the fastest plan of the longest sequence or largest model. There
+nearly every plan is too large, which bounds on memory show of each pipeline but not of the first ranks of one: the
+search would take minutes."""
+
+MOST_CHOICES = 64
+"""Choices of whole nodes of several kinds that are searched for one question."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Machines and work, and the best plan there."""
+
+    label: str
+    """What was varied, as in `seq_len=4096`."""
+    cluster: Cluster
+    workload: Workload
+    found: Found | MixedFound | None
+    """None where nothing runs or fits; a `MixedFound` on machines of several kinds."""
+    why: str = ""
+    """Why there is none."""
+    rent: Rent | None = None
+    """What the machines cost; None where no price is known."""
+    left: int = 0
+    """Plans of its search that were not looked at before the budget was spent."""
+    fitted: Fitted | None = None
+    """By which choices beyond the exact search `found` fits, where no plan of that does."""
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens of a step; samples where the model has no sequences."""
+        return None if self.found is None else tokens_of(self.found)
+
+    @property
+    def dollars_per_step(self) -> float | None:
+        """Rent of a step's time; None without a plan or a price."""
+        if self.found is None or self.rent is None:
+            return None
+        return self.rent.dollars_per_hour / 3600 * self.found.step_s
+
+    @property
+    def dollars_per_token(self) -> float | None:
+        """The same over the tokens of a step."""
+        dollars, tokens = self.dollars_per_step, self.tokens
+        return None if dollars is None or tokens is None else dollars / tokens
+
+
+def tokens_of(found: Found | MixedFound) -> float:
+    """Tokens of a step, all devices together."""
+    prediction = found.prediction
+    return round(prediction.tokens_per_s_per_device * len(set(prediction.plan.device_of)) * found.step_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A search with machines, work and memory left open."""
+
+    graph: Graph
+    stack: Stack
+    base: Plan
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    limits: tuple[Limit, ...] = ()
+    goal: Goal = field(default_factory=Goal)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Dollars of a device-hour, as `hardware.rent` takes them."""
+    improve: Callable[[Result], Found] | None = None
+    """A plan made of a search's, no slower: `search.refinement.refine`. None: the search's best as it is."""
+    tries: int = TRIES
+    """Predictions of a search over several kinds of devices, at most; its answer may then not be the best."""
+    beyond: tuple[str, ...] = ()
+    """Choices that the exact search has too, as `make_space` takes them, on devices of one kind."""
+    spare: Spare = field(default_factory=Spare)
+    """Choices that make further work fit, and plans of a front with less memory, on devices of one kind."""
+    more: Callable[[], bool] = always
+    """The budget, asked before and during each search. Once it is spent, what was found until then is the answer, and
+    cases say what was not looked at."""
+    told: Callable[[str], None] | None = None
+    """Is called by `longest` and `largest` with the case that is tried next."""
+
+    def best(
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        *,
+        label: str = "",
+        memory_bytes: int | None = None,
+        known: Sequence[MixedFound] = (),
+        most_nodes: int | None = None,
+    ) -> Case:
+        """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's. known, most_nodes:
+        of a search over several kinds, as `plan_mixed` takes them."""
+        goal = self.goal if memory_bytes is None else replace(self.goal, memory_bytes=memory_bytes)
+        case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
+        if is_mixed(cluster):
+            return self._over_kinds(case, memory_bytes, known, most_nodes)
+        try:
+            check_request(self.graph, cluster, workload, self.base, self.fixed, cluster.num_devices)
+            space = make_space(
+                self.graph,
+                cluster,
+                workload,
+                base=self.base,
+                fixed=self.fixed,
+                limits=self.limits,
+                stack=self.stack,
+                beyond=self.beyond,
+            )
+        except PlanError as error:
+            return replace(case, why=str(error))
+        try:
+            found = solve(self.graph, cluster, workload, space, self.stack, goal, top=1, more=self.more)
+        except UnpricedError as error:  # a kind of device that lacks the precision
+            return replace(case, why=str(error))
+        case = replace(case, left=found.counts.left)
+        if found.best:
+            try:
+                return replace(case, found=found.best[0] if self.improve is None else self.improve(found))
+            except PlanError as error:  # what is fixed beyond the search fits in none
+                return replace(case, why=str(error))
+        if case.left:
+            return replace(case, why=NOT_TRIED)
+        large = found.counts.too_large or found.counts.priced
+        return replace(case, why="nothing fits in memory" if large else "nothing can run")
+
+    def _over_kinds(
+        self, case: Case, memory_bytes: int | None, known: Sequence[MixedFound], most_nodes: int | None
+    ) -> Case:
+        """The case with the best plan over its machines' kinds, or on one of them."""
+        try:
+            found = plan_mixed(
+                self.graph,
+                case.cluster,
+                case.workload,
+                self.stack,
+                self.goal,
+                base=self.base,
+                fixed=self.fixed,
+                forbid=self.limits,
+                top=1,
+                tries=self.tries,
+                most_bytes=memory_bytes,
+                known=known,
+                most_nodes=most_nodes,
+                more=self.more,
+            )
+        except (PlanError, UnpricedError) as error:
+            return replace(case, why=str(error))
+        return replace(case, found=found.best[0])
+
+    def fitting(
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        *,
+        label: str,
+        like: Sequence[Case] = (),
+        only: bool = False,
+        large: Large | None = None,
+    ) -> Case:
+        """A plan that fits; without one, the reason. On machines of several kinds not the fastest, which takes longer
+        to find: `like` are cases whose plans are tried first, and with `only` no others. large: what need not be looked
+        at."""
+        case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
+        if not self.more():
+            return replace(case, why=NOT_TRIED)
+        if self.told is not None:
+            self.told(label)
+        if not is_mixed(cluster):
+            return replace(self, improve=None).best(cluster, workload, label=label)
+        known = tuple(each.found for each in like if isinstance(each.found, MixedFound))
+        try:
+            found = fitting(
+                self.graph,
+                cluster,
+                workload,
+                self.stack,
+                self.goal,
+                base=self.base,
+                fixed=self.fixed,
+                forbid=self.limits,
+                like=known,
+                only=only,
+                large=large,
+                more=self.more,
+            )
+        except (PlanError, UnpricedError) as error:
+            return replace(case, why=str(error))
+        return replace(case, found=found)
+
+    def fastest(self, case: Case) -> Case:
+        """The same case with the fastest plan, where `fitting` or `squeezed` has found another; over
+        several kinds the best of `FASTEST_NODES` partial pipelines. As it is when the time allowed is spent."""
+        if not self.more():
+            return case
+        if case.fitted is not None:
+            better = self.squeeze(case.cluster, case.workload).fitted([case.fitted.found.point])
+            slower = better is None or better.found.step_s >= case.fitted.found.step_s
+            return case if better is None or slower else replace(case, found=better.found, fitted=better)
+        if self.improve is None and not is_mixed(case.cluster):
+            return case
+        known = (case.found,) if isinstance(case.found, MixedFound) else ()
+        best = self.best(case.cluster, case.workload, label=case.label, known=known, most_nodes=FASTEST_NODES)
+        if self.spares and isinstance(best.found, Found):  # activations on the host in place of recompute
+            others = (best.found, *self.squeeze(case.cluster, case.workload).smaller(best.found))
+            best = replace(best, found=min(others, key=lambda each: each.step_s))
+        if best.found is None or (case.found is not None and case.found.step_s <= best.found.step_s):
+            return case
+        return best
+
+    @property
+    def spares(self) -> bool:
+        """Whether choices are open that may make further work fit."""
+        return bool(self.spare.choices)
+
+    def squeeze(self, cluster: Cluster, workload: Workload) -> Squeeze:
+        """What makes plans fit by choices beyond the exact search."""
+        return Squeeze(
+            graph=self.graph,
+            cluster=cluster,
+            workload=workload,
+            stack=self.stack,
+            base=self.base,
+            fixed=self.fixed,
+            limits=self.limits,
+            goal=self.goal,
+            spare=self.spare,
+        )
+
+    def squeezed(self, case: Case, like: Iterable[Case]) -> Case:
+        """A case without a plan, with one that fits by choices beyond the exact search, if one is found. like: cases of
+        smaller work, whose plans are tried first."""
+        if is_mixed(case.cluster) or not self.spares or case.found is not None:
+            return case
+        if not self.more():
+            return replace(case, why=f"{case.why}; choices beyond the exact search not tried: {SPENT}")
+        if self.spare.told is not None:
+            self.spare.told(case.label)
+        try:
+            check_request(self.graph, case.cluster, case.workload, self.base, self.fixed, case.cluster.num_devices)
+        except PlanError:
+            return case
+        known = [*like]
+        squeeze = self.squeeze(case.cluster, case.workload)
+        fitted = next((f for each in known if each.fitted and (f := squeeze.alike(each.fitted))), None)
+        fitted = fitted or squeeze.fitted(each.found.point for each in known if isinstance(each.found, Found))
+        return case if fitted is None else replace(case, found=fitted.found, why="", fitted=fitted)
+
+
+def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_bytes: int = 1) -> tuple[Case, ...]:
+    """Plans that no other beats in both time and peak memory, the fastest first.
+
+    Each search allows `resolution_bytes` less than the plan before it takes. With 1 the front is the whole one: a plan
+    of it that is slower than one found takes less memory, so the next search allows it, and returns it or one between.
+    With more, plans may be left out that save less than so many bytes on the one before; none is shown that is beaten
+    by a plan shown. With choices that spare memory (`Question.spare`), what `Squeeze.smaller` makes of these plans is
+    added where none beats it; what these choices could do for other plans is not known. PlanError when nothing fits.
+    """
+    cases: list[Case] = []
+    limit, why = max(memory_limits(kinds_of(cluster), asked.goal)), ""
+    while limit > 0:
+        case = asked.best(cluster, workload, memory_bytes=limit)
+        if case.found is None:
+            why = case.why
+            break
+        peak = _peak_bytes(case.found)
+        while cases and cases[-1].found is not None and cases[-1].found.step_s >= case.found.step_s:
+            cases.pop()  # as fast, with more memory
+        cases.append(replace(case, label=show_bytes(limit)))
+        limit = peak - resolution_bytes
+    if not cases:
+        more = "; allow more (--memory), use more devices or a smaller batch" if "memory" in why else ""
+        raise PlanError(f"there is no front of {asked.graph.name} on {cluster.name}: {why}{more}")
+    if is_mixed(cluster) or not asked.spares:
+        return tuple(cases)
+    return _front_of([*cases, *_smaller(asked, cases)], resolution_bytes)
+
+
+def _smaller(asked: Question, cases: Sequence[Case]) -> Iterator[Case]:
+    """Plans with less memory than those of the cases, by choices beyond the exact search."""
+    for case in cases:
+        if asked.spare.told is not None:
+            asked.spare.told(case.label)
+        if isinstance(case.found, Found):
+            for found in asked.squeeze(case.cluster, case.workload).smaller(case.found):
+                yield replace(case, label=show_bytes(_peak_bytes(found)), found=found)
+
+
+def _front_of(cases: Iterable[Case], resolution_bytes: int) -> tuple[Case, ...]:
+    """Those that no other beats, the fastest first, each with so much less memory than the one before."""
+    able = [(case.found.step_s, _peak_bytes(case.found), case) for case in cases if case.found is not None]
+    front: list[Case] = []
+    last = float("inf")
+    for _, peak, case in sorted(able, key=lambda each: each[:2]):
+        if peak <= last - resolution_bytes:
+            front.append(case)
+            last = peak
+    return tuple(front)
+
+
+def _peak_bytes(found: Found | MixedFound) -> int:
+    return max(rank.peak_bytes for rank in found.prediction.memory)
+
+
+def fewest_devices(
+    asked: Question, clusters: Iterable[Cluster], workload: Workload, max_step_s: float
+) -> tuple[Case, ...]:
+    """Clusters in the order given, up to the first on which a step takes no longer than `max_step_s`; the last one is
+    the answer, if its plan is that fast. See `fast_enough`."""
+    cases: list[Case] = []
+    for case in fast_enough(asked, clusters, workload, max_step_s):
+        cases.append(case)
+        if case.found is not None and case.found.step_s <= max_step_s:
+            break
+    return tuple(cases)
+
+
+def fast_enough(asked: Question, clusters: Iterable[Cluster], workload: Workload, max_step_s: float) -> Iterator[Case]:
+    """The best plan on each cluster. One on which the peak of all devices would not reach `max_step_s` is not searched:
+    a kernel takes its FLOPs over its device's peak or longer, and a causal mask halves attention at most."""
+    for cluster in clusters:
+        label = f"devices={cluster.num_devices}"
+        least = peak_step_s(asked, cluster, workload)
+        if least > max_step_s:
+            why = f"even at the peak of every device a step takes {show_seconds(least)}"
+            yield Case(
+                label=label,
+                cluster=cluster,
+                workload=workload,
+                found=None,
+                why=why,
+                rent=rent(cluster, asked.prices),
+            )
+        else:
+            yield asked.best(cluster, workload, label=label)
+
+
+def peak_step_s(asked: Question, cluster: Cluster, workload: Workload) -> float:
+    """Seconds of a step if every device ran at its peak all the time, nothing were recomputed or waited for."""
+    lengths = workload.sequence_lengths()
+    sizes = {"batch": len(lengths), "seq": max(lengths), **dict(workload.sizes)}
+    work = graph_work(asked.graph, FUSED, Setting(sizes=sizes, dtypes=BF16, causal_flops="half"))
+    low = asked.base.precision.fp8
+    dtype = asked.base.precision.compute if low is None else "fp4" if low.recipe == "nvfp4" else "fp8"
+    rates = (g.node.device.flops_per_s(dtype) * g.node.count * g.count for g in cluster.groups)
+    return float(work.total.matmul_flops) / sum(rates)
+
+
+def among(asked: Question, clusters: Iterable[Cluster], workload: Workload) -> tuple[Case, ...]:
+    """The best plan on each of several clusters."""
+    return tuple(asked.best(each, workload, label=f"{each.name}, {each.num_devices} devices") for each in clusters)
+
+
+def best_case(cases: Iterable[Case], by: Literal["step", "cost"], max_step_s: float = float("inf")) -> Case | None:
+    """The case with the shortest step or the cheapest token, of those whose step is no longer than `max_step_s`; of
+    equal ones that with fewer devices. PlanError for the cheapest where machines have no price."""
+    able = [case for case in cases if case.found is not None and case.found.step_s <= max_step_s]
+    if by == "cost" and (unknown := [case for case in able if case.rent is None]):
+        raise PlanError(
+            f"no price of {unknown[0].cluster.name} is known; give dollars of a device-hour with --price 2.5, or "
+            f"--price DEVICE=2.5 for each kind"
+        )
+
+    def key(case: Case) -> tuple[float, int]:
+        assert case.found is not None
+        value = case.found.step_s if by == "step" else case.dollars_per_token
+        return value or 0.0, case.cluster.num_devices
+
+    return min(able, key=key, default=None)
+
+
+def longest(
+    asked: Question, cluster: Cluster, workload: Workload, *, multiple: int, most: int = 1 << 24
+) -> tuple[Case, ...]:
+    """Lengths tried, the last case the longest with a plan that fits: a multiple of `multiple` tokens.
+
+    Doubled until nothing fits, then halved in. Taken for granted: where a length fits, so does a shorter multiple,
+    which holds when `multiple` divides into what every axis needs. Beyond that length, the same is done with plans that
+    fit by choices beyond the exact search (`Question.squeezed`). PlanError when not even one `multiple` fits.
+    """
+    tried: dict[int, Case] = {}
+    large: dict[int, Large] = {}
+
+    def fits(count: int, *, known: bool = False) -> bool:
+        """Whether a plan does, or with `known` one that fits a shorter length."""
+        length = count * multiple
+        work = replace(workload, seq_len=length)
+        shown = large_of(large, count)
+        case = asked.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried), only=known, large=shown)
+        if case.found is not None or not known:
+            tried[count] = case
+        return case.found is not None
+
+    def squeezes(count: int) -> bool:
+        if count * multiple > most:
+            return False
+        length = count * multiple
+        case = Case(
+            label=f"seq_len={length}",
+            cluster=cluster,
+            workload=replace(workload, seq_len=length),
+            found=None,
+            why="nothing fits in memory",
+            rent=rent(cluster, asked.prices),
+        )
+        tried[count] = asked.squeezed(tried.get(count, case), like_of(tried))
+        return tried[count].found is not None
+
+    low = int(fits(1))
+    if is_mixed(cluster):
+        low = by_known(fits, low, most // multiple) if low else 0
+    else:
+        while low and low * 2 * multiple <= most and fits(low * 2):
+            low *= 2
+        high = low * 2
+        while high - low > 1 and high in tried and asked.more():
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+    if asked.spares and not is_mixed(cluster):
+        low = further(squeezes, low)
+    if not low:
+        why = tried[1].why
+        if SPENT in why:
+            raise PlanError(f"no plan was found with {multiple} tokens: {why}; allow more time (--budget)")
+        if "memory" not in why:
+            raise PlanError(f"no plan runs with {multiple} tokens: {why}")
+        raise PlanError(f"no plan fits with {multiple} tokens: {why}; use more devices or a smaller multiple")
+    return (*others(tried, low), asked.fastest(tried[low]))
+
+
+def by_known(fits: Callable[..., bool], low: int, most: int) -> int:
+    """The greatest count that fits, from one on that does: as far as a known plan goes, which is quick to see, then one
+    further by any plan, and so on. So only one count is shown to fit nowhere, which takes longest."""
+    while True:
+        gap = 1
+        while low + gap <= most and fits(low + gap, known=True):
+            low, gap = low + gap, gap * 2
+        while gap > 1:
+            gap //= 2
+            low = low + gap if low + gap <= most and fits(low + gap, known=True) else low
+        if low >= most or not fits(low + 1):
+            return low
+        low += 1
+
+
+def large_of(shown: dict[int, Large], count: int) -> Large:
+    """What need not be looked at of a count, since it is too large at a smaller one; what is found is added."""
+    shown[count] = Large(known=frozenset().union(*(each.found for less, each in shown.items() if less < count)))
+    return shown[count]
+
+
+def like_of(tried: Mapping[int, Case]) -> list[Case]:
+    """The largest cases that fit, whose plans may fit others."""
+    return [case for _, case in sorted(tried.items(), reverse=True) if case.found is not None][:4]
+
+
+def others(tried: Mapping[int, Case], low: int) -> Iterator[Case]:
+    """The other cases than the answer, in order. Those below it without a plan are left out: only the exact search was
+    asked for one."""
+    return (case for count, case in sorted(tried.items()) if count > low or (count < low and case.found is not None))
+
+
+def further(fits: Callable[[int], bool], low: int) -> int:
+    """The greatest count from `low` on that fits, by steps that are doubled, then halved; `low` if the next does not.
+    Taken for granted: where a count fits, so does every one between `low` and it."""
+    gap = 1
+    while fits(low + gap):
+        low, gap = low + gap, gap * 2
+    while gap > 1:
+        gap //= 2
+        low = low + gap if fits(low + gap) else low
+    return low
+
+
+def of_nodes(cluster: Cluster, nodes: int) -> Cluster:
+    """So many nodes of a cluster's one kind. PlanError for a cluster of several kinds."""
+    if len(cluster.groups) != 1:
+        raise PlanError(
+            f"{cluster.name} has several kinds of nodes, so a number of them does not say which; write the choices, as "
+            f"in --vary on=1x8xh100-sxm+1x8xa100-sxm-80gb,1x8xh100-sxm, or ask --max-devices, --deadline or --max-step"
+        )
+    (group,) = cluster.groups
+    return replace(cluster, name=f"{nodes} nodes of {cluster.name}", groups=(replace(group, count=nodes),))
+
+
+def up_to(cluster: Cluster, most: int | None = None) -> tuple[Cluster, ...]:
+    """Whole nodes of a cluster, fewer devices first, with at most `most` devices; of several kinds every number of each
+    of them, of as many devices the faster first. PlanError if not even one node has so few, or for too many choices."""
+    least = min(group.node.count for group in cluster.groups)
+    if most is not None and least > most:
+        raise PlanError(
+            f"at most {most} devices, but a node of {cluster.name} has {least}; allow {least}, or name parts"
+        )
+    if len(cluster.groups) == 1:
+        (group,) = cluster.groups
+        able = range(1, group.count + 1) if most is None else range(1, min(group.count, most // least) + 1)
+        return tuple(of_nodes(cluster, n) for n in able)
+    choices = prod(group.count + 1 for group in cluster.groups) - 1
+    if choices > MOST_CHOICES:
+        raise PlanError(
+            f"{cluster.name} has {choices} choices of whole nodes, and up to {MOST_CHOICES} are searched; name those "
+            f"to choose among with --vary on=SPEC,SPEC,…"
+        )
+    found = []
+    for counts in product(*(range(group.count + 1) for group in cluster.groups)):
+        groups = tuple(replace(g, count=n) for g, n in zip(cluster.groups, counts, strict=True) if n)
+        if groups:
+            name = "+".join(f"{g.count}x{g.node.count}x{g.node.device.name}" for g in groups)
+            found.append(replace(cluster, name=name, groups=groups))
+    fit = [each for each in found if most is None or each.num_devices <= most]
+    return tuple(sorted(fit, key=lambda each: (each.num_devices, -_peak(each))))
+
+
+def _peak(cluster: Cluster) -> float:
+    """FLOP/s of all devices in the format in which each is fastest."""
+    return float(sum(max(rate for rate in astuple(device.dense_peak) if rate) for device in cluster.devices))

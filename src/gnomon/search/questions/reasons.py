@@ -1,0 +1,313 @@
+"""Reasons: what bounds a plan's step, what each neighbour of it gains or loses, what each axis buys, what the
+runners-up of its search lose and where, and what other machines would change.
+
+`explain(prediction, …)` predicts the plan's neighbours (one axis moved to or from data parallelism, another ZeRO stage,
+recompute, microbatch, context or schedule), the plan without each of its axes, the plans that its search found next,
+and the same plan on other links and larger devices. Every number is a prediction; nothing is estimated. Leaves out
+plans further away: that is `solve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from gnomon import orders
+from gnomon.errors import GnomonError, PlanError
+from gnomon.graph import Graph
+from gnomon.hardware import scaled
+from gnomon.plans import Goal, Mesh, Plan, Saved, Schedule
+from gnomon.prediction import Prediction, predict
+from gnomon.search.planning import Loss, lost
+from gnomon.search.questions.stage_changes import evened, stage_changes
+from gnomon.search.refinement.choices import made, show_value
+
+GIB = 2**30
+SHARE = Goal().memory_fraction
+"""Of a device's memory: what a search fills unless it is told otherwise."""
+
+MORE_MEMORY = 10 * GIB
+"""What a larger device has more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """A plan one change away."""
+
+    what: str
+    """The change: `tp 2 -> 4`."""
+    prediction: Prediction | None
+    """None if it cannot run."""
+    why_not: str = ""
+    """What it breaks, if it cannot run."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can run and fits."""
+        return self.prediction is not None and self.prediction.fits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """Another plan of the same search."""
+
+    prediction: Prediction
+    loss: Loss
+    """Against the plan that is explained; negative seconds for a faster one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """What other machines would change."""
+
+    what: str
+    """`network 2x`, `links inside a node 2x`, `network half`, `+10 GiB a device`."""
+    step_s: float
+    """Of the same plan; or of the best neighbour that then fits."""
+    change: str = ""
+    """The change of plan that it allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reasons:
+    """Why a plan is as fast and as large as it is."""
+
+    prediction: Prediction
+    neighbours: tuple[Neighbour, ...]
+    sensitivities: tuple[Sensitivity, ...]
+    bought: tuple[Neighbour, ...] = ()
+    """The plan without each axis that it has, its ranks moved to data parallelism."""
+    runners_up: tuple[Other, ...] = ()
+    """The next plans of its search."""
+    too_large: tuple[Other, ...] = ()
+    """Faster plans of its search that do not fit."""
+
+    @property
+    def computing(self) -> float:
+        """Share of the step in which the busiest rank computes what the plan needs once."""
+        parts = self.prediction.breakdown
+        return sum(parts.get(kind, 0.0) for kind in ("F", "B", "I", "W")) / self.prediction.step_s
+
+    @property
+    def communication(self) -> float:
+        """Share of the step in which the busiest rank waits for links."""
+        parts = self.prediction.breakdown
+        waited = sum(s for name, s in parts.items() if name.endswith("communication"))
+        return waited / self.prediction.step_s
+
+    @property
+    def zero(self) -> tuple[tuple[int, int], ...]:
+        """(ZeRO stage, peak bytes) of the plan and of the others that can run."""
+        found = {self.prediction.plan.optimizer.zero: self.prediction.tightest.peak_bytes}
+        for each in self.neighbours:
+            if each.what.startswith("ZeRO") and each.prediction is not None:
+                found[each.prediction.plan.optimizer.zero] = each.prediction.tightest.peak_bytes
+        return tuple(sorted(found.items()))
+
+
+def explain(
+    prediction: Prediction,
+    *,
+    runners_up: Sequence[Plan] = (),
+    too_large: Sequence[Plan] = (),
+    told: Callable[[int, int], None] | None = None,
+) -> Reasons:
+    """The reasons of a predicted plan; some thirty predictions.
+
+    runners_up, too_large: plans of the search that made it, as its plan file lists them. told: is called with (plans
+    predicted, all of them) after each.
+    """
+    pricing, plan = prediction.pricing, prediction.plan
+    graph = pricing.graph
+    if plan.stages:
+        moves = tuple(stage_changes(plan, graph, pricing.cluster, prediction.workload))
+        less = tuple(evened(plan, graph, prediction.workload))
+    else:
+        routed = any(op.kind == "router" for block in graph.blocks for op in block.ops)
+        moves, less = (*changes(plan, experts=routed), *undone(plan, graph)), tuple(without(plan))
+    total, done = len(moves) + len(less) + len(runners_up) + len(too_large), count(1)
+
+    def look(what: str, changed: Plan) -> Neighbour:
+        found = _predicted(prediction, what, changed)
+        if told is not None:
+            told(next(done), total)
+        return found
+
+    neighbours = tuple(look(what, changed) for what, changed in moves)
+    bought = tuple(look(what, changed) for what, changed in less)
+    larger = _others(prediction, [look("", each) for each in too_large])
+    sensitivities = (*_links(prediction), *_memory(prediction, neighbours, larger))
+    return Reasons(
+        prediction=prediction,
+        neighbours=neighbours,
+        sensitivities=sensitivities,
+        bought=bought,
+        runners_up=_others(prediction, [look("", each) for each in runners_up]),
+        too_large=larger,
+    )
+
+
+def within_share(prediction: Prediction, more_bytes: int = 0) -> bool:
+    """Whether every rank stays within the share of its device that a search fills, were it so much larger."""
+    return all(rank.peak_bytes <= SHARE * (rank.limit_bytes + more_bytes) for rank in prediction.memory)
+
+
+def _others(prediction: Prediction, found: Iterable[Neighbour]) -> tuple[Other, ...]:
+    able = (each.prediction for each in found)
+    made = (Other(prediction=each, loss=lost(prediction, each)) for each in able if each is not None)
+    return tuple(sorted(made, key=lambda other: other.prediction.step_s))
+
+
+def _predicted(prediction: Prediction, what: str, plan: Plan) -> Neighbour:
+    pricing = prediction.pricing
+    try:
+        found = predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
+    except GnomonError as error:
+        return Neighbour(what=what, prediction=None, why_not=str(error).partition(";")[0])
+    return Neighbour(what=what, prediction=found)
+
+
+def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
+    """(change, plan with it), one change at a time. experts: the model has some, so that ep can grow from 1."""
+    mesh = plan.mesh
+    for axis in ("tp", "pp", "cp"):
+        size = getattr(mesh, axis)
+        if mesh.dp_shard % 2 == 0 and (changed := _moved(plan, axis, 2 * size, mesh.dp_shard // 2)):
+            yield f"{axis} {size} -> {2 * size}", changed
+        if size % 2 == 0 and (changed := _moved(plan, axis, size // 2, mesh.dp_shard * 2)):
+            yield f"{axis} {size} -> {size // 2}", changed
+    for size in (2 * mesh.ep, mesh.ep // 2) if mesh.ep > 1 or experts else ():
+        if size and (changed := _experts(plan, size)):
+            yield f"ep {mesh.ep} -> {size}", changed
+    for context in ("ring", "all_gather", "ulysses") if mesh.cp > 1 else ():
+        if context != plan.layout.context:
+            yield f"context by {context}", replace(plan, layout=replace(plan.layout, context=context))
+    micro = plan.schedule.micro_batch_size
+    for size in () if micro is None else ((2 * micro, micro // 2) if micro % 2 == 0 else (2 * micro,)):
+        yield f"microbatch {micro} -> {size}", replace(plan, schedule=replace(plan.schedule, micro_batch_size=size))
+    for zero in (0, 1, 2, 3):
+        if zero != plan.optimizer.zero and mesh.dp_shard * mesh.cp > 1:
+            name = f"ZeRO {plan.optimizer.zero} -> {zero}"
+            yield name, replace(plan, optimizer=replace(plan.optimizer, zero=zero))
+    alike = all(rule.preset is not None for rule in plan.saved.rules)  # by layer or stage: other presets
+    for preset in ("none", "selective", "full"):
+        if (preset != plan.saved.preset or plan.saved.rules) and alike:
+            yield f"recompute {preset}", replace(plan, saved=Saved(preset=preset))
+    if _equal(plan) != plan:
+        yield "equal stages", _equal(plan)
+    if mesh.tp > 1:
+        on = plan.layout.sequence_parallel
+        changed = replace(plan, layout=replace(plan.layout, sequence_parallel=not on))
+        yield "without sequence parallelism" if on else "sequence parallel", changed
+    ways = orders.find(plan.schedule.name).vocabulary
+    for how in ways if mesh.pp > 1 and mesh.tp == 1 and plan.optimizer.zero < 2 else ():
+        changed = replace(plan, schedule=replace(plan.schedule, vocabulary=how))
+        if changed != plan:
+            yield f"vocabulary {how}", changed
+    for schedule in _schedules(plan) if mesh.pp > 1 else ():
+        same = schedule.virtual_stages == plan.schedule.virtual_stages
+        yield f"schedule {schedule.name}", replace(plan if same else _equal(plan), schedule=schedule)
+
+
+def undone(plan: Plan, graph: Graph) -> Iterator[tuple[str, Plan]]:
+    """(choice, plan with its default), for every choice beyond the exact search that the plan makes otherwise."""
+    for each, value in made(plan):
+        usual = each.of(Plan())
+        yield (
+            f"{each.name} {show_value(each, value, plan)} -> {show_value(each, usual, plan)}",
+            each.make(plan, graph, usual),
+        )
+
+
+def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """(axis and its size, plan without it), for every axis of several ranks but data parallelism."""
+    mesh = plan.mesh
+    for axis in ("tp", "cp", "pp"):
+        size = getattr(mesh, axis)
+        if size > 1 and (changed := _moved(plan, axis, 1, mesh.dp_shard * size)):
+            yield f"{axis} {size}", changed
+    if mesh.ep > 1 and (changed := _experts(plan, 1)):
+        yield f"ep {mesh.ep}", changed
+    if plan.optimizer.zero and mesh.dp_shard * mesh.cp > 1:
+        yield f"ZeRO {plan.optimizer.zero}", replace(plan, optimizer=replace(plan.optimizer, zero=0))
+    if plan.saved.preset != "none" and not plan.saved.rules:
+        yield f"recompute {plan.saved.preset}", replace(plan, saved=Saved())
+
+
+def _experts(plan: Plan, size: int) -> Plan | None:
+    try:
+        return replace(plan, mesh=replace(plan.mesh, ep=size))
+    except PlanError:  # more ranks than experts may refold
+        return None
+
+
+def _moved(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
+    """Ranks moved between an axis and data parallelism; None where too few are left to the experts."""
+    try:
+        mesh: Mesh = replace(plan.mesh, **{axis: size, "dp_shard": shards})  # type: ignore[arg-type]
+    except PlanError:
+        return None
+    schedule = plan.schedule
+    if mesh.pp == 1:  # nothing to schedule
+        schedule = replace(schedule, name=orders.DEFAULT, virtual_stages=1, placement="loop", layers_per_stage=())
+    sequence = plan.layout.sequence_parallel or axis == "tp"
+    layout = replace(plan.layout, sequence_parallel=sequence)
+    if axis == "pp":
+        plan, schedule = _equal(plan), replace(schedule, layers_per_stage=())
+    return replace(plan, mesh=mesh, schedule=schedule, layout=layout)
+
+
+def _equal(plan: Plan) -> Plan:
+    """The plan with equal stages, which all save alike."""
+    rules = tuple(rule for rule in plan.saved.rules if not rule.stages)
+    schedule = replace(plan.schedule, layers_per_stage=())
+    return replace(plan, schedule=schedule, saved=replace(plan.saved, rules=rules))
+
+
+def _schedules(plan: Plan) -> Iterator[Schedule]:
+    for order in orders.every():
+        if order.tried and order.name != plan.schedule.name:
+            virtual = order.stages[0]
+            layers = plan.schedule.layers_per_stage if virtual == plan.schedule.virtual_stages else ()
+            yield replace(
+                plan.schedule,
+                name=order.name,
+                virtual_stages=virtual,
+                placement=order.placement,
+                layers_per_stage=layers,
+            )
+
+
+def _links(prediction: Prediction) -> Iterator[Sensitivity]:
+    """The same plan with other links. A machine that was measured has no links to scale."""
+    pricing = prediction.pricing
+    if any(group.node.device.measured is not None for group in pricing.cluster.groups):
+        return
+    kinds: list[tuple[str, dict[str, float]]] = [("links inside a node 2x", {"links": 2.0})]
+    if pricing.cluster.num_nodes > 1:
+        kinds = [("network 2x", {"network": 2.0}), ("network half", {"network": 0.5}), *kinds]
+    for what, factors in kinds:
+        machines = scaled(pricing.cluster, **factors)  # type: ignore[arg-type]
+        found = predict(pricing.graph, machines, prediction.plan, prediction.workload, pricing.stack)
+        yield Sensitivity(what=what, step_s=found.step_s)
+
+
+def _memory(
+    prediction: Prediction, neighbours: tuple[Neighbour, ...], others: tuple[Other, ...]
+) -> Iterator[Sensitivity]:
+    """The fastest neighbour, or faster plan of the search, that more memory would allow."""
+    able = [(each.what, each.prediction) for each in neighbours if each.prediction is not None]
+    able += [("another plan of the search", other.prediction) for other in others]
+    gains = [
+        (found.step_s, what, found)
+        for what, found in able
+        if found.step_s < prediction.step_s and not within_share(found) and within_share(found, MORE_MEMORY)
+    ]
+    if not gains:
+        yield Sensitivity(what="+10 GiB a device", step_s=prediction.step_s, change="no plan looked at gains by it")
+        return
+    step_s, what, found = min(gains, key=lambda gain: gain[:2])
+    again = prediction.plan.saved.preset
+    drops = f", drops recompute {again}" if again != found.plan.saved.preset == "none" else ""
+    yield Sensitivity(what="+10 GiB a device", step_s=step_s, change=what + drops)

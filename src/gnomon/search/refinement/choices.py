@@ -1,0 +1,333 @@
+"""Decisions that the exact search leaves at those of its base plan: offload, buckets, prefetch, order of axes,
+precision, split collectives. Each is a `Choice`: what it can be in a plan, and the plan with it.
+
+`CHOICES` lists them; `fixed_base` puts what the user fixes into the base plan; `allowed` leaves out what a stack does
+not run or the user forbids. Leaves out trying them: that is `search.refinement.refine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import get_args, get_type_hints
+
+from gnomon.errors import PlanError, nearest
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.methods import Method
+from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split
+from gnomon.plans.mesh import DENSE_AXES
+from gnomon.search.space.points import Limit, repeated_layers
+from gnomon.software import Stack
+from gnomon.units import parse_bytes, show_bytes
+
+Value = bool | int | str
+"""Of a choice: yes or no, a number, or a word."""
+
+Make = Callable[[Plan, Graph, Value], Plan]
+Values = Callable[[Plan, Graph, Cluster], tuple[Value, ...]]
+
+BUCKETS = (25 * 2**20, 100 * 2**20, 400 * 2**20, 2**30)
+"""Sizes of gradient buckets that are tried: 25 MiB is that of torch's DistributedDataParallel, Megatron-LM's of 40 M
+elements and DeepSpeed's of 500 M lie between and above the others."""
+
+MOST_AHEAD = 3
+"""Blocks gathered ahead, at most."""
+
+PIPELINE_INSIDE = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
+"""Megatron-LM with `--use-tp-pp-dp-mapping`: stages next to each other, replicas far apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One decision."""
+
+    name: str
+    """As in `--fix prefetch=2`."""
+    says: str
+    """What it is, in words."""
+    values: Values
+    """What it can be in a plan, its own value not left out; empty where it means nothing."""
+    of: Callable[[Plan], Value]
+    """What it is in a plan."""
+    make: Make
+    """The plan with a value."""
+    asked: bool = False
+    """Only where the user allows it: it changes what is computed."""
+    searched: bool = True
+    """A value can be fixed in the base plan, so that the exact search has it too. Not where it follows from other
+    fields: parts of tp, layers of a stage."""
+    rewrites: bool = False
+    """A published method, which rewrites the plan's Program."""
+
+
+def _sharded(plan: Plan) -> bool:
+    optimizer = plan.optimizer
+    return optimizer.zero == 3 and (plan.mesh.dp_shard * plan.mesh.cp > 1 or optimizer.offload_parameters)
+
+
+def _reshard(plan: Plan, _: Graph, value: Value) -> Plan:
+    return replace(plan, optimizer=replace(plan.optimizer, reshard_after_forward=bool(value)))
+
+
+def _prefetch(plan: Plan, _: Graph, value: Value) -> Plan:
+    return replace(plan, overlap=replace(plan.overlap, prefetch=int(value)))
+
+
+def _bucket(plan: Plan, _: Graph, value: Value) -> Plan:
+    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=int(value) or None))
+
+
+def _offload(plan: Plan, _: Graph, value: Value) -> Plan:
+    return replace(plan, optimizer=replace(plan.optimizer, offload=Offload() if value else None))
+
+
+def _offload_parameters(plan: Plan, _: Graph, value: Value) -> Plan:
+    zero = 3 if value else plan.optimizer.zero
+    return replace(plan, optimizer=replace(plan.optimizer, zero=zero, offload_parameters=bool(value)))
+
+
+def _order(plan: Plan, _: Graph, value: Value) -> Plan:
+    return replace(plan, mesh=replace(plan.mesh, order=tuple(str(value).split(","))))
+
+
+def _orders(plan: Plan, _: Graph, __: Cluster) -> tuple[Value, ...]:
+    """Orders with two axes of several ranks exchanged."""
+    order, mesh = plan.mesh.order, plan.mesh
+    active = [i for i, axis in enumerate(order) if getattr(mesh, axis) > 1]
+    found = [",".join(order)]
+    for a, b in combinations(active, 2):
+        changed = list(order)
+        changed[a], changed[b] = changed[b], changed[a]
+        found.append(",".join(changed))
+    if mesh.pp > 1 and mesh.data_ranks > 1:
+        found.append(",".join(PIPELINE_INSIDE))
+    return tuple(dict.fromkeys(found)) if len(found) > 1 else ()
+
+
+def _kept_on_host(plan: Plan) -> int:
+    """Layers of a stage whose activations are offloaded."""
+    return max((r.first_per_stage or 0 for r in plan.saved.rules if r.action == "offload"), default=0)
+
+
+def _activations(plan: Plan, graph: Graph, value: Value) -> Plan:
+    rules = tuple(rule for rule in plan.saved.rules if rule.action != "offload")
+    if value:
+        name, count = repeated_layers(graph)
+        rules += (SavedRule(calls=f"{name}[0:{count}]", action="offload", first_per_stage=int(value)),)
+    return replace(plan, saved=replace(plan.saved, rules=rules))
+
+
+def _activation_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
+    if plan.saved.preset != "none":
+        return ()
+    each = -(-repeated_layers(graph)[1] // plan.num_stages)
+    return tuple(dict.fromkeys((0, max(1, each // 4), max(1, each // 2), each)))
+
+
+def _low(plan: Plan) -> Value:
+    return "none" if plan.precision.fp8 is None else plan.precision.fp8.recipe
+
+
+def _fp8(plan: Plan, _: Graph, value: Value) -> Plan:
+    low = None if value == "none" else Fp8(recipe=value)  # type: ignore[arg-type]
+    return replace(plan, precision=replace(plan.precision, fp8=low))
+
+
+def _fp8_values(_: Plan, __: Graph, cluster: Cluster) -> tuple[Value, ...]:
+    has = all(group.node.device.dense_peak.fp8 is not None for group in cluster.groups)
+    return ("none", "tensorwise") if has else ()
+
+
+def _split(plan: Plan, _: Graph, value: Value) -> Plan:
+    splits = (Split(op="*", dim="seq", parts=plan.mesh.tp),) if value else ()
+    return replace(plan, overlap=replace(plan.overlap, splits=splits))
+
+
+CHOICES: tuple[Choice, ...] = (
+    Choice(
+        name="reshard_after_forward",
+        says="free gathered parameters after forward (ZeRO 3)",
+        values=lambda plan, _, __: (True, False) if _sharded(plan) else (),
+        of=lambda plan: plan.optimizer.reshard_after_forward,
+        make=_reshard,
+    ),
+    Choice(
+        name="prefetch",
+        says="blocks whose parameters are gathered ahead (ZeRO 3)",
+        values=lambda plan, _, __: tuple(range(MOST_AHEAD + 1)) if _sharded(plan) and plan.overlap.param_gather else (),
+        of=lambda plan: plan.overlap.prefetch,
+        make=_prefetch,
+    ),
+    Choice(
+        name="bucket_bytes",
+        says="bytes of gradients reduced together (ZeRO 0 to 2); 0: a block's",
+        values=lambda plan, _, __: (0, *BUCKETS) if plan.optimizer.zero < 3 and plan.overlap.grad_reduce else (),
+        of=lambda plan: plan.overlap.bucket_bytes or 0,
+        make=_bucket,
+    ),
+    Choice(
+        name="order",
+        says="axes from ranks far apart to neighbours: which runs over which link",
+        values=_orders,
+        of=lambda plan: ",".join(plan.mesh.order),
+        make=_order,
+    ),
+    Choice(
+        name="async_tp",
+        says="products cut so that a part travels over tp while another is computed",
+        values=lambda plan, _, __: (False, True) if plan.mesh.tp > 1 and plan.layout.sequence_parallel else (),
+        of=lambda plan: bool(plan.overlap.splits),
+        make=_split,
+        searched=False,
+    ),
+    Choice(
+        name="activation_offload",
+        says="layers of each stage whose kept activations wait on the host",
+        values=_activation_values,
+        of=_kept_on_host,
+        make=_activations,
+        searched=False,
+    ),
+    Choice(
+        name="optimizer_offload",
+        says="optimizer states and update on the host; needs --no-clip",
+        values=lambda plan, _, __: () if plan.optimizer.clip else (False, True),
+        of=lambda plan: plan.optimizer.offload is not None,
+        make=_offload,
+    ),
+    Choice(
+        name="parameter_offload",
+        says="parameters on the host, copied in before each gather (ZeRO 3)",
+        values=lambda plan, _, __: (False, True) if _sharded(plan) or plan.mesh.dp_shard * plan.mesh.cp == 1 else (),
+        of=lambda plan: plan.optimizer.offload_parameters,
+        make=_offload_parameters,
+    ),
+    Choice(
+        name="fp8",
+        says="recipe of eight-bit products; only with --allow fp8",
+        values=_fp8_values,
+        of=_low,
+        make=_fp8,
+        asked=True,
+    ),
+)
+"""In the order in which they are tried."""
+
+NAMES = tuple(choice.name for choice in CHOICES)
+
+WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"]))}
+"""Choices with few words as values."""
+
+
+def of_method(method: Method) -> Choice:
+    """A method that `schedule.passes` or a field turns on, as a choice: off, or its first variant of a plan."""
+
+    def make(plan: Plan, _: Graph, value: Value) -> Plan:
+        return next(method.variants(plan), plan) if value and not method.used(plan) else plan
+
+    def values(plan: Plan, _: Graph, __: Cluster) -> tuple[Value, ...]:
+        return (True,) if not method.used(plan) and next(method.variants(plan), None) is not None else ()
+
+    return Choice(
+        name=method.name, says=method.about, values=values, of=method.used, make=make, searched=False, rewrites=True
+    )
+
+
+def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:
+    """Choices that a plan makes otherwise than a plan of defaults, with their values."""
+    usual = Plan()
+    return tuple((each, each.of(plan)) for each in CHOICES if each.of(plan) != each.of(usual))
+
+
+def choice(name: str) -> Choice:
+    """The choice of that name. PlanError with the nearest otherwise."""
+    for each in CHOICES:
+        if each.name == name.replace("-", "_"):
+            return each
+    raise PlanError(f"no choice is called {name[:40]!r}{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
+
+
+def read_value(of: Choice, text: str) -> Value:
+    """A value from text: `yes`, `no`, a number, a size, a word. PlanError for what the choice cannot be."""
+    word = text.strip().lower()
+    default = of.of(Plan())
+    if isinstance(default, bool):
+        if word not in ("yes", "no", "true", "false"):
+            raise PlanError(f"{of.name} is yes or no, not {text[:20]!r}")
+        return word in ("yes", "true")
+    if of.name == "bucket_bytes":
+        return 0 if word in ("0", "none") else parse_bytes(text)
+    if isinstance(default, int):
+        if not word.isdigit():
+            raise PlanError(f"{of.name} is a whole number, not {text[:20]!r}")
+        return int(word)
+    if of.name in WORDS and word not in WORDS[of.name]:
+        raise PlanError(f"{of.name} is one of {', '.join(WORDS[of.name])}, not {text[:20]!r}")
+    return word
+
+
+def show_value(of: Choice, value: Value, plan: Plan | None = None) -> str:
+    """The value for people; of an order of axes those that have several ranks in the plan."""
+    if of.name == "order" and plan is not None:
+        return " ".join(axis for axis in str(value).split(",") if getattr(plan.mesh, axis) > 1) or "any"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if of.name == "bucket_bytes":
+        return show_bytes(int(value)) if value else "a block"
+    return str(value)
+
+
+def fixed_base(base: Plan, graph: Graph, fixed: Mapping[str, Value]) -> Plan:
+    """The base plan with what is fixed, as far as the exact search can have it there. PlanError for what cannot be."""
+    for name, value in fixed.items():
+        of = choice(name)
+        if name == "optimizer_offload" and value and base.optimizer.clip:
+            raise PlanError(
+                "optimizer_offload updates tile by tile as gradients arrive, but clipping waits for the norm of all of "
+                "them; add --no-clip"
+            )
+        if of.searched:
+            base = of.make(base, graph, value)
+    return base
+
+
+def allowed(stack: Stack, *, allow: Iterable[str], forbid: Iterable[Limit], fixed: Iterable[str]) -> tuple[Choice, ...]:
+    """Choices that are open: run by the stack, not fixed, and allowed where they change what is computed."""
+    held, asked = {*fixed}, {*allow}
+    for name in asked:
+        choice(name)
+    shut = {limit.field for limit in forbid if not limit.op}
+    return tuple(
+        each
+        for each in CHOICES
+        if each.name not in held | shut and (not each.asked or each.name in asked) and runs(stack, each.name)
+    )
+
+
+def runs(stack: Stack, name: str) -> bool:
+    """Whether a program is known to carry out a choice; of the unstated one everything is taken for granted."""
+    return stack.name == "unstated" or name in stack.choices or name in stack.overlaps
+
+
+def runs_value(stack: Stack, of: Choice, value: Value) -> bool:
+    """Whether a program that runs a choice has this value of it; of orders, those of Megatron-LM are on record."""
+    if of.name != "order" or stack.name == "unstated":
+        return True
+    return value in (",".join(DENSE_AXES), ",".join(PIPELINE_INSIDE))
+
+
+def parse_choice_limit(text: str) -> Limit | None:
+    """A limit on a choice, as in `prefetch>1` or `optimizer_offload` (never); None for what is no choice's."""
+    op = next((op for op in (">=", "<=", "!=", ">", "<", "=") if op in text), "")
+    name, _, value = (part.strip() for part in text.partition(op)) if op else (text.strip(), "", "")
+    name = name.replace("-", "_")
+    if name not in NAMES:
+        return None
+    if not op:
+        return Limit(field=name, op="", value="")
+    read = read_value(choice(name), value)
+    if op not in ("=", "!=") and (isinstance(read, bool) or not isinstance(read, int)):
+        raise PlanError(f"limit {text[:40]!r}: {name} has no order; use = or !=")
+    return Limit(field=name, op=op, value=str(read) if isinstance(read, bool) else read)

@@ -1,0 +1,271 @@
+"""Plans that fit by choices beyond the exact search: offload, small buckets, parameters that are not gathered ahead.
+
+`Squeeze.fitted` finds a plan where none of the exact search fits, and says which choices it needs and what they cost;
+`Squeeze.smaller` makes plans with less memory of one that fits. Leaves out which work is asked about
+(`search.questions.goals`, `search.questions.largest`), and choices that only gain time (`search.refinement.refine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gnomon import orders
+from gnomon.errors import GnomonError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Goal, Plan, Workload
+from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.search.exact.solve import solve
+from gnomon.search.refinement.choices import BUCKETS, Choice, Value
+from gnomon.search.results import Found, memory_limit
+from gnomon.search.space.points import Limit, Point, Space, make_space
+from gnomon.software import Stack
+
+LEAN: Mapping[str, Value] = {"prefetch": 0, "bucket_bytes": BUCKETS[0], "optimizer_offload": True}
+"""Values that spare memory, of choices that the exact search can have in its base plan; what costs most time last."""
+
+HOST = "activation_offload"
+"""The choice that spares memory and that the exact search cannot have."""
+
+MESHES = 16
+"""Meshes that are tried with their activations on the host, for one size of the work."""
+
+MOST = 8
+"""Plans of a search of which one must fit the host's memory too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spare:
+    """What may be changed to spare memory."""
+
+    choices: tuple[Choice, ...] = ()
+    """Those that are open (`refinement.choices.allowed`); none leaves everything as the exact search has it."""
+    forbid: tuple[Limit, ...] = ()
+    """Values that none may take."""
+    told: Callable[[str], None] | None = None
+    """Is called with the work that is tried next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A plan that fits by such choices."""
+
+    found: Found
+    made: tuple[tuple[Choice, Value], ...]
+    """What it needs: without any one of them it does not fit."""
+    without: Prediction
+    """The same plan without them, which does not fit."""
+
+    @property
+    def cost(self) -> float:
+        """Share by which they lengthen the step of that plan."""
+        return self.found.step_s / self.without.step_s - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squeeze:
+    """Machines and work, and what may be changed."""
+
+    graph: Graph
+    cluster: Cluster
+    workload: Workload
+    stack: Stack
+    base: Plan
+    fixed: Mapping[str, object]
+    limits: tuple[Limit, ...]
+    goal: Goal
+    spare: Spare
+
+    def fitted(self, like: Iterable[Point] = ()) -> Fitted | None:
+        """The fastest of the plans tried that fit, where no plan of the exact search does; None where none does.
+
+        Tried are: the exact search's over a base plan with the values of `LEAN`, without and with the optimizer on the
+        host; and plans without recompute, all of whose activations wait on the host, on up to `MESHES` meshes, those of
+        `like` (points that fit smaller work) and those that divide sequences most first.
+        """
+        bases = self._bases()
+        able = [each for base in bases[1:] if (each := self._searched(base)) is not None]
+        able += self._on_host(bases[-1], like)
+        for found in sorted(able, key=lambda each: each.step_s):
+            if made := self._trimmed(found):
+                return made
+        return None
+
+    def alike(self, other: Fitted) -> Fitted | None:
+        """A plan that fits like that of other work, by the same choices: quicker than `fitted`, not the fastest."""
+        point = other.found.point
+        try:
+            plan = self._space(self.base).plan(point)
+        except GnomonError:
+            return None
+        for choice, value in other.made:
+            layers = self._layers(plan) if choice.name == HOST else ()
+            plan = choice.make(plan, self.graph, max(layers, default=value))
+        made = self._predicted(plan)
+        if made is None or not self._fits(made):
+            return None
+        return self._trimmed(Found(point=point, plan=plan, prediction=made))
+
+    def smaller(self, found: Found) -> Iterator[Found]:
+        """Plans with less memory than one that fits: each choice alone, then all; with recompute, also none of it and
+        activations on the host."""
+        tried: dict[Plan, Point] = {}
+        for plan, point in self._starts(found):
+            every = plan
+            for name, value in LEAN.items():
+                if (made := self._with(plan, name, value)) is not None:
+                    tried.setdefault(made, point)
+                    every = self._with(every, name, value) or every
+            tried.setdefault(every, point)
+            for layers in sorted(self._layers(plan)):
+                for start in (plan, every):
+                    if (made := self._with(start, HOST, layers)) is not None:
+                        tried.setdefault(made, point)
+        for plan, point in tried.items():
+            made_of = None if plan == found.plan else self._predicted(plan)
+            if made_of is not None and self._fits(made_of):
+                yield Found(point=point, plan=plan, prediction=made_of)
+
+    def _starts(self, found: Found) -> tuple[tuple[Plan, Point], ...]:
+        plain = (found.plan, found.point)
+        if found.point.recompute == "none" or not self._recomputes_nothing():
+            return (plain,)
+        other = replace(found.plan, saved=replace(found.plan.saved, preset="none"))
+        return plain, (other, found.point._replace(recompute="none"))
+
+    def _recomputes_nothing(self) -> bool:
+        """Whether a plan may keep all its activations."""
+        try:
+            return "none" in self._space(self.base).recompute
+        except GnomonError:
+            return False
+
+    def _space(self, base: Plan) -> Space:
+        return make_space(
+            self.graph,
+            self.cluster,
+            self.workload,
+            base=base,
+            fixed=self.fixed,
+            limits=self.limits,
+            stack=self.stack,
+        )
+
+    def _bases(self) -> list[Plan]:
+        """The base plan, and those with values of `LEAN`: all but the optimizer's offload, then all."""
+        lean, bases = self.base, [self.base]
+        for name, value in LEAN.items():
+            choice = self._open(name, value)
+            if choice is None or (name == "optimizer_offload" and lean.optimizer.clip):
+                continue
+            made = choice.make(lean, self.graph, value)
+            if name == "optimizer_offload" and lean != self.base:
+                bases.append(lean)
+            lean = made
+        return bases if lean == bases[-1] else [*bases, lean]
+
+    def _open(self, name: str, value: Value) -> Choice | None:
+        """The choice, if it is open and may take the value."""
+        for each in self.spare.choices:
+            if each.name == name:
+                mine = (limit for limit in self.spare.forbid if limit.field == name)
+                return None if any(limit.forbids(value) for limit in mine) else each
+        return None
+
+    def _with(self, plan: Plan, name: str, value: Value) -> Plan | None:
+        """The plan with a value of a choice; None where it means nothing, is not open or is there already."""
+        choice = self._open(name, value)
+        if choice is None or choice.of(plan) == value or not choice.values(plan, self.graph, self.cluster):
+            return None
+        return choice.make(plan, self.graph, value)
+
+    def _layers(self, plan: Plan) -> tuple[int, ...]:
+        """Numbers of layers of a stage whose activations may wait on the host."""
+        for each in self.spare.choices:
+            if each.name == HOST:
+                return tuple(int(value) for value in each.values(plan, self.graph, self.cluster) if value)
+        return ()
+
+    def _searched(self, base: Plan) -> Found | None:
+        """The fastest of the exact search's plans over a base plan that fits the host too."""
+        try:
+            found = solve(self.graph, self.cluster, self.workload, self._space(base), self.stack, self.goal, top=MOST)
+        except GnomonError:
+            return None
+        return next((each for each in found.best if self._fits(each.prediction)), None)
+
+    def _on_host(self, base: Plan, like: Iterable[Point]) -> Iterator[Found]:
+        """Plans with all their activations on the host, over a base plan."""
+        tried = 0
+        for point in self._points(base, like):
+            if tried >= MESHES:
+                break
+            plan = self._space(base).plan(point)
+            layers = self._layers(plan)
+            offloaded = self._with(plan, HOST, max(layers)) if layers else None
+            made = None if offloaded is None else self._predicted(offloaded)
+            if made is not None:  # one that cannot run costs nothing
+                tried += 1
+                if self._fits(made):
+                    yield Found(point=point, plan=made.plan, prediction=made)
+
+    def _points(self, base: Plan, like: Iterable[Point]) -> Iterator[Point]:
+        """Points without recompute, small microbatches, divided as far as they can be; those that divide sequences over
+        most ranks first, and of these with tensor parallelism inside a node."""
+        if self._open(HOST, 1) is None:
+            return
+        try:
+            space = self._space(base)
+        except GnomonError:
+            return
+        if "none" not in space.recompute:
+            return
+        yield from dict.fromkeys(each._replace(recompute="none") for each in like)
+        usual = orders.DEFAULT if orders.DEFAULT in space.schedule else space.schedule[0]
+        few = replace(
+            space,
+            schedule=(usual,),
+            micro_batch_size=space.micro_batch_size[:1],
+            sequence_parallel=space.sequence_parallel[-1:],
+            keep_gathered=space.keep_gathered[:1],
+            context=space.context[:1],
+            recompute=("none",),
+            zero=space.zero[-1:],
+            overlap=space.overlap[:1],
+        )
+        node = min(group.node.count for group in self.cluster.groups)
+        every = {few.canonical(point) for point in few.points()}
+        yield from sorted(every, key=lambda p: (p.tp > node, -p.tp * p.cp, p.pp, -p.dp_shard, p.tp, -p.ep))
+
+    def _trimmed(self, found: Found) -> Fitted | None:
+        """The plan with only those choices that it needs. None if it needs none, or cannot run without them."""
+        made: list[tuple[Choice, Value]] = []
+        names = (*reversed(tuple(LEAN)), HOST)
+        for choice in sorted(self.spare.choices, key=lambda each: names.index(each.name) if each.name in names else -1):
+            usual, now = choice.of(self.base), choice.of(found.plan)
+            if choice.name not in names or now == usual:
+                continue
+            fewer = [n for n in sorted(self._layers(found.plan)) if n < int(now)] if choice.name == HOST else []
+            for value in (usual, *(n for n in fewer if self._open(HOST, n))):
+                other = self._predicted(choice.make(found.plan, self.graph, value))
+                if other is not None and self._fits(other):
+                    found, now = replace(found, plan=other.plan, prediction=other), value
+                    break
+            made += [] if now == usual else [(choice, now)]
+        plan = found.plan
+        for choice, _ in made:
+            plan = choice.make(plan, self.graph, choice.of(self.base))
+        without = self._predicted(plan) if made else None
+        return None if without is None else Fitted(found=found, made=tuple(made), without=without)
+
+    def _predicted(self, plan: Plan) -> Prediction | None:
+        """None for a plan that cannot run."""
+        try:
+            return predict(self.graph, self.cluster, plan, self.workload, self.stack)
+        except GnomonError:
+            return None
+
+    def _fits(self, found: Prediction) -> bool:
+        limit = memory_limit(self.cluster, self.goal)
+        return all(rank.peak_bytes <= limit for rank in found.memory) and host_memory(found).fits

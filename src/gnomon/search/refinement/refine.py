@@ -1,0 +1,244 @@
+"""Refinement: the choices that the exact search leaves alone, tried on its best plans by the simulator.
+
+`refine(found)` starts from the best plans, and from faster ones that do not fit, and changes one choice at a time as
+long as the step gets shorter and the plan fits (coordinate descent). The result is never slower than the best plan of
+the search; it is not shown to be the best of all. Leaves out what the choices are (`search.refinement.choices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gnomon.errors import GnomonError, PlanError
+from gnomon.plans import Plan
+from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.search.budget import More, always
+from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_value
+from gnomon.search.refinement.choices import choice as named
+from gnomon.search.results import Found, Result
+from gnomon.search.space.points import Limit, Point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is tried."""
+
+    starts: int
+    """Best plans of the search that a descent begins at."""
+    large: int
+    """Faster ones that do not fit, begun at as well: a choice may make them."""
+    tries: int
+    """Predictions at most."""
+    rounds: int
+    """Times that each choice is looked at, at most."""
+    gain: float
+    """Share of the step by which a change must shorten it: less is no reason to differ from the default."""
+
+
+THOROUGH = Effort(starts=3, large=3, tries=240, rounds=240, gain=1e-4)
+"""Until nothing gains any more."""
+
+QUICK = Effort(starts=5, large=3, tries=80, rounds=1, gain=5e-3)
+"""Each choice once, on the best plans and their alternatives, since one may mean nothing in the first (asynchronous
+tensor parallelism without it) or give more to a plan that takes less memory, and on faster ones that do not fit."""
+
+
+FOR_METHODS = 12
+"""Plans that each published method is tried on, at most, beside those that a descent begins at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A change that was kept."""
+
+    choice: Choice
+    before: Value
+    after: Value
+    prediction: Prediction
+    """With it, and all changes before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refined:
+    """What the descents found."""
+
+    start: Found
+    """Where the best one began."""
+    steps: tuple[Step, ...]
+    """Its changes in order, what is fixed first; none if nothing is gained."""
+    found: Found
+    """The best plan."""
+    tried: int
+    """Predictions made."""
+    starts: int
+    """Plans that were started from."""
+    choices: tuple[Choice, ...]
+    """What was open."""
+    effort: Effort
+    """How much was to be tried."""
+    complete: bool
+    """Every descent came to its end within the most predictions."""
+    idle: tuple[str, ...] = ()
+    """Choices that are fixed and mean nothing in the best plan."""
+
+
+def refine(
+    result: Result,
+    *,
+    choices: Sequence[Choice] = CHOICES,
+    forbid: Iterable[Limit] = (),
+    fixed: Mapping[str, Value] | None = None,
+    effort: Effort = THOROUGH,
+    told: Callable[[int, int], None] | None = None,
+    more: More = always,
+) -> Refined:
+    """The best plan that changes of single choices lead to, from the best plans of a search.
+
+    choices: those that are open (`refinement.choices.allowed`). forbid: values that none may take. fixed: choices that
+    are made in every plan where they mean something, whatever they cost. effort: how much is tried. told: is called
+    with the number of predictions made and of the most. more: the budget. PlanError if what is fixed fits in none.
+    """
+    descent = _Descent(result, choices, tuple(forbid), fixed or {}, effort, told, more)
+    near = [each for each in result.near if each.step_s < result.best[0].step_s]
+    begins = [*result.best[: effort.starts], *near[: effort.large], *descent.for_methods()]
+    found = [(start, steps, _end(start, steps)) for start in begins if (steps := descent.down(start)) is not None]
+    if not found:
+        raise PlanError(f"no plan that was found fits with {', '.join(fixed or {})} as fixed; leave it open")
+    best = min(found, key=lambda each: each[2].step_s)
+    return Refined(
+        start=best[0],
+        steps=best[1],
+        found=best[2],
+        tried=descent.tried,
+        starts=len(begins),
+        choices=tuple(choices),
+        effort=effort,
+        complete=not descent.cut,
+        idle=tuple(name for name, value in (fixed or {}).items() if named(name).of(best[2].plan) != value),
+    )
+
+
+def _end(start: Found, steps: tuple[Step, ...]) -> Found:
+    if not steps:
+        return start
+    last = steps[-1].prediction
+    return Found(point=start.point, plan=last.plan, prediction=last)
+
+
+class _Descent:
+    """Descents over one search's machines and work; plans are predicted once."""
+
+    def __init__(
+        self,
+        result: Result,
+        choices: Sequence[Choice],
+        forbid: tuple[Limit, ...],
+        fixed: Mapping[str, Value],
+        effort: Effort,
+        told: Callable[[int, int], None] | None,
+        more: More,
+    ) -> None:
+        self.more = more
+        self.result, self.choices, self.forbid, self.effort, self.told = result, choices, forbid, effort, told
+        self.fixed = tuple((named(name), value) for name, value in fixed.items())
+        self.tried = 0
+        self.cut = False
+        """Whether something was not predicted, for want of tries or of time."""
+        self.known: dict[Plan, Prediction | None] = {}
+
+    def down(self, start: Found) -> tuple[Step, ...] | None:
+        """Changes from a plan on, each of which shortens the step (or makes the plan fit), until none does. None if it
+        does not fit in the end, or cannot run with what is fixed."""
+        plan, prediction, steps = start.plan, start.prediction, list[Step]()
+        for choice, value in self.fixed:
+            before = choice.of(plan)
+            if value == before or not choice.values(plan, self.result.graph, self.result.cluster):
+                continue
+            fixed = self._predicted(choice, plan, value)
+            if fixed is None:
+                return None
+            plan, prediction = fixed.plan, fixed
+            steps.append(Step(choice=choice, before=before, after=value, prediction=fixed))
+        best = prediction.step_s
+        if not self._fits(prediction):  # of all choices the one with which it fits and is fastest
+            able = [made for choice in self.choices if (made := self._best_of(choice, plan)) is not None]
+            if not able:
+                return None
+            first = min(able, key=lambda step: step.prediction.step_s)
+            best, plan = first.prediction.step_s, first.prediction.plan
+            steps.append(first)
+        for _ in range(self.effort.rounds):
+            moved = False
+            for choice in self.choices:
+                made = self._best_of(choice, plan)
+                if made is not None and made.prediction.step_s < best * (1 - self.effort.gain):
+                    best, plan, moved = made.prediction.step_s, made.prediction.plan, True
+                    steps.append(made)
+            if not moved:
+                break
+        return tuple(steps)
+
+    def for_methods(self) -> Iterator[Found]:
+        """For each published method that is open the plan which it makes fastest: one of the best two under any
+        schedule that the method rewrites, FOR_METHODS plans at most. Which of these plans are among the best by
+        themselves depends on the memory that they take without it."""
+        space, best = self.result.space, self.result.best[:2]
+        points = dict.fromkeys(
+            each.point._replace(schedule=name, virtual_stages=virtual, recompute=space.recompute[0])
+            for each in best
+            for name, virtual in space.pipelines(each.point.pp)
+        )
+        for choice in self.choices:
+            able: list[tuple[float, int, Point, Plan]] = []
+            for point in list(points)[:FOR_METHODS] if choice.rewrites else ():
+                plan = space.plan(point)
+                if not choice.values(plan, self.result.graph, self.result.cluster):
+                    continue
+                made = self._predicted(choice, plan, True, within=False)
+                if made is not None and self._fits(made):
+                    able.append((made.step_s, len(able), point, plan))
+            if able:
+                _, _, point, plan = min(able)
+                prediction = predict(
+                    self.result.graph, self.result.cluster, plan, self.result.workload, self.result.stack
+                )
+                yield Found(point=point, plan=plan, prediction=prediction)
+
+    def _best_of(self, choice: Choice, plan: Plan) -> Step | None:
+        """The value of a choice with which the plan fits and is fastest; None where it fits with none."""
+        before = choice.of(plan)
+        tried = [(value, self._predicted(choice, plan, value)) for value in self._open(choice, plan, before)]
+        able = [(value, found) for value, found in tried if found is not None and self._fits(found)]
+        if not able:
+            return None
+        value, found = min(able, key=lambda each: each[1].step_s)
+        return Step(choice=choice, before=before, after=value, prediction=found)
+
+    def _open(self, choice: Choice, plan: Plan, before: Value) -> list[Value]:
+        values = choice.values(plan, self.result.graph, self.result.cluster)
+        values = tuple(value for value in values if runs_value(self.result.stack, choice, value))
+        mine = [limit for limit in self.forbid if limit.field == choice.name]
+        return [value for value in values if value != before and not any(limit.forbids(value) for limit in mine)]
+
+    def _predicted(self, choice: Choice, plan: Plan, value: Value, *, within: bool = True) -> Prediction | None:
+        """None for a plan that cannot run, and when no predictions (`within` their number) or no time is left."""
+        result = self.result
+        try:
+            changed = choice.make(plan, result.graph, value)
+            if changed not in self.known:
+                if (within and self.tried >= self.effort.tries) or (self.tried and not self.more()):
+                    self.cut = True
+                    return None
+                self.tried += 1
+                if self.told is not None:
+                    self.told(self.tried, self.effort.tries)
+                self.known[changed] = None
+                self.known[changed] = predict(result.graph, result.cluster, changed, result.workload, result.stack)
+        except GnomonError:
+            return None
+        return self.known[changed]
+
+    def _fits(self, found: Prediction) -> bool:
+        fits = all(rank.peak_bytes <= self.result.limit_bytes for rank in found.memory)
+        return fits and host_memory(found).fits

@@ -1,0 +1,552 @@
+"""The space of plans that a search covers: choices for every field, and the points that they span.
+
+`Space` lists the choices; `make_space` fills in what is left open for a model, a cluster and a batch. A `Point` is one
+combination, `Space.plan` its Plan. `canonical` maps points that mean the same run to one of them, and says so with a
+proof. Leaves out what a plan costs, and fields of the plan that the space does not vary: they are those of `base`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple, get_args
+
+from gnomon import orders
+from gnomon.errors import PlanError, UnpricedError, nearest
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.hardware.kinds import is_mixed, kinds_of
+from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Workload
+from gnomon.prices.collectives import copy_seconds
+from gnomon.software import Stack
+
+Recompute = Literal["none", "selective", "full", "offload"]
+"""What happens to activations between forward and backward: a preset of recomputation, or `offload`, which recomputes
+nothing and has them wait on the host. (Selective recomputation with offload is left out: with flash attention it makes
+the sums of rows again, at the price of all of attention.)"""
+Context = Literal["ring", "all_gather", "ulysses"]
+
+BEYOND = ("async_tp", "activation_offload", "optimizer_offload", "parameter_offload")
+"""Choices (`search.refinement.choices`) that the exact search can have too."""
+
+MOST_VIRTUAL_STAGES = 8
+"""Virtual stages of a pipeline rank that are tried, at most; more only where they are fixed. Each adds messages whose
+launches and waits predictions see too little of: no run on record has more than six."""
+
+CHUNK_TOKENS = 2048
+"""Pieces of a sequence are not cut smaller over cp unless asked to."""
+
+
+class Point(NamedTuple):
+    """One plan of a space."""
+
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    dp_replicate: int
+    dp_shard: int
+    schedule: str
+    virtual_stages: int
+    micro_batch_size: int
+    sequence_parallel: bool
+    keep_gathered: bool
+    context: Context
+    recompute: Recompute
+    zero: int
+    overlap: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A condition that a point must not meet, as `pp>1`."""
+
+    field: str
+    """A field of Point."""
+    op: str
+    """`>`, `<`, `>=`, `<=`, `=` or `!=`."""
+    value: int | str
+    """What it is compared with."""
+    why: str = ""
+    """Who forbids it, where it is not the user."""
+
+    def forbids(self, value: object) -> bool:
+        """Whether a value of the field meets the condition."""
+        if self.op in ("=", "!="):
+            return (str(value).lower() == str(self.value).lower()) == (self.op == "=")
+        assert isinstance(value, int) and isinstance(self.value, int)
+        return {
+            ">": value > self.value, "<": value < self.value, ">=": value >= self.value, "<=": value <= self.value,
+        }[self.op]  # fmt: skip
+
+
+_WORDS = ("schedule", "recompute", "context")
+_FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
+
+
+def parse_limit(text: str) -> Limit:
+    """A limit from text such as `pp>1`, `zero=3` or `schedule=gpipe`; PlanError with the nearest field otherwise."""
+    op = next((op for op in (">=", "<=", "!=", ">", "<", "=") if op in text), None)
+    if op is None:
+        raise PlanError(f"limit {text[:40]!r} has no comparison; write FIELD>N, FIELD<N, FIELD=VALUE, as in 'pp>1'")
+    name, _, value = (part.strip() for part in text.partition(op))
+    name = {"vpp": "virtual_stages", "dp-shard": "dp_shard", "dp-replicate": "dp_replicate"}.get(name, name)
+    name = name.replace("-", "_")
+    if name not in Point._fields:
+        raise PlanError(f"limit on {name[:40]!r}, which no plan has{nearest(name, Point._fields)}; fields are "
+                        f"{', '.join(Point._fields)}")  # fmt: skip
+    if name in _WORDS + _FLAGS:
+        if op not in ("=", "!="):
+            raise PlanError(f"limit {text[:40]!r}: {name} has no order; use = or !=")
+        return Limit(field=name, op=op, value=value)
+    if not value.isdigit():
+        raise PlanError(f"limit {text[:40]!r}: {name} is a whole number, not {value[:20]!r}")
+    return Limit(field=name, op=op, value=int(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Choices for each field; all their combinations that make `devices` ranks are points."""
+
+    base: Plan
+    """What does not vary: precision, optimizer, order of axes …"""
+    devices: int
+    """Ranks of every point."""
+    global_batch: int
+    """Sequences of a step."""
+    num_layers: int
+    """Most stages."""
+    experts: bool
+    """Whether the model has routed experts."""
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    ep: tuple[int, ...]
+    pp: tuple[int, ...]
+    dp_replicate: tuple[int, ...]
+    dp_shard: tuple[int, ...]
+    schedule: tuple[str, ...]
+    virtual_stages: tuple[int, ...]
+    """For schedules that take several numbers of them."""
+    micro_batch_size: tuple[int, ...]
+    sequence_parallel: tuple[bool, ...]
+    keep_gathered: tuple[bool, ...]
+    context: tuple[Context, ...]
+    recompute: tuple[Recompute, ...]
+    zero: tuple[int, ...]
+    overlap: tuple[bool, ...]
+    """Gradients and parameters travel beside computing, or not."""
+    zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that the stack runs with several pipeline ranks."""
+
+    cut: int = 0
+    """Tensor-parallel ranks, at most, between which products are cut, a part travelling while another is computed,
+    wherever sequences are divided among these ranks too. See `splits`."""
+
+    repeated: tuple[str, int] = ("", 0)
+    """(name, how many) of the layers whose activations may wait on the host."""
+
+    def runs(self, pp: int, zero: int) -> bool:
+        """Whether the stack runs a ZeRO stage over several ranks with so many pipeline ranks."""
+        return pp == 1 or zero in self.zero_in_pipeline
+
+    def plan(self, point: Point) -> Plan:
+        """The point's Plan."""
+        base = self.base
+        schedule = Schedule(
+            name=point.schedule,
+            micro_batch_size=point.micro_batch_size,
+            virtual_stages=point.virtual_stages,
+            placement=orders.find(point.schedule).placement,
+            passes=base.schedule.passes,
+        )
+        names = ("tp", "cp", "ep", "pp", "dp_replicate", "dp_shard")
+        return replace(
+            base,
+            mesh=replace(base.mesh, **{name: getattr(point, name) for name in names}),
+            schedule=schedule,
+            layout=replace(
+                base.layout,
+                sequence_parallel=point.sequence_parallel,
+                keep_gathered=point.keep_gathered,
+                context=point.context,
+            ),
+            saved=self.saved(point.recompute, point.pp * point.virtual_stages),
+            optimizer=replace(base.optimizer, zero=point.zero),  # type: ignore[arg-type]
+            overlap=replace(
+                base.overlap,
+                grad_reduce=point.overlap,
+                param_gather=point.overlap,
+                splits=self.splits(point.tp, sequence_parallel=point.sequence_parallel),
+            ),
+        )
+
+    def saved(self, recompute: str, stages: int = 1) -> Saved:
+        """What a way of saving is in a plan of so many stages."""
+        base = self.base.saved
+        if recompute != "offload":
+            return replace(base, preset=recompute)  # type: ignore[arg-type]
+        name, count = self.repeated
+        each = -(-count // stages) if count == self.num_layers else count  # at least those of any stage
+        rule = SavedRule(calls=f"{name}[0:{count}]", action="offload", first_per_stage=each)
+        return replace(base, preset="none", rules=(*base.rules, rule))
+
+    def splits(self, tp: int, *, sequence_parallel: bool) -> tuple[Split, ...]:
+        """Ops that are cut.
+
+        Plans with products left whole are not looked at where cut ones may be: a cut product takes as long, keeps the
+        same tensors and sends the same bytes, and of the seconds t that a collective takes beside a product of b
+        seconds, max(t / n, t - b (n - 1) / n) are waited for, never more than t (`prediction.layer`). A step is no
+        shorter for longer actions, which all bounds rest on, so the same plan with products left whole is not faster.
+        Under ZeRO 3 two rounds of losses to collectives (`prediction.contention`) come on top, which are not proved to
+        be as monotone: there `tests/search/test_beyond.py` looks.
+        """
+        if not (1 < tp <= self.cut and sequence_parallel):
+            return self.base.overlap.splits
+        return (Split(op="*", dim="seq", parts=tp),)
+
+    def axes(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(tp, cp, ep, pp, dp) with tp x cp x pp x dp = devices."""
+        for tp in self.tp:
+            for cp in self.cp:
+                for pp in self.pp:
+                    if self.devices % (tp * cp * pp) == 0:
+                        for ep in self.ep:
+                            yield tp, cp, ep, pp, self.devices // (tp * cp * pp)
+
+    def shardings(self, dp: int) -> tuple[tuple[int, int], ...]:
+        """(dp_replicate, dp_shard) of so many data-parallel ranks, the fewest replicas first."""
+        found = [(r, dp // r) for r in self.dp_replicate if dp % r == 0 and dp // r in self._shards]
+        return tuple(found)
+
+    @cached_property
+    def _shards(self) -> frozenset[int]:
+        return frozenset(self.dp_shard)
+
+    def pipelines(self, pp: int) -> tuple[tuple[str, int], ...]:
+        """(schedule, virtual stages) on so many pipeline ranks. One rank has nothing to schedule: microbatches follow
+        each other, under the first name that there is."""
+        if pp == 1:
+            return tuple((name, 1) for name in self.schedule if orders.find(name).takes(1))[:1]
+        found: list[tuple[str, int]] = []
+        for order in map(orders.find, self.schedule):
+            counts = self.virtual_stages if order.looped else order.stages[:1]
+            fits = [v for v in counts if v == 1 or pp * v <= self.num_layers]
+            found += [(order.name, v) for v in fits if order.stages_reason(pp, v) is None]
+        return tuple(found)
+
+    def layouts(self, cp: int) -> tuple[tuple[bool, bool, Context], ...]:
+        """(sequence parallel, keep gathered, context) with so many context-parallel ranks."""
+        contexts = self.context if cp > 1 else self.context[:1]
+        return tuple((s, k, c) for s in self.sequence_parallel for k in self.keep_gathered for c in contexts)
+
+    @cached_property
+    def leaves(self) -> int:
+        """Points of one sharding of one pipeline, layout and microbatch size: ZeRO x overlap."""
+        return len(self.zero) * len(self.overlap)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of points."""
+        total = 0
+        for _, cp, _, pp, dp in self.axes():
+            each = len(self.shardings(dp)) * len(self.pipelines(pp)) * len(self.layouts(cp))
+            total += each * len(self.micro_batch_size) * len(self.recompute) * self.leaves
+        return total
+
+    def points(self) -> Iterator[Point]:
+        """All of them, legal or not, in the order in which ties are decided."""
+        for tp, cp, ep, pp, dp in self.axes():
+            for schedule, virtual in self.pipelines(pp):
+                for micro in self.micro_batch_size:
+                    for sequence, keep, context in self.layouts(cp):
+                        for recompute in self.recompute:
+                            for replicas, shards in self.shardings(dp):
+                                for zero in self.zero:
+                                    for overlap in self.overlap:
+                                        yield Point(
+                                            tp, cp, ep, pp, replicas, shards, schedule, virtual, micro, sequence, keep,
+                                            context, recompute, zero, overlap,
+                                        )  # fmt: skip
+
+    def canonical(self, point: Point) -> Point:
+        """The point of the same space that stands for it; itself, if none does.
+
+        Points with one representative are the same run: at tp = 1 there is no region to divide a sequence in, and
+        nothing gathered to keep; at cp = 1 no context to exchange; ZeRO over groups of one rank divides nothing; at
+        ZeRO 0 all data-parallel ranks hold replicas, whatever they are called (experts have groups of their own, which
+        the two axes divide otherwise); without a reduction nothing overlaps.
+        Only what has a representative among the choices is replaced by it.
+        """
+        changes: dict[str, object] = {}
+        sequence = point.sequence_parallel
+        if point.tp == 1 and sequence and False in self.sequence_parallel:
+            changes["sequence_parallel"] = sequence = False
+        if point.keep_gathered and not (sequence and point.tp > 1) and point.cp == 1 and False in self.keep_gathered:
+            changes["keep_gathered"] = False
+        zero = point.zero
+        buckets = zero == 2 and self.base.overlap.bucket_bytes is not None
+        if zero and point.dp_shard * point.cp == 1 and not self.experts and not buckets and 0 in self.zero:
+            changes["zero"] = zero = 0
+        whole = self.shardings(point.dp_replicate * point.dp_shard)[0]
+        if zero == 0 and (point.dp_replicate, point.dp_shard) != whole and not self.experts:
+            changes |= {"dp_replicate": whole[0], "dp_shard": whole[1]}
+        alone = point.dp_replicate * point.dp_shard * point.cp == 1 and not self.experts
+        alone = alone and not self.base.optimizer.offload_parameters
+        if alone and not point.overlap and True in self.overlap:
+            changes["overlap"] = True
+        return point._replace(**changes) if changes else point  # type: ignore[arg-type]
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """In rising order."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def make_space(
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    base: Plan | None = None,
+    fixed: Mapping[str, object] | None = None,
+    limits: Iterable[Limit] = (),
+    stack: Stack | None = None,
+    beyond: Container[str] = (),
+) -> Space:
+    """All choices that make sense for a model on a cluster, less what is fixed, forbidden or beyond the stack.
+
+    base: what does not vary. fixed: field of Point -> its one value. beyond: those of `BEYOND` that the space
+    has too, where the base plan leaves them open. PlanError when a field is left without a choice.
+    """
+    if is_mixed(cluster):
+        names = " and ".join(kind.name for kind in kinds_of(cluster))
+        raise PlanError(
+            f"cluster {cluster.name!r} has {names}; this search is for devices of one kind. For the fastest plan over "
+            f"several use gnomon.search.plan_mixed, or `gnomon plan`"
+        )
+    base = base or Plan()
+    if stack is not None and stack.name == "gnomon":
+        _check_own(graph, base)
+    num_layers = count_layers(graph)
+    experts = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
+    ranks = divisors(cluster.num_devices)
+    longest = max(workload.sequence_lengths(), default=1)
+    ways: tuple[Recompute, ...] = ("none", "selective", "full")
+    if "activation_offload" in beyond and base.saved == Saved() and _copies(cluster):
+        ways += ("offload",)
+    attends = any(op.kind == "attention" for block in graph.blocks for op in block.ops)
+    choices: dict[str, tuple[object, ...]] = {
+        "tp": ranks,
+        "cp": tuple(c for c in ranks if c == 1 or (attends and longest >= c * CHUNK_TOKENS)),
+        "ep": tuple(e for e in ranks if e == 1 or any(n % e == 0 for n in experts)),
+        "pp": tuple(p for p in ranks if p <= num_layers),
+        "dp_replicate": ranks,
+        "dp_shard": ranks,
+        "schedule": tuple(order.name for order in orders.every()),
+        "virtual_stages": tuple(range(1, MOST_VIRTUAL_STAGES + 1)),
+        "micro_batch_size": divisors(workload.batch_size),
+        "sequence_parallel": (False, True),
+        "keep_gathered": (False, True),
+        "context": ("ring", "all_gather", "ulysses"),
+        "recompute": ways,
+        "zero": (3,) if base.optimizer.offload_parameters else (0, 1, 2, 3),
+        "overlap": (True, False),
+    }
+    if "virtual_stages" in (fixed or {}):
+        virtual = int(str((fixed or {})["virtual_stages"]))
+        able = tuple(order.name for order in orders.every() if order.takes(virtual))
+        choices["schedule"] = able or choices["schedule"]
+    refuse_divided(base)
+    every = [*limits, *(stack_limits(stack, graph, ranks) if stack is not None else ())]
+    choices = narrowed(choices, fixed or {}, every)
+    found = Space(
+        base=base,
+        devices=cluster.num_devices,
+        global_batch=workload.batch_size,
+        num_layers=num_layers,
+        experts=bool(experts),
+        zero_in_pipeline=(stack.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
+        cut=cut_ranks(cluster, base.mesh) if "async_tp" in beyond and not base.overlap.splits else 0,
+        repeated=repeated_layers(graph),
+        **choices,  # type: ignore[arg-type]
+    )
+    if not found.size:
+        raise PlanError(_no_axes(choices, cluster.num_devices))
+    return found
+
+
+def saving_of(saved: Saved) -> str:
+    """The way of saving that a plan has, layers that differ left out."""
+    away = saved.preset == "none" and any(rule.action == "offload" for rule in saved.rules)
+    return "offload" if away else saved.preset
+
+
+def repeated_layers(graph: Graph) -> tuple[str, int]:
+    """(name that selectors know them by, how many) of the layers that are repeated most."""
+    counts = Counter(layer.call.group or layer.call.name for layer in graph.layers() if layer.call.first is not None)
+    return counts.most_common(1)[0] if counts else (graph.layers()[0].call.name, 1)
+
+
+def cut_ranks(cluster: Cluster, mesh: Mesh) -> int:
+    """Tensor-parallel ranks between which products are cut, at most: those of a node, as programs that cut them write
+    into each other's memory over its links (Transformer Engine's userbuffers, torch's symmetric memory)."""
+    return min(group.node.count for group in cluster.groups) if mesh.order[-1] == "tp" else 0
+
+
+def _copies(cluster: Cluster) -> bool:
+    """Whether copies between every device and its host have a price."""
+    try:
+        return all(copy_seconds(1, group.node) > 0 for group in cluster.groups)
+    except UnpricedError:
+        return False
+
+
+def refuse_divided(base: Plan) -> None:
+    """PlanError for a base plan whose vocabulary is divided over the pipeline, which is predicted, not searched."""
+    if base.schedule.vocabulary != "ends":
+        raise PlanError(
+            f"schedule vocabulary = {base.schedule.vocabulary!r} is not among what the search tries: leave it out "
+            f"here, set it in the plan that is found, and predict that"
+        )
+
+
+def narrowed(
+    choices: Mapping[str, tuple[object, ...]], fixed: Mapping[str, object], limits: Sequence[Limit]
+) -> dict[str, tuple[object, ...]]:
+    """Choices of each field less what is fixed or forbidden; of fields that there are. PlanError where none is left."""
+    left = {name: (fixed[name],) if name in fixed else values for name, values in choices.items()}
+    for limit in limits:
+        if limit.field in left:
+            left[limit.field] = tuple(value for value in left[limit.field] if not limit.forbids(value))
+    for name, values in left.items():
+        if not values:
+            raise PlanError(_none_left(name, limits, fixed))
+    return left
+
+
+def count_layers(graph: Graph) -> int:
+    """Layers that a pipeline divides: those of repeated calls."""
+    layers = graph.layers()
+    return sum(1 for layer in layers if layer.call.first is not None) or len(layers)
+
+
+def _none_left(name: str, limits: Iterable[Limit], fixed: Mapping[str, object]) -> str:
+    """Which limits leave a field without a choice, and whose they are."""
+    of_field = [limit for limit in limits if limit.field == name]
+    own = [f"{each.field}{each.op}{each.value}" for each in of_field if not each.why]
+    reasons = "; ".join(sorted({each.why for each in of_field if each.why}))
+    wanted, but = f"no choice of {name} is left", ":"
+    if name in fixed:
+        wanted, but = f"{name} = {fixed[name]} is asked for", ", but"
+    if not own:
+        return f"{wanted}{but} {reasons}; ask for another {name}"
+    return f"{wanted}{but} forbidden are {', '.join(own[:6])}{f', and {reasons}' if reasons else ''}; drop one of them"
+
+
+def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
+    named = [f"{n} = {choices[n][0]}" for n in ("tp", "cp", "pp", "dp_replicate", "dp_shard") if len(choices[n]) == 1]
+    asked = " and ".join(named) or "these limits"
+    near = max((d for d in divisors(devices)), key=lambda d: d)
+    return (
+        f"no plan has {devices} ranks with {asked}: their product must divide {devices} and the other axes take the "
+        f"rest; use divisors of {devices} ({', '.join(map(str, divisors(near)[:8]))} …), or leave one open"
+    )
+
+
+def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple[Limit, ...]:
+    """What a program does not run, as limits. Gnomon's own runtime refuses some axes (docs/runtime.md); other stacks
+    are limited by the schedules, ZeRO stages and ways to exchange context that their records name. ranks: numbers of
+    tensor-parallel ranks that are open. PlanError for what the search has no bounds of."""
+    if stack.p2p_poll_s is not None or stack.checked_collectives:
+        raise PlanError(
+            f"stack {stack.name!r} polls messages or checks collectives (p2p_poll_s, checked_collectives), of which "
+            f"the search has no bounds; leave both out to plan, and predict the plan with them"
+        )
+    if stack.composed:
+        raise PlanError(f"stack {stack.name!r} is a simulator, which runs nothing; plan for the program it stands for")
+    found = []
+    if stack.name == "gnomon":
+        found += _own_limits(graph, ranks)
+    if stack.schedules:
+        why = f"stack {stack.name} runs only {', '.join(stack.schedules)}"
+        names = [name for name in orders.names() if name not in stack.schedules]
+        found += [Limit(field="schedule", op="=", value=name, why=why) for name in names]
+    return (*found, *_of_record(stack))
+
+
+def _of_record(stack: Stack) -> list[Limit]:
+    """ZeRO stages and ways to exchange context that a stack's record does not name, where it names any."""
+    found = []
+    if stack.zero:
+        why = f"stack {stack.name} runs only ZeRO {', '.join(map(str, stack.zero))}"
+        lacks = [stage for stage in (0, 1, 2, 3) if stage not in stack.zero]
+        found += [Limit(field="zero", op="=", value=stage, why=why) for stage in lacks]
+    if stack.contexts == ("none",):
+        why = f"stack {stack.name} has no context parallelism"
+        found.append(Limit(field="cp", op=">", value=1, why=why))
+    elif stack.contexts:
+        why = f"stack {stack.name} exchanges context only by {', '.join(stack.contexts)}"
+        lacks_context = [name for name in get_args(Context) if name not in stack.contexts]
+        found += [Limit(field="context", op="=", value=name, why=why) for name in lacks_context]
+    return found
+
+
+OWN_OPS = {
+    "add": (), "attention": ("causal",), "cross_entropy": None, "embedding": None, "glu": None, "linear": None,
+    "norm": None, "rotary": None,
+}  # fmt: skip
+"""Kinds of operation that Gnomon's runtime computes -> the attributes that it knows; None for all."""
+
+OWN_FUNCTIONS = {"glu": "silu", "norm": "rms"}
+"""Kind of operation -> the one function that Gnomon's runtime has for it."""
+
+OWN_DTYPES = ("fp64", "fp32", "bf16")
+"""What Gnomon's runtime stores and computes in."""
+
+
+def _check_own(graph: Graph, base: Plan) -> None:
+    """PlanError for a model or a precision that Gnomon's own runtime does not run, which no choice of axes helps."""
+    other = "plan for another program with --stack (gnomon catalogue stacks)"
+    for op in (op for block in graph.blocks for op in block.ops):
+        known, attrs = OWN_OPS.get(op.kind, ()), dict(op.attrs)
+        what = "" if op.kind in OWN_OPS else op.kind
+        if not what and known is not None and (unknown := [name for name in attrs if name not in known]):
+            what = f"{op.kind} with {unknown[0]}"
+        if not what and attrs.get("fn", OWN_FUNCTIONS.get(op.kind)) != OWN_FUNCTIONS.get(op.kind):
+            what = f"{op.kind} ({attrs['fn']})"
+        if what:
+            raise PlanError(f"gnomon's runtime runs Llamas and their kin, and {graph.name} has {what}; {other}")
+    p = base.precision
+    dtypes: set[str] = {p.param, p.compute, p.grad, p.reduce, p.states, *({p.master} - {"none"})}
+    if lacks := sorted((dtypes | ({"fp8"} if p.fp8 else set())) - set(OWN_DTYPES)):
+        raise PlanError(
+            f"gnomon's runtime has no {' and no '.join(lacks)}, only {', '.join(OWN_DTYPES)}; use --precision bf16 or "
+            f"fp32, or {other}"
+        )
+
+
+def _own_limits(graph: Graph, ranks: Iterable[int]) -> list[Limit]:
+    """Of `gnomon.runtime`: no context or expert parallelism, no padding of what tp does not divide."""
+    why = "gnomon's runtime does not run it"
+    found = [Limit(field=axis, op=">", value=1, why=why) for axis in ("cp", "ep")]
+    vocab = {
+        dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "vocab" and dim.size
+    }
+    found += [
+        Limit(field="tp", op="=", value=tp, why=f"{why}: it does not pad the vocabulary")
+        for tp in ranks
+        if any(size % tp for size in vocab)
+    ]
+    return found
+
+
+def has_tied(graph: Graph) -> bool:
+    """Whether a parameter belongs to more than one layer."""
+    names = [
+        name
+        for layer in graph.layers()
+        for name in {layer.call.parameter_name(t.name, layer.index) for t in graph.block(layer.call.block).parameters}
+    ]
+    return len(set(names)) < len(names)

@@ -1,0 +1,300 @@
+"""After the search for equal stages: the same plans with layers cut unevenly, and recomputation stage by stage.
+
+`uneven(found)` takes the best plans of a search, those that were faster but did not fit, and plans one change away, and
+gives each the best cut (`cut`) with the least recomputation that fits (`recompute`). It returns the best plan of all,
+why it is better, and what was tried: the search before it is exact, this pass is not (which plans it takes is a choice;
+of one plan, the cut is the best where `Cuts.proven`). Leaves out stages with other numbers of ranks (`dapple`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gnomon.errors import GnomonError, PlanError, ProgramError
+from gnomon.graph import Graph
+from gnomon.plans import Plan, Saved, layer_presets, stage_layers
+from gnomon.prediction import Prediction, predict
+from gnomon.search.budget import More, always
+from gnomon.search.questions.reasons import changes
+from gnomon.search.results import Found, Result
+from gnomon.search.space.points import Point, Space
+from gnomon.search.stages.cut import Cut, Cuts, balanced, best_split, can_cut, equal, plainest
+from gnomon.search.stages.recompute import Least, Unit, unit_of
+from gnomon.search.stages.repredict import Trial, Trials
+
+OWN_RULE = frozenset({"nanotron", "deepspeed", "accelerate"})
+"""Stacks whose program divides layers among stages by a rule of its own (docs/export.md)."""
+
+ROWS = 60_000
+"""Rows of Programs that may be played for one plan: a second or so."""
+
+PLANS = 4
+"""Plans that are cut in each round, at most."""
+
+ROUNDS = 3
+"""The search's best plans; then, while that finds a better one, plans one change away from it."""
+
+_TIE = 1e-3
+"""Share of the step by which a cut may be slower than the best one if its stages are nearer to equal."""
+
+_WORTH = 5e-3
+"""Share of the step by which an uneven plan must be better: less is no reason to leave equal stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One plan that was given other stages."""
+
+    point: Point
+    equal_s: float
+    """Its step with equal stages and one preset for all layers, whether it fits or not."""
+    step_s: float | None
+    """Its step with the best cut; None where none fits."""
+    cuts: Cuts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uneven:
+    """What the pass found."""
+
+    best: Found | None
+    """The best plan, if it is better than the best of the search."""
+    exact_s: float | None
+    """Step of the best plan of the search; None where none fitted."""
+    tried: tuple[Tried, ...]
+    reasons: tuple[str, ...] = ()
+    """What differs from equal stages, and why: `stage 3 holds the head: 6 layers fewer`."""
+
+    @property
+    def gain(self) -> float:
+        """Share of the step saved; 0 where nothing was."""
+        if self.best is None or self.exact_s is None:
+            return 0.0
+        return 1 - self.best.step_s / self.exact_s
+
+    def merged(self, found: Result) -> Result:
+        """The search's result with this plan before the others, its counts as they are."""
+        return found if self.best is None else replace(found, best=(self.best, *found.best)[: max(len(found.best), 1)])
+
+
+def uneven(
+    found: Result, *, cut: Cut | None = None, told: Callable[[int, int], None] | None = None, more: More = always
+) -> Uneven:
+    """The best plan with uneven stages, or recomputation that differs by stage; see the module.
+
+    cut: layers of each stage, which then every plan has, be it faster or not. PlanError when none of the search's plans
+    can have it. told: is called with (plans begun, plans at most) before each that is cut. more: the budget, asked
+    before each plan; a cut that the user gives is made all the same.
+    """
+    exact = found.best[0].step_s if found.best else None
+    if not _applies(found):
+        if cut is not None:
+            raise PlanError("layers_per_stage is for devices of one kind and a base plan that recomputes nothing")
+        return Uneven(best=None, exact_s=exact, tried=())
+    if cut is not None and (sum(cut) != found.space.num_layers or min(cut) < 1):
+        raise PlanError(
+            f"layers_per_stage {cut} adds up to {sum(cut)} layers, but the graph has {found.space.num_layers}; give "
+            f"each stage at least one, and all of them together"
+        )
+    run = _Pass(found, cut, told, more if cut is None else always)
+    run.round([(each.point, each.prediction) for each in (*found.best, *found.near)])
+    if cut is not None and run.best is None:
+        raise PlanError(f"no plan of the search fits with layers_per_stage {cut}; leave it open, or allow more memory")
+    for _ in range(ROUNDS - 1 if cut is None else 0):
+        leader = run.best[1] if run.best is not None else found.best[0] if found.best else None
+        if leader is None or not run.round(list(run.neighbours(leader))):
+            break
+    if run.best is None:
+        return Uneven(best=None, exact_s=exact, tried=tuple(run.tried))
+    best = run.best[1]
+    return Uneven(best=best, exact_s=exact, tried=tuple(run.tried), reasons=reasons(best.prediction))
+
+
+def _applies(found: Result) -> bool:
+    """Whether devices are of one kind, and what is recomputed was left to the search."""
+    kinds = {group.node.device.name for group in found.cluster.groups}
+    return len(kinds) == 1 and found.space.base.saved == Saved() and not found.space.base.stages
+
+
+class _Pass:
+    """The pass under way."""
+
+    def __init__(self, found: Result, cut: Cut | None, told: Callable[[int, int], None] | None, more: More) -> None:
+        self.more = more
+        self.found, self.space, self.cut, self.told = found, found.space, cut, told
+        free = {"none", "full"} <= set(found.space.recompute)
+        self.unit: Unit = unit_of(found.stack) if free else "none"
+        self.best: tuple[float, Found] | None = None
+        self.tried: list[Tried] = []
+        self.done: set[Plan] = set()
+        self.exact = found.best[0].step_s if found.best and cut is None else float("inf")
+
+    @property
+    def worst(self) -> float:
+        """What a plan must be faster than."""
+        return (self.best[0] if self.best is not None else self.exact) * (1 - _WORTH)
+
+    def round(self, plans: Sequence[tuple[Point, Prediction]]) -> bool:
+        """Cuts the most promising plans; whether one is the best so far."""
+        promising: list[tuple[float, int, Point, Trials]] = []
+        for index, (point, prediction) in enumerate(plans):
+            shape = _shape(prediction.plan)
+            if shape in self.done or not self.more():
+                continue
+            self.done.add(shape)
+            if (
+                point.recompute == "offload"
+            ):  # what is on the host is not divided further: the same plan, all of it kept
+                point = point._replace(recompute="none")
+                prediction = predict(self.found.graph, self.found.cluster, shape, self.found.workload, self.found.stack)
+            trials = Trials(prediction)
+            hope = self._hope(trials)
+            if hope < self.worst:
+                promising.append((hope, index, point, trials))
+        better = False
+        for hope, _, point, trials in sorted(promising, key=lambda each: each[:2])[:PLANS]:
+            if hope < self.worst and self.more():
+                better |= self._cut(point, trials)
+        return better
+
+    def _hope(self, trials: Trials) -> float:
+        """Seconds of the plan if its longest stage were as short as layers allow, and memory without limit."""
+        plan, step = trials.plan, trials.prediction.step_s
+        if self.cut is not None:
+            return step if len(self.cut) == trials.num_stages else float("inf")
+        parts = trials.prediction.breakdown
+        if self.unit != "none":
+            step -= sum(seconds for part, seconds in parts.items() if part == "R")
+        if can_cut(trials) or self._own_rule():
+            return step if plan.saved.preset != "none" or not trials.prediction.fits else float("inf")
+        weights = [trials.layer_seconds(i) for i in range(len(trials.layers))]
+        ranks = plan.pipeline_ranks
+        start = _longest(weights, trials, equal(len(trials.counted), plan.num_stages))
+        if len(ranks) == max(ranks) + 1:
+            ideal = _longest(weights, trials, balanced(weights, [(i, i + 1) for i in trials.counted], len(ranks)))
+        else:
+            ideal = sum(weights) / (max(ranks) + 1)
+        return step * min(ideal / start, 1.0)
+
+    def _own_rule(self) -> bool:
+        return self.found.stack.name in OWN_RULE
+
+    def _cut(self, point: Point, trials: Trials) -> bool:
+        """Gives one plan its best cut; whether it is the best plan so far."""
+        if self.told is not None:
+            self.told(len(self.tried) + 1, PLANS * ROUNDS)
+        least = Least(trials, self.found.limit_bytes, self.unit)
+        budget = max(8, min(120, ROWS // trials.prediction.structure.program.num_rows))
+        trial: Trial | None
+        try:
+            if self.cut is not None or can_cut(trials) or self._own_rule():
+                trial = least.fit(self.cut or equal(len(trials.counted), trials.num_stages))
+                cuts = Cuts(every=1)
+                cuts.predicted, cuts.too_large = int(trial is not None), int(trial is None)
+            else:
+                split = best_split(trials, least, budget=budget, more=self.more)
+                trial, cuts = (plainest(split, least, _TIE), split.cuts) if split is not None else (None, Cuts())
+        except (PlanError, ProgramError):
+            trial, cuts = None, Cuts()
+        step = None if trial is None else trial.step_s
+        self.tried.append(Tried(point=point, equal_s=trials.prediction.step_s, step_s=step, cuts=cuts))
+        if trial is None or trial.step_s >= self.worst:
+            return False
+        made = predict(self.found.graph, self.found.cluster, trial.plan, self.found.workload, self.found.stack)
+        self.best = made.step_s, Found(point=point, plan=trial.plan, prediction=made)
+        return True
+
+    def neighbours(self, leader: Found) -> Iterator[tuple[Point, Prediction]]:
+        """Plans one change of axes, microbatch or schedule away that the search was free to take, predicted."""
+        own = "none" if leader.point.recompute == "offload" else leader.point.recompute
+        saved = Saved(preset=own if self.unit == "none" else "none")
+        plain = replace(_shape(leader.plan), saved=saved)
+        for what, plan in changes(plain):
+            point = point_of(plan, leader.point)
+            kept = what.split(" ")[0] in ("tp", "pp", "microbatch", "schedule")
+            if not kept or not _allowed(point, self.space) or _shape(plan) in self.done or not self.more():
+                continue
+            try:
+                found = predict(self.found.graph, self.found.cluster, plan, self.found.workload, self.found.stack)
+            except GnomonError:
+                continue
+            yield point, found
+
+
+def _shape(plan: Plan) -> Plan:
+    """What of a plan the pass does not choose."""
+    return replace(plan, saved=Saved(), schedule=replace(plan.schedule, layers_per_stage=()))
+
+
+def _longest(weights: Sequence[float], trials: Trials, cut: Cut) -> float:
+    """Seconds of the rank with the most work."""
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    ranks = trials.plan.pipeline_ranks
+    busy = [0.0] * (max(ranks) + 1)
+    for rank, (a, b) in zip(ranks, trials.bounds(cut), strict=True):
+        busy[rank] += float(total[b] - total[a])
+    return max(busy)
+
+
+def point_of(plan: Plan, like: Point) -> Point:
+    """The point of a plan with one mesh; what only a point says is that of `like`."""
+    mesh, schedule = plan.mesh, plan.schedule
+    return like._replace(
+        tp=mesh.tp,
+        cp=mesh.cp,
+        ep=mesh.ep,
+        pp=mesh.pp,
+        dp_replicate=mesh.dp_replicate,
+        dp_shard=mesh.dp_shard,
+        schedule=schedule.name,
+        virtual_stages=schedule.virtual_stages,
+        micro_batch_size=schedule.micro_batch_size or 1,
+        sequence_parallel=plan.layout.sequence_parallel,
+        recompute=plan.saved.preset,
+        zero=plan.optimizer.zero,
+    )
+
+
+def _allowed(point: Point, space: Space) -> bool:
+    """Whether each field is one of the space's choices, whatever is recomputed."""
+    fields = [name for name in Point._fields if name != "recompute"]
+    free = all(getattr(point, name) in getattr(space, name) for name in fields if name != "virtual_stages")
+    return free and (point.virtual_stages == 1 or (point.schedule, point.virtual_stages) in space.pipelines(point.pp)) \
+        and space.runs(point.pp, point.zero)  # fmt: skip
+
+
+def reasons(prediction: Prediction) -> tuple[str, ...]:
+    """How a plan's stages differ from equal ones, and why, a line each."""
+    plan, graph = prediction.plan, prediction.pricing.graph
+    lines = []
+    if plan.schedule.layers_per_stage:
+        lines += list(_moved(plan, graph))
+    presets = layer_presets(plan, graph)
+    if plan.saved.rules:
+        held = [rank.by_class.get("activations", 0) for rank in prediction.memory]
+        for stage, part in enumerate(stage_layers(plan, graph)):
+            here = [presets[layer.label] for layer in part if layer.label in presets]
+            words = [f"{here.count(name)} {name}" for name in ("full", "selective") if name in here]
+            of_rank = held[plan.pipeline_ranks[stage]]
+            if words:
+                again = " and ".join(words)
+                lines.append(f"stage {stage} recomputes {again} of {len(here)} layers ({of_rank / 2**30:.1f} GiB kept)")
+        if len(lines) > 8:
+            lines = [*lines[:7], f"and {len(lines) - 7} stages more"]
+    return tuple(lines)
+
+
+def _moved(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Stages with other numbers of layers than equal ones would have."""
+    parts = stage_layers(plan, graph)
+    counts = plan.schedule.layers_per_stage
+    mean = equal(sum(counts), len(counts))
+    for stage, (part, count, usual) in enumerate(zip(parts, counts, mean, strict=True)):
+        others = [layer.call.name for layer in part if layer.call.first is None]
+        if count != usual:
+            why = f" holds {', '.join(others)}:" if others else ":"
+            more = count - usual
+            yield f"stage {stage}{why} {abs(more)} layer{'s' * (abs(more) > 1)} {'more' if more > 0 else 'fewer'}"

@@ -166,8 +166,18 @@ SPOKEN = {"mosaicml", "dgx cloud", "bloom's", "nemo's", "korthikanti's", "maxtex
 
 
 def named(text: str, names: set[str]) -> list[str]:
-    """Which of them a text names."""
-    return sorted(name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE))
+    """Which of them a text names. A text in which none stands at all is told by `in`, which is much faster."""
+    low = text.lower()
+    close = [name for name in names if name.lower() in low]
+    return sorted(name for name in close if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE))
+
+
+def _own_words(path: Path) -> str:
+    """A file's text without what says where fitted numbers come from."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if path.suffix == ".toml":
+        lines = [line for line in lines if line.partition(" = ")[0].strip() not in FROM_RUNS]
+    return "\n".join(lines)
 
 
 def test_the_package_names_no_published_table() -> None:
@@ -180,9 +190,7 @@ def test_the_package_names_no_published_table() -> None:
         f"{path.relative_to(package)}: {name}"
         for path in sorted(package.rglob("*"))
         if path.suffix in (".py", ".toml") and path.parent.name != "formats"
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if not (path.suffix == ".toml" and line.partition(" = ")[0].strip() in FROM_RUNS)
-        for name in named(line, known | SPOKEN if path.suffix == ".py" else known)
+        for name in named(_own_words(path), known | SPOKEN if path.suffix == ".py" else known)
     ]
     assert not found
     imports = [

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.runtime.moves import Step, moved, run, steps
-from gnomon.runtime.ops import FUNCTIONS
+from gnomon.runtime.ops import FUNCTIONS, POSITIONED
 from gnomon.runtime.ops.linear import linear
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
 from gnomon.runtime.ops.site import Axis, Operand, Site
+from gnomon.runtime.packing import Packing
 from gnomon.runtime.parameters import Weight
 from gnomon.sharding import ShardedBlock
 from gnomon.sharding.block import ShardedOp
@@ -78,15 +80,15 @@ class BlockRun:
     def _compiled(self, sharded: ShardedOp, last: tuple[str, ...]) -> _Op:
         op, strategy = sharded.op, sharded.strategy
         inputs: list[_Input | str] = []
-        for name, wanted, partial in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
+        for name, wanted, terms in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
             tensor = self.block.tensor(name)
             if tensor.kind != "activation":
                 inputs.append(name)
                 continue
             home = wanted if name in self.free else self.homes[name]
             there = steps(home, wanted, self.dims[name], self.axes)
-            back = steps(wanted.with_partial(*partial), home, self.dims[name], self.axes) if tensor.is_float else ()
-            inputs.append(_Input((name, wanted, partial), there, back))
+            back = steps(wanted.with_partial(*terms), home, self.dims[name], self.axes) if tensor.is_float else ()
+            inputs.append(_Input((name, wanted, terms), there, back))
         leave, enter = list[tuple[Step, ...]](), list[tuple[Step, ...]]()
         for name, made in zip(op.outputs, strategy.outputs, strict=True):
             if not self.block.tensor(name).dims:  # a loss is added up with the reported ones
@@ -106,10 +108,11 @@ class BlockRun:
         state: Callable[[str], Tensor],
         *,
         again: frozenset[str] = frozenset(),
+        packing: Packing | None = None,
     ) -> dict[str, Tensor]:
         """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
-        backward."""
-        frame = _Frame(self, dict(inputs), weights, state)
+        backward. packing: of rows that hold several documents."""
+        frame = _Frame(self, dict(inputs), weights, state, packing)
         for op in self.ops:
             frame.do(op, again=op.site.op.path in again)
         return {name: frame.values[name] for name in self.block.outputs}
@@ -119,9 +122,15 @@ class _Frame:
     """Tensors of one run of a block."""
 
     def __init__(
-        self, owner: BlockRun, values: dict[str, Tensor], weights: Weights, state: Callable[[str], Tensor]
+        self,
+        owner: BlockRun,
+        values: dict[str, Tensor],
+        weights: Weights,
+        state: Callable[[str], Tensor],
+        packing: Packing | None,
     ) -> None:
         self.owner, self.values, self.weights, self.state = owner, values, weights, state
+        self.packing = packing
         self.brought: dict[Need, Tensor] = {}
         self.regathered: dict[Need, list[Any]] = {}
         self.routings: dict[str, Routing] = {}
@@ -136,6 +145,8 @@ class _Frame:
         else:
             operands = [self._operand(op, given) for given in op.inputs]
             function = FUNCTIONS[kind]
+            if kind in POSITIONED and self.packing is not None:
+                function = partial(function, packing=self.packing)
             if again:
                 out = checkpoint(function, site, *operands, use_reentrant=False, preserve_rng_state=False)
             else:

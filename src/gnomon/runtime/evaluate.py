@@ -14,19 +14,19 @@ from gnomon.runtime.execute import Executor, StepResult
 from gnomon.runtime.stage import Batch
 
 
-def evaluate(executor: Executor, batch: Tensor) -> float:
-    """Mean loss over all tokens. batch: (global_batch_size, seq_len + 1) ids, the same on all ranks; all must ask."""
+def evaluate(executor: Executor, batch: Tensor | Batch) -> float:
+    """Mean loss over all labels. batch: as of a step, the same on all ranks; all must ask."""
     executor.synchronise()
-    batch = batch.to(executor.device)
+    executor.take(batch)
     total = torch.zeros((), dtype=torch.float64, device=executor.device)
     executor.buffers.blocks = False
     with torch.no_grad():
         for unit in range(executor.num_units):
-            given = executor.tokens_of(batch, unit)
+            given = executor.tokens_of(unit)
             for number in sorted(executor.stages):
                 y = _forward(executor, number, unit, given)
                 if executor.stages[number].last:
-                    total += y.double() / executor.tokens / executor.groups.mesh.tp
+                    total += y.double() / executor.counted / executor.groups.mesh.tp
                 elif number + 1 in executor.stages:
                     executor.buffers.tensors["X", number + 1, unit] = y
                 else:

@@ -37,6 +37,7 @@ from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, channel_name, stage_sets
 from gnomon.runtime.ops.attention import rotary_tables
 from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.packing import DOCUMENTS, batch_of_ids
 from gnomon.runtime.parameters import CPU, Aside
 from gnomon.runtime.routes import Route, Together, Waits, of_rank, routes, rows_of
 from gnomon.runtime.stage import Batch
@@ -199,7 +200,10 @@ class Executor:
         self.kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
         self.put_aside: dict[int, Kept] = {}  # from I to W
         self.rotary = _angles(graph, workload.seq_len, dtypes(plan).param, device)
-        self.batch = self.loss = torch.zeros((), device=device)
+        self.batch: Batch = {}
+        self.counted = self.tokens
+        """Labels of the step, whose mean the loss is."""
+        self.loss = torch.zeros((), device=device)
         self.buffers.proofs = proofs(self.program, self.groups.here.pipeline_rank)
         self.rows = self._compiled()
 
@@ -236,15 +240,12 @@ class Executor:
 
     # --- a step
 
-    def step(self, batch: Tensor, recorder: Recorder | None = None) -> StepResult:
-        """One step. batch: (global_batch_size, seq_len + 1) token ids, the same on all ranks; each reads its part.
+    def step(self, batch: Tensor | Batch, recorder: Recorder | None = None) -> StepResult:
+        """One step. batch: (global_batch_size, seq_len + 1) token ids, or the graph's inputs by name, rows first, with
+        `documents` beside them where rows hold several (`packing`); the same on all ranks, and each reads its part.
         recorder: takes the times of the rows; none are taken without it."""
-        if batch.shape != (self.workload.global_batch_size, self.workload.seq_len + 1):
-            raise PlanError(
-                f"a step takes ids of shape {(self.workload.global_batch_size, self.workload.seq_len + 1)}, "
-                f"not {tuple(batch.shape)}"
-            )
-        self.batch, self.buffers.recorder = batch.to(self.device), recorder
+        self.take(batch)
+        self.buffers.recorder = recorder
         self.state.new_step()
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if recorder is None:
@@ -280,7 +281,7 @@ class Executor:
         microbatches += [self.put_aside.get(stage, NOTHING) for stage, _ in self.aside]
         recorder.hold(self.buffers.row, levels(held, self.state.nbytes, self.buffers, microbatches, self.stages))
 
-    def measured_step(self, batch: Tensor, *, memory: bool = False) -> tuple[StepResult, Timeline]:
+    def measured_step(self, batch: Tensor | Batch, *, memory: bool = False) -> tuple[StepResult, Timeline]:
         """One step and its Timeline with a worker for each rank; the ranks meet before and after.
 
         memory: what each rank holds over time too, by the classes of a prediction, `temporary` and after it apart.
@@ -319,21 +320,45 @@ class Executor:
 
     # --- compute
 
-    def tokens_of(self, batch: Tensor, unit: int) -> Batch:
-        """Ids and labels of a unit on this rank, (B, T) each."""
+    def take(self, batch: Tensor | Batch) -> None:
+        """Makes a batch the step's. PlanError for one of another shape than the plan's, or without an input of the
+        graph."""
+        sequences, seq_len = self.workload.global_batch_size, self.workload.seq_len
+        if isinstance(batch, Tensor):
+            if batch.shape != (sequences, seq_len + 1):
+                raise PlanError(f"a step takes ids of shape {(sequences, seq_len + 1)}, not {tuple(batch.shape)}")
+            batch = batch_of_ids(batch)
+        asked = {tensor.name for tensor in self.graph.inputs}
+        if missing := sorted(asked - set(batch)):
+            raise PlanError(f"{self.graph.name} reads {', '.join(missing)}, which the batch has not")
+        for name, given in batch.items():
+            tokens = name in ("input_ids", "labels", DOCUMENTS) and given.ndim > 1
+            if given.shape[0] != sequences or (tokens and given.shape[1] != seq_len):
+                raise PlanError(
+                    f"{name} has shape {tuple(given.shape)}, and a step takes {sequences} rows of {seq_len} positions"
+                )
+        if DOCUMENTS in batch and self.groups.mesh.cp > 1:
+            raise PlanError("the runtime does not pack documents into rows that ranks divide (cp > 1) yet; use cp = 1")
+        self.batch = {name: given.to(self.device) for name, given in batch.items() if name in {*asked, DOCUMENTS}}
+        labels = batch.get("labels")
+        self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
+
+    def tokens_of(self, unit: int) -> Batch:
+        """Rows of a unit on this rank."""
         first = unit * self.rows_of_unit + self.first_row
-        rows = batch[first : first + self.local_rows]
-        return {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
+        return {name: given[first : first + self.local_rows] for name, given in self.batch.items()}
 
     def _run(self, stage: int, unit: int, x: Tensor) -> Tensor:
         self.state.gathered(stage)
         module = self.stages[stage]
-        batch = self.tokens_of(self.batch, unit)
+        batch = self.tokens_of(unit)
         recorder = self.buffers.recorder
         if recorder is None or not recorder.memory or stage in self.kept or not x.requires_grad:
             y: Tensor = module(x, batch)
             return y
-        y, self.kept[stage] = kept(lambda: module(x, batch), x, vocab=self._vocab(), apart=(*self.rotary, self.batch))
+        y, self.kept[stage] = kept(
+            lambda: module(x, batch), x, vocab=self._vocab(), apart=(*self.rotary, *self.batch.values())
+        )
         return y
 
     def _vocab(self) -> int:
@@ -349,7 +374,7 @@ class Executor:
 
     def _output(self, stage: int, unit: int, y: Tensor) -> None:
         if self.stages[stage].last:
-            self.loss += y.detach().double() / self.tokens / self._repeats()
+            self.loss += y.detach().double() / self.counted / self._repeats()
         else:
             self.buffers.tensors["X", stage + 1, unit] = y.detach()
 
@@ -385,7 +410,7 @@ class Executor:
         self.state.gathered(stage)
         saved = self.saved.pop((stage, unit))
         if self.stages[stage].last:
-            grad = torch.full((), 1.0 / self.tokens, dtype=self.loss_dtype, device=self.device)
+            grad = torch.full((), 1.0 / self.counted, dtype=self.loss_dtype, device=self.device)
         else:
             grad = self.buffers.take(("DY", stage, unit))
         torch.autograd.backward((saved.made,), (grad,))
@@ -400,7 +425,7 @@ class Executor:
         self.aside[stage, unit], tape.aside = tape.aside, None
         if stage in self.kept and stage not in self.put_aside:
             tensors = [tensor for each in self.aside[stage, unit] for tensor in each.reads]
-            self.put_aside[stage] = Kept.of(tensors, vocab=self._vocab(), loss=False, apart=(self.batch,))
+            self.put_aside[stage] = Kept.of(tensors, vocab=self._vocab(), loss=False, apart=tuple(self.batch.values()))
 
     def _w(self, stage: int, unit: int) -> None:
         self._clear(stage)

@@ -19,6 +19,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.plans.parts import Preset
 from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.packing import Packing, packing_of
 from gnomon.runtime.parameters import Parameters, Tape, Weight
 
 Batch = Mapping[str, Tensor]
@@ -60,13 +61,16 @@ class Stage(nn.Module):
         """x: the activation from the stage before, or anything where it begins with graph inputs only. Returns the
         activation for the next stage, or the loss summed over tokens."""
         values = {**batch, **({self.enters: x} if self.enters else {})}
+        packing = packing_of(batch)
         for part, again in self._parts():
             if again:
                 names = tuple(self._outer(part))
                 out = self._out(part[-1])
-                values[out] = _again(partial(self._result, part, names, out), *(values[name] for name in names))
+                values[out] = _again(
+                    partial(self._result, part, names, out, packing), *(values[name] for name in names)
+                )
             else:
-                self._run(part, values)
+                self._run(part, values, packing)
             for name in self.unread[part[-1]]:
                 values.pop(name, None)
         return values[self.leaves]
@@ -89,9 +93,11 @@ class Stage(nn.Module):
         made = {name for index in part for name in self.writes[index].values()}
         return dict.fromkeys(name for index in part for name in self.reads[index].values() if name not in made)
 
-    def _result(self, part: Sequence[int], names: Sequence[str], out: str, *tensors: Tensor) -> Tensor:
+    def _result(
+        self, part: Sequence[int], names: Sequence[str], out: str, packing: Packing | None, *tensors: Tensor
+    ) -> Tensor:
         values = dict(zip(names, tensors, strict=True))
-        self._run(part, values)
+        self._run(part, values, packing)
         return values[out]
 
     def _out(self, index: int) -> str:
@@ -100,14 +106,15 @@ class Stage(nn.Module):
             raise PlanError(f"{self.layers[index].label} makes {len(names)} tensors, and full recompute wants one")
         return names[0]
 
-    def _run(self, part: Sequence[int], values: dict[str, Tensor]) -> None:
+    def _run(self, part: Sequence[int], values: dict[str, Tensor], packing: Packing | None) -> None:
         for index in part:
             layer, run = self.layers[index], self.runs[self.layers[index].call.block]
             inputs = {own: values[name] for own, name in self.reads[index].items()}
             again = frozenset[str]()
             if self.presets.get(layer.label) == "selective":
                 again = frozenset(op.path for op in run.block.ops if op.kind == "attention")
-            made = run.run(inputs, self._weights(layer, run), _state(run, inputs), again=again)
+            state = _state(run, inputs, packing)
+            made = run.run(inputs, self._weights(layer, run), state, again=again, packing=packing)
             values.update((name, made[own]) for own, name in self.writes[index].items())
 
     def _weights(self, layer: Layer, run: BlockRun) -> Callable[[str, int], Weight]:
@@ -145,8 +152,8 @@ def _writes(graph: Graph, layer: Layer) -> dict[str, str]:
     return {out: f"{name}.{out}" for out in graph.block(layer.call.block).outputs}
 
 
-def _state(run: BlockRun, inputs: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
-    """Arrays that nobody trains: positions, as long as the block's integers are."""
+def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None) -> Callable[[str], Tensor]:
+    """Arrays that nobody trains: positions, as long as the block's integers are, or within packed documents."""
 
     def state(name: str) -> Tensor:
         tensor = run.block.tensor(name)
@@ -154,6 +161,8 @@ def _state(run: BlockRun, inputs: Mapping[str, Tensor]) -> Callable[[str], Tenso
             raise PlanError(f"block {run.block.name!r}: the runtime has no values for the state {name!r}")
         source = next(n for n in inputs if tensor.dims[0] in run.block.tensor(n).dims)
         where = run.block.tensor(source).dims.index(tensor.dims[0])
+        if packing is not None:
+            return packing.positions
         return torch.arange(inputs[source].shape[where], device=inputs[source].device)
 
     return state

@@ -42,6 +42,9 @@ FUNCTIONS: Mapping[str, Function] = {
 }
 """Kind -> (site, *operands) -> outputs."""
 
+POSITIONED = ("attention", "rotary")
+"""Kinds that read where documents begin in a row (`packing`)."""
+
 ENGINE = ("linear", "grouped_linear", "dispatch", "combine")
 """Kinds that the engine calls with more than their operands."""
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from gnomon.errors import PlanError
 from gnomon.models.numerics import Rotary
 from gnomon.runtime.ops.site import Operand, Site, read
+from gnomon.runtime.packing import Packing
 
 ROTARY_FIELDS = frozenset(field.name for field in fields(Rotary))
 
@@ -33,18 +34,22 @@ def window_mask(queries: int, keys: int, window: int, causal: bool, device: torc
     return seen & (distance >= 0 if causal else distance > -window if window else seen)
 
 
-def attention(site: Site, q: Tensor, k: Tensor, v: Tensor, bias: Operand | None = None) -> Tensor:
-    """softmax(scale · q kᵀ + bias) v; fewer key heads than query heads serve groups of them."""
+def attention(
+    site: Site, q: Tensor, k: Tensor, v: Tensor, bias: Operand | None = None, *, packing: Packing | None = None
+) -> Tensor:
+    """softmax(scale · q kᵀ + bias) v; fewer key heads than query heads serve groups of them. packing: documents that
+    share a row and do not see each other."""
     causal, window = site.attr("causal", False), site.attr("window", 0)
     scale, cap = site.attr("scale", 0.0) or q.shape[-1] ** -0.5, site.attr("softcap", 0.0)
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     queries, keys = q.shape[-2], k.shape[-2]
-    masked = bool(window and window < keys)
-    mask = (
-        window_mask(queries, keys, window if masked else 0, causal, q.device)
-        if masked or cap or bias is not None
-        else None
-    )
+    masked = bool(window and window < keys) or packing is not None
+    if packing is not None:
+        mask: Tensor | None = packing.mask(window=window if window < keys else 0, causal=causal)
+    elif masked or cap or bias is not None:
+        mask = window_mask(queries, keys, window if masked else 0, causal, q.device)
+    else:
+        mask = None
     if cap:
         return _capped(q, k, v, mask if masked or causal else None, scale, cap).transpose(-3, -2)
     if bias is not None:
@@ -112,13 +117,17 @@ def rotary_tables(
     return (angle.cos() * factor).to(device, dtype), (angle.sin() * factor).to(device, dtype)
 
 
-def rotary(site: Site, x: Tensor) -> Tensor:
-    """Pairs of elements turned by their position's angle: of the two halves of what is turned, or neighbours."""
+def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
+    """Pairs of elements turned by their position's angle: of the two halves of what is turned, or neighbours. packing:
+    documents that share a row, whose positions begin at 0 each."""
     width = int(x.shape[-1] * site.attr("fraction", 1.0))
     where = site.token_dim(site.op.inputs[0])
     spread = [1] * x.dim()
     spread[where], spread[-1] = x.shape[where], width // 2
     tables = rotary_tables(site.op.attrs, x.shape[where], width, x.dtype, x.device)
+    if packing is not None:
+        spread[0] = x.shape[0]
+        tables = (tables[0][packing.positions], tables[1][packing.positions])
     cos, sin = (table.view(spread) for table in tables)
     turned, rest = x[..., :width], x[..., width:]
     if site.attr("interleaved", False):

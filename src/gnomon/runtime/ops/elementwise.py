@@ -32,7 +32,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 def spread(site: Site, x: Tensor, index: int, over: int = 0) -> Tensor:
     """Operand `index` with a dim of 1 for each dim of operand `over` that it has not."""
     own, wanted = site.dims(site.op.inputs[index]), site.dims(site.op.inputs[over])
-    if own == wanted:
+    if own == wanted or x.dim() == len(wanted):  # packed rows have positions of their own, and so all dims
         return x
     shape = [x.shape[own.index(name)] if name in own else 1 for name in wanted]
     return x.permute([own.index(name) for name in wanted if name in own]).reshape(shape)

@@ -1,0 +1,62 @@
+"""Several documents in one row of a batch: which positions see which, and where each document begins again.
+
+A batch is a mapping of the graph's inputs, rows first; `documents` beside them (rows, positions) numbers the document
+of every token. `packing_of(batch)` is what attention, rotary embeddings and learned positions read of it: a token sees
+its own document only, and its position counts from the document's first token, so a packed document computes what it
+would alone. Leaves out sequences that ranks divide among them (cp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+DOCUMENTS = "documents"
+"""Key of a batch beside the graph's inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packing:
+    """Documents of the rows of a microbatch."""
+
+    documents: Tensor
+    """(rows, positions): number of each token's document within its row; equal numbers are neighbours."""
+    positions: Tensor
+    """(rows, positions): place of each token in its document, from 0."""
+    masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+    """Those made so far, which all layers share."""
+
+    def mask(self, *, window: int, causal: bool) -> Tensor:
+        """(rows, 1, queries, keys): whether a query sees a key. window: of its own position and those before it (both
+        sides without causality); 0 for all."""
+        key = window, causal
+        if key not in self.masks:
+            at = torch.arange(self.documents.shape[1], device=self.documents.device)
+            distance = at[:, None] - at
+            seen = self.documents[:, :, None] == self.documents[:, None, :]
+            if causal:
+                seen = seen & (distance >= 0)
+            if window:
+                seen = seen & (distance < window) & (distance > -window)
+            self.masks[key] = seen.unsqueeze(1)
+        return self.masks[key]
+
+
+def packing_of(batch: Mapping[str, Tensor]) -> Packing | None:
+    """None for rows of one document each."""
+    documents = batch.get(DOCUMENTS)
+    if documents is None:
+        return None
+    at = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    first = torch.where(begins, at, 0).cummax(dim=1).values
+    return Packing(documents=documents, positions=at - first)
+
+
+def batch_of_ids(ids: Tensor) -> dict[str, Tensor]:
+    """A decoder's batch of (rows, positions + 1) token ids: each token's label is the next one."""
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}

@@ -22,6 +22,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gnomon.errors import GnomonError
+from gnomon.formats.hf import read_hf_config
+from gnomon.formats.hf_parts import Wanted
 from gnomon.formats.hf_weights import layout
 from gnomon.formats.huggingface.read import Wanted, read_hf_config
 from gnomon.graph import Graph

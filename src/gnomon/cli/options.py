@@ -73,6 +73,7 @@ checkpoint; --resume goes on from it to the same losses.
 examples:
   gnomon run plan.toml --steps 100 --timeline measured.timeline
   gnomon run plan.toml --data ~/books --checkpoints saved --resume
+  gnomon run plan.toml --weights path/to/hf_folder
 
 exit status: 0 done; 2 the request is wrong, or a process failed; 130 or 143
 stopped by ^C or SIGTERM."""
@@ -248,6 +249,12 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
     parser.add_argument(
         "--data", type=some, metavar="FOLDER", help="text to train on; default Python's standard library"
+    )
+    parser.add_argument(
+        "--weights", type=some, metavar="FOLDER", help="safetensors and config.json to begin with; default random"
+    )
+    parser.add_argument(
+        "--export", type=some, metavar="FOLDER", help="write the weights at the end, as safetensors with config.json"
     )
     parser.add_argument("--steps", type=count, default=200, metavar="N", help="in all, with those before a resume; 200")
     parser.add_argument("--lr", type=rate, default=1e-3, metavar="RATE", help="of AdamW; 0.001")

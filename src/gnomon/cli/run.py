@@ -24,13 +24,13 @@ from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
 from gnomon.errors import InputError, PlanError
-from gnomon.formats.huggingface.read import read_hf_config
+from gnomon.formats.hf_run import read_runnable
 from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.methods import check_methods, rewrites
 from gnomon.models.lora import parse_adapters
-from gnomon.models.numerics import PRESETS, Numerics, with_numerics
+from gnomon.models.numerics import PRESETS, with_numerics
 from gnomon.models.presets import known_name, model
 from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
@@ -73,11 +73,17 @@ def run(options: argparse.Namespace) -> int:
     check_methods(file.plan, "run")
     found = predict(graph, machines, file.plan, file.workload, with_own(_stack(file), machines, options, said))
     notes += tuple(said)
+    notes += _begins(file.model, options.weights, options.seed)
     notes += _check_memory(found) if device == "cpu" else (UNTRIED,)
     if any(each.kind != KINDS[device] for each in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
     notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
+    model = _folder(options.weights or file.model)
+    if options.weights is not None:
+        resolve_name("gnomon.runtime.pretrained:values_of")(model, graph)
+    if options.export is not None:
+        resolve_name("gnomon.runtime.pretrained:check_export")(Path(options.export).expanduser(), model)
     shown = _is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, found, notes, options))
@@ -117,8 +123,8 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)
         called = path.resolve().parent.name if path.name == "config.json" else path.stem
-        read = read_hf_config(text, called or source, strict=True)
-        return _runnable(read.graph, read.numerics), read.notes
+        read = read_runnable(text, called or source)
+        return read.graph, read.notes
     known = known_name(name)
     numerics = next((found for start, found in PRESETS.items() if known.startswith(start)), None)
     if numerics is None:
@@ -126,13 +132,22 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
             f"the runtime does not run {name!r} by its name: of the presets it has {', '.join(PRESETS)} in all their "
             f"sizes; give the model's config.json, or one of these"
         )
-    return _runnable(model(known), numerics), ()
+    return with_numerics(model(known), numerics), ()
 
 
-def _runnable(graph: Graph, numerics: Numerics | str) -> Graph:
-    if isinstance(numerics, str):
-        raise PlanError(f"{graph.name} cannot be run: {numerics}")
-    return with_numerics(graph, numerics)
+def _folder(name: str) -> Path:
+    """Of a model or of weights, as a path."""
+    return Path(name).expanduser()
+
+
+def _begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
+    """What the parameters begin as, said."""
+    if weights is not None:
+        return (f"parameters begin as the weights in {weights}",)
+    folder = Path(model) if Path(model).is_dir() else Path(model).parent
+    beside = sorted(file.name for file in folder.glob("*.safetensors")) if Path(model).exists() else []
+    unread = f"; {beside[0]} beside its config.json is not read: --weights {folder} begins with it" if beside else ""
+    return (f"parameters begin as random numbers of seed {seed}{unread}",)
 
 
 def _device(file: PlanFile, machines: Cluster, asked: str | None) -> str:
@@ -210,6 +225,8 @@ def _job(
         workload=file.workload,
         steps=options.steps,
         data=None if options.data is None else Path(options.data).expanduser(),
+        weights=None if options.weights is None else _folder(options.weights),
+        export=None if options.export is None else (_folder(options.export), _folder(options.weights or file.model)),
         settings=settings,
         seed=options.seed,
         validate_every=options.steps // VALIDATIONS if options.steps >= SHORT else 0,
@@ -228,7 +245,7 @@ def _job(
 def _resume_command(options: argparse.Namespace) -> str:
     """The same command with --resume."""
     words = ["gnomon", "run", options.plan, "--steps", str(options.steps)]
-    for name in ("data", "checkpoints", "timeline", "device"):
+    for name in ("weights", "export", "data", "checkpoints", "timeline", "device"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name}", value]
     for name in ("seed", "lr"):
@@ -319,6 +336,8 @@ def _after(options: argparse.Namespace, told: Told) -> None:
         written.append(f"wrote {options.timeline}: the Timeline of a measured step")
     if outcome.checkpoint is not None:
         written.append(f"wrote {outcome.checkpoint}: the checkpoint")
+    if options.export is not None and outcome.records and not outcome.stopped:
+        written.append(f"wrote {options.export}: the weights, with their config.json")
     if options.json:
         print_json(told.to_mapping())
     else:

@@ -7,7 +7,7 @@ the prediction counts. PlanError for what the plan asks and is not done here. Le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,8 +31,17 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 """What the runtime stores and computes in."""
 
 
-def apply(graph: Graph, plan: Plan, groups: Groups, *, seed: int = 0, device: torch.device = CPU) -> dict[int, Stage]:
-    """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0."""
+def apply(
+    graph: Graph,
+    plan: Plan,
+    groups: Groups,
+    *,
+    seed: int = 0,
+    device: torch.device = CPU,
+    values: Callable[[Slot], Tensor] | None = None,
+) -> dict[int, Stage]:
+    """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0: those that
+    `values` reads (`pretrained.values_of`), or random ones by the seed."""
     check_runnable(graph)
     check_plan(plan)
     zero, mesh, here = effective_zero(plan), groups.mesh, groups.here
@@ -56,7 +65,7 @@ def apply(graph: Graph, plan: Plan, groups: Groups, *, seed: int = 0, device: to
                     num_shards=mesh.dp_shard if zero else 1,
                     device=device,
                 )
-                held.fill(lambda slot: part_of(slot, seed, begin.get(slot.name)))
+                held.fill(values or (lambda slot: part_of(slot, seed, begin.get(slot.name))))
                 found[number] = Stage(graph, part, held, runs)
                 found[number].presets, found[number].every = presets, plan.saved.every
             number += 1

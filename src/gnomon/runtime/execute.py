@@ -38,7 +38,7 @@ from gnomon.runtime.mesh import Groups, channel_name, stage_sets
 from gnomon.runtime.ops.attention import rotary_tables
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.packing import DOCUMENTS, batch_of_ids
-from gnomon.runtime.parameters import CPU, Aside
+from gnomon.runtime.parameters import CPU, Aside, Slot
 from gnomon.runtime.routes import Route, Together, Waits, of_rank, routes, rows_of
 from gnomon.runtime.stage import Batch
 from gnomon.runtime.state import State
@@ -135,10 +135,12 @@ class Executor:
         settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
         program: Program | None = None,
         device: torch.device = CPU,
+        values: Callable[[Slot], Tensor] | None = None,
     ) -> None:
         """program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
         needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,
-        where all that it holds lies; `launch` gives every process its own. `torch.distributed` must be initialised.
+        where all that it holds lies; `launch` gives every process its own. values: of parameters at step 0
+        (`pretrained.values_of`); None: random ones by the seed. `torch.distributed` must be initialised.
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         count, size = batch_of(plan, workload)
@@ -164,7 +166,7 @@ class Executor:
         if self.program.num_stages > plan.num_stages:  # a stage of the Program is a layer
             blocks = [len(layers) for layers in stage_layers(plan, self.graph)]
         self.plan_stage = [stage for stage, count in enumerate(blocks) for _ in range(count)]
-        self.stages = apply(graph, plan, self.groups, seed=seed, device=device)
+        self.stages = apply(graph, plan, self.groups, seed=seed, device=device, values=values)
         mesh, here = self.groups.mesh, self.groups.here
         self.num_units, self.rows_of_unit = count, size
         held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]

@@ -39,6 +39,7 @@ from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor, size_named
 from gnomon.runtime.launch import BACKENDS, SIGNALS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.pretrained import export, values_of
 from gnomon.runtime.progress import Progress, process_peak_bytes
 from gnomon.runtime.slowdown import slowdown_now
 from gnomon.runtime.waiting import waited_s, waited_since, without_a_core
@@ -67,6 +68,10 @@ class Job:
     """Steps from the very beginning, those before a resume included."""
     data: Path | None = None
     """Folder of text; None is the standard library's own source."""
+    weights: Path | None = None
+    """Folder in Hugging Face's layout that parameters begin as; None for random ones by the seed."""
+    export: tuple[Path, Path] | None = None
+    """(folder to write the weights to at the end, folder or config.json of the model that the plan is for)."""
     settings: AdamWSettings = AdamWSettings()
     """The update."""
     seed: int = 0
@@ -245,6 +250,7 @@ def train(job: Job) -> Outcome:
             settings=job.settings,
             program=job.program,
             device=device,
+            values=None if job.weights is None else values_of(job.weights, job.graph),
         )
         done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
         loop = _Loop(job, executor, text, done)
@@ -253,6 +259,8 @@ def train(job: Job) -> Outcome:
             loop.step(step)
             if loop.ends(step, _anyone(asked)):
                 break
+        if job.export is not None and not loop.stopped:
+            export(executor, job.export[0], model=job.export[1])
         executor.leave()
         return loop.outcome()
 

@@ -248,9 +248,12 @@ class Writer:
                     region[0].copy_(value.view(slot.shape)[region[1]])
 
 
-def start_folder(folder: Path, layout: Layout, dtype: torch.dtype, like: Folder | None = None) -> Writer:
+def start_folder(
+    folder: Path, layout: Layout, dtype: torch.dtype, like: Folder | None = None, *, join: bool = False
+) -> Writer:
     """Makes the files, of full length and with their headers. like: a folder whose tensors, dtypes and files the new
-    one has too, so that what was not trained comes out with the same bytes; None: files of at most SHARD_BYTES."""
+    one has too, so that what was not trained comes out with the same bytes; None: files of at most SHARD_BYTES.
+    join: another rank has made them."""
     folder.mkdir(parents=True, exist_ok=True)
     if like is not None:
         tensors = {name: (file, entry.dtype, entry.shape) for name, (file, entry) in like.entries.items()}
@@ -262,11 +265,12 @@ def start_folder(folder: Path, layout: Layout, dtype: torch.dtype, like: Folder 
     for file in sorted({file for file, _, _ in tensors.values()}):
         own = {name: (dtype_, shape) for name, (of, dtype_, shape) in tensors.items() if of == file}
         first, header = header_of(own, metadata[file])
-        with (folder / file).open("wb") as out:
-            out.write(first)
-            out.truncate(header.nbytes)
+        if not join:
+            with (folder / file).open("wb") as out:
+                out.write(first)
+                out.truncate(header.nbytes)
         entries |= {name: (file, entry) for name, entry in header.entries.items()}
-    if len(files := sorted({file for file, _ in entries.values()})) > 1 or files != [SINGLE]:
+    if not join and len({file for file, _ in entries.values()}) > 1:
         total = sum(entry.end - entry.begin for _, entry in entries.values())
         index = {"metadata": {"total_size": total}, "weight_map": {n: entries[n][0] for n in sorted(entries)}}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")

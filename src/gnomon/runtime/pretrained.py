@@ -1,0 +1,131 @@
+"""A folder in Hugging Face's layout as a model: config.json and safetensors become a Graph and its weights, and back.
+
+`values_of(path, graph)` is what `apply` and `Executor` fill a rank's stages with; `export(executor, path)` writes the
+weights of a running plan; `load(path)` is the model on one process. Leaves out tokenizers, whose files are copied.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gnomon.errors import InputError
+from gnomon.formats.hf_run import Runnable, read_runnable
+from gnomon.formats.hf_weights import layout
+from gnomon.graph import Graph
+from gnomon.graph.outputs import without_loss
+from gnomon.runtime.alone import Alone
+from gnomon.runtime.collectives import all_gather
+from gnomon.runtime.execute import Executor
+from gnomon.runtime.parameters import CPU, Parameters
+from gnomon.runtime.weights import INDEX, Folder, Values, copy_rest, reader, settled, start_folder
+
+CONFIG = "config.json"
+BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
+"""Files that go with weights: config, tokenizer, generation settings, chat template, the model's card."""
+
+
+def model_of(path: Path) -> Runnable:
+    """The model that a folder's config.json describes. InputError without one."""
+    config = (path if path.is_dir() else path.parent) / CONFIG
+    if not config.is_file():
+        raise InputError(f"{config.parent} has no {CONFIG}, which says what its weights are of; put it beside them")
+    return read_runnable(config.read_text(encoding="utf-8"), config.parent.resolve().name)
+
+
+def values_of(path: Path, graph: Graph) -> Values:
+    """Reads each rank's parts of the weights in `path` for `graph`. InputError where its config.json is of another
+    model, or its files are not all there, whole and of the right shapes."""
+    model = model_of(path)
+    if replace(model.graph, name=graph.name) != graph:
+        raise InputError(
+            f"the weights in {path} are of {model.graph.name} ({_size(model.graph)}), whose config.json says another "
+            f"model than the plan's {graph.name} ({_size(graph)}); make the plan for that config.json"
+        )
+    folder = Folder.of(path)
+    return reader(folder, settled(folder, layout(model.graph, model.model_type)))
+
+
+def _size(graph: Graph) -> str:
+    return f"{graph.num_parameters():,} parameters"
+
+
+def load(path: Path, *, logits: bool = False, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Alone:
+    """The model in `path` with its weights on this process. logits: without its loss, to generate with."""
+    graph = model_of(path).graph
+    values = values_of(path, graph)
+    return Alone(without_loss(graph) if logits else graph, values=values, dtype=dtype, device=device)
+
+
+def check_export(target: Path, model: Path) -> None:
+    """InputError for a folder that weights cannot be written to, or a model whose layout is not known."""
+    source = model if model.is_dir() else model.parent
+    if not model.exists():
+        raise InputError(
+            f"weights are exported in the layout of a config.json, and the plan's model {str(model)!r} is a name; make "
+            f"the plan for a config.json"
+        )
+    model_of(model)
+    if target.exists() and target.resolve() == source.resolve():
+        raise InputError(f"{target} is the folder that the model came from; give another one to write to")
+    if target.exists() and any(target.glob("*.safetensors")):
+        raise InputError(f"{target} has weights already; give another folder, or remove them")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write weights to {str(target)!r}: {error.strerror}") from error
+
+
+def export(executor: Executor, target: Path, *, model: Path) -> Path:
+    """Writes the parameters, as forward reads them, as a folder in Hugging Face's layout; every rank must call it.
+
+    model: the folder whose config.json the plan was made for. Where it has weights, the new folder has the same files
+    and dtypes, so that what was not trained comes out with the same bytes; its tokenizer and other small files are
+    copied. Otherwise tensors have the plan's dtype. Ranks write into the same files, each the parts that it holds.
+    """
+    known = model_of(model)
+    source = model if model.is_dir() else model.parent
+    where = layout(known.graph, known.model_type)
+    like = Folder.of(model) if any(source.glob("*.safetensors")) else None
+    if like is not None:
+        where = settled(like, where)
+    executor.synchronise()
+    first = dist.get_rank() == 0
+    dtype = next(iter(executor.stages.values())).parameters_.dtypes.param
+    if first:
+        check_export(target, model)
+        writer = start_folder(target, where, dtype, like)
+        for pattern in BESIDE:
+            for file in source.glob(pattern):
+                if file.name != INDEX:
+                    shutil.copy(file, target / file.name)
+        if like is not None:
+            copy_rest(target, like, {*where.tensors(), *(where.copies or {})})
+    dist.barrier()
+    if not first:
+        writer = start_folder(target, where, dtype, like, join=True)
+    for number in sorted(executor.stages):
+        held = executor.stages[number].parameters_
+        gathered = _gathered(executor, held)
+        if executor.groups.here.data == 0:
+            for slot in held.slots:
+                writer.put(where, slot, held.value(slot.name))
+        if gathered:
+            held.flat = None
+    dist.barrier()
+    return target
+
+
+def _gathered(executor: Executor, held: Parameters) -> bool:
+    """Gathers a fully sharded stage; whether it was one."""
+    if held.flat is not None:
+        return False
+    held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=executor.device)
+    group = executor.groups.by_comm["dp_shard"]
+    assert group is not None, "a fully sharded stage has a group"
+    all_gather(held.flat, held.shard, group)
+    return True

@@ -12,11 +12,12 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.runtime.ops.attention import attention, rotary
 from gnomon.runtime.ops.elementwise import activation, add, glu, modulate, mul, scale, softcap, unchanged
+from gnomon.runtime.ops.image import conv2d, mse, timestep, upsample
 from gnomon.runtime.ops.lookup import cross_entropy, embedding
 from gnomon.runtime.ops.norm import norm
 from gnomon.runtime.ops.routing import router
 from gnomon.runtime.ops.site import Function
-from gnomon.runtime.ops.views import concat, patchify, pool, rename, split
+from gnomon.runtime.ops.views import concat, patchify, pool, rename, reshape, split
 
 FUNCTIONS: Mapping[str, Function] = {
     "attention": attention,
@@ -35,10 +36,15 @@ FUNCTIONS: Mapping[str, Function] = {
     "cross_entropy": cross_entropy,
     "router": router,
     "rename": rename,
+    "reshape": reshape,
     "split": split,
     "concat": concat,
     "pool": pool,
     "patchify": patchify,
+    "conv2d": conv2d,
+    "upsample": upsample,
+    "timestep": timestep,
+    "mse": mse,
 }
 """Kind -> (site, *operands) -> outputs."""
 

@@ -1,7 +1,7 @@
 """`norm`: RMSNorm and LayerNorm over a tensor's last dim, in float32 or wider.
 
 Statistics are kept for backward and what is normed is made again. Attributes: `fn` (rms, layer), `eps`, and `offset`,
-which is added to the weight (Gemma). Leaves out group norms, and a dim that ranks divide.
+which is added to the weight (Gemma). Groups of channels are in `image`. Leaves out a dim that ranks divide.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import PlanError
+from gnomon.runtime.ops.image import group_norm
 from gnomon.runtime.ops.site import Site
 from gnomon.runtime.parameters import Weight
 
@@ -57,6 +58,8 @@ class _Norm(torch.autograd.Function):
 def norm(site: Site, x: Tensor, *parameters: Weight) -> Tensor:
     """x normed over the op's dim, which is its last; parameters: weight, then bias, as far as it has them."""
     fn = site.attr("fn", "rms")
+    if fn == "group":
+        return group_norm(site, x, *parameters)
     if fn not in ("rms", "layer") or site.dims(site.op.inputs[0])[-1] != site.attr("over", ""):
         raise PlanError(f"{site.op.path}: the runtime norms over a tensor's last dim by rms or layer, not by {fn!r}")
     names = [name.rpartition(".")[2] for name in site.op.inputs[1:]]

@@ -1,7 +1,7 @@
 """Kinds that move no arithmetic: `reshape`, `rename`, `split`, `concat`, `repeat`, `pool`, `patchify`.
 
 Which dims are cut or joined follows from the names of the dims of inputs and outputs. Leaves out what images need
-beside patches (upsampling, windows of pooling).
+beside patches (`image`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,22 @@ from gnomon.runtime.ops.site import Operand, Site, read
 
 def rename(site: Site, x: Tensor) -> Tensor:
     """The same elements under other names of dims."""
+    return x
+
+
+def reshape(site: Site, x: Tensor) -> Tensor:
+    """The same elements with dims joined, taken apart or in another order, as the names of input and output say."""
+    before, after = (site.block.tensor(name).dims for name in (site.op.inputs[0], site.op.outputs[0]))
+    names = [atom.name for dim in before for atom in dim.atoms]
+    for index, dim in reversed(list(enumerate(before))):
+        if len(dim.atoms) > 1:
+            x = x.unflatten(index, [atom.size or -1 for atom in dim.atoms])
+    wanted = [atom.name for dim in after for atom in dim.atoms]
+    if sorted(names) != sorted(wanted):
+        raise PlanError(f"{site.op.path}: the runtime cannot make dims {wanted} of {names}")
+    x = x.permute([names.index(name) for name in wanted])
+    for index, dim in enumerate(after):
+        x = x.flatten(index, index + len(dim.atoms) - 1)
     return x
 
 

@@ -22,10 +22,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gnomon.errors import GnomonError
-from gnomon.formats.hf import read_hf_config
-from gnomon.formats.hf_parts import Wanted
-from gnomon.formats.hf_weights import layout
-from gnomon.formats.huggingface.read import Wanted, read_hf_config
+from gnomon.formats.huggingface.parts import Wanted
+from gnomon.formats.huggingface.read import read_hf_config
+from gnomon.formats.huggingface.weights import layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.models.numerics import with_numerics
@@ -328,7 +327,7 @@ def compare(kind: str, folder: Path) -> Compared:
         model.save_pretrained(folder / "weights")
         text = (folder / "weights" / "config.json").read_text()
         try:
-            read = read_hf_config(text, kind, Wanted(bert_head="mlm"))
+            read = read_hf_config(text, kind, Wanted(bert_head="mlm", complete=True))
             if isinstance(read.numerics, str):
                 return Compared(kind=kind, refusal=read.numerics)
             graph = with_numerics(read.graph, read.numerics)

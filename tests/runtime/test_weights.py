@@ -13,7 +13,7 @@ import torch
 from runtime.hf_models import build, quiet
 
 from gnomon.errors import InputError
-from gnomon.formats.safetensors import header_of, read_header
+from gnomon.formats.huggingface.safetensors import header_of, read_header
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.launch import launch

@@ -24,7 +24,7 @@ from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
 from gnomon.errors import InputError, PlanError
-from gnomon.formats.hf_run import read_runnable
+from gnomon.formats.huggingface.runnable import read_runnable
 from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster

@@ -101,12 +101,16 @@ class BlockBuilder:
         contracts = (channels.name, *(d.name for d in window))
         return self.op("conv2d", path, inputs, (batch, *out), name=name, contracts=contracts)
 
-    def experts(self, path: str, rows: str, *, experts: Dim, out: Dim, contract: Dim) -> str:
-        """Each row of `rows` times the weight (experts, out, contract) of its own expert; parameter `path.weight`."""
+    def experts(
+        self, path: str, rows: str, *, experts: Dim, out: Dim, contract: Dim, bias: bool = False
+    ) -> str:
+        """Each row of `rows` times the weight (experts, out, contract) of its own expert, plus that one's bias;
+        parameters `path.weight` and `path.bias`."""
         kept = tuple(d for d in self.dims(rows) if d != contract)
         weight = self.parameter(f"{path}.weight", experts, out, contract)
+        inputs = (rows, weight, self.parameter(f"{path}.bias", experts, out)) if bias else (rows, weight)
         return self.op(
-            "grouped_linear", path, (rows, weight), (*kept, out), contracts=(contract.name,), groups=experts.name
+            "grouped_linear", path, inputs, (*kept, out), contracts=(contract.name,), groups=experts.name
         )
 
     def norm(
@@ -145,6 +149,7 @@ class BlockBuilder:
         *,
         causal: bool,
         bias: str = "",
+        sinks: str = "",
         window: int = 0,
         scale: float = 0.0,
         softcap: float = 0.0,
@@ -152,12 +157,13 @@ class BlockBuilder:
     ) -> str:
         """softmax(scale · q kᵀ) v for q, k, v of dims (…, seq, heads, dim); heads may be a multiple of kv heads.
 
-        bias: a tensor added to the scores. window: a query sees that many last keys (0: all); scale 0: 1/√dim.
+        bias: a tensor added to the scores. sinks: a score for each head that takes part in the softmax and has no
+        value; beside a bias it cannot be. window: a query sees that many last keys (0: all); scale 0: 1/√dim.
         """
-        inputs = (q, k, v, bias) if bias else (q, k, v)
+        inputs = (q, k, v, bias or sinks) if bias or sinks else (q, k, v)
         dims = (*self.dims(q)[:-1], self.dims(v)[-1])
         given: dict[str, AttrValue] = {"causal": causal, "window": window, "scale": scale}
-        given |= {"softcap": softcap, "dropout": dropout}
+        given |= {"softcap": softcap, "dropout": dropout, "sinks": bool(sinks)}
         out = self._add(Tensor(name=path, dims=dims))
         kept = attrs(**{name: value for name, value in given.items() if value or name == "causal"})
         self._ops.append(Op(kind="attention", path=path, inputs=inputs, outputs=(out,), attrs=kept))

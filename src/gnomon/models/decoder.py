@@ -84,6 +84,10 @@ class DecoderConfig(DecoderSizes):
     """Kind of norm."""
     norm_bias: bool = False
     """Biases of the norms."""
+    norm_weight: bool = True
+    """Weights of the norms (OLMo 1 has none)."""
+    joined_qk_norm: bool = False
+    """Norms of q and k go over all heads at once (OLMo 2); otherwise over each head."""
     gated: bool = True
     """act(gate) · up, then down; otherwise up, act and down."""
     activation: str = "silu"
@@ -94,10 +98,14 @@ class DecoderConfig(DecoderSizes):
     """Bias of lm_head (Phi)."""
     rotary: bool = True
     """Rotary positions."""
+    rotated: tuple[bool, ...] = (True,)
+    """Which layers have them, repeated, where `rotary`: three of four in SmolLM 3."""
     position_rows: int = 0
     """Rows of a learned position embedding; 0 for none."""
     embed_norm: bool = False
     """A norm after the embedding (BLOOM)."""
+    softcap: float = 0.0
+    """Cap of the logits by tanh; 0 for none."""
     embed_scale: float = 0.0
     """Factor of the embedding (Gemma); 0 for none."""
     windows: tuple[int, ...] = (0,)
@@ -131,16 +139,28 @@ class _Kind:
 
     window: int
     mixture: bool
+    rotary: bool
 
     @property
     def block(self) -> str:
         """Name of its block."""
         return f"layers{'_moe' * self.mixture}{'_windowed' * bool(self.window)}"
 
+    def named(self, c: DecoderConfig) -> str:
+        """Name of its block in a model where only some layers have rotary positions, or in any other."""
+        return f"{self.block}{'_unrotated' * (c.rotary and not self.rotary)}"
+
 
 def _kinds(c: DecoderConfig) -> list[_Kind]:
     """Of each layer."""
-    return [_Kind(window=c.windows[i % len(c.windows)], mixture=_routed(c, i)) for i in range(c.num_layers)]
+    return [
+        _Kind(
+            window=c.windows[i % len(c.windows)],
+            mixture=_routed(c, i),
+            rotary=c.rotary and c.rotated[i % len(c.rotated)],
+        )
+        for i in range(c.num_layers)
+    ]
 
 
 def _routed(c: DecoderConfig, layer: int) -> bool:
@@ -152,7 +172,7 @@ def _routed(c: DecoderConfig, layer: int) -> bool:
 
 
 def _normed(b: BlockBuilder, path: str, x: str, hidden: Dim, c: DecoderConfig) -> str:
-    return b.norm(path, x, hidden, fn=c.norm, bias=c.norm_bias)
+    return b.norm(path, x, hidden, fn=c.norm, bias=c.norm_bias, affine=c.norm_weight)
 
 
 def _feed_forward(b: BlockBuilder, x: str, hidden: Dim, c: DecoderConfig, kind: _Kind) -> str:
@@ -192,12 +212,13 @@ def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
         sizes = replace(c, num_kv_heads=c.full_heads[0], head_dim=c.full_heads[1])
     a = replace(
         sizes.attention(window=kind.window),
-        rotary=c.rotary,
+        rotary=kind.rotary,
+        joined_qk_norm=c.joined_qk_norm,
         values_are_keys=sizes is not c,
         scale=c.query_scale,
         dropout=c.attention_dropout,
     )
-    b = BlockBuilder(kind.block)
+    b = BlockBuilder(kind.named(c))
     x = b.input("x", BATCH, SEQ, hidden)
     before, after = c.order != "post", c.order in ("post", "both")
     normed = _normed(b, "input_layernorm", x, hidden, c) if before else x
@@ -238,9 +259,11 @@ def decoder(c: DecoderConfig) -> Graph:
     calls = [Call(block="embed", name="embed", inputs=(("input_ids", "input_ids"),), prefix="model")]
     x, first = f"embed.{embed.outputs[0]}", 0
     for kind, repeat in runs:
-        name = kind.block if len(set(kinds)) == len(runs) else f"layers_{first}"
-        calls.append(layers_call(kind.block, x, first=first, repeat=repeat, name=name))
+        name = kind.named(c) if len(set(kinds)) == len(runs) else f"layers_{first}"
+        calls.append(layers_call(kind.named(c), x, first=first, repeat=repeat, name=name))
         x, first = f"{name}.y", first + repeat
-    calls.append(head_call(x, lm_head=c.head_weight, bias=c.norm_bias))
-    head = head_block(vocab, hidden, fn=c.norm, bias=c.norm_bias, head_bias=c.head_bias)
+    calls.append(head_call(x, lm_head=c.head_weight, bias=c.norm_bias, weight=c.norm_weight))
+    head = head_block(
+        vocab, hidden, fn=c.norm, bias=c.norm_bias, head_bias=c.head_bias, affine=c.norm_weight, softcap=c.softcap
+    )
     return language_model(c.name, (embed, *(layer_block(c, kind) for kind in dict.fromkeys(kinds)), head), calls)

@@ -44,6 +44,11 @@ class MixtralConfig(DecoderSizes):
     """Of every so many layers the first is windowed, the rest see all (GPT-OSS: 2)."""
     expert_bias: bool = False
     """Experts with biases and a clamped gate (GPT-OSS)."""
+    expert_limit: float = 0.0
+    """Of that clamp; with it the Graph has sinks, the router's bias and the experts' biases too (0.03 % of GPT-OSS),
+    and without it they are left out."""
+    expert_alpha: float = 1.702
+    """Of that gate."""
     rotary_factor: bool = False
     """YaRN, whose sines and cosines have a factor (GPT-OSS)."""
     moe_path: str = "block_sparse_moe"
@@ -71,6 +76,7 @@ def layer_block(c: MixtralConfig, name: str = "layers", window: int | None = Non
     a = replace(
         c.attention(window=c.window if window is None else window),
         rotary_factor=c.rotary_factor,
+        sinks=c.expert_limit > 0,
         dropout=c.attention_dropout,
     )
     e = Experts(
@@ -81,6 +87,8 @@ def layer_block(c: MixtralConfig, name: str = "layers", window: int | None = Non
         paths=c.expert_paths,
         gated=c.gated,
         biased=c.expert_bias,
+        limit=c.expert_limit,
+        alpha=c.expert_alpha,
     )
     b = BlockBuilder(name)
     x = b.input("x", BATCH, SEQ, hidden)

@@ -25,7 +25,7 @@ class Rotary:
     interleaved: bool = False
     """Pairs are neighbours (GPT-J, DeepSeek-V3) rather than elements of the two halves."""
     scaling: str = ""
-    """`rope_type`: none, `linear`, `llama3` or `yarn`."""
+    """`rope_type`: none, `linear`, `dynamic`, `llama3`, `yarn` or `longrope`."""
     scaling_factor: float = 1.0
     """How many times the original length."""
     original_length: int = 0
@@ -40,6 +40,11 @@ class Rotary:
     """Of `yarn`."""
     truncate: bool = True
     """Of `yarn`: its range begins and ends at whole pairs."""
+    short_factors: str = ""
+    """Of `longrope`: what each pair's frequency is divided by in sequences up to the original length, with spaces
+    between."""
+    long_factors: str = ""
+    """Of `longrope`, in longer ones."""
     attention_factor: float = 1.0
     """Sines and cosines are multiplied by it."""
 
@@ -56,6 +61,12 @@ class Numerics:
     """Of layers that see all tokens, or of all."""
     windowed_rotary: Rotary | None = None
     """Of layers with a sliding window where it differs (Gemma 3)."""
+    residual_factor: float = 1.0
+    """What a sublayer adds to the residual stream is multiplied by it (Granite)."""
+    logits_factor: float = 1.0
+    """Of the logits (Granite, Cohere)."""
+    first_position: int = 0
+    """Row of the position embedding that the first token reads (OPT, RoBERTa: 2)."""
     normalised: bool = True
     """A token's router weights are divided by their sum (`norm_topk_prob`)."""
     routed_scale: float = 1.0
@@ -100,7 +111,22 @@ def _block(block: Block, n: Numerics) -> Block:
         "rotary": _changed(rotary, tuple(field.name for field in fields(Rotary))),
         "router": _changed(n, ("normalised", "routed_scale", "group_top")),
     }
-    return replace(block, ops=tuple(_op(op, written.get(op.kind, {})) for op in block.ops))
+    own = {
+        "add": {"factor": n.residual_factor} if n.residual_factor != 1.0 else {},
+        "linear": {"factor": n.logits_factor} if n.logits_factor != 1.0 else {},
+        "embedding": {"first": n.first_position} if n.first_position else {},
+    }
+    places = {op.path for op in block.ops if _is_special(op)}
+    return replace(
+        block,
+        ops=tuple(_op(op, (own if op.path in places else written).get(op.kind, {})) for op in block.ops),
+    )
+
+
+def _is_special(op: Op) -> bool:
+    """Whether an op is one that a factor of the model is about, or reads rows of positions."""
+    ends = {"add": op.path.endswith("_residual"), "linear": op.path == "lm_head"}
+    return ends.get(op.kind, op.kind == "embedding" and "position" in op.path)
 
 
 def _op(op: Op, more: Mapping[str, AttrValue]) -> Op:

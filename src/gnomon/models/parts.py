@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gnomon.errors import GraphError
-from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Tensor
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Tensor, product
 
 BATCH = Dim(name="batch")
 """Sequences in a microbatch; the workload gives it."""
@@ -71,6 +71,10 @@ class Attention(Projections):
     """Whether a token sees only earlier ones and itself."""
     rotary: bool = True
     """Rotary position embedding of q and k."""
+    joined_qk_norm: bool = False
+    """The norms of q and k go over all heads at once."""
+    sinks: bool = False
+    """A score a head that no value belongs to (GPT-OSS)."""
     rotary_factor: bool = False
     """Sines and cosines are multiplied by a factor, as YaRN's are (GPT-OSS); fused kernels know none."""
     values_are_keys: bool = False
@@ -148,7 +152,9 @@ def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str
             continue
         made[letter] = b.linear(name, x, out=(heads, a.head_dim), contract=(hidden,), bias=a.qkv_bias)
         plain = made[letter]
-        if a.qk_norm and letter != "v":
+        if a.qk_norm and a.joined_qk_norm and letter != "v":
+            made[letter] = _norm_over_heads(b, f"{path}.{letter}_norm", made[letter], heads, a.head_dim)
+        elif a.qk_norm and letter != "v":
             made[letter] = b.norm(f"{path}.{letter}_norm", made[letter], a.head_dim, fn="rms", bias=False)
         if a.rotary and letter != "v":
             factor: dict[str, Any] = {"factor": True} if a.rotary_factor else {}
@@ -163,8 +169,17 @@ def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str
         scale=a.scale,
         softcap=a.softcap,
         dropout=a.dropout,
+        sinks=b.parameter(f"{path}.sinks", a.heads) if a.sinks else "",
     )
     return b.linear(f"{path}.o_proj", core, out=(hidden,), contract=(a.heads, a.head_dim), bias=a.out_bias)
+
+
+def _norm_over_heads(b: BlockBuilder, path: str, x: str, heads: Dim, head_dim: Dim) -> str:
+    """RMSNorm over all heads of a token together."""
+    dims = b.dims(x)
+    row = product(f"{heads.name}_row", heads, head_dim)
+    joined = b.op("reshape", f"{path}.joined", (x,), (*dims[:-2], row))
+    return b.op("reshape", f"{path}.heads", (b.norm(path, joined, row, fn="rms", bias=False),), dims)
 
 
 def gated_ffn(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, *, fn: str, bias: bool = False, path: str = "mlp") -> str:
@@ -208,6 +223,10 @@ class Experts:
     """Of experts without a gate."""
     latent: Dim | None = None
     """Width in which rows travel and experts work, between two linears of their own (LatentMoE, Nemotron 3)."""
+    limit: float = 0.0
+    """Of the clamp; 0 where the Graph leaves out sinks, the router's bias and the experts' biases, as predictions do."""
+    alpha: float = 0.0
+    """Of the clamped gate: gate · sigmoid(alpha · gate) · (up + 1)."""
     biased: bool = False
     """Linears have biases and the gate's two sides are clamped (GPT-OSS). The biases are a few numbers an expert: what
     counts is the arithmetic, which the attributes `clamped` and `biased` of activation and combine stand for."""
@@ -215,7 +234,8 @@ class Experts:
 
 def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
     """Router, dispatch, grouped feed-forward, combine. No token is dropped: rows = tokens × topk."""
-    logits = b.linear(f"{path}.gate", x, out=(e.experts,), contract=(hidden,), bias=False)
+    complete = e.biased and e.limit > 0
+    logits = b.linear(f"{path}.gate", x, out=(e.experts,), contract=(hidden,), bias=complete)
     tokens = b.dims(x)[:-1]
     inputs = (logits, b.parameter(f"{path}.gate.e_score_correction_bias", e.experts)) if e.router_bias else (logits,)
     weights, indices = b.outputs(
@@ -230,19 +250,20 @@ def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
         **({"groups": e.groups, "groups_per_token": e.groups_per_token} if e.groups > 1 else {}),
     )
     clamped: dict[str, Any] = {"clamped": True} if e.biased else {}
+    clamped |= {"limit": e.limit, "alpha": e.alpha} if complete else {}
     biased: dict[str, Any] = {"biased": True} if e.biased else {}
     width, sent = e.latent or hidden, x
     if e.latent is not None:
         sent = b.linear(f"{path}.fc1_latent_proj", x, out=(e.latent,), contract=(hidden,), bias=False)
     rows = b.op("dispatch", f"{path}.dispatch", (sent, indices), (*tokens, e.topk, width), experts=e.experts.name)
     gate_path, up_path, down_path = (f"{path}.experts.{p}" for p in e.paths)
-    gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=width) if e.gated else ""
-    up = b.experts(up_path, rows, experts=e.experts, out=e.ffn, contract=width)
+    gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=width, bias=complete) if e.gated else ""
+    up = b.experts(up_path, rows, experts=e.experts, out=e.ffn, contract=width, bias=complete)
     if gate:
         act = b.op("glu", f"{path}.experts.act", (gate, up), fn="silu", **clamped)
     else:
         act = b.op("activation", f"{path}.experts.act", (up,), fn=e.activation)
-    out = b.experts(down_path, act, experts=e.experts, out=width, contract=e.ffn)
+    out = b.experts(down_path, act, experts=e.experts, out=width, contract=e.ffn, bias=complete)
     joined = b.op("combine", f"{path}.combine", (out, weights, indices), (*tokens, width), **biased)
     if e.latent is None:
         return joined
@@ -258,16 +279,17 @@ def embed_block(vocab: Dim, hidden: Dim, *, scale: float = 0.0, path: str = "emb
 
 
 def head_block(
-    vocab: Dim, hidden: Dim, *, fn: str = "rms", bias: bool = False, softcap: float = 0.0, head_bias: bool = False
+    vocab: Dim, hidden: Dim, *, fn: str = "rms", bias: bool = False, softcap: float = 0.0, head_bias: bool = False,
+    affine: bool = True,
 ) -> Block:
     """Final norm, language-model head and cross-entropy: from `x` and `labels` to the scalar `loss`.
 
-    bias: of the norm. head_bias: of the head.
+    bias: of the norm. head_bias: of the head. affine: whether the norm has a weight.
     """
     b = BlockBuilder("head")
     x = b.input("x", BATCH, SEQ, hidden)
     labels = b.input("labels", BATCH, SEQ, dtype="int64")
-    normed = b.norm("norm", x, hidden, fn=fn, bias=bias)
+    normed = b.norm("norm", x, hidden, fn=fn, bias=bias, affine=affine)
     logits = b.linear("lm_head", normed, out=(vocab,), contract=(hidden,), bias=head_bias)
     if softcap:
         logits = b.op("softcap", "lm_head.softcap", (logits,), cap=softcap)
@@ -308,11 +330,14 @@ def layers_call(block: str, x: str, *, first: int, repeat: int, name: str = "") 
     )
 
 
-def head_call(x: str, *, norm: str = "model.norm", lm_head: str = "lm_head.weight", bias: bool = False) -> Call:
+def head_call(
+    x: str, *, norm: str = "model.norm", lm_head: str = "lm_head.weight", bias: bool = False, weight: bool = True
+) -> Call:
     """The call of `head_block` on `x`; `norm` and `lm_head` name its parameters in full (tied: the table's name).
-    bias: whether the norm has one."""
+    bias, weight: whether the norm has one."""
     biases = (("norm.bias", f"{norm}.bias"),) if bias else ()
-    params = (("norm.weight", f"{norm}.weight"), *biases, ("lm_head.weight", lm_head))
+    weights = (("norm.weight", f"{norm}.weight"),) if weight else ()
+    params = (*weights, *biases, ("lm_head.weight", lm_head))
     return Call(block="head", name="head", inputs=(("x", x), ("labels", "labels")), prefix="", params=params)
 
 

@@ -149,7 +149,9 @@ def time_block(c: UnetConfig) -> Block:
     """Sinusoidal features of `time` through two linears to `time_embed`."""
     b = BlockBuilder("time")
     waves, inner = Dim(name="frequencies", size=c.channels[0]), Dim(name="time_hidden", size=4 * c.channels[0])
-    features = b.op("timestep", "features", (b.input("time", BATCH, dtype="fp32"),), (BATCH, waves), sine_first=True, shift=1)
+    features = b.op(
+        "timestep", "features", (b.input("time", BATCH, dtype="fp32"),), (BATCH, waves), sine_first=True, shift=1
+    )
     up = b.linear("linear_1", features, out=(inner,), contract=(waves,), bias=True)
     act = b.op("activation", "act", (up,), fn="silu")
     return b.build(b.linear("linear_2", act, out=(c.time,), contract=(inner,), bias=True, name="time_embed"))

@@ -227,10 +227,10 @@ class _Frame:
             return dispatch(first, routing)
         routing = self.routings[names[0]]
         if site.op.kind == "grouped_linear":
-            (weight,) = others
-            assert isinstance(weight, Weight)
+            weight, bias = (*others, None)[:2]
+            assert isinstance(weight, Weight) and not isinstance(bias, Tensor)
             self.routings[site.op.outputs[0]] = routing
-            return grouped_linear(first, weight, routing)
+            return grouped_linear(first, weight, routing, bias)
         weights, _ = others
         assert isinstance(weights, Tensor)
         return combine(first, weights, routing)

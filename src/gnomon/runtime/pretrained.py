@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from gnomon.errors import InputError
-from gnomon.formats.hf_run import Runnable, read_runnable
-from gnomon.formats.hf_weights import layout
+from gnomon.formats.huggingface.runnable import Runnable, read_runnable
+from gnomon.formats.huggingface.weights import layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.runtime.alone import Alone

@@ -3,7 +3,7 @@
 `Folder.of(path)` knows where each tensor lies (one file or shards with an index); `reader(folder, layout)` returns what
 `apply` fills a stage with; `write_folder(…)` is the way back. Files are mapped into memory, so that of a tensor only
 the pages of the wanted rows are read. Nothing is unpickled: a folder with only `pytorch_model.bin` is an error that
-says how to convert it. Leaves out which tensors make a parameter (`formats.hf_weights`).
+says how to convert it. Leaves out which tensors make a parameter (`formats.huggingface.weights`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import InputError
-from gnomon.formats.hf_weights import Layout, Piece
-from gnomon.formats.safetensors import DTYPE_BYTES, Entry, header_of, read_header
+from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, Entry, header_of, read_header
+from gnomon.formats.huggingface.weights import Layout, Piece
 from gnomon.runtime.parameters import Slot
 
 DTYPES: Mapping[str, torch.dtype] = {

@@ -54,12 +54,16 @@ def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("use_sliding_window", False)
     check_layer_types(k, ["full_attention"] * layers)
     k.ignore("max_position_embeddings", "sliding_window", "pretraining_tp")
-    k.ignore("no_rope_layers", "no_rope_layer_interval")  # rotating q and k or not: the least of a layer
+    given, every = k.raw("no_rope_layers"), k.integer("no_rope_layer_interval", 4)
+    rotated = tuple((i + 1) % every != 0 for i in range(layers))
+    if isinstance(given, list) and len(given) == layers:
+        rotated = tuple(bool(one) for one in given)
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k, tied=True),
             **biases_of(k),
+            rotated=rotated if wanted.complete else (True,),  # rotating q and k or not: the least of a layer
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
@@ -69,12 +73,16 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     if k.number("attention_dropout", 0.0):
         notes.append("attention_dropout is left out")
     k.ignore("max_position_embeddings")
-    free_multipliers(k, notes)
+    if not wanted.complete:
+        free_multipliers(k, notes)
+    k.ignore("residual_multiplier", "logits_scaling")
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
             **biases_of(k),
+            embed_scale=k.number("embedding_multiplier", 1.0) if wanted.complete else 0.0,
+            query_scale=k.number("attention_multiplier", 1.0) if wanted.complete else 0.0,
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
@@ -84,13 +92,15 @@ def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[i
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
-    notes.append(HEAD_NORMS)
+    if not wanted.complete:
+        notes.append(HEAD_NORMS)
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
             order="post",
             qk_norm=True,
+            joined_qk_norm=wanted.complete,
             qkv_bias=bias,
             out_bias=bias,
             windows=windows,
@@ -172,7 +182,8 @@ def _cohere(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[
     bias = k.flag("attention_bias", False)
     k.ignore("max_position_embeddings", "use_parallel_block", "use_embedding_sharing", "use_gated_activation")
     k.ignore("model_max_length", "logit_scale", "rotary_pct", "position_embedding_type")
-    notes.append("the factor of its logits is counted as free")
+    if not wanted.complete:
+        notes.append("the factor of its logits is counted as free")
     if normed := k.flag("use_qk_norm", False):
         notes.append("its norms of q and k, which have weights for every head, are counted with one head's weights")
     return decoder(
@@ -185,6 +196,7 @@ def _cohere(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[
             out_bias=bias,
             qk_norm=normed,
             windows=windows,
+            rotated=tuple(bool(w) for w in windows) if wanted.complete and any(windows) else (True,),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
@@ -274,6 +286,7 @@ def _exaone4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             order="post",
             qk_norm=True,
             windows=windows,
+            rotated=tuple(bool(w) for w in windows) if wanted.complete and window else (True,),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
@@ -339,12 +352,14 @@ def _olmo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     if k.number("clip_qkv", 0.0):
         notes.append(CLIPPED)
     k.ignore("max_position_embeddings")
-    notes.append("its norms, which have no weights, are counted with weights (0.004 % of a 7B's)")
+    if not wanted.complete:
+        notes.append("its norms, which have no weights, are counted with weights (0.004 % of a 7B's)")
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
             norm="layer",
+            norm_weight=not wanted.complete,
             qkv_bias=bias,
             out_bias=bias,
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),

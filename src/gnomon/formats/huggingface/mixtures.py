@@ -39,12 +39,14 @@ def _olmoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     if k.number("clip_qkv", 0.0):
         notes.append(CLIPPED)
     k.ignore("max_position_embeddings", *ROUTER_KEYS)
-    notes.append(HEAD_NORMS)
+    if not wanted.complete:
+        notes.append(HEAD_NORMS)
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
             qk_norm=True,
+            joined_qk_norm=wanted.complete,
             mixture=Mixture(
                 num_experts=k.integer("num_experts"),
                 experts_per_token=k.integer("num_experts_per_tok"),
@@ -63,14 +65,14 @@ def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore(
         "max_position_embeddings",
         "initial_context_length",
-        "swiglu_limit",
-        "swiglu_alpha",
         "experts_per_token",
         *ROUTER_KEYS,
     )
     if k.raw("quantization_config") is not None:
         notes.append(QUANTISED)
-    notes.append("parameters of sinks, of the router's and the experts' biases (0.03 % in all) are left out")
+    limit, alpha = k.number("swiglu_limit", 7.0), k.number("swiglu_alpha", 1.702)
+    if not wanted.complete:
+        notes.append("parameters of sinks, of the router's and the experts' biases (0.03 % in all) are left out")
     config = mixtral.MixtralConfig(
         name=name,
         num_layers=layers,
@@ -87,6 +89,8 @@ def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         qkv_bias=True,
         out_bias=True,
         expert_bias=True,
+        expert_limit=limit if wanted.complete else 0.0,
+        expert_alpha=alpha,
         rotary_factor=True,
         tied=k.flag("tie_word_embeddings", False),
         moe_path="mlp",

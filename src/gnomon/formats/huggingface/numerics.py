@@ -14,7 +14,7 @@ from typing import Any
 
 from gnomon.models.numerics import Numerics, Rotary
 
-SCALINGS = ("linear", "llama3", "yarn")
+SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 """Types of rotary scaling that the runtime computes."""
 
 EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
@@ -37,6 +37,12 @@ class Usual:
     """Part of a head that is turned."""
     interleaved: bool = False
     """Neighbours make pairs."""
+    first_position: int = 0
+    """As `Numerics.first_position`."""
+    logits: str = ""
+    """Key of what logits are multiplied by, or with a `/` before it divided by."""
+    logits_usual: float = 1.0
+    """Where the file does not say."""
     normalised: bool = True
     """Whether weights of experts are normalised."""
     group_top: int = 2
@@ -57,6 +63,40 @@ RUNNABLE: Mapping[str, Usual] = {
     "mixtral": Usual(eps=1e-5, base=1_000_000.0),
     "qwen3_moe": Usual(normalised=False),
     "deepseek_v3": Usual(interleaved=True),
+    "deepseek_v2": Usual(interleaved=True, normalised=False, group_top=1),
+    "gpt_oss": Usual(eps=1e-5, base=150_000.0),
+    "bert": Usual(eps=1e-12),
+    "roberta": Usual(eps=1e-12, first_position=2),
+    "xlm-roberta": Usual(eps=1e-12, first_position=2),
+    "vit": Usual(eps=1e-12),
+    "t5": Usual(),
+    "mt5": Usual(),
+    "smollm3": Usual(base=2_000_000.0),
+    "granite": Usual(logits="/logits_scaling"),
+    "olmo": Usual(eps=1e-5),
+    "olmo2": Usual(eps=1e-5),
+    "olmo3": Usual(eps=1e-5, base=500_000.0),
+    "stablelm": Usual(eps=1e-5, fraction=0.25),
+    "cohere": Usual(eps=1e-5, base=500_000.0, interleaved=True, logits="logit_scale", logits_usual=0.0625),
+    "cohere2": Usual(eps=1e-5, interleaved=True, logits="logit_scale", logits_usual=0.0625),
+    "glm": Usual(eps=1.5625e-7, fraction=0.5, interleaved=True),
+    "glm4": Usual(eps=1.5625e-7, fraction=0.5, interleaved=True),
+    "seed_oss": Usual(),
+    "ernie4_5": Usual(eps=1e-5, base=500_000.0, interleaved=True),
+    "exaone4": Usual(eps=1e-5),
+    "arcee": Usual(eps=1e-5),
+    "nemotron": Usual(eps=1e-5, offset=1.0, fraction=0.5),
+    "ministral": Usual(),
+    "phi": Usual(eps=1e-5, fraction=0.5),
+    "starcoder2": Usual(eps=1e-5),
+    "falcon": Usual(eps=1e-5),
+    "opt": Usual(eps=1e-5, first_position=2),
+    "gptj": Usual(eps=1e-5, interleaved=True),
+    "gpt_bigcode": Usual(eps=1e-5),
+    "gpt_neo": Usual(eps=1e-5),
+    "olmoe": Usual(eps=1e-5, normalised=False),
+    "glm4_moe": Usual(eps=1e-5, fraction=0.5),
+    "dots1": Usual(),
 }
 """model_type -> what its class says where the file does not. Source: configuration classes of transformers 5.23."""
 
@@ -81,7 +121,12 @@ def numerics_of(values: Mapping[str, Any]) -> Numerics | str:
         if isinstance(read, str):
             return read
         windowed = read
+    logits = values.get(usual.logits.removeprefix("/"))
+    logits = usual.logits_usual if logits is None else float(logits)
     return Numerics(
+        residual_factor=float(values.get("residual_multiplier") or 1.0),
+        logits_factor=1 / logits if usual.logits.startswith("/") else logits,
+        first_position=usual.first_position,
         norm_eps=eps,
         norm_offset=usual.offset,
         rotary=rotary,
@@ -103,11 +148,13 @@ def _rotary(given: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
         return float(next((value for value in found if value is not None), absent))
 
     scaling = "" if kind == "default" else kind
-    original = int(first("original_max_position_embeddings", "max_position_embeddings", absent=0)) if scaling else 0
+    trained = ("max_position_embeddings",) if kind == "dynamic" else ()  # as transformers has it
+    original = int(first(*trained, "original_max_position_embeddings", "max_position_embeddings", absent=0))
+    original = original if scaling else 0
     factor = first("factor", absent=1.0) if scaling else 1.0
     return Rotary(
         base=first("rope_theta", "rotary_emb_base", absent=base),
-        fraction=first("partial_rotary_factor", "rotary_pct", absent=usual.fraction),
+        fraction=_fraction(values) or first("partial_rotary_factor", "rotary_pct", absent=usual.fraction),
         interleaved=usual.interleaved and bool(values.get("rope_interleave", True)),
         scaling=scaling,
         scaling_factor=factor,
@@ -117,8 +164,32 @@ def _rotary(given: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
         beta_fast=first("beta_fast", absent=32.0) if kind == "yarn" else 32.0,
         beta_slow=first("beta_slow", absent=1.0) if kind == "yarn" else 1.0,
         truncate=bool(given.get("truncate", True)),
-        attention_factor=_attention_factor(given, factor) if kind == "yarn" else 1.0,
+        short_factors=_factors(given, "short_factor") if kind == "longrope" else "",
+        long_factors=_factors(given, "long_factor") if kind == "longrope" else "",
+        attention_factor=_of_longrope(given, values, original)
+        if kind == "longrope"
+        else _attention_factor(given, factor)
+        if kind == "yarn"
+        else 1.0,
     )
+
+
+def _fraction(values: Mapping[str, Any]) -> float:
+    """Of files that say how many elements of a head are turned (GPT-J); 0 for others."""
+    turned, width, heads = (values.get(key) for key in ("rotary_dim", "n_embd", "n_head"))
+    return turned * heads / width if turned and width and heads else 0.0
+
+
+def _factors(given: Mapping[str, Any], key: str) -> str:
+    return " ".join(str(float(factor)) for factor in given.get(key) or ())
+
+
+def _of_longrope(given: Mapping[str, Any], values: Mapping[str, Any], original: int) -> float:
+    """As given, or the root of 1 + ln(factor) / ln(original) (Ding et al. 2024)."""
+    if (said := given.get("attention_factor")) is not None:
+        return float(said)
+    factor = given.get("factor") or (values.get("max_position_embeddings") or original) / original
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _attention_factor(given: Mapping[str, Any], factor: float) -> float:

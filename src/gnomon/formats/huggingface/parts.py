@@ -44,6 +44,9 @@ class Wanted:
     """Which BERT: the bare model with its pooler, or the masked-language-model head with a loss."""
     mtp: bool = False
     """Whether DeepSeek-V3's multi-token prediction module is part of the model."""
+    complete: bool = False
+    """Whether the Graph has everything that changes results, to be run, or leaves out what costs next to nothing and
+    would be a kernel of its own only here: sinks, biases of experts, multipliers, layers without rotary angles."""
 
 
 Notes = list[str]

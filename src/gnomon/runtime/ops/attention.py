@@ -50,6 +50,9 @@ def attention(
         mask = window_mask(queries, keys, window if masked else 0, causal, q.device)
     else:
         mask = None
+    if site.attr("sinks", False):
+        assert bias is not None, "sinks are the fourth operand"
+        return _with_sinks(q, k, v, mask if masked or causal else None, scale, read(bias)).transpose(-3, -2)
     if cap:
         return _capped(q, k, v, mask if masked or causal else None, scale, cap).transpose(-3, -2)
     if bias is not None:
@@ -73,13 +76,26 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, 
     return torch.softmax(wide, dim=-1).to(q.dtype) @ v
 
 
+def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor) -> Tensor:
+    """With one more score a head in the softmax, whose share of the weights goes to nothing (GPT-OSS)."""
+    if (groups := q.shape[-3] // k.shape[-3]) > 1:
+        k, v = (x.repeat_interleave(groups, dim=-3) for x in (k, v))
+    scores = q @ k.transpose(-2, -1) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    extra = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    wide = torch.cat([scores, extra], dim=-1).to(torch.promote_types(scores.dtype, torch.float32))
+    return torch.softmax(wide, dim=-1)[..., :-1].to(q.dtype) @ v
+
+
 Attributes = tuple[tuple[str, Any], ...]
 """Of a rotary op, as it carries them; what is left out is as in `models.numerics.Rotary`."""
 
 
-def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype) -> Tensor:
-    """(width / 2): radians a position of each pair, in the order of operations of transformers. Sources: Su et al.
-    2021; Llama 3.1's smooth change between scaled and unscaled pairs; YaRN (Peng et al. 2023)."""
+def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype, positions: int) -> Tensor:
+    """(width / 2): radians a position of each pair, in the order of operations of transformers. positions: of the
+    sequence, on which `dynamic` and `longrope` depend. Sources: Su et al. 2021; Llama 3.1's smooth change between
+    scaled and unscaled pairs; YaRN (Peng et al. 2023); LongRoPE (Ding et al. 2024)."""
     r = Rotary(**{name: value for name, value in attributes if name in ROTARY_FIELDS})
     plain = 1.0 / r.base ** (torch.arange(0, width, 2, dtype=torch.int64).to(dtype) / width)
     match r.scaling:
@@ -87,6 +103,13 @@ def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype) 
             return plain
         case "linear":
             return plain / r.scaling_factor
+        case "dynamic":
+            times = r.scaling_factor * max(positions, r.original_length) / r.original_length - (r.scaling_factor - 1)
+            base = r.base * times ** (width / (width - 2))
+            return 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.int64).to(dtype) / width)
+        case "longrope":
+            factors = r.long_factors if positions > r.original_length else r.short_factors
+            return plain / torch.tensor([float(factor) for factor in factors.split()], dtype=dtype)
         case "llama3":
             turns = r.original_length * plain / (2 * math.pi)
             smooth = ((turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1)
@@ -103,7 +126,7 @@ def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype) 
             kept = 1 - ramp.clamp(0, 1)
             return plain / r.scaling_factor * (1 - kept) + plain * kept
         case other:
-            raise PlanError(f"the runtime has no rotary scaling {other!r}; it has linear, llama3 and yarn")
+            raise PlanError(f"the runtime has no rotary scaling {other!r}; it has linear, dynamic, llama3, yarn, longrope")
 
 
 @lru_cache(maxsize=64)
@@ -112,7 +135,7 @@ def rotary_tables(
 ) -> tuple[Tensor, Tensor]:
     """(cosines, sines), (positions, width / 2) each: made once, so that no microbatch keeps its own for backward."""
     work = torch.promote_types(dtype, torch.float32)
-    angle = torch.arange(positions, dtype=work)[:, None] * inverse_frequencies(attributes, width, work)
+    angle = torch.arange(positions, dtype=work)[:, None] * inverse_frequencies(attributes, width, work, positions)
     factor = float(dict(attributes).get("attention_factor", 1.0))
     return (angle.cos() * factor).to(device, dtype), (angle.sin() * factor).to(device, dtype)
 

@@ -39,8 +39,10 @@ def spread(site: Site, x: Tensor, index: int, over: int = 0) -> Tensor:
 
 
 def add(site: Site, a: Operand, b: Operand) -> Tensor:
-    """a + b."""
-    return read(a) + spread(site, read(b), 1)
+    """a + b, or a + factor · b (Granite's residuals)."""
+    other = spread(site, read(b), 1)
+    factor = site.attr("factor", 1.0)
+    return read(a) + (other if factor == 1.0 else other * factor)
 
 
 def mul(site: Site, a: Operand, b: Operand) -> Tensor:
@@ -54,7 +56,11 @@ def activation(site: Site, x: Tensor) -> Tensor:
 
 
 def glu(site: Site, gate: Tensor, up: Tensor) -> Tensor:
-    """fn(gate) · up, in two kernels, as the stack's record says."""
+    """fn(gate) · up, in two kernels, as the stack's record says; with a `limit`, both sides are clamped and 1 is added
+    to up (GPT-OSS)."""
+    if limit := site.attr("limit", 0.0):
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * torch.sigmoid(gate * site.attr("alpha", 1.0)) * (up + 1)
     return ACTIVATIONS[site.attr("fn", "silu")](gate) * up
 
 

@@ -82,5 +82,7 @@ def linear(
     flat = x.flatten(-inner) if inner > 1 else x
     kept = flat if home is None else home.flatten(-inner) if inner > 1 else home
     out: Tensor = _Linear.apply(flat, kept, weight, bias, gather, leave, enter)  # type: ignore[no-untyped-call]
+    if (factor := site.attr("factor", 1.0)) != 1.0:
+        out = out * factor
     rows = weight.shape[: site.weight_rows]
     return out.unflatten(-1, rows) if len(rows) > 1 else out

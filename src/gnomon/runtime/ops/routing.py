@@ -74,6 +74,23 @@ def combine(rows: Tensor, weights: Tensor, routing: Routing) -> Tensor:
     return out.index_add(0, routing.order // routing.topk, rows * by_row).unflatten(0, tokens)
 
 
+class _Biased(torch.autograd.Function):
+    """Each row plus the bias (experts, out) of its own expert."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, bias: Weight, counts: Sequence[int]) -> Tensor:
+        ctx.bias, ctx.counts = bias, list(counts)
+        parts = zip(rows.split(ctx.counts), bias.value, strict=True)
+        return torch.cat([part + own for part, own in parts])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        bias: Weight = ctx.bias
+        terms = torch.stack([part.sum(0) for part in grad.split(ctx.counts)])
+        bias.tape.run(lambda: bias.add(terms), terms)
+        return grad, None, None
+
+
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Weight, counts: Sequence[int]) -> Tensor:
@@ -95,7 +112,9 @@ class _Experts(torch.autograd.Function):
         return dx, None, None
 
 
-def grouped_linear(rows: Tensor, weight: Weight, routing: Routing) -> Tensor:
-    """(rows, in) -> (rows, out), each by the weight (out, in) of its own expert."""
+def grouped_linear(rows: Tensor, weight: Weight, routing: Routing, bias: Weight | None = None) -> Tensor:
+    """(rows, in) -> (rows, out), each by the weight (out, in) of its own expert, plus that one's bias."""
     out: Tensor = _Experts.apply(rows, weight, routing.counts)  # type: ignore[no-untyped-call]
+    if bias is not None:
+        out = _Biased.apply(out, bias, routing.counts)  # type: ignore[no-untyped-call]
     return out

@@ -1,7 +1,7 @@
 """A config.json as a model to run: the Graph with all that its results depend on, or the reason why not.
 
 `read_runnable(text, name)` is `read_hf_config`, strict, with the head that has a loss (BERT's masked-language-model
-head), and with numerics written onto the Graph. Leaves out weights (`hf_weights`, `gnomon.runtime.pretrained`).
+head), and with numerics written onto the Graph. Leaves out weights (`weights`, `gnomon.runtime.pretrained`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnomon.errors import PlanError
-from gnomon.formats.hf import read_hf_config
-from gnomon.formats.hf_parts import Wanted
+from gnomon.formats.huggingface.parts import Wanted
+from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.keys import read_json
 from gnomon.graph import Graph
 from gnomon.models.numerics import with_numerics
@@ -30,7 +30,7 @@ class Runnable:
 
 def read_runnable(text: str, name: str) -> Runnable:
     """PlanError, naming the model type, for one that the runtime does not run; other errors as `read_hf_config`."""
-    read = read_hf_config(text, name, Wanted(bert_head="mlm"), strict=True)
+    read = read_hf_config(text, name, Wanted(bert_head="mlm", complete=True), strict=True)
     if isinstance(read.numerics, str):
         raise PlanError(f"{name} cannot be run: {read.numerics}")
     kind = str(read_json(text, f"config {name!r}", infinite=True)["model_type"])

@@ -141,6 +141,20 @@ def experts_transposed(name: str, p: Parameter) -> list[Piece]:
     return [Piece(tensor=name, shape=(experts, inner, out), view=(experts, inner, out), order=(0, 2, 1))]
 
 
+def exactly(name: str, p: Parameter) -> list[Piece]:
+    """With every dim of its own, as a convolution's kernel."""
+    return [Piece(tensor=name, shape=p.atoms, view=p.atoms)]
+
+
+def led(*ones: int) -> Rule:
+    """With dims of 1 before its own, as parameters that are added to a batch."""
+
+    def make(name: str, p: Parameter) -> list[Piece]:
+        return [Piece(tensor=name, shape=(*ones, *p.shape), view=p.atoms)]
+
+    return make
+
+
 def _joined(names: Mapping[str, str]) -> Callable[[Mapping[str, Parameter]], dict[str, tuple[str, Rule]]]:
     """Linears that a file has as one, one after the other: theirs by ours, `q_proj k_proj v_proj` -> `qkv_proj`."""
 
@@ -244,6 +258,41 @@ FAMILIES: Mapping[str, Family] = {
         ),
         ignored=(r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",),
     ),
+    "vit": Family(
+        rules=(
+            (r"patch_embeddings\.projection\.weight$", exactly),
+            (r"cls_token$", led(1, 1)),
+            (r"position_embeddings$", led(1)),
+        ),
+        ignored=(r"^vit\.pooler\.",),
+    ),
+    "roberta": Family(
+        names=(
+            (r"^cls\.predictions\.transform\.LayerNorm\.", "lm_head.layer_norm."),
+            (r"^cls\.predictions\.transform\.", "lm_head."),
+            (r"^cls\.predictions\.", "lm_head."),
+            (r"^bert\.", "roberta."),
+        ),
+        ignored=(r"position_ids$", r"^roberta\.pooler\."),
+        copies=(
+            ("lm_head.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+            ("lm_head.decoder.bias", "cls.predictions.bias"),
+        ),
+    ),
+    "falcon": Family(
+        names=(
+            (r"\.embed_tokens\.", ".word_embeddings."),
+            (r"^model\.norm\.", "transformer.ln_f."),
+            (r"^model\.", "transformer."),
+            (r"\.layers\.", ".h."),
+            (r"\.self_attn\.o_proj\.", ".self_attention.dense."),
+            (r"\.self_attn\.", ".self_attention."),
+            (r"\.up_proj\.", ".dense_h_to_4h."),
+            (r"\.down_proj\.", ".dense_4h_to_h."),
+        ),
+        joined={"q_proj k_proj v_proj": "query_key_value"},
+        copies=HEAD,
+    ),
     "gpt_neo": Family(
         names=(
             (r"\.embed_tokens\.", ".wte."),
@@ -311,7 +360,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 """model_type -> how its files differ; others are USUAL."""
 
-FAMILIES = {**FAMILIES, "mt5": FAMILIES["t5"]}
+FAMILIES = {**FAMILIES, "mt5": FAMILIES["t5"], "xlm-roberta": FAMILIES["roberta"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

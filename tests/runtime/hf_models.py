@@ -272,6 +272,8 @@ def build(kind: str) -> Any:
     import transformers
 
     config = transformers.CONFIG_MAPPING[kind.partition(" ")[0]](**CONFIGS[kind])
+    if "untied" in kind:  # the class ties weights whatever it is given
+        config.tie_word_embeddings = False
     config._experts_implementation = "eager"
     auto = {
         "bert": transformers.AutoModelForMaskedLM,
@@ -283,6 +285,8 @@ def build(kind: str) -> Any:
     }.get(config.model_type, transformers.AutoModelForCausalLM)
     torch.manual_seed(0)
     model = auto.from_config(config, attn_implementation="eager").to(torch.float64).eval()
+    if "untied" in kind:  # of T5, whose three tables are one in any case
+        model.set_input_embeddings(model.shared)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -101,17 +101,13 @@ class BlockBuilder:
         contracts = (channels.name, *(d.name for d in window))
         return self.op("conv2d", path, inputs, (batch, *out), name=name, contracts=contracts)
 
-    def experts(
-        self, path: str, rows: str, *, experts: Dim, out: Dim, contract: Dim, bias: bool = False
-    ) -> str:
+    def experts(self, path: str, rows: str, *, experts: Dim, out: Dim, contract: Dim, bias: bool = False) -> str:
         """Each row of `rows` times the weight (experts, out, contract) of its own expert, plus that one's bias;
         parameters `path.weight` and `path.bias`."""
         kept = tuple(d for d in self.dims(rows) if d != contract)
         weight = self.parameter(f"{path}.weight", experts, out, contract)
         inputs = (rows, weight, self.parameter(f"{path}.bias", experts, out)) if bias else (rows, weight)
-        return self.op(
-            "grouped_linear", path, inputs, (*kept, out), contracts=(contract.name,), groups=experts.name
-        )
+        return self.op("grouped_linear", path, inputs, (*kept, out), contracts=(contract.name,), groups=experts.name)
 
     def norm(
         self,

@@ -224,7 +224,7 @@ class Experts:
     latent: Dim | None = None
     """Width in which rows travel and experts work, between two linears of their own (LatentMoE, Nemotron 3)."""
     limit: float = 0.0
-    """Of the clamp; 0 where the Graph leaves out sinks, the router's bias and the experts' biases, as predictions do."""
+    """Of the clamp; 0 where the Graph leaves out sinks, the router's and the experts' biases, as in predictions."""
     alpha: float = 0.0
     """Of the clamped gate: gate · sigmoid(alpha · gate) · (up + 1)."""
     biased: bool = False
@@ -279,7 +279,13 @@ def embed_block(vocab: Dim, hidden: Dim, *, scale: float = 0.0, path: str = "emb
 
 
 def head_block(
-    vocab: Dim, hidden: Dim, *, fn: str = "rms", bias: bool = False, softcap: float = 0.0, head_bias: bool = False,
+    vocab: Dim,
+    hidden: Dim,
+    *,
+    fn: str = "rms",
+    bias: bool = False,
+    softcap: float = 0.0,
+    head_bias: bool = False,
     affine: bool = True,
 ) -> Block:
     """Final norm, language-model head and cross-entropy: from `x` and `labels` to the scalar `loss`.

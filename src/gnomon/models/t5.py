@@ -8,6 +8,7 @@ Leaves out: padding masks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Tensor, kv_dim
 from gnomon.models.parts import BATCH, LABELS, SEQ, positive
@@ -40,8 +41,12 @@ class T5Config:
     """Gated gelu feed-forward with two input linears (v1.1), rather than relu with one (v1.0)."""
     tied: bool
     """Whether the head is the embedding table (v1.0), with the output scaled by hidden^(-1/2)."""
+    scaled: bool | None = None
+    """Whether what the head reads is scaled by hidden^(-1/2); None: where it is tied."""
     buckets: int = 32
     """Rows of the relative position bias."""
+    max_distance: int = 128
+    """Tokens from which on distances share the last row."""
     dropout: float = 0.1
     """On embeddings, probabilities, inside feed-forwards and before residuals and the head."""
 
@@ -114,9 +119,10 @@ class _Side:
         rows = b.embedding("shared", ids, Dim(name="vocab", size=self.c.vocab_size), self.hidden)
         x = b.dropout("dropout", rows, self.c.dropout)
         distance = b.state("bucket", *self.bias_dims[:2], dtype="int64", lifetime="job")
-        bias = b.embedding(
-            "relative_attention_bias", distance, Dim(name="buckets", size=self.c.buckets), self.heads, name="bias"
-        )
+        path = "relative_attention_bias"
+        table = b.parameter(f"{path}.weight", Dim(name="buckets", size=self.c.buckets), self.heads)
+        given: dict[str, Any] = {"max_distance": self.c.max_distance, "two_sided": not self.decoder}
+        bias = b.op("embedding", path, (distance, table), self.bias_dims, name="bias", **given)
         return b.build(x, bias)
 
     def calls(self, source: str, count: int) -> tuple[Call, Call]:
@@ -156,7 +162,7 @@ def head_block(side: _Side) -> Block:
     x = b.input("x", BATCH, SEQ, side.hidden)
     labels = b.input("labels", BATCH, SEQ, dtype="int64")
     x = b.dropout("dropout", b.norm("final_layer_norm", x, side.hidden, fn="rms", bias=False), side.c.dropout)
-    if side.c.tied:
+    if side.c.tied if side.c.scaled is None else side.c.scaled:
         x = b.op("scale", "scale", (x,), factor=side.c.hidden_size**-0.5)
     vocab = Dim(name="vocab", size=side.c.vocab_size)
     logits = b.linear("lm_head", x, out=(vocab,), contract=(side.hidden,), bias=False)

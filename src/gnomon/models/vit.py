@@ -72,7 +72,7 @@ def embed_block(c: VitConfig) -> Block:
     cut = b.op("patchify", "patch_embeddings.patchify", (pixels,), (BATCH, patches, *patch))
     rows = b.linear("patch_embeddings.projection", cut, out=(hidden,), contract=patch, bias=True)
     cls = b.parameter("cls_token", hidden)
-    tokens = b.op("concat", "with_cls", (rows, cls), (BATCH, c.seq, hidden))
+    tokens = b.op("concat", "with_cls", (rows, cls), (BATCH, c.seq, hidden), reverse=True)
     total = b.add("position_sum", tokens, b.parameter("position_embeddings", c.seq, hidden))
     return b.build(b.dropout("dropout", total, c.dropout))
 

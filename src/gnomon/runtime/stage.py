@@ -19,6 +19,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.plans.parts import Preset
 from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.ops.places import places
 from gnomon.runtime.packing import Packing, packing_of
 from gnomon.runtime.parameters import Parameters, Tape, Weight
 
@@ -157,12 +158,10 @@ def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None)
 
     def state(name: str) -> Tensor:
         tensor = run.block.tensor(name)
-        if len(tensor.dims) != 1:
-            raise PlanError(f"block {run.block.name!r}: the runtime has no values for the state {name!r}")
         source = next(n for n in inputs if tensor.dims[0] in run.block.tensor(n).dims)
         where = run.block.tensor(source).dims.index(tensor.dims[0])
         if packing is not None:
-            return packing.positions
-        return torch.arange(inputs[source].shape[where], device=inputs[source].device)
+            return places(run.block, name, packing.positions)
+        return places(run.block, name, torch.arange(inputs[source].shape[where], device=inputs[source].device))
 
     return state

@@ -38,7 +38,7 @@ class Usual:
     interleaved: bool = False
     """Neighbours make pairs."""
     first_position: int = 0
-    """As `Numerics.first_position`."""
+    """As `Numerics.first_position`; -1: one more than the file's pad_token_id."""
     logits: str = ""
     """Key of what logits are multiplied by, or with a `/` before it divided by."""
     logits_usual: float = 1.0
@@ -66,8 +66,8 @@ RUNNABLE: Mapping[str, Usual] = {
     "deepseek_v2": Usual(interleaved=True, normalised=False, group_top=1),
     "gpt_oss": Usual(eps=1e-5, base=150_000.0),
     "bert": Usual(eps=1e-12),
-    "roberta": Usual(eps=1e-12, first_position=2),
-    "xlm-roberta": Usual(eps=1e-12, first_position=2),
+    "roberta": Usual(eps=1e-12, first_position=-1),
+    "xlm-roberta": Usual(eps=1e-12, first_position=-1),
     "vit": Usual(eps=1e-12),
     "t5": Usual(),
     "mt5": Usual(),
@@ -126,7 +126,7 @@ def numerics_of(values: Mapping[str, Any]) -> Numerics | str:
     return Numerics(
         residual_factor=float(values.get("residual_multiplier") or 1.0),
         logits_factor=1 / logits if usual.logits.startswith("/") else logits,
-        first_position=usual.first_position,
+        first_position=usual.first_position if usual.first_position >= 0 else _padding(values) + 1,
         norm_eps=eps,
         norm_offset=usual.offset,
         rotary=rotary,
@@ -172,6 +172,12 @@ def _rotary(given: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
         if kind == "yarn"
         else 1.0,
     )
+
+
+def _padding(values: Mapping[str, Any]) -> int:
+    """Of RoBERTa's, whose class says 1."""
+    given = values.get("pad_token_id")
+    return 1 if given is None else int(given)
 
 
 def _fraction(values: Mapping[str, Any]) -> float:

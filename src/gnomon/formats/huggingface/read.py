@@ -342,13 +342,19 @@ def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _mt5(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    return _t5(k, name, wanted, notes, multilingual=True)
+
+
+def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes, *, multilingual: bool = False) -> Graph:
     layers = k.integer("num_layers")
     gated = k.choice("feed_forward_proj", {"relu": "", "gated-gelu": "gated"}, "relu") == "gated"
     k.must_be("is_gated_act", gated)
     k.must_be("dense_act_fn", "gelu_new" if gated else "relu")
     k.must_be("is_encoder_decoder", True)
-    k.ignore("n_positions", "relative_attention_max_distance", "classifier_dropout", "scale_decoder_outputs")
+    k.ignore("n_positions", "classifier_dropout")
+    tied = k.flag("tie_word_embeddings", True)
+    scaled = k.flag("scale_decoder_outputs", tied and not multilingual)
     return t5.t5(
         t5.T5Config(
             name=name,
@@ -360,8 +366,10 @@ def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             ffn_size=k.integer("d_ff"),
             vocab_size=k.integer("vocab_size"),
             gated=gated,
-            tied=k.flag("tie_word_embeddings", True),
+            tied=tied,
+            scaled=scaled,
             buckets=k.integer("relative_attention_num_buckets", 32),
+            max_distance=k.integer("relative_attention_max_distance", 128),
             dropout=k.number("dropout_rate", 0.1),
         )
     )
@@ -409,7 +417,7 @@ READERS: Mapping[str, Reader] = {
     "roberta": _bert,
     "xlm-roberta": _bert,
     "t5": _t5,
-    "mt5": _t5,
+    "mt5": _mt5,
     "vit": _vit,
     **DECODERS,
     **OLDER,

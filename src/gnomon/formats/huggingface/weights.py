@@ -62,12 +62,13 @@ def parameters_of(graph: Graph) -> dict[str, Parameter]:
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         matrices = {op.inputs[1]: op for op in block.ops if op.contracts and op.kind != "matmul"}
+        apart = {name for op in block.ops if op.kind == "grouped_linear" for name in op.inputs[2:]}
         for tensor in (*block.parameters, *block.frozen):
             name = layer.call.parameter_name(tensor.name, layer.index)
             atoms = tuple(dim.size or 0 for dim in tensor.atoms)
             op = matrices.get(tensor.name)
             if op is None or op.kind == "conv2d":
-                joined = prod(atoms) if tensor.name.endswith(".bias") else None
+                joined = prod(atoms) if tensor.name.endswith(".bias") and tensor.name not in apart else None
                 shape = (
                     (joined,) if joined is not None else tuple(prod(a.size or 0 for a in d.atoms) for d in tensor.dims)
                 )

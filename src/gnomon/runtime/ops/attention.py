@@ -126,7 +126,7 @@ def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype, 
             kept = 1 - ramp.clamp(0, 1)
             return plain / r.scaling_factor * (1 - kept) + plain * kept
         case other:
-            raise PlanError(f"the runtime has no rotary scaling {other!r}; it has linear, dynamic, llama3, yarn, longrope")
+            raise PlanError(f"the runtime has no rotary scaling {other!r}")
 
 
 @lru_cache(maxsize=64)

@@ -31,8 +31,8 @@ def upsample(site: Site, x: Tensor) -> Tensor:
 
 
 def timestep(site: Site, time: Tensor) -> Tensor:
-    """(batch) -> (batch, width): cosines and sines of a diffusion time at frequencies from 1 to 1/10 000 (Ho et al. 2020).
-    Attributes: `sine_first`, and `shift` of the frequencies' count."""
+    """(batch) -> (batch, width): cosines and sines of a diffusion time at frequencies from 1 to 1/10 000 (Ho et al.
+    2020). Attributes: `sine_first`, and `shift` of the frequencies' count."""
     width = site.block.tensor(site.op.outputs[0]).dims[-1].size or 0
     half = width // 2
     work = torch.promote_types(time.dtype, torch.float32)

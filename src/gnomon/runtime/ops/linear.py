@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnomon.runtime.ops.site import Site
+from gnomon.runtime.ops.site import ANCHOR, Site
 from gnomon.runtime.parameters import Weight
 
 Change = Callable[[Tensor], Tensor]
@@ -37,6 +37,7 @@ class _Linear(torch.autograd.Function):
         gather: Change,
         leave: Change,
         enter: Change,
+        anchor: Tensor,
     ) -> Tensor:
         """x: (…, in) as it is multiplied. home: the same as it lies between ops, which is what is kept. gather: from
         home to x. leave: of the result, from partial sums to its home; enter: of its gradient, back."""
@@ -63,7 +64,7 @@ class _Linear(torch.autograd.Function):
                 bias.add(rows.sum(0))
 
         weight.tape.run(weight_grad, home, grad)
-        return dx, None, None, None, None, None, None
+        return dx, None, None, None, None, None, None, None
 
 
 def linear(
@@ -81,7 +82,7 @@ def linear(
     inner = len(site.block.tensor(site.op.inputs[1]).dims) - site.weight_rows
     flat = x.flatten(-inner) if inner > 1 else x
     kept = flat if home is None else home.flatten(-inner) if inner > 1 else home
-    out: Tensor = _Linear.apply(flat, kept, weight, bias, gather, leave, enter)  # type: ignore[no-untyped-call]
+    out: Tensor = _Linear.apply(flat, kept, weight, bias, gather, leave, enter, ANCHOR)  # type: ignore[no-untyped-call]
     if (factor := site.attr("factor", 1.0)) != 1.0:
         out = out * factor
     rows = weight.shape[: site.weight_rows]

@@ -31,7 +31,8 @@ class _Norm(torch.autograd.Function):
         ctx.weight, ctx.bias, ctx.offset = weight, bias, offset
         normed = wide * scale
         if offset and weight is not None:  # Gemma multiplies before it narrows
-            return (normed * (weight.matrix.to(normed.dtype) + offset)).to(x.dtype)
+            shifted = normed * (weight.matrix.to(normed.dtype) + offset)
+            return (shifted if bias is None else shifted + bias.matrix.to(normed.dtype)).to(x.dtype)
         out = normed.to(x.dtype)
         if weight is not None:
             out = out * weight.matrix

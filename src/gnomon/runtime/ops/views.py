@@ -51,7 +51,7 @@ def split(site: Site, x: Tensor) -> tuple[Tensor, ...]:
 
 def concat(site: Site, *parts: Operand) -> Tensor:
     """Parts one after the other along the dim in which they differ from the result; a part that lacks a dim of the
-    result is spread over it."""
+    result is spread over it. Attribute `reverse`: the last operand comes first (ViT's class token)."""
     wanted = site.dims(site.op.outputs[0])
     tensors = [read(part) for part in parts]
     names = [site.dims(name) for name in site.op.inputs]
@@ -66,7 +66,7 @@ def concat(site: Site, *parts: Operand) -> Tensor:
         for i in missing:
             x = x.unsqueeze(i)
         found.append(x.expand([x.shape[i] if i == along else n for i, n in enumerate(shape)]))
-    return torch.cat(found, dim=along)
+    return torch.cat(found[::-1] if site.attr("reverse", False) else found, dim=along)
 
 
 def pool(site: Site, x: Tensor) -> Tensor:

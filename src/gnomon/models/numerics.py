@@ -111,7 +111,7 @@ def _block(block: Block, n: Numerics) -> Block:
         "rotary": _changed(rotary, tuple(field.name for field in fields(Rotary))),
         "router": _changed(n, ("normalised", "routed_scale", "group_top")),
     }
-    own = {
+    own: Mapping[str, Mapping[str, AttrValue]] = {
         "add": {"factor": n.residual_factor} if n.residual_factor != 1.0 else {},
         "linear": {"factor": n.logits_factor} if n.logits_factor != 1.0 else {},
         "embedding": {"first": n.first_position} if n.first_position else {},

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gnomon.errors import PlanError
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS, POSITIONED
 from gnomon.runtime.ops.linear import linear
@@ -98,6 +99,8 @@ class BlockRun:
             home = self.homes[name]
             leave.append(steps(made, home, self.dims[name], self.axes))
             enter.append(steps(home, Sharding(shards=made.shards), self.dims[name], self.axes))
+        if op.kind == "grouped_linear" and len(op.inputs) > 2 and strategy.name == "row":
+            raise PlanError(f"{op.path}: the runtime does not divide the width of experts with biases; use etp = 1")
         site = Site(op=op, block=self.block, strategy=strategy.name, axes=self.axes)
         return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last)
 

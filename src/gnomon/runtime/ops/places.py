@@ -24,6 +24,7 @@ def places(block: Block, name: str, positions: Tensor) -> Tensor:
         raise PlanError(f"block {block.name!r}: the runtime has no values for the state {name!r}")
     if len(dims) == 1:
         first = reader.attr("first", 0)
+        assert isinstance(first, int)
         return positions + first if first else positions
     buckets = block.tensor(reader.inputs[1]).dims[0].size or 0
     farthest, two_sided = reader.attr("max_distance", 128), bool(reader.attr("two_sided", False))

@@ -119,7 +119,7 @@ def _case(run: Run) -> Case | None:
         "zero": plan.optimizer.zero,
         "sequence_parallel": plan.layout.sequence_parallel,
         "recompute": plan.saved.preset,
-        "flash": run.stack.attention != "unfused",
+        "flash": run.stack.layers.attention != "unfused",
         "global_batch": size,
         "micro_batch": max(1, size // (count * data_ranks)),
     }

@@ -118,7 +118,7 @@ def errors(found: dict[str, list[Case]]) -> dict[str, str]:
 def without(run: Run, changes: dict[str, object]) -> Run:
     """The run under a stack without some of its facts."""
     kept = tuple(fact for fact in run.stack.facts if changes.get(fact.field, "") is not None)
-    return replace(run, stack=replace(run.stack, facts=kept, **changes))  # type: ignore[arg-type]
+    return replace(run, stack=run.stack.changed(kept, **changes))
 
 
 def kernels(runs: Iterable[Run]) -> None:
@@ -171,7 +171,7 @@ def main() -> None:
         put_back()
         print(f"| {term or '(nothing)'} | " + " | ".join(shown.get(f, "") for f in FAMILIES) + " |", flush=True)
     every = cases(spread_evenly([run for run in runs if run.family == "nanotron-ultrascale"], 20 * options.each))
-    late = [case for case in every if case.run.stack.p2p_poll_s is not None]
+    late = [case for case in every if case.run.stack.messages.p2p_poll_s is not None]
     print(f"\n| without | nanotron, {len(every)} of all runs | {len(late)} that polled |\n|---|---|---|")
     for term in ("", *FACTS):
         put_back = take_out(term)

@@ -33,7 +33,7 @@ VALUES = {"collectives": (0.0, 0.1, 0.25, 0.5), "kernels": (0.0, 0.1, 0.25)}
 
 def shown(term: str, run: Run) -> bool:
     """Whether the term is in the prediction of a run."""
-    return (run.plan.optimizer.zero == 3) == (term == "collectives") and not run.stack.checked_collectives
+    return (run.plan.optimizer.zero == 3) == (term == "collectives") and not run.stack.launch.checked_collectives
 
 
 def lose(term: str, value: float) -> Callable[[], None]:

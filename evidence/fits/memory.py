@@ -123,9 +123,9 @@ def families(path: Path) -> None:
 
 def other_reading(run: Run) -> float:
     """The error of a run's peak with checked collectives where they are not read, and without where they are."""
-    if run.stack.checked_collectives:
+    if run.stack.launch.checked_collectives:
         facts = tuple(fact for fact in run.stack.facts if fact.field != "checked_collectives")
-        other = replace(run.stack, checked_collectives=None, facts=facts)
+        other = run.stack.changed(facts, checked_collectives=None)
     else:
         other = chosen(run.stack, "the other reading", checked_collectives=True)
     found = predict(run.graph, run.cluster, run.plan, run.workload, other)

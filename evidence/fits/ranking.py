@@ -147,7 +147,7 @@ def known_to_run(run: Run, checked: bool | None, poll_s: float | None) -> Run:
 def started(stack: Stack, checked: bool | None, poll_s: float | None) -> Stack:
     """The stack in one environment."""
     facts = tuple(fact for fact in stack.facts if fact.field not in ("checked_collectives", "p2p_poll_s"))
-    bare = replace(stack, checked_collectives=None, p2p_poll_s=None, facts=facts)
+    bare = stack.changed(facts, checked_collectives=None, p2p_poll_s=None)
     return with_fields(bare, "an environment that is tried", checked_collectives=checked, p2p_poll_s=poll_s)
 
 

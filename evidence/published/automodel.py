@@ -55,18 +55,18 @@ def kernels(row: Row) -> Mapping[str, str | bool]:
     its adapter keeps."""
     release = _release(row)
     if not release and says(row, "compiled_layers"):
-        fused = {"norm": "fused", "activation": "fused", "rotary": "fused"}
-        return {**fused, "launch": "compiled", "recompute_stops": True}
+        fused = {"norm": "fused", "activation": "fused"}
+        return {**fused, "launch_mode": "compiled", "recompute_stops": True}
     if not release:
         if "automodel" not in row.framework.lower() or not row.experts:
             return {}
-        mixture: dict[str, str | bool] = {"norm": "fused", "rotary": "fused", "recompute_stops": True}
+        mixture: dict[str, str | bool] = {"norm": "fused", "recompute_stops": True}
         mixture |= {"activation": "fused", "moe_weights": "activation"}
         return mixture | ({"attention_kernel": "flash2"} if re.search(TORCH_ATTENTION, row.notes.lower()) else {})
     found: dict[str, str | bool] = {"attention_kernel": "flash2"}
     if release == "2013a4dd6":
-        found |= {"norm": "fused", "activation": "fused", "rotary": "fused"}
-        found |= {"launch": "compiled", "recompute_stops": True} if (row.tp or 1) > 1 else {}
+        found |= {"norm": "fused", "activation": "fused"}
+        found |= {"launch_mode": "compiled", "recompute_stops": True} if (row.tp or 1) > 1 else {}
     return found | ({"norm": "fused"} if release == "c0e4fe1bc" else {})
 
 

@@ -9,7 +9,6 @@ checked. That some jobs ran without these checks, and some with polled messages,
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from evidence.published.notes import NANOTRON_BENCHMARK
 from evidence.published.row import Row
@@ -70,4 +69,4 @@ def as_timed(base: Stack, row: Row, known: JobThresholds) -> Stack:
 def unchecked(base: Stack) -> Stack:
     """The stack without checks of collectives."""
     facts = tuple(fact for fact in base.facts if fact.field != "checked_collectives")
-    return replace(base, checked_collectives=None, facts=facts)
+    return base.changed(facts, checked_collectives=None)

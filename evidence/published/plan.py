@@ -67,7 +67,7 @@ HUGGING_FACE = (
 DEEPSPEED_FILES = r"zero[-_ ]?(?:stage[-_ ]?)?[1-3]|ds_|deepspeed"
 """Sharding in words of DeepSpeed's, under which those programs run on it."""
 
-EAGER = {"norm": "unfused", "activation": "unfused", "cross_entropy": "unfused", "rotary": "unfused",
+EAGER = {"norm": "unfused", "activation": "unfused", "cross_entropy": "unfused",
          "logits_dtype": "fp32", "optimizer_step": "single"}  # fmt: skip
 """What that code does (huggingface/transformers modeling_llama.py LlamaRMSNorm and eager_attention_forward,
 activations.py NewGELUActivation, read 2026-11-21); the update is AdamW a parameter at a time."""
@@ -96,7 +96,7 @@ LIGER = (
 )
 """Where it is known from that Liger's kernels run, whose loss never has whole logits."""
 
-LIGER_KERNELS = {"norm": "fused", "activation": "fused", "rotary": "fused", "cross_entropy": "chunked"}
+LIGER_KERNELS = {"norm": "fused", "activation": "fused", "cross_entropy": "chunked"}
 
 HELD_OUTPUTS = (
     (
@@ -114,7 +114,7 @@ HELD_OUTPUTS = (
 """(pattern of programs, where it is known from that their loops hold logits during the backward)."""
 
 COMPILED = {
-    **dict.fromkeys(("norm", "activation", "cross_entropy", "rotary"), "fused"),
+    **dict.fromkeys(("norm", "activation", "cross_entropy"), "fused"),
     "recompute_stops": True,
 }
 """What torch.compile makes one kernel each of, over a layer and over the loss; and of a checkpoint it runs again only
@@ -420,7 +420,7 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         attention = "unfused_fp32_softmax"  # so does that model's code, or autocast (pytorch docs amp.rst: softmax)
     launch = "compiled" if facts.compiled or re.search(XLA, program) else None
     base = Stack(name=row.framework, version="") if name is None else named_stack(name)
-    told = {"attention": attention, "launch": launch, "attention_kernel": kernel}
+    told = {"attention": attention, "launch_mode": launch, "attention_kernel": kernel}
     found = chosen(base, f"published runs, {row.family}", **told)
     if other:
         found = chosen(found, f"published runs: {row.framework} is read as the nearest stack", nearest=True)
@@ -478,7 +478,7 @@ def _as_recipes_set(found: Stack, row: Row, facts: NoteFacts, program: str) -> S
             BRIDGE_RECIPES,
             moe_dispatch="hybrid_ep" if set_by.hybrid_ep else "fused" if set_by.one_copy else None,
             moe_experts="fused" if set_by.fused else None,
-            launch="cuda_graph" if set_by.graphs else None,
+            launch_mode="cuda_graph" if set_by.graphs else None,
         )
     if re.search(r"nemo|megatron-bridge", program) and _sums_in_fp8(row, facts.release):
         found = chosen(found, FP8_SUMS, tp_reduce_dtype="fp8")
@@ -488,7 +488,7 @@ def _as_recipes_set(found: Stack, row: Row, facts: NoteFacts, program: str) -> S
         found = chosen(found, nvidia.LOCAL_ATTENTION, attention="unfused")
     if nvidia.without_cudnn(row):
         found = chosen(found, sources("without_cudnn"), attention_kernel="flash2")
-    if found.attention_kernel == "cudnn":
+    if found.layers.attention_kernel == "cudnn":
         found = chosen(found, sources("cudnn"), cudnn=nvidia.cudnn(row, facts.release))
     if of_date := torchtitan.kernels(row, facts.compiled):
         found = chosen(found, torchtitan.SOURCE, **of_date)
@@ -508,9 +508,9 @@ def _on_deepspeed(row: Row) -> bool:
 
 def _before_core(base: Stack, said: str) -> Stack:
     """Megatron-LM, and its forks, as they were before Megatron Core. said: program and source."""
-    if base.backward_overlap and re.search(EARLY, said):
+    if base.layers.backward_overlap and re.search(EARLY, said):
         base = chosen(base, "Megatron-LM of 2021", backward_overlap=False)
-    if base.grad_accumulation_fused and re.search(EARLY, said):
+    if base.gradients.grad_accumulation_fused and re.search(EARLY, said):
         base = chosen(base, ADDED_GRADIENTS, grad_accumulation_fused=False)
     if re.search(BEFORE_CORE, said):
         base = chosen(base, PARTED_MESSAGES, p2p_partitioned=True)

@@ -182,7 +182,7 @@ ASKED = [
     ("explain spoilt.toml", "cluster '1x4xa100-sxm-80gb' has 4"),
     ("explain plan-of-gpt2.toml", "the longest legal seq_len is 1024"),
     ("validate header.csv", "has no rows below its header"),
-    ("report step.timeline --plan stack.toml", "is no plan file: its header is 'gnomon.stack/1'"),
+    ("report step.timeline --plan stack.toml", "is no plan file: its header is 'gnomon.stack/2'"),
     ("compare step.timeline p.toml", "expected 'gnomon.timeline/1' in the first line"),
     ("calibrate --from p.toml", "the plan file does not say what was measured"),
     ("export p.toml --to slurm", "no export to 'slurm'; known: megatron"),
@@ -205,7 +205,7 @@ def test_one_clear_answer(words: str, said: str, folder: Path, capsys: pytest.Ca
     (folder / "spoilt.toml").write_text(PLAN_FILE.replace("1x2x", "1x4x"))
     (folder / "plan-of-gpt2.toml").write_text(PLAN_FILE.replace("llama-tiny", "gpt2").replace("64", "2048"))
     (folder / "header.csv").write_text("id,model,on,seq_len,global_batch,step_s\n")
-    (folder / "stack.toml").write_text('schema = "gnomon.stack/1"\nname = "mine"\nversion = "1"\n')
+    (folder / "stack.toml").write_text('schema = "gnomon.stack/2"\nname = "mine"\nversion = "1"\n')
     assert main(["predict", "--plan", "p.toml", "--timeline", "step.timeline"]) == 0
     capsys.readouterr()
     assert said in refused(capsys, *words.split())

@@ -53,10 +53,12 @@ def test_the_script_of_the_benchmark_checks_every_job_and_times_say_which_ran_ot
         to_run(row_with(**LATE | changes))
         for changes in ({}, {"num_devices": "32", "dp": "4"}, {"num_devices": "32", "pp": "1", "dp": "16"})
     )
-    assert all(run.stack.checked_collectives and run.stack.p2p_poll_s is None for run in (late, early, alone))
+    assert all(
+        run.stack.launch.checked_collectives and run.stack.messages.p2p_poll_s is None for run in (late, early, alone)
+    )
     known = readings().nanotron
     read = [as_measured(run, known).stack for run in (late, early, alone)]
-    assert [(bool(stack.checked_collectives), stack.p2p_poll_s) for stack in read] == [
+    assert [(bool(stack.launch.checked_collectives), stack.messages.p2p_poll_s) for stack in read] == [
         (True, 0.1),
         (True, None),
         (False, None),

@@ -30,7 +30,7 @@ def test_korthikanti_row() -> None:
     assert found.plan.saved.preset == "selective"
     assert found.plan.optimizer.zero == 0
     assert found.plan.precision.compute == "fp16"
-    assert found.stack.attention == "unfused"
+    assert found.stack.layers.attention == "unfused"
     assert found.workload.batch_size == 64
     assert found.step_s == 13.75
     assert found.cluster.num_devices == 64
@@ -240,7 +240,7 @@ def test_oneflows_loss_is_one_kernel_unless_logits_are_divided() -> None:
         found = run(
             LLAMA | {"framework": "LiBai/OneFlow", "tp": tp, "dp": str(8 // int(tp)), "num_devices": "8", "pp": "1"}
         )
-        assert found.stack.cross_entropy == expected
+        assert found.stack.loss.cross_entropy == expected
 
 
 def test_an_ungated_feed_forward_keeps_its_parameters() -> None:
@@ -285,10 +285,10 @@ def test_rows_that_vtrain_composed_are_told_apart() -> None:
 
 def test_megatron_of_2021_waits_for_the_collectives_of_its_backward() -> None:
     sc21 = run(GPT3 | {"source": "arXiv 2104.04473 Table 1"})
-    assert run(GPT3).stack.backward_overlap and sc21.stack.backward_overlap is False
+    assert run(GPT3).stack.layers.backward_overlap and sc21.stack.layers.backward_overlap is False
     assert any(fact.field == "backward_overlap" for fact in sc21.stack.facts)
-    assert run(GPT3).stack.grad_accumulation_fused and sc21.stack.grad_accumulation_fused is False
-    assert sc21.stack.update_in_passes and not run(GPT3 | {"source": "elsewhere"}).stack.update_in_passes
+    assert run(GPT3).stack.gradients.grad_accumulation_fused and sc21.stack.gradients.grad_accumulation_fused is False
+    assert sc21.stack.update.update_in_passes and not run(GPT3 | {"source": "elsewhere"}).stack.update.update_in_passes
 
 
 def test_libraries_that_published_benchmarks_ran_on() -> None:
@@ -298,12 +298,12 @@ def test_libraries_that_published_benchmarks_ran_on() -> None:
     small |= {"vocab": "50368"}
     large = small | {"section": "H100 80GB BF16 (Large Scale, >= 128 GPUs)"}
     kernels = [
-        run(row).stack.attention_kernel
+        run(row).stack.layers.attention_kernel
         for row in (small | {"model": "MPT-7b"}, large | {"model": "MPT-7b"}, large | {"model": "MPT-30b"})
     ]
-    assert kernels == ["triton", "flash2", "triton"] and run(large).stack.cublas == "12.1"
+    assert kernels == ["triton", "flash2", "triton"] and run(large).stack.layers.cublas == "12.1"
     benchmark = LLAMA | {"notes": "dims from scripts/scaling_benchmarks.py"}
-    assert (run(LLAMA).stack.cublas, run(benchmark).stack.cublas) == (None, "12.1")
+    assert (run(LLAMA).stack.layers.cublas, run(benchmark).stack.layers.cublas) == (None, "12.1")
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,8 @@ def test_flash_attention_s_own_training_code(
         }
         | {"ffn": str(4 * hidden), "metric": "tflops_per_device"}
     )
-    assert found.stack.attention_kernel == kernel
-    assert found.stack.attention == ("flash" if kernel else "unfused")
+    assert found.stack.layers.attention_kernel == kernel
+    assert found.stack.layers.attention == ("flash" if kernel else "unfused")
     assert (found.workload.batch_size, found.plan.schedule.micro_batch_size) == (batch, each)
 
 
@@ -350,7 +350,7 @@ def test_recipes_that_reduce_partial_sums_in_eight_bits() -> None:
     """Llama's of 405B on H100, and of 70B since NeMo 2 (dgxc's release v25.04)."""
     nemo = GPT3 | {"framework": "NeMo", "device": "h100-sxm-80gb", "precision": "fp8", "vocab": "128256"}
     sums = [
-        run(nemo | {"model": model, "notes": f"release {release}; dims"}).stack.tp_reduce_dtype
+        run(nemo | {"model": model, "notes": f"release {release}; dims"}).stack.layers.tp_reduce_dtype
         for model, release in (
             ("Llama 3.1 405b FP8", "v24.11.1"), ("Llama 3.1 70b FP8", "v25.02.02"), ("Llama 3.1 70b FP8", "v25.04.02"),
             ("NeMo Megatron FP8", "v25.04.02"),
@@ -469,9 +469,13 @@ def test_the_eager_code_of_transformers() -> None:
     gpt2 |= {"sequence_parallel": "", "num_devices": "1", "recompute": "none"}
     found = run(gpt2)
     assert isinstance(found.model, GptConfig) and found.model.activation == "gelu_new" and found.model.dropout == 0.1
-    assert (found.stack.norm, found.stack.activation, found.stack.attention) == ("unfused", "unfused", "unfused")
+    assert (found.stack.layers.norm, found.stack.layers.activation, found.stack.layers.attention) == (
+        "unfused",
+        "unfused",
+        "unfused",
+    )
     llama = run(gpt2 | {"model": "llama-7b", "vocab": "32000"})
-    assert llama.stack.attention == "unfused_fp32_softmax"
+    assert llama.stack.layers.attention == "unfused_fp32_softmax"
 
 
 def test_virtual_stages_that_a_source_states_elsewhere() -> None:

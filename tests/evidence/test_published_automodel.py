@@ -40,13 +40,17 @@ def tuned(release: str, **row: str) -> Run:
 )
 def test_kernels_by_release(release: str, norm: str, activation: str, launch: str) -> None:
     found = tuned(release).stack
-    assert (found.norm, found.activation, found.launch) == (norm, activation, launch)
-    assert (found.attention_kernel, found.cross_entropy) == ("flash2", "unfused")
+    assert (found.layers.norm, found.layers.activation, found.launch.launch_mode) == (norm, activation, launch)
+    assert (found.layers.attention_kernel, found.loss.cross_entropy) == ("flash2", "unfused")
 
 
 def test_one_device_has_liger_and_no_compiler() -> None:
     found = tuned("x@HEAD", tp="1", dp="1", num_devices="1", zero_or_fsdp="fsdp2 shard=1", model="Llama3 8B LoRA")
-    assert (found.stack.norm, found.stack.activation, found.stack.launch) == ("fused", "fused", "eager")
+    assert (found.stack.layers.norm, found.stack.layers.activation, found.stack.launch.launch_mode) == (
+        "fused",
+        "fused",
+        "eager",
+    )
     assert found.plan.layout.loss_parallel and not found.plan.overlap.splits
     assert found.adapters is not None and found.adapters.dropout == 0.1
 
@@ -54,7 +58,10 @@ def test_one_device_has_liger_and_no_compiler() -> None:
 def test_norms_of_mixtures_are_fused() -> None:
     for experts, norm in (("8", "fused"), ("", "unfused")):
         row = {"model": "Mixtral 8x7B", "arch": "moe", "experts": experts, "topk": "2" if experts else "", "ep": "1"}
-        assert tuned("x@HEAD", **row | ({} if experts else {"model": "Llama3 8B", "arch": "dense"})).stack.norm == norm
+        assert (
+            tuned("x@HEAD", **row | ({} if experts else {"model": "Llama3 8B", "arch": "dense"})).stack.layers.norm
+            == norm
+        )
 
 
 def test_what_tensor_parallel_ranks_exchange() -> None:
@@ -78,7 +85,7 @@ def test_adapters_by_release() -> None:
 
 def test_runs_that_train_all_weights_are_left_alone() -> None:
     found = tuned("x@HEAD", model="Llama3 70B")
-    assert found.adapters is None and found.stack.attention_kernel == "cudnn" and found.plan.layout.loss_parallel
+    assert found.adapters is None and found.stack.layers.attention_kernel == "cudnn" and found.plan.layout.loss_parallel
 
 
 @pytest.mark.parametrize(
@@ -99,7 +106,11 @@ def test_local_batches_go_through_the_pipeline_one_by_one(model: str, notes: str
 def test_what_the_recipe_recomputes_and_divides() -> None:
     """Whole models of 70B are compiled with checkpoints inside; experts of GPT-OSS 20B are on eight ranks."""
     whole = tuned("x@HEAD", model="Llama3 70B", tp="1", dp="8", zero_or_fsdp="fsdp2 shard=8")
-    assert (whole.plan.saved.preset, whole.stack.launch, whole.stack.recompute_stops) == ("full", "compiled", True)
+    assert (whole.plan.saved.preset, whole.stack.launch.launch_mode, whole.stack.layers.recompute_stops) == (
+        "full",
+        "compiled",
+        True,
+    )
     precision = whole.plan.precision
     assert (precision.param, precision.grad, precision.reduce, precision.states) == ("bf16", "bf16", "bf16", "bf16")
     experts = {"model": "GPT-OSS 20B", "arch": "moe", "experts": "8", "topk": "2", "tp": "1", "dp": "8"}
@@ -110,5 +121,5 @@ def test_what_the_recipe_recomputes_and_divides() -> None:
 
 def test_compiled_layers_run_again_what_the_backward_reads() -> None:
     """A frozen product whose output nothing reads is not among it; eager layers run it before what adapters keep."""
-    assert tuned("x@HEAD").stack.recompute_stops is True
-    assert tuned("@507bfb751").stack.recompute_stops is None
+    assert tuned("x@HEAD").stack.layers.recompute_stops is True
+    assert tuned("@507bfb751").stack.layers.recompute_stops is None

@@ -27,7 +27,7 @@ GROK = DENSE | {"model": "Grok 1 314b", "arch": "moe", "experts": "8", "topk": "
 )
 def test_attention_by_release(path: str, release: str, kernel: str) -> None:
     found = run(DENSE | {"source": f"NVIDIA/dgxc-benchmarking/{path}@{release}"})
-    assert found.stack.attention_kernel == kernel
+    assert found.stack.layers.attention_kernel == kernel
 
 
 def test_gradients_in_sixteen_bits() -> None:
@@ -48,7 +48,7 @@ def test_nemotrons_squared_relu_is_compiled_in_nemo_1_only() -> None:
     for release, how in (("v24.11.1", "fused"), ("v25.04.02", "unfused")):
         found = run(row | {"source": f"NVIDIA/dgxc-benchmarking/nemotron/README.md@{release}"})
         assert isinstance(found.model, DecoderConfig) and not found.model.gated and found.model.ffn_size == 24_576
-        assert found.stack.activation == how
+        assert found.stack.layers.activation == how
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_adapters_of_2024_have_an_optimizer_of_their_own_on_each_rank() -> None:
     ],
 )
 def test_the_loss_is_fused_where_the_config_says_so(row: dict[str, str], loss: str) -> None:
-    assert run(TUNED | row).stack.cross_entropy == loss
+    assert run(TUNED | row).stack.loss.cross_entropy == loss
 
 
 def test_parameters_are_divided_within_sixteen_nodes() -> None:
@@ -133,8 +133,8 @@ def test_parameters_are_divided_within_sixteen_nodes() -> None:
 
 def test_megatron_lm_before_core_sends_in_parts() -> None:
     found = run(GPT3 | {"source": "arXiv 2205.05198 Table 5"})
-    assert found.stack.p2p_partitioned
-    assert not run(GPT3 | {"source": "elsewhere"}).stack.p2p_partitioned
+    assert found.stack.messages.p2p_partitioned
+    assert not run(GPT3 | {"source": "elsewhere"}).stack.messages.p2p_partitioned
 
 
 @pytest.mark.parametrize(("framework", "gathers"), [("MaxText", True), ("Paxml", False)])
@@ -142,7 +142,7 @@ def test_xla_gathers_in_the_eight_bits_of_its_own_products(framework: str, gathe
     row = LLAMA | DGXC | {"framework": framework, "tp": "1", "pp": "1", "precision": "fp8", "zero_or_fsdp": "fsdp"}
     found = run(row | {"micro_batch": "2", "global_batch": "128", "dp": "64"})
     assert found.plan.precision.fp8 is not None and found.plan.precision.fp8.gather == gathers
-    assert bool(found.stack.transformer_engine) != gathers
+    assert bool(found.stack.layers.transformer_engine) != gathers
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_dense_recipes_with_megatron_fsdp_move_activations(release: str, layers:
 def test_cudnn_of_the_container(framework: str, source: str, release: str, cudnn: str | None) -> None:
     said = {"framework": framework, "source": source, "notes": f"NeMo container {release}" if release else ""}
     found = run(DENSE | said | {"section": "LLAMA2-7B (FP8) - H100 with CP"})
-    assert found.stack.attention_kernel == "cudnn" and found.stack.cudnn == cudnn
+    assert found.stack.layers.attention_kernel == "cudnn" and found.stack.layers.cudnn == cudnn

@@ -130,7 +130,7 @@ MAXTEXT = replace(
 def test_a_run_is_read_by_the_script_of_its_time() -> None:
     run = to_run(MAXTEXT)
     assert (run.workload.seq_len, run.workload.global_batch_size) == (1024, 16 * 64)
-    assert run.stack.attention == "unfused" and any("281e04bf3" in note for note in run.notes)
+    assert run.stack.layers.attention == "unfused" and any("281e04bf3" in note for note in run.notes)
 
 
 def test_flops_of_parameters_alone() -> None:

@@ -73,7 +73,7 @@ def test_gpt_with_groups_of_heads_has_biases_and_dropout(tp: int, pp: int, micro
     test = replace(TEST, section=f"gpt3_7b_tp{tp}_pp{pp}_memory_speed", device="h100-sxm-80gb", global_batch=8)
     found = to_run(replace(test, **changes, **axes, zero_or_fsdp="zero1"))  # type: ignore[arg-type]
     assert isinstance(found.model, DecoderConfig) and found.model.ffn_bias and not found.model.gated
-    assert found.stack.grad_accumulation_fused is False
+    assert found.stack.gradients.grad_accumulation_fused is False
     made = predict(found.graph, found.cluster, found.plan, found.workload, found.stack)
     assert max(memory.allocated_bytes for memory in made.memory) / 2**30 == pytest.approx(measured, rel=0.01)
 
@@ -96,7 +96,7 @@ def test_the_log_is_the_last_ranks() -> None:
 )
 def test_attention_of_a_test(section: str, column: str | None, cp: int, kernel: str) -> None:
     row = replace(TEST, section=section, flash_attention=column, cp=cp, dp=8 // cp)
-    assert to_run(row).stack.attention == kernel
+    assert to_run(row).stack.layers.attention == kernel
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_attention_of_a_test(section: str, column: str | None, cp: int, kernel: 
     ],
 )
 def test_attention_of_the_older_container(section: str, file: str, kernel: str) -> None:
-    assert to_run(replace(TEST, section=section, source=file)).stack.attention == kernel
+    assert to_run(replace(TEST, section=section, source=file)).stack.layers.attention == kernel
 
 
 def test_names_of_tests_say_plans() -> None:
@@ -123,7 +123,10 @@ def test_names_of_tests_say_plans() -> None:
     assert ends.plan.schedule.layers_per_stage == (0, 1, 1, 1, 1, 1, 1, 0)
     assert allocated_gib(ends) == pytest.approx(2.6212, rel=0.03)
     assert to_run(replace(TEST, section="gpt3_moe_mcore_te_ep8_muon")).plan.optimizer.kind == "momentum"
-    assert to_run(replace(TEST, section="gpt3_mcore_tp2_pp2_uninstall_te")).stack.attention == "unfused_fp32_softmax"
+    assert (
+        to_run(replace(TEST, section="gpt3_mcore_tp2_pp2_uninstall_te")).stack.layers.attention
+        == "unfused_fp32_softmax"
+    )
 
 
 @pytest.mark.parametrize("section", ["multimodal_llava_mcore_te_tp1_pp1", "gpt_grpo_tp4_pp1_dp2_8b_throughput"])
@@ -141,8 +144,8 @@ def test_names_of_tests_say_options() -> None:
     assert to_run(replace(mixture, section="gpt3_te_8experts_etp1_ep4")).plan.mesh.etp == 1
     halves = replace(TEST, section="gpt3_te_multi_dist_optimizer_instances", zero_or_fsdp="zero1")
     assert (to_run(halves).plan.mesh.dp_replicate, to_run(halves).plan.mesh.dp_shard) == (2, 4)
-    assert to_run(TEST).stack.cublas_workspace_bytes == 32 * 2**20
-    assert to_run(replace(TEST, section="gpt3_te_nondeterministic")).stack.cublas_workspace_bytes is None
+    assert to_run(TEST).stack.workspace.cublas_workspace_bytes == 32 * 2**20
+    assert to_run(replace(TEST, section="gpt3_te_nondeterministic")).stack.workspace.cublas_workspace_bytes is None
 
 
 def test_tests_add_in_one_order() -> None:

@@ -166,7 +166,7 @@ def test_sequence_parallel_in_other_words(words: str, divided: bool) -> None:
 )
 def test_attention_in_other_words(words: str, attention: str, kernel: str | None) -> None:
     stack = to_run(replace(LLAMA, flash_attention=words)).stack
-    assert (stack.attention, stack.attention_kernel) == (attention, kernel)
+    assert (stack.layers.attention, stack.layers.attention_kernel) == (attention, kernel)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_programs_near_to_a_stack(program: str, stack: str) -> None:
 
 def test_trainers_of_transformers_divide_data_alone() -> None:
     run = to_run(replace(LLAMA, framework="TRL SFTTrainer", tp=None, pp=None))
-    assert (run.plan.mesh.tp, run.plan.mesh.pp, run.stack.norm, run.stack.rotary) == (1, 1, "unfused", "unfused")
+    assert (run.plan.mesh.tp, run.plan.mesh.pp, run.stack.layers.norm) == (1, 1, "unfused")
 
 
 def test_one_device_needs_no_axes() -> None:

@@ -157,7 +157,12 @@ def test_transformers_code_is_eager_beside_deepspeeds_optimizer() -> None:
 def test_ligers_kernels_never_have_whole_logits() -> None:
     row = replace(NOBODY, framework="DeepSpeed (Hugging Face transformers; Liger)", zero_or_fsdp="zero3")
     stack = to_run(row).stack
-    assert (stack.norm, stack.activation, stack.rotary, stack.cross_entropy) == ("fused", "fused", "fused", "chunked")
+    assert (stack.layers.norm, stack.layers.activation, stack.rotary, stack.loss.cross_entropy) == (
+        "fused",
+        "fused",
+        "fused",
+        "chunked",
+    )
 
 
 def test_gpt_oss_has_no_fused_attention_in_nemo() -> None:
@@ -175,7 +180,7 @@ def test_autocast_has_the_softmax_in_fp32_and_nanogpt_holds_logits() -> None:
         ("Megatron-LM", "bf16-amp", "unfused", None),
     ):
         stack = to_run(replace(gpt, framework=framework, precision=precision)).stack
-        assert (stack.attention, stack.outputs_held) == (attention, held)
+        assert (stack.layers.attention, stack.loss.outputs_held) == (attention, held)
 
 
 def test_open_recompute_is_the_least_that_fits() -> None:
@@ -206,7 +211,7 @@ def test_what_other_columns_imply() -> None:
     )
     run = to_run(tpu)
     assert (run.workload.global_batch_size, run.workload.seq_len) == (24, 8192)
-    assert run.plan.optimizer == Optimizer(zero=3) and run.stack.launch == "compiled"
+    assert run.plan.optimizer == Optimizer(zero=3) and run.stack.launch.launch_mode == "compiled"
     assert to_run(replace(NOBODY, num_devices=None)).plan.world_size == 8
 
 
@@ -247,7 +252,11 @@ def test_megatron_bridge_runs_as_the_recipes_of_its_release(
     release: str, device: str, precision: str, dispatch: str, experts: str, launch: str, beside: bool
 ) -> None:
     run = to_run(replace(QWEN, device=device, precision=precision, notes=f"NeMo container {release}; dropless"))
-    assert (run.stack.moe_dispatch, run.stack.moe_experts, run.stack.launch) == (dispatch, experts, launch)
+    assert (run.stack.experts.moe_dispatch, run.stack.experts.moe_experts, run.stack.launch.launch_mode) == (
+        dispatch,
+        experts,
+        launch,
+    )
     assert run.plan.overlap.experts == beside
     fp8 = run.plan.precision.fp8
     assert (fp8 is not None and fp8.attention) == (experts == "fused")
@@ -277,7 +286,7 @@ DEEPSEEK = replace(
 @pytest.mark.parametrize(("device", "narrow"), [("gb200", False), ("gb300", True)])
 def test_fused_recipes_of_deepseek_leave_attention_wide_on_gb200(device: str, narrow: bool) -> None:
     run = to_run(replace(DEEPSEEK, device=device, notes="NeMo container 26.06; dropless"))
-    assert run.stack.moe_experts == "fused"
+    assert run.stack.experts.moe_experts == "fused"
     assert run.plan.precision.fp8 is not None and run.plan.precision.fp8.attention == narrow
 
 
@@ -424,7 +433,7 @@ def test_up_projections_made_again_are_not_kept() -> None:
 def test_a_dense_model_of_megatron_bridge_has_nothing_of_it() -> None:
     dense = replace(NOBODY, framework="Megatron-Bridge", device="gb200", precision="mxfp8")
     run = to_run(replace(dense, notes="NeMo container 26.06"))
-    assert run.stack.moe_experts == "looped" and not run.plan.overlap.experts
+    assert run.stack.experts.moe_experts == "looped" and not run.plan.overlap.experts
 
 
 def test_what_xla_runs_again_is_the_least() -> None:

@@ -75,7 +75,7 @@ def test_the_llama_example() -> None:
     assert found.plan.precision.grad == "bf16" and found.plan.precision.master == "fp32"
     assert found.plan.precision.fp8 is not None and found.plan.precision.fp8.recipe == "delayed"
     assert found.plan.overlap.bucket_bytes == 40_000_000 * 2
-    assert found.stack.cross_entropy == "fused" and found.stack.attention == "flash"
+    assert found.stack.loss.cross_entropy == "fused" and found.stack.layers.attention == "flash"
     assert not found.plan.layout.sequence_parallel and any("sequence_parallel" in note for note in found.notes)
     assert found.unexpressed == ()
     check(found.plan, found.graph(), None, found.workload)
@@ -89,7 +89,7 @@ def test_the_175b_row_of_korthikanti() -> None:
     assert (plan.schedule.name, plan.schedule.virtual_stages) == ("interleaved_one_f_one_b", 3)
     assert plan.saved == Saved(preset="selective") and plan.layout.sequence_parallel
     assert plan.precision.param == "fp16" and plan.precision.grad == "fp16"
-    assert plan.overlap.pipeline_sends and found.stack.p2p == "separate"
+    assert plan.overlap.pipeline_sends
     # 12 l h² (1 + 13 / 12h) + (V + s) h + 2h, with V = 50257 padded to 51200 (a multiple of 128 x 8).
     h, layers, vocab = 12288, 96, 51200
     assert found.graph().num_parameters() == layers * (12 * h * h + 13 * h) + (vocab + 2048) * h + 2 * h
@@ -176,8 +176,8 @@ def test_a_deepseek_shape() -> None:
     model = found.model
     assert isinstance(model, DeepseekConfig)
     assert (model.num_dense_layers, model.num_shared_experts, model.mtp_modules) == (2, 2, 1)
-    assert (found.plan.mesh.ep, found.plan.mesh.etp, found.stack.moe_dispatch) == (8, 1, "all_to_all")
-    assert found.stack.moe_capacity_factor == 0.0 and found.unexpressed == ()
+    assert (found.plan.mesh.ep, found.plan.mesh.etp, found.stack.experts.moe_dispatch) == (8, 1, "all_to_all")
+    assert found.unexpressed == ()
 
 
 @pytest.mark.parametrize(
@@ -210,25 +210,25 @@ def test_fused_experts_and_dispatch_beside_another_microbatch() -> None:
         fp8_recipe="mxfp8",
         fp8_dot_product_attention=True,
     )
-    assert (found.stack.moe_dispatch, found.stack.moe_experts) == ("fused", "fused")
+    assert (found.stack.experts.moe_dispatch, found.stack.experts.moe_experts) == ("fused", "fused")
     assert found.plan.overlap.experts and found.plan.precision.fp8 is not None and found.plan.precision.fp8.attention
     assert not {u.field for u in found.unexpressed} & {"overlap_moe_expert_parallel_comm", "fp8_dot_product_attention"}
 
 
 def test_deterministic_mode_is_the_stacks() -> None:
     found = job(deterministic_mode=True)
-    assert found.stack.deterministic and not any(u.field == "deterministic_mode" for u in found.unexpressed)
-    assert job().stack.deterministic is None
+    assert found.stack.layers.deterministic and not any(u.field == "deterministic_mode" for u in found.unexpressed)
+    assert job().stack.layers.deterministic is None
 
 
 def test_megatron_deepspeed() -> None:
     found = job(deepspeed=True, zero_stage=2, deepspeed_config="ds.json", train_tokens=10**9, use_flash_attn_v2=True)
     assert found.plan.optimizer.zero == 2
-    assert (found.stack.name, found.stack.attention) == ("megatron-deepspeed", "flash")
+    assert (found.stack.name, found.stack.layers.attention) == ("megatron-deepspeed", "flash")
     assert [u.field for u in found.unexpressed] == ["deepspeed_config"]
     ulysses = job(deepspeed=True, ds_sequence_parallel_size=4).plan
     assert (ulysses.mesh.cp, ulysses.mesh.dp_shard, ulysses.layout.context) == (4, 2, "ulysses")
-    assert job(deepspeed=True).stack.attention == "unfused"
+    assert job(deepspeed=True).stack.layers.attention == "unfused"
     old = job(deepspeed=True, checkpoint_activations=True, pipeline_model_parallel_size=2, enable_zbh1_pipeline=True)
     assert old.plan.saved == Saved(preset="full") and old.plan.schedule.name == "zero_bubble_h1"
     grouped = job({**LLAMA, "group-query-attention": None, "num-query-groups": None}, num_key_value_heads=4)

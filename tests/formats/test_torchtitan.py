@@ -44,8 +44,12 @@ def test_the_405b_file() -> None:
     )
     assert (plan.precision.param, plan.precision.compute, plan.precision.master) == ("fp32", "bf16", "none")
     assert plan.layout.sequence_parallel and plan.layout.loss_parallel
-    assert (found.stack.launch, found.stack.norm, found.stack.cross_entropy) == ("compiled", "fused", "fused")
-    assert found.stack.recompute_stops is True  # the checkpoint is inside what is compiled
+    assert (found.stack.launch.launch_mode, found.stack.layers.norm, found.stack.loss.cross_entropy) == (
+        "compiled",
+        "fused",
+        "fused",
+    )
+    assert found.stack.layers.recompute_stops is True  # the checkpoint is inside what is compiled
     assert [u.field for u in found.unexpressed] == ["parallelism.enable_async_tensor_parallel"]
     check(plan, found.graph(), None, found.workload)
 
@@ -155,7 +159,7 @@ def test_experts_keep_what_their_ranks_exchanged() -> None:
 
 def test_older_names() -> None:
     old = job(training={"batch_size": 4, "tensor_parallel_degree": 2, "compile": True})
-    assert old.workload.global_batch_size == 16 and old.plan.mesh.tp == 2 and old.stack.launch == "compiled"
+    assert old.workload.global_batch_size == 16 and old.plan.mesh.tp == 2 and old.stack.launch.launch_mode == "compiled"
 
 
 def test_degrees_give_the_devices() -> None:

@@ -11,7 +11,7 @@ from gnomon.hardware import Cluster, NodeGroup, parse_cluster
 from gnomon.models import gpt
 from gnomon.plans import Layout, Mesh, Plan, Precision, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.software import Fact, Stack
+from gnomon.software import Stack, with_facts
 
 FP16 = Precision(param="fp16", compute="fp16")
 _FACTS: dict[str, Any] = {
@@ -19,17 +19,12 @@ _FACTS: dict[str, Any] = {
     "norm": "fused",
     "activation": "fused",
     "cross_entropy": "unfused",
-    "launch": "eager",
+    "launch_mode": "eager",
     "optimizer_step": "fused",
     "grad_buffers": "contiguous",
     "grad_accumulation_fused": True,
 }
-MEGATRON_2022 = Stack(
-    name="megatron-lm",
-    version="2022",
-    **_FACTS,
-    facts=tuple(Fact(field=name, source="Korthikanti et al. 2022", date="2022-05") for name in _FACTS),
-)
+MEGATRON_2022 = with_facts(Stack(name="megatron-lm", version="2022"), "Korthikanti et al. 2022", "2022-05", **_FACTS)
 """The software of the paper on activation memory: attention op by op, other kernels fused."""
 
 

@@ -22,7 +22,7 @@ WORK = Workload(global_batch_size=16, seq_len=1024)
 
 def stack_with(**values: object) -> Stack:
     facts = tuple(Fact(field=name, source="a test", date="2026-11-22") for name in values)
-    return Stack(name="test", version="0", facts=facts, **values)  # type: ignore[arg-type]
+    return Stack(name="test", version="0").changed(facts, **values)
 
 
 def run(stack: Stack, **axes: int) -> Prediction:
@@ -118,7 +118,7 @@ def test_larger_models_on_32_nodes_ran_again_with_one_sequence_alone(params_b: f
     )
     (found,), refused = read_runs(f"{HEADER},params_b\n{row}\n")
     assert not refused
-    assert (as_measured(found, readings().nanotron).stack.p2p_poll_s is not None) == polled
+    assert (as_measured(found, readings().nanotron).stack.messages.p2p_poll_s is not None) == polled
 
 
 def test_checks_of_buckets_are_host_time_of_the_backward() -> None:

@@ -96,9 +96,7 @@ def test_a_loss_in_place_holds_one_fp32_copy_of_the_logits() -> None:
     job, work = plan(), Workload(global_batch_size=1, seq_len=SEQ)
     model = gpt_model(2, HIDDEN, HEADS)
     found = {
-        how: predict(
-            model, "1x1xa100-sxm-80gb", job, work, replace(MEGATRON_2022, cross_entropy=how, facts=(*facts, fact))
-        )
+        how: predict(model, "1x1xa100-sxm-80gb", job, work, MEGATRON_2022.changed((*facts, fact), cross_entropy=how))
         .memory[0]
         .by_class
         for how in ("in_place", "unfused")
@@ -238,7 +236,7 @@ def with_facts(**values: Any) -> Any:
     """The stack of the other tests with some fields set."""
     kept = tuple(fact for fact in MEGATRON_2022.facts if fact.field not in values)
     facts = tuple(Fact(field=name, source="this test", date="2026-11-21") for name in values)
-    return replace(MEGATRON_2022, **values, facts=(*kept, *facts))
+    return MEGATRON_2022.changed((*kept, *facts), **values)
 
 
 def peak(stack: Any, precision: Precision, zero: Literal[0, 1] = 1) -> Prediction:
@@ -381,7 +379,7 @@ def test_a_loss_in_parts_never_has_whole_logits() -> None:
     base = stack("pytorch-fsdp")
     facts = (*base.facts, Fact(field="cross_entropy", source="a test", date="2026-11-23"))
     whole, parts = (
-        predict("llama-3.1-8b", "1x8xh100-sxm", job, work, replace(base, facts=facts, cross_entropy=how))
+        predict("llama-3.1-8b", "1x8xh100-sxm", job, work, base.changed(facts, cross_entropy=how))
         for how in ("fused", "chunked")
     )
     assert [each.step.stages[0].logits_bytes for each in (whole, parts)] == [8192 * 128256 * 2, 8192 * 4096 * 2]

@@ -11,7 +11,8 @@ from gnomon.lowering import lower
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Plan, Schedule, Stage, Workload, batch
 from gnomon.prediction import predict
-from gnomon.prediction.predict import PLAIN_STACK, _replicas, _workers, settle
+from gnomon.prediction.predict import PLAIN_STACK, _replicas, _workers
+from gnomon.prediction.software_kernels import kernels_of
 from gnomon.prediction.step import Pricing
 from gnomon.program import validate
 from gnomon.simulate import Durations, period
@@ -38,7 +39,7 @@ def test_the_slowest_replica_is_the_step_of_all_classes_together(shares: tuple[i
     other's. A bucket is reduced when the slowest has it, so its reduction is priced beside the most computing."""
     chosen = plan(*shares)
     found = predict(GRAPH, CLUSTER, chosen, WORKLOAD)
-    kernels, _, stack = settle(PLAIN_STACK)
+    kernels, _, stack = kernels_of(PLAIN_STACK)
     count, size = batch(chosen, WORKLOAD)
     workers = _workers(chosen, GRAPH, CLUSTER, WORKLOAD, size, kernels, stack)
     blocks = tuple((stage, -1) for stage in range(chosen.num_stages))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -20,9 +19,7 @@ from gnomon.software import Stack, stack
 
 SEQ, HIDDEN = 4096, 4096
 NANOTRON = stack("nanotron")
-FREED = replace(
-    NANOTRON, held_launches=None, facts=tuple(fact for fact in NANOTRON.facts if fact.field != "held_launches")
-)
+FREED = NANOTRON.changed(tuple(fact for fact in NANOTRON.facts if fact.field != "held_launches"), held_launches=None)
 CHECKED = chosen(NANOTRON, "TORCH_DISTRIBUTED_DEBUG=DETAIL", checked_collectives=True)
 
 

@@ -13,8 +13,8 @@ H100 = catalogue.device("h100-sxm-80gb")
 
 
 def stack(launch: str) -> Stack:
-    fact = Fact(field="launch", source="test", date="2026-11-21")
-    return Stack(name="test", version="0", launch=launch, facts=(fact,))  # type: ignore[arg-type]
+    fact = Fact(field="launch_mode", source="test", date="2026-11-21")
+    return Stack(name="test", version="0").changed((fact,), launch_mode=launch)
 
 
 def test_eager_costs_most_and_replay_next_to_nothing() -> None:

@@ -49,9 +49,9 @@ def test_products_of_tpu_7x_take_what_google_measured(side: int, flops_per_s: fl
 
 def experts(rows: str | None, precision: Precision | None = None, *, again: bool = False) -> Prediction:
     """Two layers of a mixture on four chips of TPU 7x."""
-    said = ("launch", "moe_rows") if rows else ("launch",)
+    said = ("launch_mode", "moe_rows") if rows else ("launch_mode",)
     facts = tuple(Fact(field=name, source="test", date="2026-11-23") for name in said)
-    stack = Stack(name="x", version="", moe_rows=rows, launch="compiled", facts=facts)  # type: ignore[arg-type]
+    stack = Stack(name="x", version="").changed(facts, moe_rows=rows, launch_mode="compiled")
     saved = Saved(rules=(SavedRule(calls="layers[0:2]", action="recompute"),)) if again else Saved()
     plan = Plan(
         mesh=Mesh(dp_shard=4),

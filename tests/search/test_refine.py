@@ -140,9 +140,9 @@ def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
         every(allow=("fp9",))
     for name in stacks():
         program = stack(name)
-        assert set(program.choices) <= {*NAMES}, name
+        assert set(program.runs.choices) <= {*NAMES}, name
         for each in every(program, allow=NAMES):
-            assert each.name in program.choices or each.name in program.overlaps  # type: ignore[attr-defined]
+            assert each.name in program.runs.choices or each.name in program.runs.overlaps  # type: ignore[attr-defined]
     assert "prefetch" in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
     assert "optimizer_offload" not in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
 

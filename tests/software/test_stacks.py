@@ -38,15 +38,23 @@ def test_every_fact_names_a_place_and_a_day(name: str) -> None:
     for fact in record.facts:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", fact.date)
         assert re.match(r"[\w.-]+/[\w.-]+ (\w|v\d)|Gnomon (docs|src|evidence)/", fact.source), fact.source
-    assert set(record.schedules) <= set(orders.names())
-    assert set(record.overlaps) <= {field for field in Overlap.__dataclass_fields__}
+    assert set(record.runs.schedules) <= set(orders.names())
+    assert set(record.runs.overlaps) <= {field for field in Overlap.__dataclass_fields__}
 
 
 def test_what_tells_the_programs_apart() -> None:
-    assert stack("megatron-lm").grad_accumulation_fused and not stack("torchtitan").grad_accumulation_fused
-    assert stack("megatron-lm").cross_entropy == "in_place" and stack("megatron-bridge").cross_entropy == "fused"
-    assert "zero_bubble_v" in stack("torchtitan").schedules and "zero_bubble_v" not in stack("nanotron").schedules
-    assert stack("deepspeed").attention is None  # the model's own code decides
+    assert (
+        stack("megatron-lm").gradients.grad_accumulation_fused
+        and not stack("torchtitan").gradients.grad_accumulation_fused
+    )
+    assert (
+        stack("megatron-lm").loss.cross_entropy == "in_place" and stack("megatron-bridge").loss.cross_entropy == "fused"
+    )
+    assert (
+        "zero_bubble_v" in stack("torchtitan").runs.schedules
+        and "zero_bubble_v" not in stack("nanotron").runs.schedules
+    )
+    assert stack("deepspeed").layers.attention is None  # the model's own code decides
 
 
 def test_names() -> None:

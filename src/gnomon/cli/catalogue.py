@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from math import prod
 from typing import Any
 
@@ -22,7 +21,7 @@ from gnomon.methods import MARKS, METHODS, method
 from gnomon.models.presets import PRESETS
 from gnomon.models.presets import model as preset
 from gnomon.report.tables import Column, number, table, wrapped
-from gnomon.software import Stack, stack, stacks
+from gnomon.software import GROUPS, stack, stacks
 
 _KINDS = ("devices", "clusters", "models", "stacks", "schedules", "methods")
 
@@ -214,10 +213,9 @@ def _models() -> Sequence[str]:
 
 def _stacks() -> Sequence[str]:
     columns = (_left("stack"), _left("version"), Column(name="facts"), Column(name="of"))
-    total = len([f for f in fields(Stack) if f.name not in ("name", "version", "facts")])
     records = [stack(name) for name in stacks()]
     known = {record.name: len({fact.field for fact in record.facts}) for record in records}
-    return table(columns, [(r.name, r.version, str(known[r.name]), str(total)) for r in records])
+    return table(columns, [(r.name, r.version, str(known[r.name]), str(len(GROUPS))) for r in records])
 
 
 def _schedules() -> Sequence[str]:

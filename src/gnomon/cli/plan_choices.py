@@ -92,7 +92,7 @@ class Chosen:
         if unknown := [name for name, v in fixed.items() if v and not _runs(stack, name, v)]:
             raise PlanError(
                 f"--fix {unknown[0]}: stack {stack.name} is not known to run it; it runs "
-                f"{', '.join((*stack.choices, *stack.overlaps)) or 'none of the choices'}"
+                f"{', '.join((*stack.runs.choices, *stack.runs.overlaps)) or 'none of the choices'}"
             )
         limits = {text: parse_choice_limit(text) for text in options.forbid}
         on_choices = tuple(limit for limit in limits.values() if limit is not None)

@@ -7,8 +7,8 @@ how the readers account for every key. Leaves out: reading any file, and whether
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from gnomon.models.decoder import DecoderConfig, decoder
 from gnomon.models.presets import Config, build
 from gnomon.models.presets import model as preset
 from gnomon.plans import Plan, Workload
-from gnomon.software import Fact, Stack
+from gnomon.software import Stack, with_facts
 
 ModelConfig = Config
 
@@ -227,12 +227,7 @@ class Fields(Keys):
 
 def chosen(stack: Stack, source: str, **values: object) -> Stack:
     """`stack` with fields that the job's own file sets; `source` names the setting. None leaves a field as it is."""
-    changes = {name: value for name, value in values.items() if value is not None}
-    facts: Sequence[Fact] = [
-        Fact(field=name, source=f"the job's own setting: {source}", date="as read") for name in changes
-    ]
-    kept = tuple(fact for fact in stack.facts if fact.field not in changes)
-    return replace(stack, facts=(*kept, *facts), **changes)  # type: ignore[arg-type]
+    return with_facts(stack, f"the job's own setting: {source}", "as read", **values)
 
 
 def clips(f: Fields, key: str, wanted: bool, *, offloaded: bool) -> bool:

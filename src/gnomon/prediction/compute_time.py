@@ -61,7 +61,7 @@ class ComputeTime:
         if (kind, block) not in self._extras:
             self._extras[kind, block] = around(kind, *self.priced.layers(block), self.priced.stack, self.priced.count)
         extra = self._extras[kind, block]
-        if self.priced.stack.composed:
+        if self.priced.stack.launch.composed:
             return self._one_by_one(kind, block, extra)
         spent = [self._sustained_s(stage, phase) for phase in phases]
         again = sum(s for n, s in zip(PHASES[kind], spent, strict=True) if kind == "R" or n == "recompute")
@@ -102,7 +102,7 @@ class ComputeTime:
 
     def _each_launch_s(self, stage: int, layer: LayerPrice) -> dict[str, float]:
         """Host seconds of a launch in each phase of a layer, `host_kernel_s` on average over forward and backward."""
-        dear = self.priced.stack.forward_launches or 1.0
+        dear = self.priced.stack.launch.forward_launches or 1.0
         forward, backward = layer.forward.launches, layer.input_grad.launches + layer.weight_grad.launches
         each = self.priced.launch_s[stage] * (forward + backward) / max(dear * forward + backward, 1.0)
         return {"forward": dear * each, "recompute": dear * each, "input_grad": each, "weight_grad": each}

@@ -78,7 +78,7 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
         crossing=nodes > 1,
         nodes=log2(nodes),
         tensor_across=any("tp" in stage.links and stage.links["tp"].nodes > 1 for stage in pricing.stages),
-        debugged=bool(pricing.stack.checked_collectives) and pricing.stack.p2p_poll_s is None,
+        debugged=bool(pricing.stack.launch.checked_collectives) and pricing.stack.messages.p2p_poll_s is None,
         routed=any(dim.name.split(".")[-1] == "experts" for block in pricing.graph.blocks for dim in block.dims),
         eight_bit=pricing.plan.precision.fp8 is not None,
         measured=all(is_measured(device) for device in devices),

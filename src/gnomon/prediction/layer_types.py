@@ -63,21 +63,21 @@ class KernelFacts:
     def of(stack: Stack) -> KernelFacts:
         """What a stack says; what it does not say is taken as not done."""
         return KernelFacts(
-            attention_kernel=stack.attention_kernel,
-            cublas=stack.cublas,
-            cudnn=stack.cudnn,
-            transformer_engine=stack.transformer_engine is True,
-            fused_casts=stack.launch == "compiled" and stack.transformer_engine is not True,
-            narrow_sums=stack.tp_reduce_dtype == "fp8",
-            dropout_add_fused=stack.dropout_add == "fused",
-            chunked_loss=stack.cross_entropy == "chunked",
-            backward_overlap=stack.backward_overlap is True,
-            fused_dispatch=stack.moe_dispatch in SENT_ONCE,
-            routing_gathered=stack.moe_dispatch == "hybrid_ep",
-            sorted_rows=stack.moe_rows == "sorted",
-            experts=stack.moe_experts or "grouped",
-            deterministic=stack.deterministic is True,
-            composed=stack.composed is True,
+            attention_kernel=stack.layers.attention_kernel,
+            cublas=stack.layers.cublas,
+            cudnn=stack.layers.cudnn,
+            transformer_engine=stack.layers.transformer_engine is True,
+            fused_casts=stack.launch.launch_mode == "compiled" and stack.layers.transformer_engine is not True,
+            narrow_sums=stack.layers.tp_reduce_dtype == "fp8",
+            dropout_add_fused=stack.layers.dropout_add == "fused",
+            chunked_loss=stack.loss.cross_entropy == "chunked",
+            backward_overlap=stack.layers.backward_overlap is True,
+            fused_dispatch=stack.experts.moe_dispatch in SENT_ONCE,
+            routing_gathered=stack.experts.moe_dispatch == "hybrid_ep",
+            sorted_rows=stack.experts.moe_rows == "sorted",
+            experts=stack.experts.moe_experts or "grouped",
+            deterministic=stack.layers.deterministic is True,
+            composed=stack.launch.composed is True,
         )
 
 

@@ -180,13 +180,13 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
 
     kept = np.array([_keeps_input(pricing, block) for block in range(program.num_stages)])
     at_start = (size > 0) | (moved("X", "F", "R") & kept[program.stage[row]])
-    if pricing.stack.bucketed is False and pricing.plan.optimizer.zero >= 2:
+    if pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2:
         # the shard is there once it has arrived
         waits = moved("G", "REDUCE_GRAD") | moved("GS", "REDUCE_GRAD")
         row, at_start = np.where(waits, _waited_for(program, pricing)[row], row), at_start | waits
     buffer = found.buffer
     first = np.flatnonzero(np.isin(program.kind, kinds("I")))
-    if pricing.stack.split_backward_frees and len(first):
+    if pricing.stack.gradients.split_backward_frees and len(first):
         left = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
         late = moved("S", "W")
         size[late] = -left[program.stage[row[late]]]
@@ -305,13 +305,13 @@ def _returned(pricing: Pricing, layer: LayerPrice) -> int:
     """Logits that the training loop, or the backward of a loss divided by vocabulary, holds beside what an unfused loss
     keeps of them, in fp32."""
     stack = pricing.stack
-    if stack.cross_entropy not in ("unfused", None):
+    if stack.loss.cross_entropy not in ("unfused", None):
         return 0
     each = 0
-    if stack.outputs_held:
-        each += 4 if stack.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
-    if stack.divided_loss_copies and pricing.plan.mesh.tp > 1 and stack.launch != "compiled":
-        each += 4 * (stack.divided_loss_copies - 3)
+    if stack.loss.outputs_held:
+        each += 4 if stack.loss.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
+    if stack.loss.divided_loss_copies and pricing.plan.mesh.tp > 1 and stack.launch.launch_mode != "compiled":
+        each += 4 * (stack.loss.divided_loss_copies - 3)
     return sum(kept.bytes for kept in layer.kept if kept.is_logits) * each // 4
 
 
@@ -348,7 +348,7 @@ def _rank(
 
     by_class["gradients"] += sum(_second_gradients(pricing, stage) for stage in here)
     by_class["parameters"] += total("P")
-    if pricing.stack.bucketed is False:
+    if pricing.stack.gradients.bucketed is False:
         by_class["gradients"] = 0
     by_class["gradients"] += total("G", "GS")
     logits = int(
@@ -408,10 +408,10 @@ def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
     optimizer with wider ones of its own does not free. Under ZeRO 3, gradients that stay whole between microbatches."""
     stack, precision = pricing.stack, stage.plan.precision
     if pricing.plan.optimizer.zero == 3:
-        summed = stack.unsharded_accumulation and pricing.count > 1
+        summed = stack.gradients.unsharded_accumulation and pricing.count > 1
         return sum(stage.elements) * width(precision.compute) if summed else 0
-    reduced = stack.reducer_buckets and stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp > 1
-    kept = stack.kept_gradients and width(precision.grad) > width(precision.param)
+    reduced = stack.gradients.reducer_buckets and stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp > 1
+    kept = stack.gradients.kept_gradients and width(precision.grad) > width(precision.param)
     return sum(stage.elements) * width(precision.param) if reduced or kept else 0
 
 
@@ -424,18 +424,20 @@ def _inside_update(pricing: Pricing, block: int) -> int:
     precision, updated, zero = stage.plan.precision, stage.updated_elements(), pricing.plan.optimizer.zero
     if pricing.plan.optimizer.offload is not None:
         return 0
-    parts = zero == 3 and stack.update_elements is not None
+    parts = zero == 3 and stack.update.update_elements is not None
     if parts:
-        updated = min(updated, stack.update_elements or 0)
+        updated = min(updated, stack.update.update_elements or 0)
     narrow = precision.master != "none" and width(precision.grad) < width(precision.master)
     size = updated * width(precision.master) if narrow else 0
-    freed = stage.static_bytes()["gradients"] if narrow and zero in (1, 2) and stack.update_frees_gradients else 0
+    freed = (
+        stage.static_bytes()["gradients"] if narrow and zero in (1, 2) and stack.update.update_frees_gradients else 0
+    )
     joined = updated * width(precision.grad) if narrow and (parts or freed) else 0
     roots = 0
-    if stack.optimizer_step == "foreach":
+    if stack.update.optimizer_step == "foreach":
         roots = updated * width(precision.states)
-    elif stack.optimizer_step == "single":
-        flat = parts or (zero in (1, 2) and stack.grad_buffers == "contiguous")
+    elif stack.update.optimizer_step == "single":
+        flat = parts or (zero in (1, 2) and stack.gradients.grad_buffers == "contiguous")
         roots = 2 * (updated if flat else min(updated, _largest_parameter(stage))) * width(precision.states)
     return size + max(joined, roots - freed)
 
@@ -443,7 +445,7 @@ def _inside_update(pricing: Pricing, block: int) -> int:
 def _flat_bytes(pricing: Pricing, stage: StagePrice) -> int:
     """Tensors so large that no block which activations have left holds them, so that the allocator asks for more: the
     buffer that gradients are reduced through, and a partition's gradients in fp32. They are given back if need be."""
-    bucket, precision = pricing.stack.reduce_bucket_elements, stage.plan.precision
+    bucket, precision = pricing.stack.gradients.reduce_bucket_elements, stage.plan.precision
     if bucket is None or pricing.plan.optimizer.zero not in (1, 2) or width(precision.grad) >= 4:
         return 0
     return bucket * width(precision.grad) + stage.updated_elements() * 4
@@ -519,7 +521,7 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
         found = [stage.collectives(layer) for layer, _ in parts]
         reduced = [sum(c.bytes for c in each if c.kind == "reduce_scatter") for each in found]
-        whole = pricing.stack.bucketed is False
+        whole = pricing.stack.gradients.bucketed is False
         if zero == 3 and index >= 0:
             sizes[f"{block}P"] = float(sum(c.bytes for c in found[0] if c.when == "before_forward"))
             if pricing.plan.optimizer.offload_parameters:

@@ -53,9 +53,9 @@ class Messages:
             return 0.0, None
         tp = self.plan.stage_mesh(source).tp
         size = self.bytes_of((source, target)) * self._spread(source, target)
-        if self.stack.p2p_bytes_per_s is not None:
-            return size / self.stack.p2p_bytes_per_s, None
-        if not self.stack.p2p_partitioned or tp == 1 or self.plan.layout.sequence_parallel:
+        if self.stack.messages.p2p_bytes_per_s is not None:
+            return size / self.stack.messages.p2p_bytes_per_s, None
+        if not self.stack.messages.p2p_partitioned or tp == 1 or self.plan.layout.sequence_parallel:
             return self._p2p(size, link), link
         gathered = float(collective_seconds("all_gather", size, self.stages[target].links["tp"]))
         return self._p2p(size / tp, link) + gathered, link

@@ -26,9 +26,10 @@ from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
 from gnomon.prediction.evidence import evidence
-from gnomon.prediction.layer_types import SENT_ONCE, KernelFacts
+from gnomon.prediction.layer_types import KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.rewriting import with_methods
+from gnomon.prediction.software_kernels import kernels_of
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prediction.timeline_memory import filled
@@ -38,27 +39,11 @@ from gnomon.program import Structure, validate
 from gnomon.schema import to_mapping
 from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
-from gnomon.software import Fact, Stack
+from gnomon.software import Stack
 from gnomon.timeline import Timeline
 
 PLAIN_STACK = Stack(name="unstated", version="")
 """A stack of which nothing is known; what is assumed in its place is listed with the prediction."""
-
-_ASSUMED: Mapping[str, tuple[object, str]] = {
-    "attention": ("flash", "flash attention"),
-    "norm": ("fused", "fused norms"),
-    "activation": ("fused", "fused activations"),
-    "cross_entropy": ("unfused", "cross-entropy in fp32, op by op"),
-    "launch": ("eager", "kernels launched one by one"),
-    "optimizer_step": ("fused", "a fused optimizer"),
-    "grad_accumulation_fused": (False, "gradients added up by kernels of their own"),
-}
-
-_UNUSED = (
-    "rotary", "grad_buffers", "logits_dtype", "causal_skip", "tp_reduce_dtype", "cp_grad_dtype",
-    "p2p", "moe_dispatch", "moe_capacity_factor",
-)  # fmt: skip
-"""Facts of a stack that predictions do not use; of `moe_dispatch` they use SENT_ONCE, the rest are priced alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,11 +203,13 @@ class Timed:
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         check_methods(plan)
-        kernels, assumed, stack = settle(stack)
+        kernels, assumed, stack = kernels_of(stack)
         count, size = batch(plan, workload)
         workers = _workers(plan, graph, machines, workload, size, kernels, stack)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
-        structure, blocks = _structure(bare, graph, count, "buffered" if stack.p2p_poll_s is None else "polled")
+        structure, blocks = _structure(
+            bare, graph, count, "buffered" if stack.messages.p2p_poll_s is None else "polled"
+        )
         every = tuple(Pricing(plan, graph, machines, stack, each, blocks, count) for each in _replicas(plan, workers))
         structure = with_methods(structure, every)
         played = []
@@ -268,7 +255,7 @@ def stages_of(
     """Prices of each stage's layers on its slowest worker: what `predict` begins with, without time and memory of the
     step. PlanError when the plan cannot run."""
     check(plan, graph, cluster, workload)
-    kernels, _, stack = settle(stack)
+    kernels, _, stack = kernels_of(stack)
     _, size = batch(plan, workload)
     return tuple(each[0] for each in _workers(plan, graph, cluster, workload, size, kernels, stack))
 
@@ -361,36 +348,6 @@ def _validated(outlined: Outline, messages: Messages = "buffered") -> Structure:
     return validate(build(outlined, messages=messages))
 
 
-def settle(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
-    """Kernels of a stack; what had to be assumed; the stack with the assumptions filled in where prices need them."""
-    missing = [name for name in _ASSUMED if getattr(stack, name) is None]
-    chosen: dict[str, Any] = {
-        name: default if getattr(stack, name) is None else getattr(stack, name)
-        for name, (default, _) in _ASSUMED.items()
-    }
-    told = ", ".join(_ASSUMED[name][1] for name in missing)
-    assumed: tuple[str, ...] = (f"stack {stack.name!r} does not say: taken as {told}",) if told else ()
-    said = [name for name in _UNUSED if getattr(stack, name) is not None]
-    if unused := ", ".join(name for name in said if name != "moe_dispatch" or stack.moe_dispatch not in SENT_ONCE):
-        assumed += (f"stack {stack.name!r} says what no price depends on yet: {unused}",)
-    if stack.cross_entropy == "chunked":
-        assumed += (
-            "chunked cross-entropy: priced as a fused one; a part of the logits as large as what the head reads",
-        )
-    kernels = Kernels(
-        attention="flash" if chosen["attention"] in ("flash", "memory_efficient") else chosen["attention"],
-        norm="unfused" if chosen["norm"] == "unfused" else "fused",
-        glu="unfused" if chosen["activation"] == "unfused" else "fused",
-        cross_entropy="fused" if chosen["cross_entropy"] == "chunked" else chosen["cross_entropy"],
-        full_recompute="needed" if stack.recompute_stops else "whole",
-        expert_weights=stack.moe_weights or "output",
-    )
-    facts = tuple(Fact(field=name, source="assumed by predict", date="2026-11-21") for name in missing)
-    given: dict[str, Any] = {name: chosen[name] for name in missing}
-    filled = replace(stack, **given, facts=(*stack.facts, *facts))
-    return kernels, assumed, filled
-
-
 def _untried(plan: Plan) -> Iterator[str]:
     """What a plan rests on that no run on record has shown (docs/accuracy.md)."""
     if plan.overlap.priority:
@@ -433,7 +390,9 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         *(
             line
             for device in kinds.values()
-            for line in curves_with(device, stack.attention_kernel, stack.cublas, stack.cudnn).assumptions
+            for line in curves_with(
+                device, stack.layers.attention_kernel, stack.layers.cublas, stack.layers.cudnn
+            ).assumptions
         ),
         *(host.assumption for host in hosts if host.assumption),
         *(sustained(stack, device).note for device in kinds.values()),

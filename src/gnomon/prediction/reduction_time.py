@@ -74,7 +74,7 @@ class ReductionTime:
         """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""
         buckets, last = 1, 0.0
         # at once: the clock shows what overlaps
-        at_once = self.priced.stack.bucketed is False or (kind == "REDUCE_GRAD" and self._whole_gradients)
+        at_once = self.priced.stack.gradients.bucketed is False or (kind == "REDUCE_GRAD" and self._whole_gradients)
         if beside := 0.0 if at_once else self._beside(kind, block):
             buckets, last = self._buckets(kind, block)
         seconds = self.reduced(kind, block, buckets)
@@ -88,7 +88,7 @@ class ReductionTime:
         if checks:  # the thread that launches the backward waits for them
             idle = max(self.compute.device_s("B", block) - self.compute.host_s("B", block), 0.0) if beside else 0.0
             exposed = max(exposed, checks - idle + least)
-        if kind == "UNSHARD" and self.priced.stack.sliced_gather and self.priced.plan.optimizer.zero == 1:
+        if kind == "UNSHARD" and self.priced.stack.update.sliced_gather and self.priced.plan.optimizer.zero == 1:
             exposed += LAUNCH_S * ranks * self.priced.stages[self.priced.blocks[block][0]].num_tensors
         return exposed
 
@@ -115,7 +115,7 @@ class ReductionTime:
         size = self.priced.plan.overlap.bucket_bytes
         if size is None:
             return sum(times for _, times in layers), 0.0
-        if self.priced.stack.reducer_buckets:
+        if self.priced.stack.gradients.reducer_buckets:
             return self._filled(stage, size)
         total = sum(c.bytes * n for layer, n in layers for c in stage.collectives(layer) if c.kind == WANTED[kind][0])
         return max(1, -(-total // size)), 0.0
@@ -162,7 +162,7 @@ class ReductionTime:
     @property
     def _whole_gradients(self) -> bool:
         """Whether gradients are summed whole, at once, though each rank updates only its part."""
-        return self.priced.stack.whole_gradients is True and self.priced.plan.optimizer.zero == 1
+        return self.priced.stack.gradients.whole_gradients is True and self.priced.plan.optimizer.zero == 1
 
     def _link(self, stage: StagePrice, axes: tuple[str, ...]) -> AxisLink:
         name = "+".join(axes)

@@ -23,7 +23,7 @@ QUEUE_LAUNCHES = 1024
 def held_by_streams(pricing: Pricing, block: int) -> int:
     """Bytes on one rank that collectives inside the layers behind one of the Program's stages still hold when the host
     has issued a forward; 0 for a stack whose collectives hold nothing."""
-    per_tensor = pricing.stack.held_launches
+    per_tensor = pricing.stack.launch.held_launches
     if per_tensor is None:
         return 0
     stage, index = pricing.blocks[block]
@@ -37,7 +37,7 @@ def held_by_streams(pricing: Pricing, block: int) -> int:
 
 def split_by_microbatches(pricing: Pricing, activations: int) -> int:
     """Bytes between the activations of microbatches under way that the allocator cannot use, for the same stacks."""
-    pipeline = pricing.plan.num_pipeline_ranks > 1 and pricing.stack.held_launches is not None
+    pipeline = pricing.plan.num_pipeline_ranks > 1 and pricing.stack.launch.held_launches is not None
     return round(SPLIT_SHARE.value * activations) if pipeline else 0
 
 
@@ -64,5 +64,5 @@ def _lead(pricing: Pricing, block: int) -> float:
         return ahead * (3 * pricing.count - 2)
     if pricing.blocks[block][0] > 0:
         return ahead
-    issued = min(pipeline - 1, pricing.count) - 1 if pricing.stack.p2p_poll_s is None else 0
+    issued = min(pipeline - 1, pricing.count) - 1 if pricing.stack.messages.p2p_poll_s is None else 0
     return max(ahead * min(pipeline, pricing.count), issued)

@@ -36,8 +36,8 @@ def around(
             total = total + _copy_out(stage, layer, "before_backward" if kind == "B" else "before_forward") * times
         if zero3 and (kind == "F" or (kind == "B" and layer.recompute.flops)):  # products that run again cast again
             total = total + _weight_cast(stage, layer) * times
-        if stack.loss_metrics and kind == "F":
-            total = total + _loss_again(stage, layer) * (times * stack.loss_metrics)
+        if stack.loss.loss_metrics and kind == "F":
+            total = total + _loss_again(stage, layer) * (times * stack.loss.loss_metrics)
     return total
 
 
@@ -79,7 +79,7 @@ def _accumulate(stage: StagePrice, layer: LayerPrice, stack: Stack, microbatches
         return OpPrice(device_s=float(stream_seconds(*moved, device, curves_for(device), kernels=1)), kernels=1)
     if precision.grad == precision.compute and microbatches == 1:
         return NOTHING  # the product writes where the gradient stays
-    fused = bool(stack.grad_accumulation_fused)
+    fused = bool(stack.gradients.grad_accumulation_fused)
     added = accumulate_seconds(elements, precision, device, curves_for(device), fused=fused, tensors=tensors)
     share = 1.0 if precision.grad != precision.compute else (microbatches - 1) / microbatches
     return OpPrice(device_s=float(added.device_s) * share, kernels=round(added.kernels * share))

@@ -165,7 +165,7 @@ class Pricing:
         if ".." in key.name:  # one row for neighbouring blocks: `2..3.D2H`
             return sum(self.seconds(key._replace(stage=other, name="")) for other in self._bucket(key))
         if kind in FREE_KINDS:
-            return 2 * (self.stack.p2p_poll_s or 0.0) if kind in POLLS else 0.0
+            return 2 * (self.stack.messages.p2p_poll_s or 0.0) if kind in POLLS else 0.0
         if kind in PHASES:
             return sum(self.compute.parts(kind, stage).values())
         if kind in ("SEND_F", "SEND_B"):

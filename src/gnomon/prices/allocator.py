@@ -224,7 +224,7 @@ def reserved_least(allocated: float, stack: Stack) -> int:
 
 
 def _usual_share(stack: Stack) -> float:
-    return (EXPANDABLE_SHARE if stack.allocator == "expandable_segments" else RESERVED_SHARE).value
+    return (EXPANDABLE_SHARE if stack.workspace.allocator == "expandable_segments" else RESERVED_SHARE).value
 
 
 def _pages(nbytes: float) -> float:
@@ -251,8 +251,8 @@ def workspace_bytes(device: Device, stack: Stack) -> Bytes:
     older = device.arch in ("volta", "turing", "ampere", "ada")
     usual = round((WORKSPACE_BYTES if older else HOPPER_WORKSPACE_BYTES).value)
     engine = round((ENGINE_WORKSPACE_BYTES if older else HOPPER_ENGINE_WORKSPACE_BYTES).value)
-    own = stack.cublas_workspace_bytes
-    return CUBLAS_HANDLES * (usual if own is None else own) + (engine if stack.transformer_engine else 0)
+    own = stack.workspace.cublas_workspace_bytes
+    return CUBLAS_HANDLES * (usual if own is None else own) + (engine if stack.layers.transformer_engine else 0)
 
 
 def device_overhead(device: Device, stack: Stack, communicators: int, *, exchange_peers: int = 0) -> Bytes:
@@ -264,15 +264,15 @@ def device_overhead(device: Device, stack: Stack, communicators: int, *, exchang
     """
     if device.kind != "gpu":
         return 0
-    if stack.device_overhead_bytes is not None:
-        return stack.device_overhead_bytes
+    if stack.workspace.device_overhead_bytes is not None:
+        return stack.workspace.device_overhead_bytes
     buffers = communicators * communicator_bytes(device) + exchange_peers * EXCHANGE_PEER_BYTES.value
     return round(_context(device, stack) + buffers)
 
 
 def _context(device: Device, stack: Stack) -> float:
     """Bytes of the CUDA context."""
-    if not stack.preloaded_kernels:
+    if not stack.workspace.preloaded_kernels:
         return CONTEXT_BYTES.value
     return (VOLTA_PRELOADED_CONTEXT_BYTES if device.arch == "volta" else PRELOADED_CONTEXT_BYTES).value
 
@@ -284,7 +284,7 @@ def least_overhead(device: Device, stack: Stack, communicators: int) -> Bytes:
     verdict of not fitting is given against this, since runs are tuned to the last GiB.
     """
     usual = device_overhead(device, stack, communicators)
-    if stack.preloaded_kernels:  # of an age with it: every group connects at once, with buffers of its own
+    if stack.workspace.preloaded_kernels:  # of an age with it: every group connects at once, with buffers of its own
         return usual
     one = communicator_bytes(device) if communicators else 0
     return min(usual, round(_context(device, stack)) + one) if device.kind == "gpu" else usual

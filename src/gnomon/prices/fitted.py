@@ -183,10 +183,10 @@ class Fitted:
         """A stack's rates on a generation of devices: the user's own numbers before the stack's before those of all
         stacks, and in each its numbers for that generation before its numbers for all."""
         record = self.record(stack.name)
-        kernel = stack.attention_kernel if stack.attention == "flash" else None
+        kernel = stack.layers.attention_kernel if stack.layers.attention == "flash" else None
         chosen: dict[str, float] = {}
         layers: tuple[Sequence[StackNumber | OwnNumber], ...] = (
-            [n for n in self.universal.numbers if n.name != "attention" or stack.attention != "unfused"]
+            [n for n in self.universal.numbers if n.name != "attention" or stack.layers.attention != "unfused"]
             if self.universal
             else (),
             record.numbers if record else (),

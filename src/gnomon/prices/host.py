@@ -63,16 +63,16 @@ def host_cost(stack: Stack, device: Device, numbers: Fitted | None = None) -> Ho
         )
     seen = rates(stack, device, numbers).host_kernel_s
     if seen is not None:
-        share = _LAUNCHES[stack.launch or "eager"].per_kernel_s / _LAUNCHES["eager"].per_kernel_s
+        share = _LAUNCHES[stack.launch.launch_mode or "eager"].per_kernel_s / _LAUNCHES["eager"].per_kernel_s
         checked = known(stack, device, numbers) in ("own", "stack")
         return HostCost(
             per_kernel_s=seen * share,
             source=rates_note(stack, device),
             confidence="checked" if checked else "unchecked",
-            assumption="" if stack.launch or checked else _unsaid(stack),
+            assumption="" if stack.launch.launch_mode or checked else _unsaid(stack),
         )
-    if stack.launch is not None:
-        return _LAUNCHES[stack.launch]
+    if stack.launch.launch_mode is not None:
+        return _LAUNCHES[stack.launch.launch_mode]
     eager = _LAUNCHES["eager"]
     return HostCost(
         per_kernel_s=eager.per_kernel_s, source=eager.source, confidence="unchecked", assumption=_unsaid(stack)
@@ -96,7 +96,7 @@ same two cores 1.2 to 1.5 ms more."""
 
 def check_s(stack: Stack, ranks: int) -> float:
     """Host seconds that a stack's checks add to a collective of so many ranks."""
-    return CHECK_S * ranks if stack.checked_collectives else 0.0
+    return CHECK_S * ranks if stack.launch.checked_collectives else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

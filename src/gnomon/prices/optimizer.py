@@ -62,7 +62,7 @@ def optimizer_seconds(
     """
     if device.measured is not None and (own := _measured_update(elements, optimizer, precision, device.measured)):
         return own
-    if stack.optimizer_step is None:
+    if stack.update.optimizer_step is None:
         raise UnpricedError(
             f"stack {stack.name!r} does not say how its optimizer runs; set `optimizer_step`, with a fact"
         )
@@ -71,7 +71,7 @@ def optimizer_seconds(
     held = STATES[optimizer.kind] * width["states"]
     read = width["grad"] + held + (master or width["param"])
     write = held + master + width["param"]
-    fused = stack.optimizer_step == "fused"
+    fused = stack.update.optimizer_step == "fused"
     steps = 1 if fused else FOREACH_PASSES[optimizer.kind]
     # an unfused step reads two arrays and writes one, in the precision of the states
     per_element = (read, write) if fused else (2 * steps * width["states"], steps * width["states"] + width["param"])
@@ -84,7 +84,7 @@ def optimizer_seconds(
         total = total + OpPrice(device_s=stream_seconds(grad, 0, device, curves, kernels=2), kernels=2)
         if not fused:
             total = total + OpPrice(device_s=stream_seconds(grad, grad, device, curves), kernels=1)
-    if stack.update_in_passes and master:
+    if stack.update.update_in_passes and master:
         total = total + _passes(count, precision, device, curves, launches)
     return total + (_muon(matrices, device, curves) if optimizer.kind == "muon" else FREE)
 
@@ -156,7 +156,7 @@ def _dtypes(precision: Precision) -> dict[str, str]:
 
 
 def _launches(elements: float, tensors: int, stack: Stack) -> int:
-    if stack.optimizer_step == "single":
+    if stack.update.optimizer_step == "single":
         return tensors
     return max(1, -(-tensors // CHUNK_TENSORS), int(-(-elements // CHUNK_ELEMENTS)))
 

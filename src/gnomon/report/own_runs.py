@@ -143,7 +143,7 @@ class _Errors:
         out = []
         for arch, device in sorted(self.devices.items()):
             known = rates(self.stack, device, self.base)
-            eager = host_cost(replace(self.stack, launch=None), device, self.base).per_kernel_s
+            eager = host_cost(self.stack.changed(launch_mode=None), device, self.base).per_kernel_s
             slower = {
                 "compute": known.compute / kernels,
                 "attention": known.attention / attention,

@@ -7,7 +7,9 @@ file. Leaves out how prices read a record (`prices`, `prediction`) and the files
 from gnomon.software.catalogue import ALIASES as ALIASES
 from gnomon.software.catalogue import stack as stack
 from gnomon.software.catalogue import stacks as stacks
+from gnomon.software.record import GROUPS as GROUPS
 from gnomon.software.record import Fact as Fact
 from gnomon.software.record import OwnNumber as OwnNumber
 from gnomon.software.record import OwnRuns as OwnRuns
 from gnomon.software.record import Stack as Stack
+from gnomon.software.record import with_facts as with_facts

@@ -8,7 +8,8 @@ stacks, and how prices read them, are elsewhere.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 from gnomon.errors import PlanError, nearest
@@ -74,15 +75,9 @@ class OwnRuns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """What one version of one program does."""
+class Layers:
+    """Which kernels run a layer, and what its backward keeps and overlaps."""
 
-    SCHEMA: ClassVar[str] = "gnomon.stack/1"
-
-    name: str
-    """As in `megatron-lm`, `torchtitan`, `gnomon`."""
-    version: str
-    """Release or commit."""
     attention: Literal["flash", "memory_efficient", "unfused", "unfused_fp32_softmax"] | None = None
     """Attention kernel: `flash` keeps q, k, v, output and the logarithms of row sums; `unfused` keeps scores and
     probabilities; `unfused_fp32_softmax` the latter in fp32 too."""
@@ -96,50 +91,114 @@ class Stack:
     """Norm in one kernel, keeping its input and the row statistics, or op by op."""
     activation: Fusion | None = None
     """Activation (and the product of a gated one) in one kernel."""
-    cross_entropy: Literal["fused", "unfused", "in_place", "chunked"] | None = None
-    """Loss in one kernel; op by op in fp32; the same written over one fp32 copy of the logits; or with the head, part
-    by part, so that logits are never whole."""
-    loss_metrics: int | None = None
-    """Times that the loss of a microbatch is computed again, op by op in fp32 and without gradients, for metrics. Time
-    counts it; memory does not, though two copies of the logits in fp32 live meanwhile."""
     dropout_add: Fusion | None = None
     """Bias, dropout and residual addition in one kernel."""
-    rotary: Fusion | None = None
-    """Rotary embedding in one kernel."""
-    launch: Literal["eager", "compiled", "cuda_graph"] | None = None
-    """How kernels get to the device: one host call each, generated and fused, or replayed."""
-    optimizer_step: Literal["fused", "foreach", "single"] | None = None
-    """One kernel for many parameters with the whole update, one for each arithmetic step, or parameter by parameter."""
-    grad_buffers: Literal["contiguous", "per_parameter"] | None = None
-    """Gradients in buffers that live for the whole job, or allocated when first written."""
-    grad_accumulation_fused: bool | None = None
-    """The weight-gradient product adds into the gradient buffer itself."""
-    logits_dtype: Literal["compute", "fp32"] | None = None
-    """Dtype in which logits reach the loss."""
-    causal_skip: bool | None = None
-    """Attention skips the blocks that the causal mask empties."""
-    allocator: Literal["caching", "expandable_segments", "graph_pool"] | None = None
-    """How device memory is handed out."""
+    transformer_engine: bool | None = None
+    """Linear layers are Transformer Engine's, which has a workspace of its own."""
     tp_reduce_dtype: Literal["compute", "fp32", "fp8"] | None = None
     """Dtype in which tensor-parallel partial sums travel. `fp8`: those of narrow products' forward, under sequence
     parallelism; others in the compute dtype."""
-    cp_grad_dtype: Literal["compute", "fp32"] | None = None
-    """Dtype in which gradients of keys and values travel around a context-parallel ring."""
-    p2p: Literal["batched", "separate", "synchronous"] | None = None
-    """Pipeline sends and receives: one group call, calls on streams of their own, or calls that the host waits for."""
-    p2p_poll_s: float | None = None
-    """Seconds that the host sleeps between looks whether a tensor's description has gone to another stage or come from
-    it; there are two for each tensor. Left out: it does not sleep."""
-    p2p_partitioned: bool | None = None
-    """Ranks of a tp group that hold the same activation each send their part of it, and the receivers gather it."""
-    p2p_bytes_per_s: float | None = None
-    """Bytes of a message a second, whatever it runs over, as a simulator has them. Left out: those of the link."""
+    backward_overlap: bool | None = None
+    """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
+    and input gradients are summed over ranks beside the weight gradient's."""
+    recompute_stops: bool | None = None
+    """Under preset `full` a layer's forward is run again up to the last tensor that its backward reads, as torch's
+    checkpoints without reentry do since 2.1; else to its end."""
+    deterministic: bool | None = None
+    """Every sum is in the same order each time (`torch.use_deterministic_algorithms`): attention's backward waits its
+    turn, and memory that kernels are to write is filled before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How kernels and collectives get from the host to the device."""
+
+    launch_mode: Literal["eager", "compiled", "cuda_graph"] | None = None
+    """How kernels get to the device: one host call each, generated and fused, or replayed."""
     composed: bool | None = None
     """A simulator puts times of single layers one behind the other: each takes its kernels or their launches, whichever
     is longer, then its collectives, which no host issues; embedding and head have none. What one layer's profile has
     beside the layer: `prediction.profiled`."""
     forward_launches: float | None = None
     """Host time of a launch forward over that of one backward, read where times are `composed`. Left out: 1."""
+    checked_collectives: bool | None = None
+    """Before each collective its ranks agree over TCP that all make the same one, and the host waits for them
+    (`TORCH_DISTRIBUTED_DEBUG=DETAIL`)."""
+    held_launches: int | None = None
+    """Launches for each tensor that a collective inside a layer holds until the device has run it, because c10d marked
+    it for NCCL's stream. Left out: none is held (PyTorch from 2.8, or `TORCH_NCCL_AVOID_RECORD_STREAMS`), or it is not
+    known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """How the loss is computed from logits, and what is held meanwhile."""
+
+    cross_entropy: Literal["fused", "unfused", "in_place", "chunked"] | None = None
+    """Loss in one kernel; op by op in fp32; the same written over one fp32 copy of the logits; or with the head, part
+    by part, so that logits are never whole."""
+    loss_metrics: int | None = None
+    """Times that the loss of a microbatch is computed again, op by op in fp32 and without gradients, for metrics. Time
+    counts it; memory does not, though two copies of the logits in fp32 live meanwhile."""
+    logits_dtype: Literal["compute", "fp32"] | None = None
+    """Dtype in which logits reach the loss."""
+    divided_loss_copies: int | None = None
+    """Copies of a rank's logits in fp32 that the backward of an unfused loss holds at once where tp divides the
+    vocabulary. None: three, as where nothing divides it."""
+    outputs_held: bool | None = None
+    """The loop that trains holds what the model returned, its logits among it, until the backward is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """Where gradients are kept, how they add up and when they are reduced."""
+
+    grad_buffers: Literal["contiguous", "per_parameter"] | None = None
+    """Gradients in buffers that live for the whole job, or allocated when first written."""
+    grad_accumulation_fused: bool | None = None
+    """The weight-gradient product adds into the gradient buffer itself."""
+    bucketed: bool | None = None
+    """Gradients are reduced and parameters gathered part by part beside computing, which is assumed where it is not
+    known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that is there from the
+    first gradient to the update."""
+    reducer_buckets: bool | None = None
+    """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
+    whole_gradients: bool | None = None
+    """ZeRO 1 sums the accumulated gradients on every rank, in one all-reduce after the last backward, though a rank
+    updates only its part of the parameters."""
+    split_backward_frees: bool | None = None
+    """A backward in two parts keeps between them only what weight gradients read, not all that the forward kept."""
+    kept_gradients: bool | None = None
+    """Gradients as backward makes them, in the parameters' dtype, stay beside those accumulated in a wider one."""
+    reduce_bucket_elements: int | None = None
+    """ZeRO 1 and 2 reduce gradients through one buffer of so many, and update a rank's part as one flat tensor."""
+    unsharded_accumulation: bool | None = None
+    """Under ZeRO 3, gradients stay whole, in the dtype of computing, from one microbatch to the next and are reduced
+    once, as in FSDP's no_sync. Memory counts them; time still counts a reduction for every microbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """How the optimizer goes over parameters, gradients and states."""
+
+    optimizer_step: Literal["fused", "foreach", "single"] | None = None
+    """One kernel for many parameters with the whole update, one for each arithmetic step, or parameter by parameter."""
+    sliced_gather: bool | None = None
+    """After a ZeRO 1 update, what each rank has updated of each tensor is copied into place by itself: as many launches
+    as ranks times tensors."""
+    update_elements: int | None = None
+    """ZeRO 3 updates a rank's part in flat tensors of so many, one after the other."""
+    update_in_passes: bool | None = None
+    """Around an update with master weights, passes of their own: gradients of 16 bits copied to fp32, those of fp16
+    unscaled, updated masters copied to the parameters. Time counts them; memory does not count the copy."""
+    update_frees_gradients: bool | None = None
+    """The update under ZeRO 1 and 2 joins a rank's gradients, copies them to fp32 and lets them go before it begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """How tokens get to their experts, and how experts run."""
+
     moe_dispatch: Literal["all_to_all", "all_gather", "fused", "hybrid_ep"] | None = None
     """How tokens get to their experts when ep > 1. `fused`: DeepEP's kernels, which send a token once to each node that
     holds one of its experts. `hybrid_ep`: HybridEP's, which do too, with the routing of all tokens to every rank. The
@@ -155,8 +214,40 @@ class Stack:
     """How rows get into the order of experts and back. `sorted`: tokens are copied once for each of their experts, and
     all copies are then put into order; of what experts put out too, before it is added up. Left out: in one pass with
     the copying and the adding."""
-    moe_capacity_factor: float | None = None
-    """Tokens an expert takes, over the mean; None while unknown, 0 for dropless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Activations and gradients from one pipeline stage to the next."""
+
+    p2p_poll_s: float | None = None
+    """Seconds that the host sleeps between looks whether a tensor's description has gone to another stage or come from
+    it; there are two for each tensor. Left out: it does not sleep."""
+    p2p_partitioned: bool | None = None
+    """Ranks of a tp group that hold the same activation each send their part of it, and the receivers gather it."""
+    p2p_bytes_per_s: float | None = None
+    """Bytes of a message a second, whatever it runs over, as a simulator has them. Left out: those of the link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """Device memory beside tensors: the allocator, libraries, the CUDA context."""
+
+    allocator: Literal["caching", "expandable_segments", "graph_pool"] | None = None
+    """How device memory is handed out."""
+    device_overhead_bytes: int | None = None
+    """Device memory taken outside the allocator: context, libraries, communication buffers."""
+    preloaded_kernels: bool | None = None
+    """The CUDA context holds the code of every kernel from the start, as before CUDA 11.7; later releases load a kernel
+    when it first runs."""
+    cublas_workspace_bytes: int | None = None
+    """A cuBLAS workspace where the job sets it (`CUBLAS_WORKSPACE_CONFIG`). Left out: the device's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """What it can run: schedules, ZeRO stages, context parallelism, further choices. Empty while unknown."""
+
     schedules: tuple[str, ...] = ()
     """Schedules it can run."""
     zero: tuple[Literal[0, 1, 2, 3], ...] = ()
@@ -171,64 +262,36 @@ class Stack:
     """Further decisions that it carries out, by the names of `gnomon.search.refinement.choices`:
     `reshard_after_forward`, `optimizer_offload`, `parameter_offload`, `activation_offload`, `async_tp`, `order`,
     `fp8`."""
-    checked_collectives: bool | None = None
-    """Before each collective its ranks agree over TCP that all make the same one, and the host waits for them
-    (`TORCH_DISTRIBUTED_DEBUG=DETAIL`)."""
-    device_overhead_bytes: int | None = None
-    """Device memory taken outside the allocator: context, libraries, communication buffers."""
-    held_launches: int | None = None
-    """Launches for each tensor that a collective inside a layer holds until the device has run it, because c10d marked
-    it for NCCL's stream. Left out: none is held (PyTorch from 2.8, or `TORCH_NCCL_AVOID_RECORD_STREAMS`), or it is not
-    known."""
-    reducer_buckets: bool | None = None
-    """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
-    whole_gradients: bool | None = None
-    """ZeRO 1 sums the accumulated gradients on every rank, in one all-reduce after the last backward, though a rank
-    updates only its part of the parameters."""
-    sliced_gather: bool | None = None
-    """After a ZeRO 1 update, what each rank has updated of each tensor is copied into place by itself: as many launches
-    as ranks times tensors."""
-    backward_overlap: bool | None = None
-    """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
-    and input gradients are summed over ranks beside the weight gradient's."""
-    recompute_stops: bool | None = None
-    """Under preset `full` a layer's forward is run again up to the last tensor that its backward reads, as torch's
-    checkpoints without reentry do since 2.1; else to its end."""
-    bucketed: bool | None = None
-    """Gradients are reduced and parameters gathered part by part beside computing, which is assumed where it is not
-    known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that is there from the
-    first gradient to the update."""
-    split_backward_frees: bool | None = None
-    """A backward in two parts keeps between them only what weight gradients read, not all that the forward kept."""
-    kept_gradients: bool | None = None
-    """Gradients as backward makes them, in the parameters' dtype, stay beside those accumulated in a wider one."""
-    reduce_bucket_elements: int | None = None
-    """ZeRO 1 and 2 reduce gradients through one buffer of so many, and update a rank's part as one flat tensor."""
-    update_elements: int | None = None
-    """ZeRO 3 updates a rank's part in flat tensors of so many, one after the other."""
-    update_in_passes: bool | None = None
-    """Around an update with master weights, passes of their own: gradients of 16 bits copied to fp32, those of fp16
-    unscaled, updated masters copied to the parameters. Time counts them; memory does not count the copy."""
-    update_frees_gradients: bool | None = None
-    """The update under ZeRO 1 and 2 joins a rank's gradients, copies them to fp32 and lets them go before it begins."""
-    unsharded_accumulation: bool | None = None
-    """Under ZeRO 3, gradients stay whole, in the dtype of computing, from one microbatch to the next and are reduced
-    once, as in FSDP's no_sync. Memory counts them; time still counts a reduction for every microbatch."""
-    divided_loss_copies: int | None = None
-    """Copies of a rank's logits in fp32 that the backward of an unfused loss holds at once where tp divides the
-    vocabulary. None: three, as where nothing divides it."""
-    outputs_held: bool | None = None
-    """The loop that trains holds what the model returned, its logits among it, until the backward is done."""
-    preloaded_kernels: bool | None = None
-    """The CUDA context holds the code of every kernel from the start, as before CUDA 11.7; later releases load a kernel
-    when it first runs."""
-    transformer_engine: bool | None = None
-    """Linear layers are Transformer Engine's, which has a workspace of its own."""
-    deterministic: bool | None = None
-    """Every sum is in the same order each time (`torch.use_deterministic_algorithms`): attention's backward waits its
-    turn, and memory that kernels are to write is filled before."""
-    cublas_workspace_bytes: int | None = None
-    """A cuBLAS workspace where the job sets it (`CUBLAS_WORKSPACE_CONFIG`). Left out: the device's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What one version of one program does."""
+
+    SCHEMA: ClassVar[str] = "gnomon.stack/2"
+
+    name: str
+    """As in `megatron-lm`, `torchtitan`, `gnomon`."""
+    version: str
+    """Release or commit."""
+    layers: Layers = Layers()
+    """Which kernels run a layer, and what its backward keeps and overlaps."""
+    launch: Launch = Launch()
+    """How kernels and collectives get from the host to the device."""
+    loss: Loss = Loss()
+    """How the loss is computed from logits, and what is held meanwhile."""
+    gradients: Gradients = Gradients()
+    """Where gradients are kept, how they add up and when they are reduced."""
+    update: Update = Update()
+    """How the optimizer goes over parameters, gradients and states."""
+    experts: Experts = Experts()
+    """How tokens get to their experts, and how experts run."""
+    messages: Messages = Messages()
+    """Activations and gradients from one pipeline stage to the next."""
+    workspace: Workspace = Workspace()
+    """Device memory beside tensors: the allocator, libraries, the CUDA context."""
+    runs: Runs = Runs()
+    """What it can run: schedules, ZeRO stages, context parallelism, further choices. Empty while unknown."""
     nearest: bool | None = None
     """The program is another one, of which this record is the nearest: what was fitted to runs of this one is used, and
     the band of 80 % is as wide as on devices without such runs."""
@@ -238,15 +301,40 @@ class Stack:
     """Numbers of the user's own runs, which go before those on record."""
 
     def __post_init__(self) -> None:
-        if "none" in self.contexts and len(self.contexts) > 1:
+        if "none" in self.runs.contexts and len(self.runs.contexts) > 1:
             raise PlanError(f"stack {self.name!r}: contexts has 'none' beside others; leave it out")
-        if self.cudnn is not None and not re.fullmatch(r"\d+(\.\d+)+", self.cudnn):
-            raise PlanError(f"stack {self.name!r}: cudnn = {self.cudnn!r} is no release; write it as in '9.13'")
-        known = {f.name for f in fields(self)} - {"name", "version", "facts", "own"}
+        if self.layers.cudnn is not None and not re.fullmatch(r"\d+(\.\d+)+", self.layers.cudnn):
+            raise PlanError(f"stack {self.name!r}: cudnn = {self.layers.cudnn!r} is no release; write it as in '9.13'")
         proven = {fact.field for fact in self.facts}
-        if wrong := sorted(proven - known):
+        if wrong := sorted(proven - GROUPS.keys()):
             raise PlanError(
-                f"stack {self.name!r} has a fact on {wrong[0]!r}, which is no field{nearest(wrong[0], known)}"
+                f"stack {self.name!r} has a fact on {wrong[0]!r}, which is no field{nearest(wrong[0], GROUPS)}"
             )
-        if missing := sorted(name for name in known if getattr(self, name) not in (None, ()) and name not in proven):
+        if missing := sorted(name for name in self.settings() if name not in proven):
             raise PlanError(f"stack {self.name!r} sets {', '.join(missing)} without a source; add a fact for each")
+
+    def settings(self) -> dict[str, object]:
+        """Field -> value, of those that are set, in whatever group they are."""
+        values = {name: getattr(getattr(self, group) if group else self, name) for name, group in GROUPS.items()}
+        return {name: value for name, value in values.items() if value not in (None, ())}
+
+    def changed(self, facts: tuple[Fact, ...] | None = None, **values: object) -> Stack:
+        """The record with other values of fields, in whatever group they are, and with other facts where given."""
+        parts = {group: getattr(self, group) for group in {GROUPS[name] for name in values} if group}
+        for group, part in parts.items():
+            parts[group] = replace(part, **{name: value for name, value in values.items() if GROUPS[name] == group})
+        own = {name: value for name, value in values.items() if not GROUPS[name]}
+        return replace(self, **parts, **own, facts=self.facts if facts is None else facts)  # type: ignore[arg-type]
+
+
+_GROUPS = (Layers, Launch, Loss, Gradients, Update, Experts, Messages, Workspace, Runs)
+
+GROUPS: Mapping[str, str] = {f.name: kind.__name__.lower() for kind in _GROUPS for f in fields(kind)} | {"nearest": ""}
+"""Field -> the group that it is in; each name is in one. Empty: it is the record's own."""
+
+
+def with_facts(stack: Stack, source: str, date: str, **values: object) -> Stack:
+    """The record with fields that `source` sets, as read on `date`. None leaves a field as it is."""
+    changes = {name: value for name, value in values.items() if value is not None}
+    kept = tuple(fact for fact in stack.facts if fact.field not in changes)
+    return stack.changed((*kept, *(Fact(field=name, source=source, date=date) for name in changes)), **changes)

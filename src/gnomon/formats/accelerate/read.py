@@ -111,7 +111,7 @@ def read_accelerate(
         record = chosen(record, NO_SYNC, unsharded_accumulation=True)
     backend = f.raw("dynamo_config.dynamo_backend")
     if backend is not None and str(backend).upper() not in ("NO", "EAGER"):
-        record = chosen(record, "dynamo_backend", launch="compiled", norm="fused", activation="fused")
+        record = chosen(record, "dynamo_backend", launch_mode="compiled", norm="fused", activation="fused")
     f.ignore("dynamo_config.dynamo_backend")
     checkpoint = f.flag("fsdp_config.fsdp_activation_checkpointing", False)
     plan = Plan(

@@ -565,17 +565,17 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
     local = f.text("transformer_impl", "transformer_engine") == "local"
     flash = any(f.flag(f"use_flash_attn{kind}", False) for kind in ("", "_v1", "_v2", "_triton", "_builder"))
     if flash:
-        base = chosen(base, "--use-flash-attn", attention="flash", causal_skip=True)
+        base = chosen(base, "--use-flash-attn", attention="flash")
     elif f.flag("deepspeed", False):
         pass
     elif backend in ("unfused", "local") or local:
-        base = chosen(base, f"--attention-backend {backend}", attention="unfused", causal_skip=False)
+        base = chosen(base, f"--attention-backend {backend}", attention="unfused")
     if f.flag("cross_entropy_loss_fusion", False):
         base = chosen(base, "--cross-entropy-loss-fusion", cross_entropy="fused")
     f.ignore("cross_entropy_fusion_impl")
     graphs = f.raw("cuda_graph_impl") not in (None, "none")
     if graphs or f.flag("enable_cuda_graph", False) or f.flag("external_cuda_graph", False):
-        base = chosen(base, "--cuda-graph-impl", launch="cuda_graph")
+        base = chosen(base, "--cuda-graph-impl", launch_mode="cuda_graph")
     if f.flag("no_gradient_accumulation_fusion", False):
         base = chosen(base, "--no-gradient-accumulation-fusion", grad_accumulation_fused=False)
     if f.flag("deterministic_mode", False):
@@ -584,17 +584,16 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
         ("no_bias_dropout_fusion", "dropout_add"),
         ("no_bias_swiglu_fusion", "activation"),
         ("no_bias_gelu_fusion", "activation"),
-        ("no_rope_fusion", "rotary"),
     ):
         if f.flag(key, False):
             base = chosen(base, f"--{key.replace('_', '-')}", **{field: "unfused"})
-    if plan.overlap.pipeline_sends and plan.mesh.pp > 1:
-        base = chosen(base, "interleaved stages with overlap_p2p_comm", p2p="separate")
+    f.report_unless("no_rope_fusion", (False,), "rotary embeddings are priced as one kernel")
     if f.has("num_experts") or f.has("moe_token_dispatcher_type"):
         kinds = {"allgather": "all_gather", "alltoall": "all_to_all", "flex": "fused"}
         dispatch = f.choice("moe_token_dispatcher_type", kinds, "allgather")
-        capacity = f.number("moe_expert_capacity_factor", 0.0)
-        base = chosen(base, "mixture-of-experts options", moe_dispatch=dispatch, moe_capacity_factor=capacity)
+        base = chosen(base, "mixture-of-experts options", moe_dispatch=dispatch)
+        dropped = "experts are priced as if they took every token that is sent to them"
+        f.report_unless("moe_expert_capacity_factor", (0, 0.0), dropped)
         if f.flag("use_transformer_engine_op_fuser", False):
             base = chosen(base, "--use-transformer-engine-op-fuser", moe_experts="fused")
     f.ignore("moe_grouped_gemm", "moe_permute_fusion", "moe_token_drop_policy", "moe_router_fusion")

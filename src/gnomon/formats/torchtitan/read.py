@@ -526,7 +526,7 @@ def stack_of(f: Fields) -> Stack:
     if f.flag("compile.enable", False):
         if "model" in parts:
             fused = "fused"
-            record = chosen(record, "compile", launch="compiled", norm=fused, activation=fused, rotary=fused)
+            record = chosen(record, "compile", launch_mode="compiled", norm=fused, activation=fused)
             # a compiled layer has its checkpoint inside, of which only what the backward reads is run again
             record = chosen(record, "torch/_functorch/partitioners.py of torch 2.8", recompute_stops=True)
         if "loss" in parts:

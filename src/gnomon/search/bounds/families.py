@@ -22,7 +22,7 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Workload, shared_parameters, transfers
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
-from gnomon.prediction.predict import settle
+from gnomon.prediction.software_kernels import kernels_of
 from gnomon.prediction.stage import stage_links
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.fitted import fitted
@@ -112,7 +112,7 @@ class Job:
 
     def __init__(self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, space: Space) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
-        kernels, _, self.stack = settle(stack)
+        kernels, _, self.stack = kernels_of(stack)
         away: dict[str, Saved] = {name: space.saved(name) for name in space.recompute if name == "offload"}
         self.kinds = Kinds(graph, space.base, kernels, away)
         self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))
@@ -513,7 +513,7 @@ class Sends:
         size: Doubles | float = sum(
             np.asarray(family.table.prices[kind].sharded.local_bytes[tensor], float) for kind, tensor in tensors
         )
-        if self.job.stack.p2p_partitioned and not family.layout.sequence_parallel:
+        if self.job.stack.messages.p2p_partitioned and not family.layout.sequence_parallel:
             size = size / family.tp
         seconds = np.asarray(p2p_seconds(size, link), float) * self.job.slower(link)
         found: Doubles = np.maximum(seconds - GRID_S, 0.0)

@@ -188,7 +188,7 @@ class Priced:
     cluster: Cluster
     """All machines."""
     stack: Stack
-    """The program, settled (`prediction.predict.settle`)."""
+    """The program, nothing that prices need left open (`prediction.software_kernels`)."""
     kernels: Kernels
     """Which ops it fuses."""
     sizes: Mapping[str, int]

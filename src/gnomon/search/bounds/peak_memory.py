@@ -86,7 +86,7 @@ def least_peak(loose: Loose) -> Doubles:
     gradients = np.zeros(len(counts))
     if sharding.zero == 2:
         gradients = 2 * np.where(counts > 0, unsharded(sharding, split_backward=False), 0.0).max(axis=1)
-    frees = bool(sharding.job.stack.split_backward_frees)
+    frees = bool(sharding.job.stack.gradients.split_backward_frees)
     peaks = []
     for rank in rank_rows(point.schedule, point.pp, point.virtual_stages, loose.count):
         held = (rank.open if frees else rank.counts) @ kept[rank.stages]

@@ -32,7 +32,7 @@ def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
     return (
         (param, 3),
         # without buckets gradients come with the first backward, when more may be held than later
-        (0 if stack.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
+        (0 if stack.gradients.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
         (stays * (master + states), 1),
     )
 
@@ -127,7 +127,7 @@ def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
     out = np.zeros(len(sharding.collectives))
     if any(device.kind == "tpu" for device in sharding.job.devices):
         return out
-    if sharding.zero < 2 or (sharding.zero == 2 and sharding.job.stack.bucketed is False):
+    if sharding.zero < 2 or (sharding.zero == 2 and sharding.job.stack.gradients.bucketed is False):
         return out
     bucket = sharding.job.space.base.overlap.bucket_bytes
     for i, each in enumerate(sharding.collectives):

@@ -98,7 +98,7 @@ class Sharding:
 
     def seconds(self, kind: str, when: str, parts: Split, buckets: Doubles) -> Doubles:
         """[stages] of a collective in so many buckets, nothing beside it."""
-        if self.job.stack.reducer_buckets:
+        if self.job.stack.gradients.reducer_buckets:
             buckets = np.ones(len(parts.counts))
         total = np.zeros(len(parts.counts))
         for axes, sizes in self.sizes(kind, when).items() if self.known else ():
@@ -195,7 +195,7 @@ class Sharding:
     def _buckets(self, parts: Split, layers: Doubles, kind: str) -> Doubles:
         """[stages] pieces in which a collective goes: one a layer, or by the plan's size; one where the stack has no
         buckets."""
-        if self.job.stack.bucketed is False:
+        if self.job.stack.gradients.bucketed is False:
             return np.ones(len(layers))
         size = self.job.space.base.overlap.bucket_bytes
         if size is None:
@@ -433,7 +433,7 @@ def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
             moved = count * result, count * (DTYPE_BITS[precision.reduce] // 8)
             out[i] = float(stream_seconds(*moved, device, curves_for(device), kernels=1))
         elif precision.grad != precision.compute:
-            fused, tensors = bool(job.stack.grad_accumulation_fused), int(table.tensors[i])
+            fused, tensors = bool(job.stack.gradients.grad_accumulation_fused), int(table.tensors[i])
             price = accumulate_seconds(count, precision, device, curves_for(device), fused=fused, tensors=tensors)
             out[i] = float(price.device_s)
     return out

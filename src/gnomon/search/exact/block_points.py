@@ -273,7 +273,7 @@ class Opening:
     def _held(self, block: Block, extra: Doubles, *, by_layer: bool, waiting: Doubles | None = None) -> Doubles:
         """[ranks] bytes of activations, and of what comes and goes with a backward, at least."""
         rows = flight(block.schedule, block.family.pp, block.virtual, block.count)
-        frees = bool(self.job.stack.split_backward_frees)
+        frees = bool(self.job.stack.gradients.split_backward_frees)
         table, column, pipeline = block.family.table, block.column, block.pipeline
         key = id(table), column, id(pipeline), by_layer, extra.tobytes()
         if key not in self._inside:

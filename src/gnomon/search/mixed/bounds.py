@@ -23,7 +23,7 @@ from gnomon.hardware.kinds import Kind
 from gnomon.plans import Mesh, Plan, Saved, Workload
 from gnomon.plans.stages import dependencies
 from gnomon.prediction import Prediction
-from gnomon.prediction.predict import settle
+from gnomon.prediction.software_kernels import kernels_of
 from gnomon.prediction.stage import stage_links, width
 from gnomon.prices.allocator import workspace_bytes
 from gnomon.prices.collectives import CollectiveKind, collective_seconds
@@ -87,7 +87,7 @@ class LayerTables:
         self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, base: Plan, kinds: Sequence[Kind]
     ) -> None:
         self.graph, self.cluster, self.workload, self.base, self.kinds = graph, cluster, workload, base, kinds
-        kernels, _, self.stack = settle(stack)
+        kernels, _, self.stack = kernels_of(stack)
         layers = graph.layers()
         self.counted = [i for i, layer in enumerate(layers) if layer.call.first is not None] or list(range(len(layers)))
         self.num_layers = len(layers)
@@ -398,7 +398,7 @@ def static_bytes(
     states = 0 if plan.optimizer.offload else STATE_TENSORS[plan.optimizer.kind] * width(precision.states)
     master = 0 if precision.master == "none" or plan.optimizer.offload else width(precision.master)
     param = 0 if plan.optimizer.offload_parameters else width(precision.param)
-    grads = 0 if stack.bucketed is False else width(precision.grad)
+    grads = 0 if stack.gradients.bucketed is False else width(precision.grad)
     total: Doubles | float = 0.0
     for elements, parts in zip((dense, routed), ways, strict=True):
         for size, first in ((param, 3), (grads, 2), (master + states, 1)):

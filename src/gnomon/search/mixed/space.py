@@ -507,7 +507,7 @@ def make_mixed_space(
         num_layers=total,
         all_devices=cluster.num_devices,
         microbatches=divisors(workload.batch_size),
-        zero_in_pipeline=(stack.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
+        zero_in_pipeline=(stack.runs.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
         tied_alike=stack is not None and stack.name == "gnomon" and has_tied(graph),
         **choices,  # type: ignore[arg-type]
     )

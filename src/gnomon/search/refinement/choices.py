@@ -308,7 +308,7 @@ def allowed(stack: Stack, *, allow: Iterable[str], forbid: Iterable[Limit], fixe
 
 def runs(stack: Stack, name: str) -> bool:
     """Whether a program is known to carry out a choice; of the unstated one everything is taken for granted."""
-    return stack.name == "unstated" or name in stack.choices or name in stack.overlaps
+    return stack.name == "unstated" or name in stack.runs.choices or name in stack.runs.overlaps
 
 
 def runs_value(stack: Stack, of: Choice, value: Value) -> bool:

@@ -367,7 +367,7 @@ def make_space(
         global_batch=workload.batch_size,
         num_layers=num_layers,
         experts=bool(experts),
-        zero_in_pipeline=(stack.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
+        zero_in_pipeline=(stack.runs.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
         cut=cut_ranks(cluster, base.mesh) if "async_tp" in beyond and not base.overlap.splits else 0,
         repeated=repeated_layers(graph),
         **choices,  # type: ignore[arg-type]
@@ -459,19 +459,19 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
     """What a program does not run, as limits. Gnomon's own runtime refuses some axes (docs/runtime.md); other stacks
     are limited by the schedules, ZeRO stages and ways to exchange context that their records name. ranks: numbers of
     tensor-parallel ranks that are open. PlanError for what the search has no bounds of."""
-    if stack.p2p_poll_s is not None or stack.checked_collectives:
+    if stack.messages.p2p_poll_s is not None or stack.launch.checked_collectives:
         raise PlanError(
             f"stack {stack.name!r} polls messages or checks collectives (p2p_poll_s, checked_collectives), of which "
             f"the search has no bounds; leave both out to plan, and predict the plan with them"
         )
-    if stack.composed:
+    if stack.launch.composed:
         raise PlanError(f"stack {stack.name!r} is a simulator, which runs nothing; plan for the program it stands for")
     found = []
     if stack.name == "gnomon":
         found += _own_limits(graph, ranks)
-    if stack.schedules:
-        why = f"stack {stack.name} runs only {', '.join(stack.schedules)}"
-        names = [name for name in orders.names() if name not in stack.schedules]
+    if stack.runs.schedules:
+        why = f"stack {stack.name} runs only {', '.join(stack.runs.schedules)}"
+        names = [name for name in orders.names() if name not in stack.runs.schedules]
         found += [Limit(field="schedule", op="=", value=name, why=why) for name in names]
     return (*found, *_of_record(stack))
 
@@ -479,16 +479,16 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
 def _of_record(stack: Stack) -> list[Limit]:
     """ZeRO stages and ways to exchange context that a stack's record does not name, where it names any."""
     found = []
-    if stack.zero:
-        why = f"stack {stack.name} runs only ZeRO {', '.join(map(str, stack.zero))}"
-        lacks = [stage for stage in (0, 1, 2, 3) if stage not in stack.zero]
+    if stack.runs.zero:
+        why = f"stack {stack.name} runs only ZeRO {', '.join(map(str, stack.runs.zero))}"
+        lacks = [stage for stage in (0, 1, 2, 3) if stage not in stack.runs.zero]
         found += [Limit(field="zero", op="=", value=stage, why=why) for stage in lacks]
-    if stack.contexts == ("none",):
+    if stack.runs.contexts == ("none",):
         why = f"stack {stack.name} has no context parallelism"
         found.append(Limit(field="cp", op=">", value=1, why=why))
-    elif stack.contexts:
-        why = f"stack {stack.name} exchanges context only by {', '.join(stack.contexts)}"
-        lacks_context = [name for name in get_args(Context) if name not in stack.contexts]
+    elif stack.runs.contexts:
+        why = f"stack {stack.name} exchanges context only by {', '.join(stack.runs.contexts)}"
+        lacks_context = [name for name in get_args(Context) if name not in stack.runs.contexts]
         found += [Limit(field="context", op="=", value=name, why=why) for name in lacks_context]
     return found
 

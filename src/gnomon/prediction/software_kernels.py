@@ -1,0 +1,47 @@
+"""The kernels that a program runs a model with, where its record leaves some open, by the usual choice.
+
+`kernels_of(stack)` returns them, what had to be assumed, and the record with the assumptions filled in where prices
+need them. Leaves out what the kernels cost (`prices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gnomon.graph import Kernels
+from gnomon.software import Stack, with_facts
+
+_USUAL: Mapping[str, tuple[object, str]] = {
+    "attention": ("flash", "flash attention"),
+    "norm": ("fused", "fused norms"),
+    "activation": ("fused", "fused activations"),
+    "cross_entropy": ("unfused", "cross-entropy in fp32, op by op"),
+    "launch_mode": ("eager", "kernels launched one by one"),
+    "optimizer_step": ("fused", "a fused optimizer"),
+    "grad_accumulation_fused": (False, "gradients added up by kernels of their own"),
+}
+"""Field of a record -> what it is taken as where the record leaves it open, and how that is said."""
+
+
+def kernels_of(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
+    """Kernels of a program; what had to be assumed; its record with the assumptions filled in."""
+    known = stack.settings()
+    missing = [name for name in _USUAL if name not in known]
+    chosen: dict[str, Any] = {name: known.get(name, usual) for name, (usual, _) in _USUAL.items()}
+    told = ", ".join(_USUAL[name][1] for name in missing)
+    assumed: tuple[str, ...] = (f"stack {stack.name!r} does not say: taken as {told}",) if told else ()
+    if stack.loss.cross_entropy == "chunked":
+        assumed += (
+            "chunked cross-entropy: priced as a fused one; a part of the logits as large as what the head reads",
+        )
+    kernels = Kernels(
+        attention="flash" if chosen["attention"] in ("flash", "memory_efficient") else chosen["attention"],
+        norm="unfused" if chosen["norm"] == "unfused" else "fused",
+        glu="unfused" if chosen["activation"] == "unfused" else "fused",
+        cross_entropy="fused" if chosen["cross_entropy"] == "chunked" else chosen["cross_entropy"],
+        full_recompute="needed" if stack.layers.recompute_stops else "whole",
+        expert_weights=stack.experts.moe_weights or "output",
+    )
+    given = {name: chosen[name] for name in missing}
+    return kernels, assumed, with_facts(stack, "assumed by predict", "2026-11-21", **given)

@@ -107,7 +107,7 @@ def test_runs_of_the_benchmark_are_read_by_their_times(
     (found,), refused = read_runs(f"{HEADER}\n{row}\n")
     assert not refused
     read = as_measured(found, readings().nanotron).stack
-    assert (bool(read.checked_collectives), read.p2p_poll_s is not None) == (checked, polled)
+    assert (bool(read.launch.checked_collectives), read.messages.p2p_poll_s is not None) == (checked, polled)
 
 
 @pytest.mark.parametrize(("params_b", "micro", "polled"), [(8.9, 2, True), (8.9, 1, False), (3.6, 2, False)])

@@ -185,7 +185,7 @@ ASKED = [
     ("report step.timeline --plan stack.toml", "is no plan file: its header is 'gnomon.stack/2'"),
     ("compare step.timeline p.toml", "expected 'gnomon.timeline/1' in the first line"),
     ("calibrate --from p.toml", "the plan file does not say what was measured"),
-    ("export p.toml --to slurm", "no export to 'slurm'; known: megatron"),
+    ("export p.toml --to slurm", "no export to 'slurm'; known: accelerate"),
     ("predict llama-tiny --on 1x2xh100-sxm --schedule 1F1B", "'1F1B' (here it is 'one_f_one_b'); known: dualpipe_v"),
     ("predict llama-tiny --on 1x2xh100-sxm --schedule zb-h1", "(here it is 'zero_bubble_h1')"),
     ("predict llama-tiny --on 1x2xh100-sxm --seq-len 0.5k", "'0.5k' is not a whole number, as in 8192 or 8k"),

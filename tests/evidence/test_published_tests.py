@@ -151,10 +151,10 @@ def test_names_of_tests_say_options() -> None:
 def test_tests_add_in_one_order() -> None:
     """On Blackwell cuDNN cannot, with dropout: FlashAttention-2 does."""
     free = to_run(replace(TEST, section="gpt3_te_nondeterministic", device="gb200")).stack
-    assert (free.deterministic, free.attention_kernel) == (False, "cudnn")
+    assert (free.layers.deterministic, free.layers.attention_kernel) == (False, "cudnn")
     for device, kernel in (("gb200", "flash2"), ("h100-sxm-80gb", "cudnn")):
         ordered = to_run(replace(TEST, device=device)).stack
-        assert (ordered.deterministic, ordered.attention_kernel) == (True, kernel)
+        assert (ordered.layers.deterministic, ordered.layers.attention_kernel) == (True, kernel)
 
 
 def test_other_rows_stay_as_they_are() -> None:

@@ -239,10 +239,18 @@ def test_torchtitan_at_the_date_of_its_source() -> None:
         to_run(replace(TITAN, source=f"pytorch/torchtitan/benchmarks/llama3_h100_{date}_torchtitan.md")).stack
         for date in ("202412", "2025-11")
     )
-    assert (early.attention_kernel, early.optimizer_step, early.recompute_stops) == ("flash2", "foreach", True)
-    assert (late.attention_kernel, late.optimizer_step, late.recompute_stops) == ("cudnn", "fused", None)
+    assert (early.layers.attention_kernel, early.update.optimizer_step, early.layers.recompute_stops) == (
+        "flash2",
+        "foreach",
+        True,
+    )
+    assert (late.layers.attention_kernel, late.update.optimizer_step, late.layers.recompute_stops) == (
+        "cudnn",
+        "fused",
+        None,
+    )
     b200 = to_run(replace(TITAN, device="b200", source="torchtitan/benchmarks/llama3_b200_202506.md")).stack
-    assert b200.attention_kernel == "cudnn"
+    assert b200.layers.attention_kernel == "cudnn"
 
 
 def test_float8_of_torchao_scales_each_tensor_as_it_is() -> None:

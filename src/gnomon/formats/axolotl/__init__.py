@@ -1,0 +1,150 @@
+"""axolotl's YAML files.
+
+What a key means was read from axolotl-ai-cloud/axolotl at commit 067b021c8b87 (2026-08): src/axolotl/utils/schemas/
+{config,training,peft,model,fsdp}.py, src/axolotl/loaders/model.py. Leaves out the reward models and rollouts of
+preference and reinforcement learning, which are listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gnomon.formats.format import Format, Sample
+from gnomon.formats.given import Given, Network
+from gnomon.formats.job import Fields, Job, flatten, read_source
+from gnomon.formats.trainers import (
+    AUTOCAST,
+    BF16,
+    FP16,
+    FP32,
+    Training,
+    adapted,
+    by_deepspeed,
+    flag,
+    job_of,
+    model_of,
+    names_of,
+    optimizer_of,
+)
+from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
+from gnomon.formats.training_arguments import IRRELEVANT, sharded
+from gnomon.formats.yaml_file import read_yaml
+from gnomon.plans import Layout, Precision
+
+NEUTRAL = IRRELEVANT | frozenset(
+    """
+    datasets* test_datasets* pretraining_dataset* shuffle_* val_set_size lr_scheduler special_tokens* tokens eot_tokens
+    type_of_model tokenizer_* processor_type model_type lora_model_dir lora_alpha lora_dropout lora_modules_to_save
+    lora_fan_in_fan_out peft_* train_on_inputs loss_watchdog_* max_grad_norm debug deepspeed_* local_rank hub_model_id
+    plugins sample_packing_* eval_sample_packing skip_prepare_dataset gptq* noisy_embedding_alpha cosine_*
+    saves_per_epoch evals_per_epoch auto_resume_from_checkpoints base_model_config base_model_ignore_patterns
+    is_*_derived_model overrides_of_model_config.rope_scaling* chat_template_jinja default_system_message val_file
+    is_file low_cpu_mem_usage dataset_prepared_path revision_of_model field_messages message_* torchdistx_path rl_beta
+    unfrozen_parameters_lr
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    **TRAINER,
+    "rl": "preference or reinforcement learning: the reference model and generation are not priced, pairs count once",
+    "reward_model": "a reward model's head",
+    "liger_*": "Liger's fused kernels: a prediction without is too slow",
+    "lora_*_kernel": "fused kernels of adapters: a prediction without is too slow",
+    "flash_attn_*": "fused kernels of flash-attn: a prediction without is too slow",
+    "flash_attention": "which attention kernel",
+    "xformers_attention": "which attention kernel",
+    "sdp_attention": "which attention kernel",
+    "flex_attention": "which attention kernel",
+    "activation_offloading": "saved activations wait on the host",
+    "load_in_8bit": "frozen weights in eight bits; read in the compute dtype, so memory is too large",
+    "unfrozen_parameters*": "the rest is frozen; read as all trained, so too slow and too large",
+    "qat*": "fake quantisation in training",
+    "quantize_moe_experts": "experts in four bits; read in the compute dtype",
+    "fp8*": "eight-bit products; read as bf16, so too slow",
+    "s2_attention": "shifted sparse attention",
+    "lora_target_parameters*": "adapters on experts' tensors, which are left out",
+    "relora*": "adapters merged now and then",
+    "use_*kernels": "kernels of its own",
+}
+
+
+def _looks(sample: Sample) -> bool:
+    return sample.has("base_model") and any(
+        sample.has(key) for key in ("micro_batch_size", "sequence_len", "gradient_accumulation_steps")
+    )
+
+
+def _precision(f: Fields, adapter: bool) -> Precision:
+    """bf16 (true, auto, full) loads the model in bf16 and trains it so; fp16 is autocast."""
+    bf16 = f.raw("bf16")
+    half = bf16 in ("auto", "full") or flag(f, "bf16") or flag(f, "bfloat16")
+    if half:
+        return BF16
+    return FP16 if flag(f, "fp16") or flag(f, "float16") else AUTOCAST if adapter else FP32
+
+
+def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+    model = model_of(f, "base_model", given, folder, assumed)
+    adapter = f.raw("adapter")
+    four = flag(f, "load_in_4bit")
+    if adapter in (None, ""):
+        f.ignore(*(name for name in f.names() if name.startswith(("lora_", "load_in_"))))
+        return model
+    rank = f.integer("lora_r", 8)
+    everything = flag(f, "lora_target_linear")
+    targets = () if everything else names_of(f.raw("lora_target_modules"))
+    if adapter not in ("lora", "qlora"):
+        f.report("adapter", "adapters of another form; read as LoRA of the same rank")
+    if not everything and not targets:
+        targets = ("q_proj", "v_proj")
+    f.ignore("lora_target_modules", "lora_target_linear")
+    return adapted(f, model, rank, targets, four_bits=four or adapter == "qlora", named="lora_target_modules")
+
+
+def _read(path: Path, given: Given) -> Job:
+    text, file = read_source(path)
+    f = Fields(flatten(read_yaml(text, file)), file, given)
+    folder, assumed = path.resolve().parent, list[str]()
+    seq_len = f.integer("sequence_len", 512)
+    if f.raw("sample_packing") is not True and not flag(f, "pad_to_sequence_len"):
+        f.note_default("sample_packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+    f.ignore("sample_packing", "pad_to_sequence_len", "max_packed_sequence_len")
+    asked = Training(
+        model=_model(f, given, folder, assumed),
+        micro=f.integer("micro_batch_size", 1),
+        steps=f.integer("gradient_accumulation_steps", 1),
+        seq_len=seq_len,
+        tp=f.integer("tensor_parallel_size", 1),
+        cp=f.integer("context_parallel_size", f.integer("sequence_parallel_degree", 1)),
+        recompute=flag(f, "gradient_checkpointing"),
+        precision=_precision(f, f.has("adapter")),
+        optimizer=optimizer_of(f, "optimizer", "adamw_torch"),
+        layout=Layout(context="ring"),
+    )
+    if f.peek("gradient_checkpointing") == "offload":
+        f.report("gradient_checkpointing", "checkpointed inputs wait on the host: memory is too large here")
+    if batch := f.raw("batch_size"):
+        asked = replace(asked, total=int(str(batch)), steps=None)
+    ep = f.integer("expert_parallel_size", 1)
+    if ep > 1:
+        f.report("expert_parallel_size", "experts on ranks of their own; read as sharded")
+    replicas, f_shard = f.integer("dp_replicate_size", 1), f.raw("dp_shard_size")
+    asked = sharded(f, replace(asked, replicas=replicas))
+    if f_shard is not None and not asked.zero:
+        asked = replace(asked, zero=3)
+    by_file = f.peek("deepspeed") if f.peek("deepspeed") else None
+    f.ignore("deepspeed")
+    f.account(NEUTRAL, INEXPRESSIBLE, ())
+    if by_file is not None:
+        return by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
+    return job_of(f, given, asked, assumed)
+
+
+FORMAT = Format(
+    name="axolotl",
+    program="axolotl-ai-cloud/axolotl 067b021",
+    files="YAML of `axolotl train`",
+    looks=_looks,
+    read=_read,
+)

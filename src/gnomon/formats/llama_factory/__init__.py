@@ -1,0 +1,158 @@
+"""LLaMA-Factory's YAML files.
+
+What a key means was read from hiyouga/LLaMA-Factory (2026-08): src/llamafactory/hparams/{model,data,finetuning,
+training}_args.py, src/llamafactory/model/{adapter,loader}.py. Leaves out the reward model, rollouts and reference model
+of its later stages, which are listed, and mcore_adapter's models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gnomon.formats.format import Format, Sample
+from gnomon.formats.given import Given, Network
+from gnomon.formats.job import Fields, Job, flatten, read_source
+from gnomon.formats.trainers import (
+    AUTOCAST,
+    BF16,
+    FP16,
+    Training,
+    adapted,
+    by_deepspeed,
+    flag,
+    job_of,
+    model_of,
+    names_of,
+    optimizer_of,
+)
+from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
+from gnomon.formats.training_arguments import IRRELEVANT, sharded
+from gnomon.formats.yaml_file import read_yaml
+from gnomon.plans import Precision
+
+NEUTRAL = IRRELEVANT | frozenset(
+    """
+    template overwrite_cache plot_loss max_samples ddp_timeout preprocessing_num_workers lora_alpha lora_dropout
+    loraplus_lr_ratio pissa_* badam_* image_* video_* media_dir mix_strategy interleave_probs tokenized_path
+    train_on_prompt mask_history buffer_size streaming max_new_tokens top_* temperature do_sample infer_* flash_attn
+    rope_scaling resize_vocab create_new_adapter additional_target double_quantization quantization_method pref_beta
+    pref_loss kto_* ref_model* reward_model* use_swanlab swanlab* ray_* resources_per_worker placement_strategy
+    cache_dir use_fast_tokenizer new_special_tokens compute_accuracy enable_thinking neat_packing_* audio_*
+    max_grad_norm freeze_extra_modules quantization_type adapter_name_or_path export_* val_size freeze_vision_tower
+    freeze_multi_modal_projector
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    **TRAINER,
+    "use_kt": "KTransformers: experts are computed on the host, which no plan says; far too fast here",
+    "kt_*": "KTransformers: experts on the host",
+    "use_galore": "gradients projected to low rank",
+    "use_apollo": "gradients projected to low rank",
+    "apollo_*": "gradients projected to low rank",
+    "use_badam": "one block is updated at a time; read as all, so memory is too large",
+    "use_adam_mini": "fewer second moments; memory is too large here",
+    "use_muon": "another update; priced as AdamW",
+    "use_unsloth*": "kernels of its own: a prediction without is too slow",
+    "enable_liger_kernel": "Liger's fused kernels: a prediction without is too slow",
+    "use_llama_pro": "layers are added",
+    "use_dora": "the size of each column is trained too",
+    "mixture_of_depths": "layers skip tokens",
+    "use_rslora": "another scale",
+    "shift_attn": "shifted sparse attention",
+    "fp8*": "eight-bit products; read as bf16, so too slow",
+    "neat_packing": "no attention between packed samples: less work than a full sequence",
+    "oft_*": "orthogonal adapters; read as LoRA of rank 8",
+    "use_v1_kernels": "kernels of its own",
+}
+
+STAGES = {
+    "dpo": "pairs of answers, and a reference model that is run forward: neither is priced",
+    "kto": "a reference model is run forward, which is not priced",
+    "ppo": "generation, reward and value models are not priced",
+    "rm": "pairs of answers, scored: priced as one sequence with a language model's loss",
+}
+
+CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+
+
+def _looks(sample: Sample) -> bool:
+    return sample.has("model_name_or_path") and (
+        sample.has("finetuning_type") or sample.has("template", "stage") or sample.has("cutoff_len", "stage")
+    )
+
+
+def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
+    """(network, whether it is trained whole)."""
+    model = model_of(f, "model_name_or_path", given, folder, assumed)
+    kind = f.raw("finetuning_type") or "lora"
+    bits = f.raw("quantization_bit")
+    f.ignore("quantization_bit", "lora_rank", "lora_target")
+    if kind == "full":
+        return model, True
+    if kind == "freeze":
+        f.report("finetuning_type", "only some layers are trained; read as all, so too slow and too large")
+        f.ignore("freeze_trainable_layers", "freeze_trainable_modules")
+        return model, True
+    if bits not in (None, 4):
+        f.report("quantization_bit", "frozen weights are stored so; read in the compute dtype, so memory is too large")
+    targets = names_of(f.raw("lora_target") or "all")
+    rank = f.integer("lora_rank", 8)
+    everything = () if "all" in targets else targets
+    return adapted(f, model, rank, everything, four_bits=bits == 4, named="lora_target"), False
+
+
+def _precision(f: Fields, whole: bool) -> Precision:
+    """The model is loaded in bf16 or fp16; whole models widen their parameters to fp32 unless pure_bf16."""
+    bf16, fp16 = flag(f, "bf16"), flag(f, "fp16")
+    pure = flag(f, "pure_bf16")
+    if not whole or pure:
+        return BF16
+    return FP16 if fp16 and not bf16 else AUTOCAST
+
+
+def _read(path: Path, given: Given) -> Job:
+    text, file = read_source(path)
+    f = Fields(flatten(read_yaml(text, file)), file, given)
+    folder, assumed = path.resolve().parent, list[str]()
+    if core := [key for key in CORE if isinstance(f.peek(key), int) and f.peek(key) != 1]:
+        f.fail(
+            core[0],
+            "mcore_adapter builds this job with Megatron-Core; give its options to Megatron-LM's reader: --from "
+            "megatron FILE, with --tensor-model-parallel-size and so on in it",
+        )
+    model, whole = _model(f, given, folder, assumed)
+    if (stage := str(f.raw("stage") or "sft")) in STAGES:
+        f.report("stage", STAGES[stage])
+    seq_len = f.integer("cutoff_len", 2048)
+    if not flag(f, "packing", stage == "pt"):
+        f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+    off = flag(f, "disable_gradient_checkpointing")
+    f.ignore("gradient_checkpointing")
+    asked = Training(
+        model=model,
+        micro=f.integer("per_device_train_batch_size", 8),
+        steps=f.integer("gradient_accumulation_steps", 1),
+        seq_len=seq_len,
+        recompute=not off,
+        precision=_precision(f, whole),
+        optimizer=optimizer_of(f, "optim", "adamw_torch"),
+    )
+    asked = sharded(f, asked)
+    by_file = f.peek("deepspeed") or None
+    f.ignore("deepspeed", *CORE)
+    f.account(NEUTRAL, INEXPRESSIBLE, ())
+    if by_file is not None:
+        return by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
+    if not asked.zero:
+        assumed.append("no deepspeed and no fsdp in the file: replicas (--set deepspeed=zero3, --set fsdp=full_shard)")
+    return job_of(f, given, asked, assumed)
+
+
+FORMAT = Format(
+    name="llama-factory",
+    program="hiyouga/LLaMA-Factory 2026-08",
+    files="YAML of `llamafactory-cli train`",
+    looks=_looks,
+    read=_read,
+)

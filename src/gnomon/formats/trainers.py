@@ -1,0 +1,231 @@
+"""Jobs of trainers that wrap PyTorch: what axolotl, LLaMA-Factory, TRL, torchtune, litgpt and others have in common.
+
+`Training` is what such a file says in our terms and `job_of` makes it a Job: replicas or shards by DDP and FSDP, or as
+a DeepSpeed file beside it says. `adapted` puts LoRA beside a frozen network. Leaves out the names that each program
+gives these things (its own folder).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from gnomon.errors import InputError
+from gnomon.formats.deepspeed import read as deepspeed
+from gnomon.formats.given import Given, Network
+from gnomon.formats.hub import network_called
+from gnomon.formats.job import Fields, Job, clips, divides, microbatches, network_graph, read_source
+from gnomon.formats.keys import read_json
+from gnomon.models.lora import Adapters, with_adapters
+from gnomon.plans import Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
+from gnomon.software import Stack, stack
+
+BF16 = Precision(param="bf16", compute="bf16", grad="bf16", reduce="bf16", master="none", states="bf16")
+"""A model loaded in bf16: parameters, gradients and Adam's states."""
+AUTOCAST = Precision(param="fp32", compute="bf16", grad="fp32", reduce="fp32", master="none", states="fp32")
+"""torch.autocast over fp32 parameters."""
+FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
+FP16 = replace(AUTOCAST, compute="fp16")
+
+OPTIMIZERS = {
+    "adamw*": "adamw",
+    "paged_adamw*": "adamw",
+    "*lion*": "lion",
+    "adam": "adam",
+    "adam_*": "adam",
+    "sgd*": "sgd",
+    "adafactor": "adafactor",
+    "*muon*": "muon",
+    "*adamw*": "adamw",
+}
+"""Pattern of an optimizer's name -> ours."""
+
+EIGHT_BIT = "its states are in eight bits (or four); read as in the parameters' dtype: memory is too large"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a trainer's file says."""
+
+    model: Network | str
+    """What is trained, adapters included."""
+    micro: int
+    """Sequences of a microbatch on a rank."""
+    steps: int | None = None
+    """Microbatches of a step; None where `total` says it."""
+    total: int | None = None
+    """Sequences of a step."""
+    seq_len: int
+    """Tokens of a sequence."""
+    zero: Literal[0, 2, 3] = 0
+    """0 is DDP; FSDP is 3, and 2 where parameters stay gathered after forward."""
+    replicas: int = 1
+    """Groups of ranks that hold the same shards (hybrid sharding)."""
+    tp: int = 1
+    cp: int = 1
+    layout: Layout = Layout()
+    """What tensor and context parallelism do."""
+    offload: bool = False
+    """FSDP's parameters, gradients and states on the host."""
+    recompute: bool = False
+    """Activation checkpointing of whole layers."""
+    precision: Precision = BF16
+    optimizer: str = "adamw"
+    clip: bool = True
+    stack: Stack | None = None
+    """The software; FSDP's or DDP's record where there is none."""
+
+
+def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = (), stated: int | None = None) -> Job:
+    """The job on the devices that are given. InputError for sizes that do not divide."""
+    if given.devices is None:
+        raise InputError("the file does not say how many devices it runs on; give --on CLUSTER (in Python devices=)")
+    shared = asked.tp * asked.cp
+    if given.devices % shared:
+        raise InputError(
+            f"{given.devices} devices are not a multiple of tensor x context = {asked.tp} x {asked.cp}; the nearest "
+            f"number of devices is {max(1, round(given.devices / shared)) * shared}"
+        )
+    data = given.devices // shared
+    divides("data-parallel ranks", data, "replicas", asked.replicas)
+    mesh = Mesh(dp_replicate=asked.replicas, dp_shard=data // asked.replicas, cp=asked.cp, tp=asked.tp)
+    micro = given.micro_batch_size or asked.micro
+    total = given.global_batch or (micro * (asked.steps or 1) * data if asked.total is None else asked.total)
+    microbatches(total, micro, data, ("the global batch", "the micro batch"))
+    offload = Offload() if asked.offload and asked.zero else None
+    zero = 3 if asked.zero else 0
+    plan = Plan(
+        mesh=mesh,
+        schedule=Schedule(micro_batch_size=micro),
+        saved=Saved(preset="full" if asked.recompute else "none"),
+        layout=asked.layout,
+        overlap=Overlap(),
+        optimizer=Optimizer(
+            kind=asked.optimizer,  # type: ignore[arg-type]
+            zero=zero,  # type: ignore[arg-type]
+            reshard_after_forward=asked.zero != 2,
+            offload=offload,
+            offload_parameters=offload is not None,
+            clip=clips(f, "gradient clipping", asked.clip, offloaded=offload is not None),
+        ),
+        precision=asked.precision,
+    )
+    return Job(
+        model=asked.model,
+        plan=plan,
+        workload=Workload(global_batch_size=total, seq_len=given.seq_len or asked.seq_len),
+        stack=asked.stack or stack("pytorch-fsdp"),
+        devices=given.devices,
+        notes=tuple(f.notes),
+        unexpressed=tuple(f.unexpressed),
+        assumed=tuple(assumed),
+        stated_devices=stated,
+    )
+
+
+def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Path | None, assumed: list[str]) -> Job:
+    """The job whose sharding and precision a DeepSpeed file says, under `key`, inline or by its path.
+
+    Where the file is not here, its name may say the stage (`zero3_bf16.json`), which is then taken with DeepSpeed's
+    defaults and listed. f: accounted for already.
+    """
+    value = f.peek(key)
+    values, file = _deepspeed_values(f, key, value, folder, assumed)
+    job = deepspeed.job_of(
+        values,
+        file,
+        given=replace(
+            given,
+            model=asked.model,
+            seq_len=given.seq_len or asked.seq_len,
+            micro_batch_size=given.micro_batch_size or asked.micro,
+            settings={},
+        ),
+        steps=asked.steps or 1,
+        mixed_precision={"bf16": "bf16", "fp16": "fp16"}.get(asked.precision.compute, "no"),
+        saved=Saved(preset="full" if asked.recompute else "none"),
+    )
+    return replace(
+        job,
+        notes=(*f.notes, *job.notes),
+        unexpressed=(*f.unexpressed, *job.unexpressed),
+        assumed=(*assumed, *job.assumed),
+    )
+
+
+def _deepspeed_values(
+    f: Fields, key: str, value: object, folder: Path | None, assumed: list[str]
+) -> tuple[Mapping[str, object], str]:
+    """(a configuration, its name) of a path, of a stage's name, or of a mapping."""
+    if isinstance(value, Mapping):
+        return value, key
+    name = str(value)
+    around = () if folder is None else (folder, *folder.parents)
+    for place in (Path(name), *(parent / name for parent in around)):
+        if place.is_file():
+            return read_json(read_source(place)[0], str(place)), str(place)
+    stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", Path(name).name.lower())
+    if stage is None:
+        f.fail(key, f"its DeepSpeed settings are in {name!r}, which is not here; --set {key}=zero3, or another path")
+    assumed.append(f"{key} = {name} is not here: ZeRO {stage[1]} by its name, DeepSpeed's defaults (--set {key}=…)")
+    auto = {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": int(stage[1])}}
+    return {**auto, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}, name
+
+
+def model_of(f: Fields, key: str, given: Given, folder: Path | None, assumed: list[str]) -> Network | str:
+    """The network under `key`, or the one that is given."""
+    name = f.raw(key)
+    if given.model is not None:
+        return given.model
+    if name is None:
+        f.fail(key, "the file does not say the network; give --model NAME, or --model path/to/config.json")
+    found, said = network_called(str(name), folder)
+    if said:
+        assumed.append(said)
+    return found
+
+
+def adapted(
+    f: Fields, model: Network | str, rank: int, targets: Sequence[str], *, four_bits: bool, named: str
+) -> Network | str:
+    """The network frozen, with adapters of `rank` on `targets` (none: on all linears of layers). Targets that it has
+    not (joined projections, experts) are listed under `named`."""
+    graph = network_graph(model)
+    layers = {call.block for call in graph.calls if call.first is not None}
+    known = {op.path.rpartition(".")[2] for block in graph.blocks if block.name in layers for op in block.ops}
+    there = tuple(t for t in dict.fromkeys(targets) if any(fnmatchcase(name, t) for name in known))
+    if missing := [t for t in targets if t not in there]:
+        f.note_default(named, ", ".join(missing), "no linear of this network has the name: without its adapter")
+    return with_adapters(graph, Adapters(rank=rank, targets=there, base="nf4" if four_bits else "compute"))
+
+
+def optimizer_of(f: Fields, key: str, default: str) -> str:
+    """Our kind of an optimizer's name; one that is not known counts as AdamW, and is listed."""
+    name = str(f.raw(key) or default).lower()
+    if re.search(r"8bit|4bit|_8bit|8_bit", name):
+        f.report(key, EIGHT_BIT)
+    found = next((ours for pattern, ours in OPTIMIZERS.items() if fnmatchcase(name, pattern)), None)
+    if found is None:
+        f.report(key, "another update; priced as AdamW")
+    return found or "adamw"
+
+
+def flag(f: Fields, key: str, default: bool = False) -> bool:
+    """A switch that files write as true, "true", "auto" or 1."""
+    value = f.raw(key)
+    if value is None:
+        return default
+    if isinstance(value, str):
+        return value.lower() in ("true", "auto", "1", "yes", "on")
+    return bool(value)
+
+
+def names_of(value: object) -> tuple[str, ...]:
+    """A list of names, or names between commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(map(str, value)) if isinstance(value, Sequence) else ()

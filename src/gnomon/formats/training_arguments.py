@@ -1,0 +1,96 @@
+"""Fields of transformers' TrainingArguments, which TRL, LLaMA-Factory and axolotl share: sharding, batch, precision.
+
+`sharded(f)` reads `fsdp` and `fsdp_config` by either spelling of their keys; `IRRELEVANT` and `INEXPRESSIBLE` are the
+rest of the class. Read from huggingface/transformers v5.23 src/transformers/training_args.py and huggingface/accelerate
+16cb6eb src/accelerate/utils/dataclasses.py. Leaves out what the programs add (their folders).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gnomon.formats.job import Fields
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, flag
+from gnomon.plans import Precision
+
+IRRELEVANT = frozenset(
+    """
+    learning_rate lr_scheduler_type lr_scheduler_kwargs* warmup_ratio warmup_steps weight_decay adam_* adam_beta* seed
+    data_seed max_steps num_train_epochs num_epochs output_dir overwrite_output_dir logging* log_level* log_on_each_node
+    report_to run_name save* eval* do_train do_eval do_predict push_to_hub hub_* resume_from_checkpoint disable_tqdm
+    load_best_model_at_end metric_for_best_model greater_is_better dataloader* remove_unused_columns label_names ddp_*
+    per_device_eval_batch_size include_* prediction_loss_only past_index jit_mode_eval group_by_length
+    length_column_name full_determinism label_smoothing_factor neftune_noise_alpha gradient_checkpointing_kwargs* wandb*
+    trackio* mlflow* dataset* trust_remote_code chat_template model_revision tokenizer* eos_token bf16_full_eval
+    fp16_full_eval tf32 preprocessing_* system_prompt average_tokens_across_devices ignore_data_skip use_reentrant_gc
+    strict skip_memory_metrics attn_implementation use_cache fsdp_transformer_layer_cls_to_wrap early_stopping*
+    half_precision_backend
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    "use_liger_kernel": "Liger's fused kernels of norms, activations and loss: a prediction without is too slow",
+    "torch_compile*": "torch.compile: a prediction without is too slow",
+    "galore_*": "gradients projected to low rank",
+    "optim_target_modules": "another update of some linears",
+}
+
+SHARDS = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_shard_zero2": 2, "no_shard": 0}
+"""FSDP1's strategies, in small letters."""
+
+
+def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
+    """`asked` with what `fsdp` and `fsdp_config` say."""
+    words = f.raw("fsdp")
+    named = (
+        set((words.split() if isinstance(words, str) else words) or ()) if words not in (None, True, False) else set()
+    )
+    found = {
+        name.removeprefix("fsdp_config.").removeprefix("fsdp_"): name for name in f.names() if "fsdp_config." in name
+    }
+    version = f.raw("fsdp_version") or f.raw(found.get("version", "fsdp_version")) or 1
+    if not named and words is not True and not found:
+        return asked
+    if named and not named & set(SHARDS):
+        return asked
+    strategy = next((word for word in SHARDS if word in named), None)
+    spelled = f.raw(found.get("sharding_strategy", "fsdp_config.fsdp_sharding_strategy"))
+    again = f.raw(found.get("reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
+    strategy = strategy or str(spelled if isinstance(spelled, str) else "full_shard").lower()
+    zero = SHARDS.get(strategy, 3)
+    if again is False or str(again).lower() in ("false", "shard_grad_op"):
+        zero = 2
+    for key in ("activation_checkpointing", "offload_params"):
+        f.raw(found.get(key, f"fsdp_config.{key}"))
+    recompute = flag(f, found.get("activation_checkpointing", "fsdp_config.activation_checkpointing"))
+    offload = flag(f, found.get("offload_params", "fsdp_config.offload_params")) or "offload" in named
+    f.ignore(*found.values(), "fsdp", "fsdp_version", "fsdp_config")
+    f.notes.append(f"fsdp: version {version}, read as {strategy}")
+    return replace(
+        asked,
+        zero=zero,  # type: ignore[arg-type]
+        replicas=machines if strategy.startswith("hybrid") else asked.replicas,
+        recompute=asked.recompute or recompute,
+        offload=offload,
+        precision=under_fsdp(asked.precision) if zero else asked.precision,
+    )
+
+
+def under_fsdp(precision: Precision) -> Precision:
+    """accelerate widens trainable parameters to fp32 before it shards them under mixed precision; gradients are
+    reduced in the compute dtype."""
+    if precision.compute == "fp32":
+        return precision
+    return replace(AUTOCAST, compute=precision.compute, reduce=precision.compute)
+
+
+def precision_of(f: Fields, *, loaded: str | None, default: str = "no") -> Precision:
+    """bf16, fp16 and the dtype that the model is loaded in: `bfloat16`, `float32`, or None for fp32."""
+    bf16, fp16 = flag(f, "bf16", default == "bf16"), flag(f, "fp16", default == "fp16")
+    pure = flag(f, "pure_bf16")
+    f.ignore("float16", "bfloat16")
+    if pure or (loaded or "").removeprefix("torch.") in ("bfloat16", "bf16", "auto"):
+        return BF16
+    if bf16:
+        return AUTOCAST
+    return FP16 if fp16 else FP32

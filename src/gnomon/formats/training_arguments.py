@@ -42,12 +42,10 @@ SHARDS = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_shard_
 def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     """`asked` with what `fsdp` and `fsdp_config` say."""
     words = f.raw("fsdp")
-    named = (
-        set((words.split() if isinstance(words, str) else words) or ()) if words not in (None, True, False) else set()
-    )
-    found = {
-        name.removeprefix("fsdp_config.").removeprefix("fsdp_"): name for name in f.names() if "fsdp_config." in name
-    }
+    listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else ()
+    named = {str(word).lower() for word in listed}
+    keys = [name for name in f.names() if name.startswith("fsdp_config.")]
+    found = {name.removeprefix("fsdp_config.").removeprefix("fsdp_"): name for name in keys}
     version = f.raw("fsdp_version") or f.raw(found.get("version", "fsdp_version")) or 1
     if not named and words is not True and not found:
         return asked

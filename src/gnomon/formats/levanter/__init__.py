@@ -1,0 +1,132 @@
+"""levanter's YAML files.
+
+What a key means was read from stanford-crfm/levanter at commit 9263f81e8b45 (2025): src/levanter/trainer.py,
+src/levanter/models/{gpt2,llama,mistral}.py. Leaves out data, and networks that are neither GPT-2 nor Llama.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gnomon.formats.format import Format, Sample
+from gnomon.formats.given import GIVE_MODEL, Given, Network
+from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
+from gnomon.formats.trainers import AUTOCAST, BF16, FP32, Training, flag, job_of
+from gnomon.formats.yaml_file import read_yaml
+from gnomon.models.gpt import GptConfig
+from gnomon.models.llama import LlamaConfig
+from gnomon.plans import Precision
+from gnomon.software import stack
+
+IRRELEVANT = frozenset(
+    """
+    data* optimizer.* trainer.tracker* trainer.wandb* trainer.checkpointer* trainer.num_train_steps trainer.seed hf_*
+    trainer.steps_per_eval trainer.max_eval_batches trainer.per_device_eval_parallelism trainer.batch_axis trainer.id
+    initialize_from* use_hf_model_config epoch supervised_data* chat_* dataset_type tokenizer max_seq_len
+    model_name_or_path trainer.ray* trainer.load* trainer.profiler* trainer.log* eval_harness* model.initializer_range
+    model.rope* model.scale_attn_by_inverse_layer_idx model.flash_attention_block_size model.use_flash_attention
+    trainer.allow_* trainer.distributed* trainer.shutdown_at_exit messages_field input_role output_role merge_loras
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    "trainer.quantization*": "eight-bit products; read as bf16, so too slow",
+    "trainer.tensor_parallel_axes": "axes that tensor parallelism divides; in effect with model_axis_size above 1",
+    "model.upcast_attn": "attention in fp32",
+}
+
+
+def _looks(sample: Sample) -> bool:
+    if not sample.values and "!include " in sample.text:
+        return re.search(r"^trainer:$", sample.text, re.MULTILINE) is not None
+    return sample.has("trainer.train_batch_size", "model") or sample.has("trainer.num_train_steps", "model.type")
+
+
+def _network(f: Fields, given: Given) -> Network | str:
+    if given.model is not None:
+        f.ignore(*(key for key in f.names() if key.startswith("model.")))
+        return given.model
+    kind = str(f.raw("model.type"))
+    tokenizer = str(f.peek("data.tokenizer") or f.peek("tokenizer") or "gpt2")
+    if kind not in ("gpt2", "llama", "mistral"):
+        f.fail("model.type", f"{kind}: of levanter's networks gpt2, llama and mistral are read; {GIVE_MODEL}")
+    hidden, heads = f.integer("model.hidden_dim", 768 if kind == "gpt2" else 4096), f.integer("model.num_heads", 12)
+    layers = f.integer("model.num_layers", 12 if kind == "gpt2" else 32)
+    f.ignore(
+        "model.resid_pdrop", "model.embed_pdrop", "model.attn_pdrop", "model.use_bias", "model.activation_function"
+    )
+    f.ignore("model.use_layer_norm_weight")
+    if kind == "gpt2":
+        length = given.seq_len or f.integer("model.seq_len", 512)
+        return GptConfig(
+            name="levanter",
+            num_layers=layers,
+            hidden_size=hidden,
+            num_heads=heads,
+            vocab_size=given.vocab_size or _vocabulary(f, tokenizer, 50257),
+            max_positions=length,
+            ffn_size=4 * hidden,
+            dropout=0.0,
+            attention_dropout=0.0,
+        )
+    return LlamaConfig(
+        name="levanter",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=f.integer("model.num_kv_heads", heads),
+        head_dim=hidden // heads,
+        ffn_size=f.integer("model.intermediate_dim", 11008),
+        vocab_size=given.vocab_size or _vocabulary(f, tokenizer, 0),
+    )
+
+
+def _vocabulary(f: Fields, tokenizer: str, absent: int) -> int:
+    """Rows of the embedding, by the tokenizer that everybody knows; --vocab-size otherwise."""
+    for pattern, rows in ((r"llama-?3", 128256), (r"llama", 32000), (r"neox|pythia", 50277), (r"gpt2", 50257)):
+        if re.search(pattern, tokenizer.lower()):
+            return rows
+    return absent or f.integer("vocab_size")
+
+
+def _precision(f: Fields) -> Precision:
+    """`p=f32,c=bfloat16`: parameters and compute."""
+    spelled = str(f.raw("trainer.mp") or "f32")
+    parts = dict(part.partition("=")[::2] for part in spelled.split(",")) if "=" in spelled else {}
+    compute, stored = parts.get("c", parts.get("compute", spelled)), parts.get("p", parts.get("params", spelled))
+    if compute.startswith("b"):
+        return BF16 if stored.startswith("b") else AUTOCAST
+    return FP32
+
+
+def _read(path: Path, given: Given) -> Job:
+    text, file = read_source(path)
+    f = Fields(flatten(read_yaml(re.sub(r"!include \S+", "included", text), file)), file, given)
+    tp = f.integer("trainer.model_axis_size", 1)
+    if tp == 1:
+        f.ignore("trainer.tensor_parallel_axes")
+    total = given.global_batch or f.integer("trainer.train_batch_size", 512)
+    each = f.raw("trainer.per_device_parallelism")
+    data = max(1, (given.devices or 1) // tp)
+    micro = each if isinstance(each, int) and each > 0 else max(1, total // data)
+    sharded = f.raw("trainer.fsdp_axis") is not None
+    asked = Training(
+        model=_network(f, given),
+        micro=micro * tp if isinstance(each, int) and each > 0 else micro,
+        total=f.integer("trainer.train_batch_size", 512),
+        seq_len=f.integer("model.seq_len", f.integer("max_seq_len", 512 if f.peek("model.type") == "gpt2" else 2048)),
+        zero=3 if sharded else 0,
+        tp=tp,
+        recompute=flag(f, "model.gradient_checkpointing", True),
+        precision=_precision(f),
+        stack=chosen(stack("pytorch-fsdp"), "XLA compiles the step", launch="compiled"),
+    )
+    f.note_default("compiler", "XLA", "a JAX program: overlap and fusion are the compiler's; read as torch.compile's")
+    f.account(IRRELEVANT, INEXPRESSIBLE, ())
+    return job_of(f, given, asked)
+
+
+FORMAT = Format(
+    name="levanter", program="stanford-crfm/levanter 9263f81", files="YAML of its mains", looks=_looks, read=_read
+)

@@ -1,0 +1,123 @@
+"""llm-foundry's YAML files, and MosaicML's launch files around them.
+
+What a key means was read from mosaicml/llm-foundry at commit 8c8dd48f7216 (2025-07-21): llmfoundry/utils/config_utils,
+llmfoundry/models/mpt/configuration_mpt.py, scripts/train/; and Composer's trainer. MPT is read as transformers' config
+of it. Leaves out evaluation and data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gnomon.formats.format import Format, Sample
+from gnomon.formats.given import Given, Network
+from gnomon.formats.huggingface.read import from_hf_config
+from gnomon.formats.job import Fields, Job, flatten, read_source
+from gnomon.formats.references import resolved
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, adapted, flag, job_of, model_of, optimizer_of
+from gnomon.formats.training_arguments import SHARDS
+from gnomon.formats.yaml_file import read_yaml
+from gnomon.software import stack
+
+IRRELEVANT = frozenset(
+    """
+    variables* run_name tokenizer* train_loader* eval_loader* scheduler* optimizer.lr optimizer.betas optimizer.eps
+    optimizer.weight_decay max_duration eval_* seed device_eval_* progress_bar log_to_console console_log_interval
+    callbacks* loggers* save_* load_* icl_* dist_timeout autoresume max_split_size_mb python_log_level
+    expandable_segments model.init_device model.pretrained model.use_auth_token model.use_train_metrics
+    model.trust_remote_code fsdp_config.limit_all_gathers fsdp_config.activation_checkpointing_reentrant
+    fsdp_config.state_dict_type fsdp_config.verbose fsdp_config.sync_module_states fsdp_config.use_orig_params
+    fsdp_config.backward_prefetch fsdp_config.load_* integrations command image name compute* profiler* metadata*
+    tokenizer_name global_seed model.max_seq_len model.tokenizer* model.peft_config.lora_alpha
+    model.peft_config.lora_dropout model.peft_config.task_type model.peft_config.peft_type data_local data_remote
+    accumulate_train_batch_on_tokens
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    "fsdp_config.activation_cpu_offload": "saved activations wait on the host",
+    "fsdp_config.forward_prefetch": "gathers one block further ahead in forward",
+    "model.config_overrides*": "sizes of the network that are changed; read as they were",
+    "algorithms.*": "algorithms of Composer",
+    "model.use_flash_attention_2": "which attention kernel",
+    "compile_config*": "torch.compile: a prediction without is too slow",
+    "tp_config*": "tensor parallelism by code",
+}
+
+MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "max_seq_len", "vocab_size")
+
+
+def _values(values: Mapping[str, object], env: Mapping[str, str]) -> Mapping[str, object]:
+    """A launch file has the job under `parameters`."""
+    inner = values.get("parameters")
+    return resolved(inner if isinstance(inner, Mapping) else values, env)
+
+
+def _looks(sample: Sample) -> bool:
+    return any(sample.has(f"{top}global_train_batch_size", f"{top}model.name") for top in ("", "parameters."))
+
+
+def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+    name = f.raw("model.name")
+    if given.model is None and name == "mpt_causal_lm":
+        config: dict[str, object] = {"model_type": "mpt", "no_bias": flag(f, "model.no_bias", True)}
+        config |= {key: f.integer(f"model.{key}") for key in MPT if f.has(f"model.{key}")}
+        attention = {key.rpartition(".")[2]: f.raw(key) for key in f.names() if key.startswith("model.attn_config.")}
+        kept = ("alibi", "attn_type", "kv_n_heads", "qk_ln", "clip_qkv")
+        config["attn_config"] = {key: value for key, value in attention.items() if key in kept}
+        f.ignore(*(key for key in f.names() if key.startswith(("model.ffn_config.", "model.init_config"))))
+        return from_hf_config(config, "mpt").graph
+    for key in [key for key in f.names() if name == "mpt_causal_lm" and key.startswith("model.")]:
+        f.raw(key)
+    model = model_of(f, "model.pretrained_model_name_or_path", given, folder, assumed)
+    if not f.has("model.peft_config.r"):
+        return model
+    targets = f.raw("model.peft_config.target_modules")
+    named = [str(t) for t in targets] if isinstance(targets, list) else ["q_proj", "v_proj"]
+    where = "model.peft_config.target_modules"
+    return adapted(f, model, f.integer("model.peft_config.r"), named, four_bits=False, named=where)
+
+
+def _read(path: Path, given: Given) -> Job:
+    text, file = read_source(path)
+    whole = read_yaml(text, file)
+    f = Fields(flatten(_values(whole, given.env)), file, given)
+    folder, assumed = path.resolve().parent, list[str]()
+    gpus = flatten(whole).get("compute.gpus")
+    micro = f.raw("device_train_microbatch_size")
+    if not isinstance(micro, int) and given.micro_batch_size is None:
+        assumed.append("device_train_microbatch_size is auto: 1 sequence on each rank (--micro-batch-size)")
+    precision = {"amp_bf16": AUTOCAST, "amp_fp16": FP16, "fp32": FP32, "bf16": BF16, "amp_fp8": AUTOCAST}
+    asked = Training(
+        model=_model(f, given, folder, assumed),
+        micro=micro if isinstance(micro, int) else 1,
+        total=f.integer("global_train_batch_size"),
+        seq_len=f.integer("max_seq_len"),
+        precision=precision.get(str(f.raw("precision") or "amp_bf16"), AUTOCAST),
+        optimizer=optimizer_of(f, "optimizer.name", "decoupled_adamw"),
+        clip=f.has("algorithms.gradient_clipping.clipping_threshold"),
+        stack=stack("llm-foundry"),
+    )
+    if f.raw("precision") == "amp_fp8":
+        f.report("precision", "eight-bit products; read as bf16, so too slow")
+    f.ignore("algorithms.gradient_clipping.clipping_type")
+    strategy = str(f.raw("fsdp_config.sharding_strategy") or "").lower()
+    if strategy in SHARDS:
+        kind = str(f.raw("fsdp_config.mixed_precision") or "DEFAULT").upper()
+        pure = asked.precision.compute if kind == "PURE" else "fp32"
+        asked = replace(
+            asked,
+            zero=SHARDS[strategy],  # type: ignore[arg-type]
+            recompute=flag(f, "fsdp_config.activation_checkpointing"),
+            offload=flag(f, "fsdp_config.cpu_offload"),
+            precision=replace(asked.precision, reduce=pure),
+        )
+    f.account(IRRELEVANT, INEXPRESSIBLE, ())
+    return job_of(f, given, asked, assumed, gpus if isinstance(gpus, int) else None)
+
+
+FORMAT = Format(
+    name="llm-foundry", program="mosaicml/llm-foundry 8c8dd48", files="YAML of its scripts", looks=_looks, read=_read
+)

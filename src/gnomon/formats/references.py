@@ -1,0 +1,58 @@
+"""References between values of one YAML file, as OmegaConf and others write them: `${a.b}`, `${.b}`, `${NAME:default}`.
+
+`resolved(values, env)` returns the values with references replaced. Leaves out resolvers with code behind them
+(`${multiply:…}`), which stay as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gnomon.formats.given import setting_value
+
+_REFERENCE = re.compile(r"\$\{(?:oc\.env:)?([\w./-]+)(?:[:,]([^${}]*))?\}")
+MAX_STEPS = 32
+"""References that lead to each other; more is a circle, which stays as text."""
+
+
+def resolved(values: Mapping[str, object], env: Mapping[str, str] | None = None) -> dict[str, object]:
+    """The same mapping, each reference replaced by what it names. A name with a default may be an environment variable
+    of `env`; what names nothing stays as it is."""
+    return {key: _value(value, values, (key,), env or {}, 0) for key, value in values.items()}
+
+
+def _value(value: object, root: Mapping[str, object], at: tuple[str, ...], env: Mapping[str, str], depth: int) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _value(inner, root, (*at, str(key)), env, depth) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_value(inner, root, at, env, depth) for inner in value]
+    if not isinstance(value, str) or "${" not in value or depth > MAX_STEPS:
+        return value
+    if whole := _REFERENCE.fullmatch(value.strip()):
+        found = _named(whole, root, at, env)
+        return value if found is None else _value(found, root, at, env, depth + 1)
+
+    def put(match: re.Match[str]) -> str:
+        found = _named(match, root, at, env)
+        return match[0] if found is None or isinstance(found, Mapping | list) else str(found)
+
+    replaced = _REFERENCE.sub(put, value)
+    return value if replaced == value else _value(replaced, root, at, env, depth + 1)
+
+
+def _named(match: re.Match[str], root: Mapping[str, object], at: tuple[str, ...], env: Mapping[str, str]) -> object:
+    """What a reference names; None for nothing."""
+    name, default = match[1], match[2]
+    if name in env and (default is not None or match[0].startswith("${oc.env")):
+        return setting_value(env[name])
+    if name.startswith("."):
+        up = len(name) - len(name.lstrip("."))
+        path = (*at[: len(at) - up], *name.lstrip(".").split("."))
+    else:
+        path = tuple(name.split("."))
+    found: object = root
+    for part in path:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return setting_value(default) if found is None and default is not None else found

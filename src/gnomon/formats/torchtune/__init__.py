@@ -1,0 +1,136 @@
+"""torchtune's YAML files.
+
+What a key means was read from pytorch/torchtune at commit bd2a0fc7c314 (2025-07): recipes/{full,lora}_finetune_
+distributed.py, torchtune/training/_distributed.py, torchtune/models/. Leaves out rollouts of reinforcement learning,
+teachers and reference models, which are listed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.formats.format import Format, Sample
+from gnomon.formats.given import GIVE_MODEL, SEQ_LEN, Given, Network
+from gnomon.formats.hub import network_called
+from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
+from gnomon.formats.references import resolved
+from gnomon.formats.trainers import BF16, FP32, Training, adapted, flag, job_of, names_of, optimizer_of
+from gnomon.formats.yaml_file import read_yaml
+from gnomon.plans import Layout
+from gnomon.software import stack
+
+IRRELEVANT = frozenset(
+    """
+    output_dir tokenizer* dataset* seed shuffle checkpointer* resume_from_checkpoint epochs max_steps_per_epoch
+    optimizer.lr optimizer.weight_decay optimizer.betas optimizer.eps optimizer.fused lr_scheduler* loss* device
+    metric_logger* log_* profiler* run_val_every_n_steps batch_size_val save_adapter_weights_only model.lora_alpha
+    model.lora_dropout model.apply_lora_to_output name collate_fn cudnn_deterministic_mode enable_async_checkpointing
+    reset_position_ids keep_last_n_checkpoints save_* data_parallel_* tensor_parallel_plan* model.max_seq_len inter_op_*
+    intra_op_* custom_sharded_layers use_flex* kd_ratio
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    "optimizer_in_bwd": "each gradient is used and freed within backward: memory is too large here",
+    "enable_activation_offloading": "saved activations wait on the host",
+    "quantizer*": "fake quantisation in training",
+    "teacher_*": "a teacher is run forward, which is not priced",
+    "kd_loss*": "a teacher is run forward, which is not priced",
+    "ref_*": "a reference model is run forward, which is not priced",
+    "grpo_*": "generation and rewards are not priced",
+    "ac_mode": "which activations are kept",
+    "ac_option": "which activations are kept",
+    "model.*_trainable": "parts of the network are frozen",
+    "fp8_*": "eight-bit products; read as bf16, so too slow",
+    "enable_fp8_training": "eight-bit products; read as bf16, so too slow",
+}
+
+LINEARS = {"output_proj": "o_proj"}
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+
+
+def _looks(sample: Sample) -> bool:
+    component = sample.get("model._component_")
+    return isinstance(component, str) and component.startswith("torchtune.")
+
+
+def spellings(component: str) -> list[str]:
+    """Names that `qwen2_5_7b_instruct` may stand for: an underscore between digits is a point, or between two
+    numbers."""
+    plain = re.sub(r"^(q?lora|dora|qat)_", "", component.rpartition(".")[2]).removesuffix("_instruct")
+    plain = re.sub(r"_(base|reward|classifier).*$", "", plain)
+    match = re.fullmatch(r"([a-z]+)(\d*)((?:_\d+)*?)_(\d+(?:_\d+)?)b", plain)
+    if match is None:
+        return [plain.replace("_", "-")]
+    family, major, minor, size = match.groups()
+    parts = [part for part in (*minor.split("_"), *size.split("_")) if part]
+    versions = []
+    for cut in range(len(parts)):
+        version = ".".join([major, *parts[:cut]]) if major else ""
+        join = "" if family == "qwen" else "-"
+        versions.append(f"{family}{join if version else ''}{version}-{'.'.join(parts[cut:])}b")
+    return versions
+
+
+def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
+    component = f.text("model._component_")
+    model = given.model
+    for name in spellings(component) if model is None else ():
+        try:
+            model, said = network_called(name)
+        except InputError:
+            continue
+        assumed += [said] if said else []
+        break
+    if model is None:
+        f.fail("model._component_", f"the sizes of {component} are not known here; {GIVE_MODEL}")
+    last = component.rpartition(".")[2]
+    if not re.match(r"q?lora_|dora_", last):
+        return model
+    targets = [LINEARS.get(name, name) for name in names_of(f.raw("model.lora_attn_modules"))]
+    targets += FEED_FORWARD if flag(f, "model.apply_lora_to_mlp") else ()
+    four = last.startswith("qlora") or flag(f, "model.quantize_base")
+    return adapted(f, model, f.integer("model.lora_rank", 8), targets, four_bits=four, named="model.lora_attn_modules")
+
+
+def _read(path: Path, given: Given) -> Job:
+    text, file = read_source(path)
+    f = Fields(flatten(resolved(read_yaml(text, file))), file, given)
+    assumed: list[str] = []
+    length = f.raw("tokenizer.max_seq_len")
+    if length is None and given.seq_len is None:
+        assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
+    seq_len = length if isinstance(length, int) else SEQ_LEN
+    if not flag(f, "dataset.packed"):
+        f.note_default("dataset.packed", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+    record = stack("pytorch-fsdp")
+    if flag(f, "compile"):
+        record = chosen(record, "compile", launch="compiled", norm="fused", activation="fused", rotary="fused")
+    clip = f.raw("clip_grad_norm")
+    single = "single_device" in path.name
+    asked = Training(
+        model=_model(f, given, assumed),
+        micro=f.integer("batch_size", 1),
+        steps=f.integer("gradient_accumulation_steps", 1),
+        seq_len=seq_len,
+        zero=0 if single else 3,
+        replicas=f.integer("data_parallel_replicate_dim", 1),
+        tp=f.integer("tensor_parallel_dim", 1),
+        cp=f.integer("context_parallel_dim", 1),
+        layout=Layout(sequence_parallel=f.integer("tensor_parallel_dim", 1) > 1),
+        offload=flag(f, "fsdp_cpu_offload"),
+        recompute=flag(f, "enable_activation_checkpointing"),
+        precision=BF16 if f.text("dtype", "bf16") == "bf16" else FP32,
+        optimizer=optimizer_of(f, "optimizer._component_", "torch.optim.AdamW"),
+        clip=clip not in (None, "null"),
+        stack=record,
+    )
+    f.account(IRRELEVANT, INEXPRESSIBLE, ())
+    return job_of(f, given, asked, assumed, 1 if single else None)
+
+
+FORMAT = Format(
+    name="torchtune", program="pytorch/torchtune bd2a0fc", files="YAML of `tune run`", looks=_looks, read=_read
+)

@@ -101,7 +101,7 @@ def on_its_devices(path: str, one: Sequence[str], *, whole: bool) -> tuple[Seque
     for _ in range(4):
         given = (*one, "--on", on(devices))
         message, said = attempt(("predict", path, *given), whole=whole)
-        wanted = said or nearest_devices(message)
+        wanted = said or nearest_devices(message, devices)
         if wanted is None or wanted == devices:
             return given, message
         devices = wanted
@@ -120,8 +120,12 @@ def on(devices: int) -> str:
     )
 
 
-def nearest_devices(message: str | None) -> int | None:
-    """The number of devices that a refusal asks for."""
+def nearest_devices(message: str | None, devices: int) -> int | None:
+    """The number of devices that a refusal asks for, or that gives each data-parallel rank its part of the batch."""
+    batch = re.search(r" = (\d+) is not a multiple of [\w ]+ x data-parallel ranks = (\d+) x (\d+)", message or "")
+    if batch is not None:
+        total, micro, ranks = map(int, batch.groups())
+        return devices * (total // micro) // ranks or None
     found = re.search(r"nearest number of devices is (\d+)|takes (\d+) devices", message or "")
     return int(found[1] or found[2]) if found else None
 

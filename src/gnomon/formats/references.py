@@ -1,7 +1,7 @@
 """References between values of one YAML file, as OmegaConf and others write them: `${a.b}`, `${.b}`, `${NAME:default}`.
 
-`resolved(values, env)` returns the values with references replaced. Leaves out resolvers with code behind them
-(`${multiply:…}`), which stay as text.
+`resolved(values, env)` returns the values with references replaced. `${multiply:a, b}` and `${divide:a, b}` of
+whole numbers are computed. Leaves out other resolvers, which stay as text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from gnomon.formats.given import setting_value
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.env:)?([\w./-]+)(?:[:,]([^${}]*))?\}")
+_COMPUTED = re.compile(r"\$\{(multiply|divide):\s*(\d+)\s*,\s*(\d+)\s*\}")
 MAX_STEPS = 32
 """References that lead to each other; more is a circle, which stays as text."""
 
@@ -38,13 +39,25 @@ def _value(value: object, root: Mapping[str, object], at: tuple[str, ...], env: 
         found = _named(match, root, at, env)
         return match[0] if found is None or isinstance(found, Mapping | list) else str(found)
 
-    replaced = _REFERENCE.sub(put, value)
+    replaced = _COMPUTED.sub(computed, _REFERENCE.sub(put, value))
+    if replaced != value and replaced.lstrip("-").isdigit():
+        return int(replaced)
     return value if replaced == value else _value(replaced, root, at, env, depth + 1)
+
+
+def computed(match: re.Match[str]) -> str:
+    """A product or a quotient of whole numbers; what cannot be computed stays."""
+    a, b = int(match[2]), int(match[3])
+    if match[1] == "divide" and (b == 0 or a % b):
+        return match[0]
+    return str(a * b if match[1] == "multiply" else a // b)
 
 
 def _named(match: re.Match[str], root: Mapping[str, object], at: tuple[str, ...], env: Mapping[str, str]) -> object:
     """What a reference names; None for nothing."""
     name, default = match[1], match[2]
+    if name in ("multiply", "divide"):
+        return None
     if name in env and (default is not None or match[0].startswith("${oc.env")):
         return setting_value(env[name])
     if name.startswith("."):

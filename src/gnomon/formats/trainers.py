@@ -95,6 +95,8 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
     mesh = Mesh(dp_replicate=asked.replicas, dp_shard=data // asked.replicas, cp=asked.cp, tp=asked.tp)
     micro = given.micro_batch_size or asked.micro
     total = given.global_batch or (micro * (asked.steps or 1) * data if asked.total is None else asked.total)
+    if asked.total is not None and total % data == 0:
+        micro = min(micro, total // data)  # no rank has more than its share
     microbatches(total, micro, data, ("the global batch", "the micro batch"))
     offload = Offload() if asked.offload and asked.zero else None
     zero = 3 if asked.zero else 0

@@ -40,7 +40,7 @@ INEXPRESSIBLE = {
 def _looks(sample: Sample) -> bool:
     if not sample.values and "!include " in sample.text:
         return re.search(r"^trainer:$", sample.text, re.MULTILINE) is not None
-    return sample.has("trainer.train_batch_size", "model") or sample.has("trainer.num_train_steps", "model.type")
+    return sample.has("trainer.train_batch_size", "model") or sample.has("trainer.mp", "model.type")
 
 
 def _network(f: Fields, given: Given) -> Network | str:
@@ -87,7 +87,9 @@ def _vocabulary(f: Fields, tokenizer: str, absent: int) -> int:
     for pattern, rows in ((r"llama-?3", 128256), (r"llama", 32000), (r"neox|pythia", 50277), (r"gpt2", 50257)):
         if re.search(pattern, tokenizer.lower()):
             return rows
-    return absent or f.integer("vocab_size")
+    if not absent:
+        f.fail("vocab_size", f"the rows of the embedding are in the tokenizer's file ({tokenizer}); give --vocab-size")
+    return absent
 
 
 def _precision(f: Fields) -> Precision:

@@ -1,8 +1,7 @@
 """llm-foundry's YAML files, and MosaicML's launch files around them.
 
 What a key means was read from mosaicml/llm-foundry at commit 8c8dd48f7216 (2025-07-21): llmfoundry/utils/config_utils,
-llmfoundry/models/mpt/configuration_mpt.py, scripts/train/; and Composer's trainer. MPT is read as transformers' config
-of it. Leaves out evaluation and data.
+llmfoundry/models/mpt/configuration_mpt.py, scripts/train/; and Composer's trainer. Leaves out evaluation and data.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
-from gnomon.formats.huggingface.read import from_hf_config
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.references import resolved
 from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, adapted, flag, job_of, model_of, optimizer_of
 from gnomon.formats.training_arguments import SHARDS
 from gnomon.formats.yaml_file import read_yaml
+from gnomon.models.decoder import DecoderConfig
 from gnomon.software import stack
 
 IRRELEVANT = frozenset(
@@ -46,8 +45,6 @@ INEXPRESSIBLE = {
     "tp_config*": "tensor parallelism by code",
 }
 
-MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "max_seq_len", "vocab_size")
-
 
 def _values(values: Mapping[str, object], env: Mapping[str, str]) -> Mapping[str, object]:
     """A launch file has the job under `parameters`."""
@@ -59,16 +56,51 @@ def _looks(sample: Sample) -> bool:
     return any(sample.has(f"{top}global_train_batch_size", f"{top}model.name") for top in ("", "parameters."))
 
 
+def _mpt(f: Fields) -> DecoderConfig:
+    """MPTConfig's defaults: learned positions unless ALiBi or rotary ones are switched on, biases, a tied head."""
+    attention = "model.attn_config."
+    hidden, heads = f.integer("model.d_model", 2048), f.integer("model.n_heads", 16)
+    kind = str(f.raw(f"{attention}attn_type") or "multihead_attention")
+    kv_heads = {"multihead_attention": heads, "multiquery_attention": 1}.get(kind, heads)
+    alibi, rope = f.flag(f"{attention}alibi", False), f.flag(f"{attention}rope", False)
+    bias = not f.flag("model.no_bias", False)
+    learned = f.flag("model.learned_pos_emb", True) and not alibi and not rope
+    f.report("model.ffn_config.ffn_type", "its feed-forward; read as up, GELU and down")
+    for key in (
+        f"{attention}attn_impl",
+        f"{attention}clip_qkv",
+        f"{attention}kv_n_heads",
+        f"{attention}alibi_bias_max",
+    ):
+        f.ignore(key)
+    f.ignore(*(key for key in f.names() if key.startswith(("model.init_config", f"{attention}rope_"))))
+    return DecoderConfig(
+        name="mpt",
+        num_layers=f.integer("model.n_layers", 24),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=f.integer(f"{attention}kv_n_heads", kv_heads),
+        head_dim=hidden // heads,
+        ffn_size=f.integer("model.expansion_ratio", 4) * hidden,
+        vocab_size=f.integer("model.vocab_size", 50368),
+        tied=f.flag("model.tie_word_embeddings", True),
+        norm="layer",
+        norm_bias=bias,
+        qkv_bias=bias,
+        out_bias=bias,
+        ffn_bias=bias,
+        gated=False,
+        activation="gelu",
+        rotary=rope,
+        position_rows=f.integer("model.max_seq_len", 2048) if learned else 0,
+        qk_norm=f.flag(f"{attention}qk_ln", False),
+    )
+
+
 def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
     name = f.raw("model.name")
     if given.model is None and name == "mpt_causal_lm":
-        config: dict[str, object] = {"model_type": "mpt", "no_bias": flag(f, "model.no_bias", True)}
-        config |= {key: f.integer(f"model.{key}") for key in MPT if f.has(f"model.{key}")}
-        attention = {key.rpartition(".")[2]: f.raw(key) for key in f.names() if key.startswith("model.attn_config.")}
-        kept = ("alibi", "attn_type", "kv_n_heads", "qk_ln", "clip_qkv")
-        config["attn_config"] = {key: value for key, value in attention.items() if key in kept}
-        f.ignore(*(key for key in f.names() if key.startswith(("model.ffn_config.", "model.init_config"))))
-        return from_hf_config(config, "mpt").graph
+        return _mpt(f)
     for key in [key for key in f.names() if name == "mpt_causal_lm" and key.startswith("model.")]:
         f.raw(key)
     model = model_of(f, "model.pretrained_model_name_or_path", given, folder, assumed)

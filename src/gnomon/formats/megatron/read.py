@@ -9,6 +9,7 @@ megatron/core/distributed/distributed_data_parallel.py. Leaves out: BERT, T5, Ma
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -284,6 +285,12 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     given = f.raw("num_experts")
     experts = f.integer("num_experts", num_experts, least=0) if not isinstance(given, tuple) else max(given)
     etp = f.integer("expert_tensor_parallel_size", tp) if experts else 1
+    if ep > 1 and experts and devices % (pp * ep * etp):
+        least = pp * math.lcm(ep * etp, tp * cp)
+        raise InputError(
+            f"{devices} devices are not a multiple of pipeline x experts x their tensor ranks = {pp} x {ep} x {etp}; "
+            f"the nearest number of devices is {max(1, round(devices / least)) * least}"
+        )
     if ep > 1:
         if not experts:
             f.fail("expert_model_parallel_size", f"{ep} expert ranks without --num-experts; give it, or use 1")

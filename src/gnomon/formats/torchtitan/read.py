@@ -141,13 +141,13 @@ def known_fields() -> frozenset[str]:
 
 
 def read_torchtitan(
-    source: str | Path | Sequence[str],
+    source: str | Path | Sequence[str] | Mapping[str, object],
     *,
     devices: int | None = None,
     model: Network | str | None = None,
     given: Given = NOTHING,
 ) -> Job:
-    """The job of a TOML file (a Path, or its text) or of command-line words.
+    """The job of a TOML file (a Path, or its text), of command-line words, or of fields by their names.
 
     devices: of the whole job; needed when data_parallel_shard_degree is -1. model: in place of the flavor. Raises
     FormatError for text that is not TOML, CatalogueError for a flavor that is not described, InputError for an unknown
@@ -159,6 +159,8 @@ def read_torchtitan(
             values, file = flag_values(shlex.split(text, comments=True)), "<arguments>"
         else:
             values = flatten(parse_toml(text, file))
+    elif isinstance(source, Mapping):
+        values, file = dict(source), "<fields>"
     else:
         values, file = flag_values(source), "<arguments>"
     if not values:

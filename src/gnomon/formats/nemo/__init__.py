@@ -1,0 +1,170 @@
+"""NeMo's YAML files (1.x), and those of NeMo-Framework-Launcher: Megatron-Core's options by NeMo's names.
+
+What a key means was read from NVIDIA/NeMo at commit 8cfedd720346 (2025): nemo/collections/nlp/parts/nlp_overrides.py,
+nemo/collections/nlp/models/language_modeling/megatron_{base,gpt}_model.py, nemo/collections/nlp/modules/common/
+megatron/utils.py; the rest as Megatron-LM's reader has it. Leaves out BERT, T5 and multimodal files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gnomon.formats.format import Format, Sample
+from gnomon.formats.given import GIVE_MODEL, Given
+from gnomon.formats.job import Fields, Job, flatten, read_source
+from gnomon.formats.megatron.options import known_options
+from gnomon.formats.megatron.read import job_of
+from gnomon.formats.references import resolved
+from gnomon.formats.yaml_file import read_yaml
+from gnomon.software import stack
+
+RENAMED = {
+    "encoder_seq_length": "seq_length",
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "num_moe_experts": "num_experts",
+    "activations_checkpoint_granularity": "recompute_granularity",
+    "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers",
+    "ub_tp_comm_overlap": "tp_comm_overlap",
+    "optim.overlap_grad_sync": "overlap_grad_reduce",
+    "optim.overlap_param_sync": "overlap_param_gather",
+    "tokenizer.type": "tokenizer_model",
+    "rotary_base": "rotary_base",
+    "seq_len_interpolation_factor": "rotary_seq_len_interpolation_factor",
+}
+"""NeMo's names -> those of Megatron-LM's arguments."""
+
+IRRELEVANT = frozenset(
+    """
+    run* exp_manager* trainer* name restore_from_path hydra* defaults model.data* model.tokenizer* model.optim*
+    model.nsys_profile* model.native_amp* model.hysteresis model.seed model.resume_from_checkpoint model.init_method_std
+    model.use_scaled_init_method model.layernorm_epsilon model.do_layer_norm_weight_decay model.pre_process
+    model.post_process model.persist_layer_norm model.headscale model.use_cpu_initialization model.onnx_safe
+    model.apex_* model.gradient_as_bucket_view model.sync_batch_comm model.mcore_* model.megatron_amp_O2
+    model.grad_allreduce_chunk_size_mb model.gc_* model.fp8_margin model.fp8_interval model.fp8_amax_* model.reduce_amax
+    model.apply_query_key_layer_scaling model.normalize_attention_scores model.openai_gelu model.transformer_engine
+    model.attention_type model.use_emha model.peft* model.answer_only_loss model.restore_* model.name model.precision
+    model.rotary_percentage model.rotary_base model.ub_tp_comm_overlap_cfg* model.get_attention_mask_from_fusion
+    model.masked_softmax_fusion model.batch_p2p_comm model.dist_ckpt* model.target model.inference* inference*
+    cluster_type model.fp16_lm_cross_entropy model.fp8_params model.transformer_block_type model.bias
+    model.use_flash_attention model.grad_div_ar_fusion model.bias_dropout_add_fusion model.embedding_init_method_std
+    model.hidden_size_per_head quantization* export* model.embedding_dropout model.version model.hf_* model.decoder_*
+    model.seq_len_interpolation*
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    "model.num_micro_batches_with_partial_activation_checkpoints": "recomputation of some microbatches only",
+    "model.activations_checkpoint_layers_per_pipeline": "recomputation that differs from stage to stage",
+    "model.fp32_residual_connection": "residuals in fp32",
+    "model.overlap_p2p_comm": "sends between stages overlap",
+    "model.*": "known to NeMo, but what it does is not described here",
+}
+
+ACTIVATIONS = {
+    "swiglu": "swiglu",
+    "fast-swiglu": "swiglu",
+    "squared-relu": "squared_relu",
+    "fast-geglu": "gated_linear_unit",
+    "geglu": "gated_linear_unit",
+    "reglu": "gated_linear_unit",
+}
+FUSIONS = {"bias_activation_fusion": "no_bias_swiglu_fusion", "bias_dropout_add_fusion": "no_bias_dropout_fusion"}
+"""NeMo's switches of fusions -> Megatron-LM's, which switch them off."""
+SENTENCEPIECE = {"llama": 32000, "baichuan": 125696, "mistral": 32000, "mixtral": 32000, "gemma": 256000}
+"""Part of a tokenizer's file name -> its rows."""
+
+
+def _looks(sample: Sample) -> bool:
+    sized = sample.has("model.micro_batch_size") or sample.has("model.num_layers")
+    return sized and (sample.has("trainer.devices") or sample.has("trainer.num_nodes"))
+
+
+def _switches(model: Mapping[str, object], trainer: Mapping[str, object]) -> dict[str, object]:
+    """What NeMo says by a value and Megatron-LM by a switch."""
+    found: dict[str, object] = {}
+    if name := ACTIVATIONS.get(str(model.get("activation", "gelu"))):
+        found[name] = True
+    if model.get("bias") is False:
+        found["disable_bias_linear"] = True
+    if model.get("share_embeddings_and_output_weights") is False:
+        found["untie_embeddings_and_output_weights"] = True
+    if model.get("num_query_groups") is not None:
+        found["group_query_attention"] = True
+    kind = str(model.get("normalization") or "layernorm").lower()
+    found["normalization"] = "RMSNorm" if kind == "rmsnorm" else "LayerNorm"
+    precision = str(trainer.get("precision", model.get("precision", "bf16")))
+    if precision.startswith("bf16"):
+        found["bf16"] = True
+    elif precision.startswith("16"):
+        found["fp16"] = True
+    if model.get("gradient_accumulation_fusion") is not True:
+        found["no_gradient_accumulation_fusion"] = True
+    for theirs, ours in FUSIONS.items():
+        if model.get(theirs) is False:
+            found[ours] = True
+    if model.get("fp8"):
+        found["fp8_format"] = "e4m3" if model.get("fp8_e4m3") else "hybrid"
+    if "distributed" in str(model.get("optim.name")):
+        found["use_distributed_optimizer"] = True
+    return found
+
+
+def _tokenizer(model: Mapping[str, object]) -> dict[str, object]:
+    library, kind, file = (str(model.get(f"tokenizer.{key}") or "") for key in ("library", "type", "model"))
+    if library == "huggingface":
+        return {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": kind}
+    if library == "megatron" or kind == "GPT2BPETokenizer":
+        return {"tokenizer_type": "GPT2BPETokenizer"}
+    rows = next((rows for part, rows in SENTENCEPIECE.items() if part in file.lower()), None)
+    return {"tokenizer_type": library, **({"vocab_size": rows} if rows else {})}
+
+
+def _read(path: Path, given: Given) -> Job:
+    text, file = read_source(path)
+    tree = resolved(read_yaml(text.replace("${training.", "${"), file), given.env)
+    flat = {**flatten(tree), **given.values()}
+    whole = Fields(flat, file, replace(given, settings={}))
+    model = {key.removeprefix("model."): value for key, value in flat.items() if key.startswith("model.")}
+    trainer = {key.removeprefix("trainer."): value for key, value in flat.items() if key.startswith("trainer.")}
+    for key, value in model.items():
+        elsewhere = key.startswith(("tokenizer", "data", "restore", "peft", "answer"))
+        if isinstance(value, str) and value.startswith("???") and not elsewhere:
+            whole.fail(f"model.{key}", f"{value}: to be filled in; --set model.{key}=…")
+    values: dict[str, object] = {**_switches(model, trainer), **_tokenizer(model)}
+    for key, value in model.items():
+        name = RENAMED.get(key, key)
+        if name in known_options() and name not in values and not (value is None or value is False and name != key):
+            values[name] = value
+            whole.ignore(f"model.{key}")
+    for key in ("activation", "bias", "share_embeddings_and_output_weights", "fp8", "fp8_e4m3", "fp8_hybrid", "gated"):
+        whole.ignore(f"model.{key}")
+    for key in ("gradient_accumulation_fusion", "bias_activation_fusion", "normalization"):
+        whole.ignore(f"model.{key}")
+    if values.get("recompute_granularity") is None:
+        values = {key: value for key, value in values.items() if not key.startswith("recompute_")}
+    nodes, each = trainer.get("num_nodes", 1), trainer.get("devices")
+    stated = nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
+    if "hidden_size" not in values and given.model is None:
+        whole.fail("model.hidden_size", f"the file restores a network from elsewhere; {GIVE_MODEL}")
+    fields = Fields(values, file, replace(given, settings={}))
+    whole.account(IRRELEVANT, INEXPRESSIBLE, ())
+    devices = given.devices or stated
+    job = job_of(fields, given=replace(given, devices=devices, settings={}), name="nemo-job", base=stack("megatron-lm"))
+    return replace(
+        job,
+        notes=(*whole.notes, *job.notes),
+        unexpressed=(*whole.unexpressed, *job.unexpressed),
+        stated_devices=stated,
+    )
+
+
+FORMAT = Format(
+    name="nemo",
+    program="NVIDIA/NeMo 8cfedd7 (1.x)",
+    files="YAML of examples and launcher",
+    looks=_looks,
+    read=_read,
+)

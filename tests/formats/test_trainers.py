@@ -1,0 +1,339 @@
+"""Files of trainers: what is in them becomes a network and a plan, and one format recognises each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gnomon.errors import InputError
+from gnomon.formats import programs
+from gnomon.formats.given import Given
+from gnomon.formats.hub import network_called, plain_name
+from gnomon.formats.job import Job
+from gnomon.formats.references import resolved
+from gnomon.formats.torchtune import spellings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A file, and what is in it."""
+
+    text: str
+    parameters: float
+    """Billions, frozen ones included, to three digits."""
+    trained: float | None = None
+    """Billions, where fewer."""
+    devices: int = 8
+    batch: tuple[int, int, int]
+    """Sequences of a microbatch, of a step, tokens of a sequence."""
+    mesh: str = "dp_shard=8"
+    zero: int = 0
+    recompute: str = "none"
+    dtypes: str = "bf16 bf16 bf16"
+    """Parameters, compute, states."""
+    name: str = "file.yaml"
+
+
+CASES = {
+    "axolotl": Case(
+        text="""
+base_model: NousResearch/Meta-Llama-3.1-8B
+adapter: qlora
+load_in_4bit: true
+lora_r: 32
+lora_target_linear: true
+sequence_len: 4096
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+optimizer: adamw_torch
+bf16: auto
+""",
+        parameters=8.11,
+        trained=0.0839,
+        batch=(2, 64, 4096),
+        recompute="full",
+    ),
+    "llama-factory": Case(
+        text="""
+model_name_or_path: Qwen/Qwen2.5-7B
+stage: sft
+finetuning_type: full
+template: qwen
+cutoff_len: 2048
+packing: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+deepspeed: examples/deepspeed/ds_z3_config.json
+""",
+        parameters=7.62,
+        batch=(1, 16, 2048),
+        zero=3,
+        recompute="full",
+        dtypes="bf16 bf16 fp32",
+    ),
+    "trl": Case(
+        text="""
+model_name_or_path: mistralai/Mistral-7B-v0.1
+torch_dtype: bfloat16
+bf16: true
+packing: true
+max_seq_length: 2048
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+fsdp: full_shard auto_wrap
+fsdp_config: {fsdp_reshard_after_forward: SHARD_GRAD_OP}
+""",
+        parameters=7.24,
+        batch=(4, 64, 2048),
+        zero=3,
+        recompute="full",
+        dtypes="fp32 bf16 fp32",
+    ),
+    "torchtune": Case(
+        text="""
+model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj, output_proj], lora_rank: 8}
+tokenizer: {max_seq_len: 2048}
+dataset: {packed: true}
+optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}
+batch_size: 2
+gradient_accumulation_steps: 8
+enable_activation_checkpointing: true
+dtype: bf16
+""",
+        parameters=8.03,
+        trained=0.00419,
+        batch=(2, 128, 2048),
+        zero=3,
+        recompute="full",
+    ),
+    "litgpt": Case(
+        text="""
+checkpoint_dir: checkpoints/meta-llama/Llama-3.2-3B
+precision: bf16-true
+devices: 4
+train: {global_batch_size: 66, micro_batch_size: 4, max_seq_length: 512}
+optimizer: {class_path: torch.optim.AdamW}
+""",
+        parameters=3.21,
+        devices=4,
+        batch=(4, 64, 512),
+        mesh="dp_shard=4",
+        zero=3,
+        recompute="full",
+    ),
+    "llm-foundry": Case(
+        text="""
+variables: {length: 2048}
+max_seq_len: ${variables.length}
+model: {name: mpt_causal_lm, d_model: 768, n_heads: 12, n_layers: 12, expansion_ratio: 4, max_seq_len: 2048,
+  vocab_size: 50368}
+algorithms: {gradient_clipping: {clipping_type: norm, clipping_threshold: 1.0}}
+optimizer: {name: decoupled_adamw}
+global_train_batch_size: 256
+device_train_microbatch_size: 16
+precision: amp_bf16
+fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: PURE, activation_checkpointing: false}
+""",
+        parameters=0.1253,
+        batch=(16, 256, 2048),
+        zero=3,
+        dtypes="fp32 bf16 fp32",
+    ),
+    "maxtext": Case(
+        text="""
+base_config: base.yml
+model_name: llama3-8b
+per_device_batch_size: 2
+max_target_length: 8192
+remat_policy: minimal
+ici_tensor_parallelism: 2
+""",
+        parameters=8.03,
+        batch=(4, 16, 8192),
+        mesh="dp_shard=4 tp=2",
+        zero=3,
+        dtypes="fp32 bf16 fp32",
+    ),
+    "levanter": Case(
+        text="""
+data: !include data/openwebtext.yaml
+model: {type: gpt2, hidden_dim: 768, num_heads: 12, num_layers: 12, seq_len: 1024}
+trainer:
+  mp: p=f32,c=bfloat16
+  train_batch_size: 256
+  fsdp_axis: embed
+""",
+        parameters=0.124,
+        batch=(32, 256, 1024),
+        zero=3,
+        recompute="full",
+        dtypes="fp32 bf16 fp32",
+    ),
+    "gpt-neox": Case(
+        text="""
+{ "pipe-parallel-size": 2, "model_parallel_size": 2, "num_layers": 16, "hidden_size": 2048, "num_attention_heads": 8,
+  "seq_length": 2048, "max_position_embeddings": 2048, "pos_emb": "rotary", "rotary_pct": 0.25, "no_weight_tying": true,
+  "gpt_j_residual": true, "tokenizer_type": "HFTokenizer", "zero_optimization": {"stage": 1},
+  "fp16": {"enabled": true, "type": "bfloat16"}, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4,
+  "checkpoint_activations": true, "optimizer": {"type": "Adam"}, "gradient_clipping": 1.0 }
+""",
+        parameters=1.01,
+        batch=(4, 32, 2048),
+        mesh="pp=2 dp_shard=2 tp=2",
+        zero=1,
+        recompute="full",
+        dtypes="bf16 bf16 fp32",
+    ),
+    "nemo": Case(
+        text="""
+trainer: {num_nodes: 1, devices: 8, precision: bf16}
+model:
+  micro_batch_size: 1
+  global_batch_size: 128
+  tensor_model_parallel_size: 4
+  encoder_seq_length: 4096
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: ${multiply:4, ${.hidden_size}}
+  num_attention_heads: 32
+  num_query_groups: 8
+  activation: fast-swiglu
+  normalization: rmsnorm
+  bias: false
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  sequence_parallel: true
+  tokenizer: {library: megatron, type: GPT2BPETokenizer}
+  optim: {name: mcore_distributed_optim, overlap_grad_sync: true}
+""",
+        parameters=8.2,
+        batch=(1, 128, 4096),
+        mesh="dp_shard=2 tp=4",
+        zero=1,
+        dtypes="bf16 bf16 fp32",
+    ),
+    "primus": Case(
+        text="""
+modules:
+  pre_trainer:
+    framework: megatron
+    model: ${PRIMUS_MODEL:llama3.1_70B}.yaml
+    overrides: {micro_batch_size: 1, global_batch_size: 16, seq_length: 8192,
+      tensor_model_parallel_size: "${PRIMUS_TP:8}",
+      sequence_parallel: 1, recompute_granularity: full, recompute_method: block, recompute_num_layers: 80}
+""",
+        parameters=70.6,
+        batch=(1, 16, 8192),
+        mesh="dp_shard=1 tp=8",
+        zero=1,
+        recompute="full",
+        dtypes="bf16 bf16 fp32",
+    ),
+}
+"""Format -> one of its files."""
+
+
+def read(folder: Path, name: str, **more: object) -> Job:
+    case = CASES[name]
+    path = folder / case.name
+    path.write_text(case.text, encoding="utf-8")
+    found = programs.recognised(path)
+    assert found is not None and found.name == name
+    return found.read(path, Given(devices=case.devices, **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_is_read_as_it_is(name: str, tmp_path: Path) -> None:
+    case, job = CASES[name], read(tmp_path, name)
+    plan, graph = job.plan, job.graph()
+    total = graph.num_parameters() + graph.num_frozen()
+    assert total / 1e9 == pytest.approx(case.parameters, rel=0.005)
+    if case.trained is not None:
+        assert graph.num_parameters() / 1e9 == pytest.approx(case.trained, rel=0.005)
+    else:
+        assert graph.num_frozen() == 0
+    assert (plan.schedule.micro_batch_size, job.workload.batch_size, job.workload.seq_len) == case.batch
+    axes = {axis: getattr(plan.mesh, axis) for axis in ("pp", "dp_shard", "tp")}
+    assert {k: v for k, v in axes.items() if v > 1} == {
+        k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", case.mesh) if int(v) > 1
+    }
+    assert plan.mesh.world_size == case.devices
+    assert plan.optimizer.zero == case.zero
+    assert plan.saved.preset == case.recompute or (case.recompute == "full" and plan.saved.rules)
+    assert f"{plan.precision.param} {plan.precision.compute} {plan.precision.states}" == case.dtypes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_key_that_nobody_knows_is_listed_and_strict_refuses_it(name: str, tmp_path: Path) -> None:
+    if name in ("primus", "nemo"):
+        pytest.skip("its overrides are a section of the file")
+    case = CASES[name]
+    text = case.text.rstrip()
+    inside = name == "gpt-neox"
+    text = f'{text[:-1]}, "frobnicate": 3 }}' if inside else f"{text}\nfrobnicate: 3\n"
+    path = tmp_path / "file.yaml"
+    path.write_text(text, encoding="utf-8")
+    found = programs.find(name)
+    job = found.read(path, Given(devices=case.devices))
+    assert any(str(field).startswith("frobnicate = 3") for field in job.unexpressed)
+    with pytest.raises(InputError, match="frobnicate"):
+        found.read(path, Given(devices=case.devices, strict=True))
+
+
+def test_what_is_given_beside_a_file_is_in_place_of_it(tmp_path: Path) -> None:
+    job = read(tmp_path, "axolotl", settings={"micro_batch_size": "1", "sequence_len": "512"}, model="llama-tiny")
+    assert (job.plan.schedule.micro_batch_size, job.workload.seq_len) == (1, 512)
+    assert job.graph().name.startswith("llama-tiny")
+
+
+def test_a_stage_may_stand_for_a_deepspeed_file(tmp_path: Path) -> None:
+    job = read(tmp_path, "llama-factory")
+    assert any("ds_z3_config.json is not here: ZeRO 3" in line for line in job.assumed)
+    (tmp_path / "examples/deepspeed").mkdir(parents=True)
+    stage = '{"zero_optimization": {"stage": 2, "overlap_comm": false}, "bf16": {"enabled": "auto"}}'
+    (tmp_path / "examples/deepspeed/ds_z3_config.json").write_text(stage, encoding="utf-8")
+    assert read(tmp_path, "llama-factory").plan.optimizer.zero == 2
+
+
+def test_names_of_the_hub_stand_for_networks() -> None:
+    assert network_called("unsloth/Llama-3.2-1B-Instruct-bnb-4bit")[0] == "llama-3.2-1b"
+    assert network_called("meta-llama/Meta-Llama-3-8B-Instruct")[0] == "llama-3.1-8b"
+    assert network_called("meta-llama/Llama-3.1-8B") == ("llama-3.1-8b", "")
+    assert plain_name("/data/Qwen2.5-7B-Instruct-GPTQ-Int4/") == "qwen2.5-7b"
+    with pytest.raises(InputError, match="--model"):
+        network_called("somebody/something")
+
+
+def test_torchtunes_names_are_versions_and_sizes() -> None:
+    assert "llama-3.1-8b" in spellings("torchtune.models.llama3_1.lora_llama3_1_8b")
+    assert {"qwen2.5-7b", "qwen2-5.7b"} <= set(spellings("m.qwen2_5.qlora_qwen2_5_7b_instruct"))
+    assert "gemma-2-9b" in spellings("m.gemma2_9b")
+
+
+def test_references_are_followed_and_circles_stay() -> None:
+    values = {
+        "a": "${b.c}",
+        "b": {"c": 3, "d": "${.c}"},
+        "e": "${X:7}-${a}",
+        "f": "${g}",
+        "g": "${f}",
+        "h": "${multiply:4, ${a}}",
+    }
+    found = resolved(values, {"X": "9"})
+    assert (found["a"], found["b"], found["e"], found["h"]) == (3, {"c": 3, "d": 3}, "9-3", 12)
+    assert resolved(values)["e"] == "7-3" and "${" in str(found["f"])
+
+
+def test_a_format_is_one_small_folder() -> None:
+    folder = Path(programs.__file__).parent
+    for name in CASES:
+        files = (folder / name.replace("-", "_")).glob("*.py")
+        assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 250, name

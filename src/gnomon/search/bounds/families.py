@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gnomon import orders
 from gnomon.graph import Graph
 from gnomon.graph.dims import numel
-from gnomon.hardware import Cluster
+from gnomon.hardware import Cluster, Device
 from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Workload, shared_parameters, transfers
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
@@ -41,10 +41,15 @@ TOKEN_AXES = ("cp", "tp", "ep", "etp")
 """Axes that collectives inside layers run over."""
 
 
+PipelineName = tuple[int, int, bool]
+"""(pipeline ranks, virtual stages, V placement): what tells a job's pipelines apart, in keys of what is kept."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """A model cut into stages on pipeline ranks."""
 
+    name: PipelineName
     split: Split
     rank_of: NDArray[np.int64]
     """[stages]"""
@@ -131,7 +136,7 @@ class Job:
         self._pipelines: dict[tuple[int, int, bool], Pipeline | None] = {}
         self._tables: dict[object, dict[str, KindTable]] = {}
         self._links: dict[object, dict[str, AxisLink]] = {}
-        self.updates: dict[tuple[int, int, int], float] = {}
+        self.updates: dict[tuple[int, int, Device], float] = {}
         """(elements, tensors, id of the device) -> seconds of an update, at least."""
 
     @cached_property
@@ -155,12 +160,12 @@ class Job:
             placement = "v" if v_placed else "loop"
             schedule = Schedule(virtual_stages=virtual, placement=placement)  # type: ignore[arg-type]
             plan = Plan(mesh=Mesh(pp=pp), schedule=schedule)
-            self._pipelines[key] = self._cut(plan, split(self.kinds, plan), placement)
+            self._pipelines[key] = self._cut(key, plan, split(self.kinds, plan), placement)
         found = self._pipelines[key]
         assert found is not None
         return found
 
-    def _cut(self, plan: Plan, parts: Split, placement: str) -> Pipeline:
+    def _cut(self, name: PipelineName, plan: Plan, parts: Split, placement: str) -> Pipeline:
         stages = plan.num_stages
         sent: list[tuple[tuple[int, str], ...]] = [()] * (stages - 1)
         for move in transfers(plan, self.graph) if stages > 1 else ():
@@ -173,6 +178,7 @@ class Job:
                 if (ranks[list(holders)] == ranks[stage]).sum() > 1:
                     own[stage] = 0.0
         return Pipeline(
+            name=name,
             split=parts,
             own=own,
             rank_of=ranks,
@@ -494,12 +500,12 @@ class Sends:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._hops: dict[tuple[int, int, int], AxisLink | None] = {}
-        self._kinds: dict[tuple[int, int], tuple[tuple[_Hop, ...], NDArray[np.int64]]] = {}
+        self._kinds: dict[tuple[int, PipelineName], tuple[tuple[_Hop, ...], NDArray[np.int64]]] = {}
         self._known: dict[object, Doubles] = {}
 
     def of(self, family: Family, pipeline: Pipeline) -> Doubles:
         """[stages - 1, microbatch sizes]; 0 where it is not known which link is taken."""
-        key = family.tp, family.cp, family.ep, family.layout, id(pipeline)
+        key = family.tp, family.cp, family.ep, family.layout, pipeline.name
         if key not in self._known:
             hops, which = self._of_stages(family.pp, pipeline)
             width = len(family.micro)
@@ -521,7 +527,7 @@ class Sends:
 
     def _of_stages(self, pp: int, pipeline: Pipeline) -> tuple[tuple[_Hop, ...], NDArray[np.int64]]:
         """(kinds of messages, [stages - 1] which of them a stage sends: 0 for none, else one more than its index)."""
-        key = pp, id(pipeline)
+        key = pp, pipeline.name
         if key not in self._kinds:
             found: dict[_Hop, int] = {}
             which = np.zeros(len(pipeline.sent), np.int64)

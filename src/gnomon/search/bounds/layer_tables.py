@@ -221,7 +221,7 @@ def kind_tables(
         if not routed_tensors(kind.block):  # without experts, nothing lies on their axes
             whole, busiest = replace(whole, ep=1, etp=1), 1.0
             here = {axis: link for axis, link in links.items() if axis not in ("ep", "etp")}
-        key = i, whole.tp, whole.cp, whole.ep, whole.etp, plan.layout, id(device), tuple(sorted(here.items())), busiest
+        key = i, whole.tp, whole.cp, whole.ep, whole.etp, plan.layout, device, tuple(sorted(here.items())), busiest
         if key in known:
             prices.append(known[key])
             continue

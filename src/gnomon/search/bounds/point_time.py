@@ -24,7 +24,7 @@ from gnomon.prices.curves import curves_for
 from gnomon.prices.links import AxisLink
 from gnomon.prices.optimizer import accumulate_seconds, norm_seconds, optimizer_seconds
 from gnomon.prices.stream import stream_seconds
-from gnomon.search.bounds.families import GRID_S, Actions, Ends, Family, Job, Pipeline, way
+from gnomon.search.bounds.families import GRID_S, Actions, Ends, Family, Job, Pipeline, PipelineName, way
 from gnomon.search.bounds.layer_tables import KindTable, Split
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.parameters import (
@@ -53,9 +53,9 @@ class Sharding:
         """The stage that has an effect on rows."""
         self.pp = family.pp
         self.known = self.job.placed(self.mesh.world_size)
-        self._traffic: dict[tuple[int, bool], Traffic] = {}
-        self._updates: dict[int, Doubles] = {}
-        self._norms: dict[int, float] = {}
+        self._traffic: dict[tuple[PipelineName, bool], Traffic] = {}
+        self._updates: dict[PipelineName, Doubles] = {}
+        self._norms: dict[PipelineName, float] = {}
         self._sizes: dict[tuple[str, str], dict[str, Doubles]] = {}
 
     @cached_property
@@ -141,7 +141,7 @@ class Sharding:
 
     def traffic(self, pipeline: Pipeline, *, overlap: bool) -> Traffic:
         """What each stage sends before and after the update, with nothing beside it; once a pipeline."""
-        key = id(pipeline), overlap
+        key = pipeline.name, overlap
         if key not in self._traffic:
             parts = pipeline.split
             layers = np.maximum(parts.counts.sum(axis=1), 1.0)
@@ -154,7 +154,7 @@ class Sharding:
                 reduce = first = self.seconds("reduce_scatter", "after_backward", parts, last)
                 if not np.array_equal(last, after):
                     first = self.seconds("reduce_scatter", "after_backward", parts, after)
-            known = self._traffic.get((id(pipeline), not overlap))
+            known = self._traffic.get((pipeline.name, not overlap))
             self._traffic[key] = Traffic(
                 update=self._update(pipeline.split) * pipeline.own if known is None else known.update,
                 buckets=last,
@@ -233,7 +233,7 @@ class Sharding:
         """Seconds of an update, at least: what comes before it only adds to it."""
         if self.optimizer.offload is not None:
             return self._host_s(elements)
-        key = max(int(elements), 1), max(1, round(tensors)), id(self.table.device)
+        key = max(int(elements), 1), max(1, round(tensors)), self.table.device
         known = self.job.updates
         if key not in known:
             known[key] = self._updated_s(*key[:2])
@@ -268,7 +268,7 @@ class Sharding:
     def layer_updates(self, pipeline: Pipeline) -> Doubles:
         """[stages] seconds of the updates of its layers one by one (ZeRO 3): each has the stage's elements and tensors
         in its share. With what goes back to the host, where parameters wait there."""
-        key = id(pipeline)
+        key = pipeline.name
         if key not in self._updates:
             self._updates[key] = self._layer_updates(pipeline)
         return self._updates[key]
@@ -288,7 +288,7 @@ class Sharding:
     def norm_s(self, pipeline: Pipeline) -> float:
         """Seconds of the norm, for which all ranks meet, at least: each reads the gradients of its first stage (of the
         smallest, where one updates what another shares), and all of them send one number."""
-        key = id(pipeline)
+        key = pipeline.name
         if key not in self._norms:
             self._norms[key] = self._norm_s(pipeline)
         return self._norms[key]

@@ -142,15 +142,15 @@ def _ordered(prices: Sequence[dict[Preset, LayerPrice]]) -> tuple[tuple[int, Pre
     hull of its (bytes, seconds).
     """
     steps: list[tuple[float, int, Preset]] = []
-    memo: dict[tuple[int, ...], list[tuple[float, Preset]]] = {}
+    way: list[tuple[float, Preset]] = []
     for layer, price in enumerate(prices):
-        key = tuple(id(each) for each in price.values())
-        if key not in memo:
+        before = prices[layer - 1] if layer else {}
+        if any(before.get(name) is not value for name, value in price.items()):  # most layers are like the last one
             none, half, full = (_cost(price[name]) for name in ("none", "selective", "full"))
             direct = _ratio(none, full)
             first, second = _ratio(none, half), _ratio(half, full)
-            memo[key] = [(first, "selective"), (second, "full")] if first < direct else [(direct, "full")]
-        steps += [(ratio, layer, preset) for ratio, preset in memo[key] if ratio < float("inf")]
+            way = [(first, "selective"), (second, "full")] if first < direct else [(direct, "full")]
+        steps += [(ratio, layer, preset) for ratio, preset in way if ratio < float("inf")]
     return tuple((layer, preset) for _, layer, preset in sorted(steps, key=lambda step: step[:2]))
 
 

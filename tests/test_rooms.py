@@ -20,12 +20,14 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
-    "errors units schema graph models hardware program orders plans software sharding timeline prices simulate "
+    "errors units late schema graph models hardware program orders plans software sharding timeline prices simulate "
     "lowering methods prediction search formats request report frontend compiler runtime cli".split()
 )
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
 OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime"}
 """Package of an extra -> the room that may import it, inside a function: without the extra all else works."""
+LATE = "late.py"
+"""The one module that imports by a string which it does not know (`gnomon.late.load_late`)."""
 FACE = ("__init__", "__main__")
 """The package's own two modules stand below every room: they may import all, and no room imports them."""
 
@@ -36,10 +38,12 @@ class Import:
     target: str
     """Dotted name of a module; for `from a import b` it is `a.b` where that is a module of ours, else `a`."""
     in_function: bool
+    late: bool = False
+    """By `load_late`, when it is first used."""
 
 
 class ImportReader(ast.NodeVisitor):
-    """Collects every import of one module, wherever it stands, including `import_module("...")`."""
+    """Collects every import of one module, wherever it stands, `import_module("...")` and `load_late("...")` too."""
 
     def __init__(self, package: str, known: Mapping[str, object]) -> None:
         self.package, self.known = package, known
@@ -72,7 +76,16 @@ class ImportReader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if name in ("import_module", "__import__"):
+        if name == "load_late":
+            match node.args:
+                case [ast.Constant(value="gnomon:__version__")]:
+                    pass
+                case [ast.Constant(value=str(target))] | [ast.JoinedStr(values=[ast.Constant(value=str(target)), *_])]:
+                    module = target.partition(":")[0].removesuffix(".")
+                    self.found.append(Import(line=node.lineno, target=module, in_function=False, late=True))
+                case _:
+                    self.add(node, "<computed>")
+        if name in ("import_module", "__import__", "resolve_name"):
             # A name that is computed or relative cannot be judged here: it becomes one that no rule allows.
             match node.args:
                 case [ast.Constant(value=str(target)), *_] if not target.startswith("."):
@@ -102,6 +115,8 @@ def import_problems(path: str, room: str, found: Import) -> Iterator[str]:
     if top != "gnomon":
         allowed = top in sys.stdlib_module_names or top == "numpy" or (top == "torch" and room in TORCH_ROOMS)
         allowed = allowed or (OPTIONAL.get(top) == room and found.in_function)
+        allowed = allowed or (top == "torch" and room == "cli" and found.late)
+        allowed = allowed or path == LATE
         if not allowed:
             yield f"{where} imports {top!r}: {room} may use the standard library and numpy only"
         return
@@ -132,7 +147,7 @@ def problems(files: Mapping[str, str]) -> list[str]:
             out.append(f"{path} must open with two lines or more: what it is, what it returns, what it leaves out")
         reader = ImportReader(module if path.endswith("__init__.py") else module.rpartition(".")[0], known)
         reader.visit(tree)
-        edges[module] = {found.target for found in reader.found if found.target in known}
+        edges[module] = {found.target for found in reader.found if found.target in known and not found.late}
         out += [problem for found in reader.found for problem in import_problems(path, room, found)]
     try:
         TopologicalSorter(edges).prepare()
@@ -146,6 +161,21 @@ def test_the_package_keeps_the_order() -> None:
     files = {path.relative_to(source).as_posix(): path.read_text(encoding="utf-8") for path in source.rglob("*.py")}
     assert "errors.py" in files
     assert problems(files) == []
+
+
+def test_what_is_loaded_late_is_there() -> None:
+    """Each `module:object` that a caller of `load_late` writes out; folders that are registries have their own tests."""
+    source, named = REPOSITORY / "src/gnomon", set[str]()
+    for path in source.rglob("*.py"):
+        named |= set(re.findall(r'load_late\(f?"([\w.]+:\w+)"\)', path.read_text(encoding="utf-8")))
+    ours = {name for name in named if name.startswith("gnomon.")}
+    assert len(ours) > 3
+    for module, _, item in (name.partition(":") for name in ours):
+        path = source.joinpath(*module.split(".")[1:])
+        text = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        tree = ast.parse(text.read_text(encoding="utf-8"))
+        defined = {getattr(node, "name", "") for node in tree.body}
+        assert item in defined, f"{module} has no {item}"
 
 
 def families() -> set[str]:
@@ -230,6 +260,8 @@ def test_every_pair_of_rooms_is_judged_by_the_order() -> None:
     [
         package(graph__types="from gnomon.errors import GraphError\nfrom ..units import seconds", errors="", units=""),
         package(errors="import os.path, numpy as np\nfrom collections import abc"),
+        package(cli="x = load_late('torch.cuda:device_count')"),
+        package(cli="def f(n):\n    return load_late(f'gnomon.orders.{n}:run')", orders=""),
         package(runtime__mesh="def f():\n    import torch\n    import torch.distributed"),
         {"__init__.py": DOC + "from gnomon.cli import main\nfrom .graph import Dim", **package(cli="", graph="")},
         {"graph/__init__.py": DOC + "from gnomon.graph.types import Dim\nfrom . import ops", **package(graph__ops="")},
@@ -258,6 +290,11 @@ def test_what_is_allowed_passes(files: dict[str, str]) -> None:
         (package(cli="def f():\n    import torch.nn"), "imports 'torch'"),
         (package(runtime="import pandas"), "imports 'pandas'"),
         (package(runtime="x = __import__(name)"), "imports '<computed>'"),
+        (package(plans="x = resolve_name(name)"), "imports '<computed>'"),
+        (package(plans="x = load_late(name)"), "imports '<computed>'"),
+        (package(plans="x = load_late('gnomon.cli:run')", cli=""), "'cli' is below 'plans'"),
+        (package(plans="x = load_late(f'gnomon.cli.{name}:run')", cli=""), "'cli' is below 'plans'"),
+        (package(plans="x = load_late('torch.cuda:device_count')"), "imports 'torch'"),
         (package(graph__a="from gnomon.graph import b", graph__b="from . import a"), "in a cycle"),
         (
             package(graph__a="from gnomon.graph.b import x", graph__b="from .c import x", graph__c="from .a import x"),

@@ -260,7 +260,7 @@ def test_our_mistake_is_status_3(capsys: pytest.CaptureFixture[str], monkeypatch
     def broken(name: str) -> object:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("gnomon.cli.resolve_name", broken)
+    monkeypatch.setattr("gnomon.cli.load_late", broken)
     status, _, err = ask(capsys, "catalogue", "devices")
     assert status == 3
     assert "RuntimeError: a bug" in err
@@ -274,7 +274,7 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     def stopped(name: str) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gnomon.cli.resolve_name", stopped)
+    monkeypatch.setattr("gnomon.cli.load_late", stopped)
     assert ask(capsys, "catalogue") == (130, "", "gnomon: interrupted\n")
 
 

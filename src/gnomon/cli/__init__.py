@@ -16,13 +16,13 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pkgutil import resolve_name
 from shutil import get_terminal_size
 
 from gnomon import orders
 from gnomon.cli.options import parser
 from gnomon.cli.terminal import broken
 from gnomon.errors import GnomonError
+from gnomon.late import load_late
 
 FITS, DOES_NOT_FIT, BAD_REQUEST, OUR_MISTAKE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed("gnomon: interrupted", INTERRUPTED)
     try:
         # By name, so that `gnomon --help` does not load numpy and the models.
-        command: Callable[[object], int] = resolve_name(f"gnomon.cli.{options.command}:run")
+        command: Callable[[object], int] = load_late(f"gnomon.cli.{options.command}:run")
         with _as_wide_as_the_terminal():
             status = command(options)
         sys.stdout.flush()
@@ -101,7 +101,7 @@ def _as_wide_as_the_terminal() -> AbstractContextManager[None]:
     """Lines take the width that COLUMNS says, or that of the terminal; 80 columns where there is neither."""
     if not (sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()):
         return nullcontext()
-    wide: Callable[[int], AbstractContextManager[None]] = resolve_name("gnomon.report.tables:as_wide_as")
+    wide: Callable[[int], AbstractContextManager[None]] = load_late("gnomon.report.tables:as_wide_as")
     return wide(get_terminal_size().columns)
 
 

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 from statistics import median
 from typing import Any
 
@@ -22,6 +21,7 @@ from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import not_writable
 from gnomon.errors import InputError
 from gnomon.hardware import NOISY_SPREAD, Cluster, Measured, Table, local_file, measured_cluster
+from gnomon.late import load_late
 from gnomon.report.tables import wrapped
 
 SHOWN = (
@@ -36,7 +36,7 @@ SHOWN = (
 def run(options: argparse.Namespace) -> int:
     """Measure, write, print; with `--from`, leave it to `calibrate_from`."""
     if options.runs is not None:
-        command: Callable[[argparse.Namespace], int] = resolve_name("gnomon.cli.calibrate_from:run")
+        command: Callable[[argparse.Namespace], int] = load_late("gnomon.cli.calibrate_from:run")
         return command(options)
     target = local_file() if options.output is None else Path(options.output)
     _check_writable(target)
@@ -62,7 +62,7 @@ def _runtime() -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], int
     """What measures, by name: the rest of Gnomon does without torch."""
     try:
         names = ("calibrate", "Budget", "physical_cores", "memory_bytes")
-        found = [resolve_name(f"gnomon.runtime.calibrate:{name}") for name in names]
+        found = [load_late(f"gnomon.runtime.calibrate:{name}") for name in names]
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pkgutil import resolve_name
 from typing import NoReturn
 
 from gnomon.cli.options_plan import (
@@ -21,6 +20,7 @@ from gnomon.cli.options_plan import (
 from gnomon.cli.terminal import broken
 from gnomon.cli.values import at_most, count, new_file, rate, some
 from gnomon.errors import nearest
+from gnomon.late import load_late
 
 _EPILOG = """\
 examples, all of which run on a laptop:
@@ -136,7 +136,7 @@ with --strict something is not expressed."""
 def parser() -> argparse.ArgumentParser:
     """The parser of `gnomon`; its result holds `command` and that command's values."""
     top = _parser("gnomon", "Predict how a deep-learning job will run, plan it, run it, and compare.", _EPILOG)
-    top.add_argument("--version", action="version", version=f"gnomon {resolve_name('gnomon:__version__')}")
+    top.add_argument("--version", action="version", version=f"gnomon {load_late('gnomon:__version__')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
     plan_options(_command(commands, "plan", "the fastest plan that fits, for a model on machines", PLAN_TEXT))

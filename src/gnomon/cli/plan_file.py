@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from datetime import date
-from pkgutil import resolve_name
 
+from gnomon.late import load_late
 from gnomon.plans import Plan, PlanFile, Predicted, Workload
 from gnomon.prediction import Prediction
 from gnomon.prediction.predict import PLAIN_STACK
@@ -40,7 +40,7 @@ def plan_file(
             step_s=prediction.step_s,
             peak_memory_bytes=prediction.tightest.peak_bytes,
             tokens_per_s=prediction.tokens_per_s_per_device * len(set(plan.device_of)),
-            made=f"gnomon {resolve_name('gnomon:__version__')}, {date.today().isoformat()}",
+            made=f"gnomon {load_late('gnomon:__version__')}, {date.today().isoformat()}",
             assumptions=(*assumed, *prediction.assumptions),
         ),
         runners_up=tuple(each for each in dict.fromkeys(others) if each != plan),

@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import resolve_name
 from statistics import median
 from typing import Any
 
@@ -33,6 +32,7 @@ from gnomon.cli.own_runs import Refit, fit_folder, keep, refit
 from gnomon.cli.values import no_folder, quantity
 from gnomon.errors import InputError, PlanError, RunError
 from gnomon.hardware import Cluster
+from gnomon.late import load_late
 from gnomon.plans import PlanFile, Ran, load_plan_file, save_plan_file
 from gnomon.report.own_runs import OwnFit
 from gnomon.report.planning import short
@@ -304,7 +304,7 @@ def _ran(found: dict[str, Any]) -> Ran:
         warm_up=WARM_UP,
         peak_memory_bytes=int(found["measured"]["process_peak_bytes"]),
         host=platform.node() or "this machine",
-        made=f"gnomon {resolve_name('gnomon:__version__')}, {time.strftime('%Y-%m-%d')}",
+        made=f"gnomon {load_late('gnomon:__version__')}, {time.strftime('%Y-%m-%d')}",
         slowdown=None if now is None else now / predicted,
     )
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import argparse
-from pkgutil import resolve_name
 
 from gnomon.cli.request import read_request
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.late import load_late
 from gnomon.prediction import Advice, advice, predict
 from gnomon.report.prediction import prediction_text
 from gnomon.report.tables import wrapped
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     found = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
     changes: tuple[Advice, ...] | None = None if found.has_room else advice(found)
     if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them
-        resolve_name("gnomon.cli.files:write_views")(options, found, asked.assumed, asked.notes)
+        load_late("gnomon.cli.files:write_views")(options, found, asked.assumed, asked.notes)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]

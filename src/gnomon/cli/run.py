@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from pkgutil import resolve_name
 from shlex import quote
 from typing import Any
 
@@ -28,6 +27,7 @@ from gnomon.formats.huggingface.runnable import read_runnable
 from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.late import load_late
 from gnomon.methods import check_methods, rewrites
 from gnomon.models.lora import parse_adapters
 from gnomon.models.numerics import PRESETS, with_numerics
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         print_lines(_before(file, found, notes, options))
         sys.stdout.flush()
     job = _job(options, file, graph, found, folder, device=device)
-    outcome = resolve_name("gnomon.runtime.train:run")(job)
+    outcome = load_late("gnomon.runtime.train:run")(job)
     if _is_rank_0():
         _after(options, Told(file=file, found=found, outcome=outcome))
     return 128 + outcome.stopped if outcome.stopped else 0
@@ -162,7 +162,7 @@ def _device(file: PlanFile, machines: Cluster, asked: str | None) -> str:
         )
     device = asked or ("cuda" if any(each.kind == "gpu" for each in machines.devices) else "cpu")
     if device == "cuda":
-        has: int = resolve_name("torch.cuda:device_count")()
+        has: int = load_late("torch.cuda:device_count")()
         needs = int(os.environ.get("LOCAL_WORLD_SIZE", file.plan.world_size))
         if has < needs:
             raise PlanError(
@@ -201,8 +201,8 @@ def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[str,
             raise InputError(f"cannot write checkpoints to {str(folder)!r}: {problem}; give another --checkpoints")
         return (f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",)
     if not resume:
-        resolve_name("gnomon.runtime.train:check_unused")(folder)
-    elif resolve_name("gnomon.runtime.checkpoint:newest")(folder) is None:
+        load_late("gnomon.runtime.train:check_unused")(folder)
+    elif load_late("gnomon.runtime.checkpoint:newest")(folder) is None:
         return (f"no checkpoint in {folder} to go on from: starting at the beginning",)
     return ()
 
@@ -216,9 +216,9 @@ def _job(
     *,
     device: str,
 ) -> Any:
-    settings = resolve_name("gnomon.runtime.optim:AdamWSettings")(lr=options.lr)
+    settings = load_late("gnomon.runtime.optim:AdamWSettings")(lr=options.lr)
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
-    return resolve_name("gnomon.runtime.train:Job")(
+    return load_late("gnomon.runtime.train:Job")(
         graph=graph,
         plan=file.plan,
         program=found.structure.program if rewrites(file.plan) else None,

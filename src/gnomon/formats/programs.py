@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from pkgutil import resolve_name
 
 from gnomon.errors import GnomonError, InputError, nearest
 from gnomon.formats.format import Format as Format
 from gnomon.formats.format import Sample as Sample
 from gnomon.formats.job import read_source
 from gnomon.formats.yaml_file import read_yaml
+from gnomon.late import load_late
 from gnomon.schema.toml import parse_toml
 
 _MODELS = "huggingface"
@@ -37,7 +37,7 @@ def find(name: str) -> Format:
     """The format of a program. InputError with the nearest for a name that there is not."""
     if name not in names():
         raise InputError(f"unknown format {name[:40]!r}{nearest(name[:40], names())}; known: {', '.join(names())}")
-    found: Format = resolve_name(f"gnomon.formats.{name.replace('-', '_')}:FORMAT")
+    found: Format = load_late(f"gnomon.formats.{name.replace('-', '_')}:FORMAT")
     assert found.name == name, f"formats/{name} holds the format {found.name}"
     return found
 

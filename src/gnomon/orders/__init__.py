@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from gnomon.errors import InputError, PlanError, nearest
+from gnomon.late import load_late
 from gnomon.orders.order import DEFAULT as DEFAULT
 from gnomon.orders.order import Order as Order
 from gnomon.orders.order import Placement as Placement
@@ -44,7 +44,7 @@ def find(name: str) -> Order:
             same = [order.name for order in every() if asked.lower().replace("-", "_") in order.aliases]
             hint = f" (here it is {same[0]!r})" if same else nearest(asked, names())
             raise PlanError(f"unknown schedule {asked!r}{hint}; known: {', '.join(names())}")
-        found: Order = resolve_name(f"gnomon.orders.{name}:ORDER")
+        found: Order = load_late(f"gnomon.orders.{name}:ORDER")
         assert found.name == name, f"orders/{name}.py holds the order {found.name}"
         _loaded[name] = found
     return _loaded[name]
@@ -88,7 +88,7 @@ def add(path: str | Path) -> Order:
         raise InputError(f"{path} has no order; define ORDER = gnomon.orders.Order(…) in it")
     if order.name in names():
         raise PlanError(f"{path} has an order named {order.name!r}, and there is one already; choose another name")
-    check: object = resolve_name("gnomon.orders.checked:checked")
+    check: object = load_late("gnomon.orders.checked:checked")
     assert callable(check)
     check(order)
     _added[order.name], _loaded[order.name] = file, order

@@ -1,0 +1,17 @@
+"""Late: what is loaded when it is first used, by its name, and never before.
+
+`load_late("gnomon.runtime.train:run")` is the one way in which Gnomon imports by a string: commands, which must not
+load torch or numpy before they are chosen, and folders whose files are found by name (`orders`, `formats`).
+`tests/test_rooms.py` holds its callers to the order of the rooms and finds what each of them names. Leaves out files
+from elsewhere (`orders.add`).
+"""
+
+from __future__ import annotations
+
+from pkgutil import resolve_name
+from typing import Any
+
+
+def load_late(name: str) -> Any:
+    """The object of `module:object`. ModuleNotFoundError where an optional package (torch) is not installed."""
+    return resolve_name(name)

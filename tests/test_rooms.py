@@ -164,7 +164,7 @@ def test_the_package_keeps_the_order() -> None:
 
 
 def test_what_is_loaded_late_is_there() -> None:
-    """Each `module:object` that a caller of `load_late` writes out; folders that are registries have their own tests."""
+    """Each `module:object` that a caller of `load_late` writes out; registries have their own tests."""
     source, named = REPOSITORY / "src/gnomon", set[str]()
     for path in source.rglob("*.py"):
         named |= set(re.findall(r'load_late\(f?"([\w.]+:\w+)"\)', path.read_text(encoding="utf-8")))

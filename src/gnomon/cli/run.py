@@ -81,9 +81,9 @@ def run(options: argparse.Namespace) -> int:
     notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
     model = _folder(options.weights or file.model)
     if options.weights is not None:
-        resolve_name("gnomon.runtime.pretrained:values_of")(model, graph)
+        load_late("gnomon.runtime.pretrained:values_of")(model, graph)
     if options.export is not None:
-        resolve_name("gnomon.runtime.pretrained:check_export")(Path(options.export).expanduser(), model)
+        load_late("gnomon.runtime.pretrained:check_export")(Path(options.export).expanduser(), model)
     shown = _is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, found, notes, options))

@@ -21,7 +21,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
     "errors units late schema graph models hardware program orders plans software sharding timeline prices simulate "
-    "lowering methods prediction search formats request report frontend compiler runtime cli".split()
+    "lowering methods prediction search formats request report fleet frontend compiler runtime cli".split()
 )
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
 OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime"}
@@ -282,8 +282,8 @@ def test_what_is_allowed_passes(files: dict[str, str]) -> None:
         (package(graph="import importlib\nx = importlib.import_module('gnomon.plans')"), "'plans' is below 'graph'"),
         (package(cli="from gnomon import __version__"), "'__init__' is below 'cli'"),
         (package(cli="import gnomon"), "'__init__' is below 'cli'"),
-        (package(cli="from gnomon.fleet import Fleet"), "'fleet' is not a room"),
-        (package(fleet__types=""), "fleet/types.py: 'fleet' is not a room"),
+        (package(cli="from gnomon.quarry import Stone"), "'quarry' is not a room"),
+        (package(quarry__types=""), "quarry/types.py: 'quarry' is not a room"),
         (package(plans="def f():\n    from gnomon.graph import Dim"), "gnomon.graph inside a function"),
         (package(plans="class A:\n    async def f(self):\n        from .graph import Dim"), "inside a function"),
         (package(plans="import torch"), "imports 'torch'"),

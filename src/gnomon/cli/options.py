@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import NoReturn
 
+from gnomon.cli.options_fleet import FLEET_TEXT, fleet_options
 from gnomon.cli.options_plan import (
     EXPLAIN_TEXT,
     PLAN_TEXT,
@@ -147,6 +148,7 @@ def parser() -> argparse.ArgumentParser:
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
     _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
+    fleet_options(_command(commands, "fleet", "many jobs on one cluster: replay a trace under a policy", FLEET_TEXT))
     kinds = ("devices", "clusters", "models", "stacks", "schedules", "methods")
     catalogue = _command(commands, "catalogue", f"{', '.join(kinds[:-1])} and {kinds[-1]}", _CATALOGUE)
     catalogue.add_argument("what", nargs="?", choices=kinds, metavar="KIND", help=", ".join(kinds))

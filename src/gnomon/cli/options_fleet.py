@@ -1,0 +1,122 @@
+"""What can be written after `gnomon fleet`, and its help. Only `argparse`: nothing here knows a trace or a policy.
+
+`fleet_options(parser)` adds the sub-commands to the parser of `gnomon fleet`; the modules `fleet_*` beside this one
+read their values.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from gnomon.cli.values import at_most, count, new_file, some
+
+FLEET_TEXT = """\
+Many jobs on one cluster. replay plays a trace of jobs under a scheduling policy,
+in simulated time; what-if says what more machines or another policy would do.
+
+examples:
+  gnomon fleet replay jobs.csv --on 100x8xv100-sxm-32gb --policy sjf \\
+      --compare fifo,srtf -o fleet.html
+  sacct -P -a -S 2026-01-01 -o JobID,User,Submit,Start,End,State,ReqTRES > jobs.txt
+  gnomon fleet replay jobs.txt --on 16x8xh100-sxm --policy backfill
+  gnomon fleet policies"""
+
+_REPLAY = """\
+FILE is a trace: a table with job_id, submit_s, duration_s and num_gpus (and any
+of min_gpus, max_gpus, device, model, batch_size, slice, memory_gib, user); the
+output of sacct -P; pods of kubectl get pods -A -o json; a table of pod events;
+or a trace of Philly, Tiresias, Gavel, Pollux, Sia or Alibaba's openb. Rows that
+cannot be replayed are named with their line.
+
+exit status: 0 done; 2 the request or the trace is wrong."""
+
+
+def fleet_options(parser: argparse.ArgumentParser) -> None:
+    """The sub-commands."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _replay(_action(actions, "replay", "play a trace under one policy or several", _REPLAY))
+    policies = _action(actions, "policies", "the policies that are known", "")
+    policies.add_argument("--json", action="store_true", help="for programs")
+
+
+def _action(actions: argparse._SubParsersAction, name: str, text: str, epilog: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
+    made: argparse.ArgumentParser = actions.add_parser(
+        name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    return made
+
+
+def _replay(parser: argparse.ArgumentParser) -> None:
+    _trace_options(parser)
+    parser.add_argument("--on", required=True, type=some, metavar="CLUSTER", help="machines, as in 100x8xv100-sxm-32gb")
+    parser.add_argument("--policy", default="fifo", type=some, metavar="NAME", help="gnomon fleet policies; fifo")
+    parser.add_argument("--compare", type=some, metavar="A,B,…", help="policies to play beside it")
+    _rule_options(parser)
+    parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="a page with everything, for a browser")
+    parser.add_argument("--trace", type=new_file, metavar="FILE", help="a trace for ui.perfetto.dev, of --policy")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _trace_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a trace of jobs")
+    trace = parser.add_argument_group("the trace")
+    trace.add_argument("--format", type=some, metavar="NAME", help="where its first line does not say")
+    trace.add_argument("--workload", type=count, metavar="N", help="of a file that holds several")
+    trace.add_argument("--points", type=some, metavar="PATH", help="measured speeds of the models in it")
+    trace.add_argument("--start-day", type=number_from(0), default=0.0, metavar="D", help="leave out what came before")
+    trace.add_argument("--days", type=number_from(0), metavar="D", help="only jobs of so many days")
+    trace.add_argument("--skip-bad", action="store_true", help="list rows with a mistake, in place of an error")
+    trace.add_argument(
+        "--skip-larger", action="store_true", help="list jobs larger than the cluster, and leave them out"
+    )
+    trace.add_argument(
+        "--elastic", type=number_from(0, 1), default=0.0, metavar="SHARE",
+        help="of jobs on several devices that can run on half to twice as many; default none but those of the trace",
+    )  # fmt: skip
+    trace.add_argument("--seed", type=at_most(2**32 - 1, least=0), default=0, metavar="N", help="of what is drawn; 0")
+
+
+def _rule_options(parser: argparse.ArgumentParser) -> None:
+    rules = parser.add_argument_group("the cluster")
+    rules.add_argument("--inference", type=some, metavar="CLUSTER", help="more machines, which serve inference first")
+    rules.add_argument("--demand", type=some, metavar="FILE", help="its load: bin_start_s,relative_load (0 to 1)")
+    rules.add_argument("--headroom", type=number_from(0, 1), default=0.0, metavar="SHARE", help="kept free for it; 0")
+    rules.add_argument("--mig", action="store_true", help="devices are cut into MIG slices")
+    rules.add_argument("--pack", action="store_true", help="a job takes as few nodes as it can, or waits")
+    rules.add_argument(
+        "--serial",
+        type=number_from(0, 1),
+        default=0.0,
+        metavar="SHARE",
+        help="of a job's time that more devices do not shorten; 0",
+    )
+    rules.add_argument(
+        "--restart", type=number_from(0), default=60.0, metavar="S", help="to start again after a stop; 60"
+    )
+    rules.add_argument(
+        "--resize", type=number_from(0), default=30.0, metavar="S", help="to go on with other devices; 30"
+    )
+    rules.add_argument("--checkpoint-every", type=number_from(0), default=1800.0, metavar="S", help="of work; 1800")
+    rules.add_argument("--no-notice", action="store_true", help="a preempted job loses work since its last checkpoint")
+    rules.add_argument(
+        "--node-mtbf", type=number_from(0), metavar="DAYS", help="between failures of a node; default none"
+    )
+    rules.add_argument(
+        "--repair", type=number_from(0), default=4.0, metavar="HOURS", help="that a failed node is away; 4"
+    )
+
+
+def number_from(least: float, most: float = 1e12) -> Callable[[str], float]:
+    """A reader of numbers from `least` to `most`."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
+        return value
+
+    return read

@@ -1,0 +1,101 @@
+"""How fast a job runs on devices that it does not have yet: from a stated curve, or from measured points.
+
+`Curve` is what is assumed where a trace says nothing of a model: how work scales with devices, nodes and their speed,
+in numbers that the output prints. Every forecast is a pure function, memoised. Points are in `gnomon.fleet.points`,
+forecasts of the planner in `gnomon.fleet.planned`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from gnomon.errors import InputError
+from gnomon.fleet.job import Job
+from gnomon.fleet.machines import Machines
+from gnomon.fleet.state import Allocation, devices_of
+
+NEVER = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What it costs to stop, move and lose a job."""
+
+    restart_s: float = 60.0
+    """Seconds to start again from a checkpoint."""
+    first_start_s: float = 0.0
+    """Seconds to start the first time; traces count them as run time already."""
+    resize_s: float = 30.0
+    """Seconds without progress when the number or place of devices changes."""
+    checkpoint_every_s: float = 1800.0
+    """Seconds of work between two checkpoints: what a failure loses, and a preemption without notice."""
+    saves_when_preempted: bool = True
+    """A preempted job writes a checkpoint first, as on SIGTERM; otherwise it loses the work since its last one."""
+
+    def __post_init__(self) -> None:
+        for name in ("restart_s", "first_start_s", "resize_s", "checkpoint_every_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise InputError(f"{name} must be 0 s or more, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The stated curve: time on n devices is `serial + (1 - serial) x asked / n`, at the slowest device's speed."""
+
+    machines: Machines
+    serial: float = 0.0
+    """Share of the work that does not get faster with devices (Amdahl); 0 is linear scaling, as Lyra assumes."""
+    spread: float = 0.0
+    """Share of its speed that a job loses on more nodes than it needs."""
+    sharing: float = 0.5
+    """Share of its speed that a job keeps beside another on the same devices."""
+    proportional: bool = False
+    """Devices of several speeds add up, as where each gets work in proportion (EasyScale); else the slowest decides."""
+    memory: float = 0.0
+    """Bytes that a job takes of a device where the trace does not say."""
+    _memo: dict[tuple[int, int, int, int, float], float] = field(default_factory=dict, compare=False, repr=False)
+
+    def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
+        """See `Forecasts`."""
+        speeds = self.machines.speed
+        count = devices_of(allocation)
+        if self.proportional:
+            speed = sum(speeds[node] * used for node, used in allocation) / count
+        else:
+            speed = min(speeds[node] for node, _ in allocation)
+        largest = self.machines.capacity[allocation[0][0]]
+        return self.rate(job, count, len(allocation), largest, speed), NEVER
+
+    def rate(self, job: Job, count: int, nodes: int, per_node: int, speed: float) -> float:
+        """Work a second on `count` devices of that speed on so many nodes."""
+        key = (job.devices, count, nodes, per_node, speed)
+        found = self._memo.get(key)
+        if found is None:
+            found = speed / (self.serial + (1 - self.serial) * job.devices / count)
+            if nodes > -(-count // per_node):
+                found *= 1 - self.spread
+            self._memo[key] = found
+        return found
+
+    def memory_bytes(self, job: Job, devices: int) -> float:
+        """See `Forecasts`."""
+        return job.memory_bytes or self.memory
+
+    def resize_s(self, job: Job, devices: int) -> float:
+        """See `Forecasts`."""
+        return 0.0
+
+    def beside(self, job: Job, other: Job) -> float:
+        """See `Forecasts`."""
+        return self.sharing
+
+    def stated(self) -> str:
+        """What is assumed, in a line."""
+        shape = "linearly" if self.serial == 0 else f"with {self.serial:.0%} of its time not divided (Amdahl)"
+        more = f", {self.spread:.0%} slower on more nodes than it needs" if self.spread else ""
+        speeds = {pool.device: pool.speed for pool in self.machines.pools}
+        kinds = ", ".join(f"{device} {speed:.2f}" for device, speed in speeds.items())
+        relative = f"; relative speed of a device: {kinds} (ratio of peaks)" if len(speeds) > 1 else ""
+        return f"a job without a model scales {shape}{more}{relative}"

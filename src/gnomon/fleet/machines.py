@@ -1,0 +1,174 @@
+"""The cluster that jobs share: pools of equal nodes, each with devices of one kind, and which of them serve inference.
+
+`machines("100x8xv100-sxm-32gb")` reads what `--on` takes; `Pool.mig` makes every device of a pool a node of MIG slices.
+Nodes are numbered through all pools. Leaves out who runs where: that is the replay's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from gnomon.errors import InputError
+from gnomon.fleet.job import Job, Trace
+from gnomon.hardware import Device, catalogue
+from gnomon.hardware.specs import parse_cluster
+
+SLICES = 7
+"""Compute slices of a device in MIG mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Equal nodes."""
+
+    name: str
+    """`training`, `inference`, or the name of its device."""
+    device: str
+    """Kind of device, by the catalogue's name."""
+    nodes: int
+    """How many nodes."""
+    per_node: int
+    """Devices in a node; of a MIG pool, compute slices of a device."""
+    speed: float = 1.0
+    """Work a second of a device, relative to the device that the trace was measured on."""
+    serves: bool = False
+    """Whether inference has the first claim on its nodes, so that training only borrows them."""
+    mig: bool = False
+    """Whether a node is one device in MIG mode, and a device one of its compute slices."""
+
+    @property
+    def devices(self) -> int:
+        """All its devices."""
+        return self.nodes * self.per_node
+
+
+@dataclass(frozen=True)
+class Machines:
+    """All pools of a cluster; nodes are numbered through them in order."""
+
+    pools: tuple[Pool, ...]
+
+    def __post_init__(self) -> None:
+        if not self.pools:
+            raise InputError("a cluster needs at least one pool of nodes")
+        for pool in self.pools:
+            if pool.nodes < 1 or pool.per_node < 1:
+                raise InputError(
+                    f"pool {pool.name!r} has {pool.nodes} nodes of {pool.per_node} devices; at least 1 each"
+                )
+
+    @cached_property
+    def capacity(self) -> tuple[int, ...]:
+        """Devices of every node."""
+        return tuple(pool.per_node for pool in self.pools for _ in range(pool.nodes))
+
+    @cached_property
+    def pool_of(self) -> tuple[int, ...]:
+        """Index of every node's pool."""
+        return tuple(index for index, pool in enumerate(self.pools) for _ in range(pool.nodes))
+
+    @cached_property
+    def speed(self) -> tuple[float, ...]:
+        """Relative speed of every node's devices."""
+        return tuple(pool.speed for pool in self.pools for _ in range(pool.nodes))
+
+    def nodes_of(self, pool: int) -> range:
+        """Numbers of a pool's nodes."""
+        first = sum(each.nodes for each in self.pools[:pool])
+        return range(first, first + self.pools[pool].nodes)
+
+    @property
+    def devices(self) -> int:
+        """All devices."""
+        return sum(pool.devices for pool in self.pools)
+
+    @property
+    def text(self) -> str:
+        """`100 x 8 v100-sxm-32gb + 20 x 8 t4 (inference)`."""
+        return " + ".join(
+            f"{pool.nodes:,} x {'MIG ' if pool.mig else f'{pool.per_node} '}{pool.device}"
+            f"{' (inference)' if pool.serves else ''}"
+            for pool in self.pools
+        )
+
+
+def machines(spec: str, *, inference: str = "", mig: bool = False, measured_on: str = "") -> Machines:
+    """Pools that a spec names.
+
+    spec: as `--on` of every command takes it. inference: more of them, which serve inference first.
+    mig: every device is a node of 7 slices. measured_on: device whose speed is 1; default the first pool's.
+    """
+    parts = [(spec, False)] + ([(inference, True)] if inference else [])
+    found: list[tuple[str, Device, int, int, bool]] = []
+    for text, serves in parts:
+        for group in parse_cluster(text).groups:
+            found.append((text, group.node.device, group.count, group.node.count, serves))
+    reference = catalogue.device(measured_on) if measured_on else found[0][1]
+    pools = [
+        Pool(
+            name="inference" if serves else "training",
+            device=device.name,
+            nodes=count * (per_node if mig and not serves else 1),
+            per_node=SLICES if mig and not serves else per_node,
+            speed=relative_speed(device, reference),
+            serves=serves,
+            mig=mig and not serves,
+        )
+        for _, device, count, per_node, serves in found
+    ]
+    return Machines(tuple(_named(pools)))
+
+
+def _named(pools: Sequence[Pool]) -> Sequence[Pool]:
+    """Several pools of one purpose are told apart by their device."""
+    names = [pool.name for pool in pools]
+    return [replace(pool, name=f"{pool.name} {pool.device}") if names.count(pool.name) > 1 else pool for pool in pools]
+
+
+def relative_speed(device: Device, reference: Device) -> float:
+    """Work a second of a device over that of another: the ratio of their dense peaks in the narrowest of bf16, fp16 and
+    fp32 that both have. A stand-in where neither a model nor measured points say more."""
+    if device.name == reference.name:
+        return 1.0
+    for dtype in ("fp16", "bf16", "fp32"):
+        if getattr(device.dense_peak, dtype) and getattr(reference.dense_peak, dtype):
+            return float(device.flops_per_s(dtype) / reference.flops_per_s(dtype))
+    raise InputError(f"no number format is known in which both {device.name} and {reference.name} have a peak")
+
+
+def check_fits(trace: Trace, cluster: Machines) -> None:
+    """InputError for jobs that could never start on these machines, the first of them by their line."""
+    whole = max((sum(p.devices for p in cluster.pools if not p.serves), *(p.devices for p in cluster.pools)))
+    kinds = {pool.device for pool in cluster.pools}
+    large = [job for job in trace.jobs if job.fewest > whole]
+    if large:
+        raise InputError(
+            f"{trace.name}: {_lines(large)}: job {large[0].id!r} needs {large[0].fewest} devices, but {cluster.text} "
+            f"has {whole} to train on; add nodes with --on, or leave such jobs out with --skip-larger"
+        )
+    other = [job for job in trace.jobs if job.slice and not any(pool.mig for pool in cluster.pools)]
+    if other:
+        raise InputError(f"{trace.name}: {_lines(other)}: job {other[0].id!r} wants MIG slices; add --mig")
+    known = set(catalogue.device_names(aliases=True))
+    unknown = [job for job in trace.jobs if job.device and job.device not in kinds and job.device not in known]
+    if unknown:
+        job = unknown[0]
+        raise InputError(
+            f"{trace.name}: {_lines(unknown)}: job {job.id!r} is of device {job.device!r}, which is neither on the "
+            f"cluster nor in the catalogue{catalogue.suggest(job.device, tuple(sorted(known)))}"
+        )
+
+
+def without_larger(trace: Trace, cluster: Machines) -> tuple[Trace, tuple[Job, ...]]:
+    """The trace without jobs that need more devices than there are, and those jobs."""
+    whole = sum(pool.devices for pool in cluster.pools if not pool.serves)
+    large = tuple(job for job in trace.jobs if job.fewest > whole)
+    kept = tuple(job for job in trace.jobs if job.fewest <= whole)
+    return (replace(trace, jobs=kept) if large else trace), large
+
+
+def _lines(jobs: Sequence[Job]) -> str:
+    first = ", ".join(str(job.line) for job in jobs[:5])
+    return f"line{'s' if len(jobs) > 1 else ''} {first}{f' and {len(jobs) - 5:,} more' if len(jobs) > 5 else ''}"

@@ -1,0 +1,72 @@
+"""Where a gang of devices goes: the node that it fills best, else as few nodes as hold it.
+
+Pure: `place` returns an allocation, or None; `take` and `give` change a list of free devices that is the caller's own.
+Sources: best fit as in Kubernetes' and Slurm's packing; Gandiva (OSDI'18) for jobs that spread over nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from gnomon.fleet.job import Job
+from gnomon.fleet.machines import Machines
+from gnomon.fleet.state import Allocation, State
+
+
+def place(free: Sequence[int], nodes: Sequence[int], count: int, most_nodes: int = 0) -> Allocation | None:
+    """Devices for a job of `count` among `nodes`.
+
+    One node if any has room: the one with the least left over, then the first. Otherwise the nodes with most free
+    devices. most_nodes: on no more than so many; 0 for any number.
+    """
+    best, room = -1, 0
+    for node in nodes:
+        have = free[node]
+        if have >= count and (best < 0 or have < room):
+            best, room = node, have
+            if have == count:
+                break
+    if best >= 0:
+        return ((best, count),)
+    order = sorted((node for node in nodes if free[node]), key=lambda node: (-free[node], node))
+    out = []
+    left = count
+    for node in order:
+        use = min(free[node], left)
+        out.append((node, use))
+        left -= use
+        if not left:
+            return None if most_nodes and len(out) > most_nodes else tuple(out)
+    return None
+
+
+def fit(state: State, free: Sequence[int], job: Job, count: int) -> Allocation | None:
+    """Devices for a job in one of the training pools: of its own kind of device first, then the fastest."""
+    cluster = state.machines
+    for index in _pools(cluster, job.device):
+        pool = cluster.pools[index]
+        if pool.devices >= count:
+            most = 0 if state.spread else -(-count // pool.per_node)
+            found = place(free, cluster.nodes_of(index), count, most)
+            if found is not None:
+                return found
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _pools(cluster: Machines, device: str) -> tuple[int, ...]:
+    training = [index for index, pool in enumerate(cluster.pools) if not pool.serves]
+    return tuple(sorted(training, key=lambda i: (cluster.pools[i].device != device, -cluster.pools[i].speed, i)))
+
+
+def take(free: list[int], allocation: Allocation) -> None:
+    """Mark an allocation as used."""
+    for node, count in allocation:
+        free[node] -= count
+
+
+def give(free: list[int], allocation: Allocation) -> None:
+    """Mark an allocation as free."""
+    for node, count in allocation:
+        free[node] += count

@@ -1,0 +1,23 @@
+"""Scheduling policies, one file each, named by their paper; each a pure function `(State, Forecasts) -> Decisions`.
+
+`policy(name)` finds one, `POLICIES` lists all. Adding one is a file and its name here. Leaves out the replay.
+"""
+
+from __future__ import annotations
+
+from gnomon.errors import CatalogueError, nearest
+from gnomon.fleet.policies.priority import LAS, SRTF, TIRESIAS
+from gnomon.fleet.policies.textbook import BACKFILL, FIFO, SJF
+from gnomon.fleet.state import Policy
+
+POLICIES = (FIFO, BACKFILL, SJF, SRTF, LAS, TIRESIAS)
+"""All, simplest first."""
+
+
+def policy(name: str) -> Policy:
+    """The policy of a name. CatalogueError with the nearest names if there is none."""
+    for each in POLICIES:
+        if each.name == name:
+            return each
+    known = [each.name for each in POLICIES]
+    raise CatalogueError(f"unknown policy {name!r}{nearest(name, known)}; known are {', '.join(known)}")

@@ -1,0 +1,110 @@
+"""What a replay returns: the fate of every job, where every device-second went, and what the cluster looked like.
+
+`Result.figures()` are the numbers that policies are compared by. Leaves out printing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.fleet.job import Job
+from gnomon.fleet.machines import Machines
+from gnomon.fleet.state import Allocation
+
+Floats = NDArray[np.float64]
+
+USES = ("useful", "lost", "overhead", "serving", "down", "idle")
+"""Where device-seconds go: work that counts, work done again, starts and resizes, inference, failed nodes, nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A span of time in which a job held an allocation."""
+
+    index: int
+    """Place of the job in the trace."""
+    allocation: Allocation
+    start_s: float
+    end_s: float
+    why: str
+    """What ended it: finished, preempted, resized, failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The cluster over time, a point at each change."""
+
+    time_s: Floats
+    busy: Floats
+    """Devices held by jobs."""
+    waiting: Floats
+    """Jobs that wait."""
+    serving: Floats
+    """Devices that serve inference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One replay of a trace under a policy."""
+
+    policy: str
+    jobs: tuple[Job, ...]
+    machines: Machines
+    finish_s: Floats
+    """By job."""
+    first_s: Floats
+    """When it first held devices."""
+    waited_s: Floats
+    """Time without devices, in all."""
+    preemptions: int
+    """Times that a job was stopped to run again later."""
+    resizes: int
+    failures: int
+    """Times that a job was stopped by a failed node."""
+    device_s: Mapping[str, float]
+    """Device-seconds by USES, from 0 to `end_s`."""
+    end_s: float
+    """When the last job finished."""
+    unmet_s: float = 0.0
+    """Node-seconds that inference wanted and did not get."""
+    reasons: Floats = field(default_factory=lambda: np.zeros((0, 4)))
+    """Seconds by job and REASONS; empty where they were not recorded."""
+    runs: tuple[Run, ...] = ()
+    """Empty where they were not recorded."""
+    series: Series | None = None
+    decisions: int = 0
+    """How often the policy was asked."""
+
+    @property
+    def submit_s(self) -> Floats:
+        """By job."""
+        return np.array([job.submit_s for job in self.jobs])
+
+    @property
+    def jct_s(self) -> Floats:
+        """Job completion times: from submission to the end."""
+        return np.asarray(self.finish_s - self.submit_s)
+
+    def figures(self) -> dict[str, float]:
+        """What policies are compared by; times in seconds, shares from 0 to 1."""
+        jct, wait = self.jct_s, self.waited_s
+        total = self.machines.devices * self.end_s
+        held = self.device_s["useful"] + self.device_s["lost"] + self.device_s["overhead"]
+        return {
+            "jct_mean_s": float(jct.mean()),
+            "jct_p50_s": float(np.percentile(jct, 50)),
+            "jct_p99_s": float(np.percentile(jct, 99)),
+            "queue_mean_s": float(wait.mean()),
+            "queue_p99_s": float(np.percentile(wait, 99)),
+            "makespan_s": self.end_s,
+            "utilisation": held / total if total else 0.0,
+            "goodput": self.device_s["useful"] / total if total else 0.0,
+            "preemptions": float(self.preemptions),
+            "resizes": float(self.resizes),
+            "failures": float(self.failures),
+            "unmet_node_s": self.unmet_s,
+        }

@@ -1,0 +1,180 @@
+"""What a policy sees and what it answers: jobs that wait and run, free devices by node, and decisions.
+
+A policy is a function `(State, Forecasts) -> decisions`; it changes nothing that it is given. The replay and the live
+controller build the same State. Leaves out how decisions are carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gnomon.fleet.job import Job
+from gnomon.fleet.machines import Machines
+
+Allocation = tuple[tuple[int, int], ...]
+"""(node, devices on it) of every node that a job holds, in the order of its ranks."""
+
+
+def devices_of(allocation: Allocation) -> int:
+    """Devices in an allocation."""
+    return sum(count for _, count in allocation)
+
+
+class Forecasts(Protocol):
+    """What is foretold of jobs: the interface that policies and the replay use."""
+
+    def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
+        """(rate, until): seconds of work that an allocation does in a second, and the work done up to which that holds.
+        A job's `work_s` is at rate 1 on what it asked for."""
+
+    def memory_bytes(self, job: Job, devices: int) -> float:
+        """Peak memory of a device when the job runs on so many; 0 where it is not known."""
+
+    def resize_s(self, job: Job, devices: int) -> float:
+        """Seconds without progress when the job starts again, or on another allocation."""
+
+    def beside(self, job: Job, other: Job) -> float:
+        """Share of its speed that a job keeps when it shares its devices with another."""
+
+
+@dataclass(slots=True)
+class Active:
+    """A submitted job that has not finished. Policies read it; only the replay and the controller write it."""
+
+    job: Job
+    index: int
+    """Its place in the trace."""
+    allocation: Allocation = ()
+    """What it holds; empty while it waits."""
+    done_s: float = 0.0
+    """Work done at `since_s`."""
+    since_s: float = 0.0
+    """When `done_s`, `served` and `rate` were last brought up to date."""
+    ready_s: float = 0.0
+    """Until then it holds devices without progress: it starts, or is resized."""
+    rate: float = 0.0
+    """Seconds of work a second, from `ready_s` on."""
+    until_s: float = float("inf")
+    """Work up to which `rate` holds."""
+    saved_s: float = 0.0
+    """Work that its last checkpoint has."""
+    served: float = 0.0
+    """Device-seconds that it has held."""
+    peak: int = 0
+    """Most devices that it ever held."""
+    first_s: float = -1.0
+    """When it first started; -1 before."""
+    held_s: float = 0.0
+    """Since when it has its allocation."""
+    preemptions: int = 0
+    resizes: int = 0
+    failures: int = 0
+    waited_s: float = 0.0
+    """Time without devices, up to `queued_s`."""
+    queued_s: float = 0.0
+    """Since when it waits, if it does."""
+    reason: int = 0
+    """Why it waits: an index of REASONS."""
+    reason_s: float = 0.0
+    """Since when."""
+    reasons: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+    """Seconds waited, by REASONS."""
+    beside: str = ""
+    """Job that it shares its devices with."""
+    version: int = 0
+    """Counts changes, so that an event of an earlier state is known to be void."""
+
+    @property
+    def devices(self) -> int:
+        """Devices that it holds."""
+        return devices_of(self.allocation)
+
+    def done_at(self, now: float) -> float:
+        """Work done at a later moment with the present rate."""
+        return self.done_s + self.rate * max(now - max(self.since_s, self.ready_s), 0.0)
+
+    def left_s(self, now: float) -> float:
+        """Work left, in seconds on the devices that it asked for."""
+        return max(self.job.work_s - self.done_at(now), 0.0)
+
+    def served_at(self, now: float) -> float:
+        """Device-seconds held up to now."""
+        return self.served + self.devices * (now - self.since_s)
+
+
+REASONS = ("too few devices free", "free devices on too many nodes", "others go first", "paused by the policy")
+"""Why a job waits."""
+FULL, FRAGMENTED, BEHIND, PAUSED = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a job holds from now on; a job without a decision keeps what it has."""
+
+    job: str
+    """Its id."""
+    allocation: Allocation
+    """Its devices; empty to preempt it."""
+    beside: str = ""
+    """A running job whose devices it shares; then `allocation` is that job's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A cluster at one moment."""
+
+    now: float
+    """Seconds from the start of the trace."""
+    machines: Machines
+    """All nodes."""
+    queue: Sequence[Active]
+    """Jobs that wait, by submission."""
+    running: Sequence[Active]
+    """Jobs that hold devices, by submission."""
+    free: Sequence[int]
+    """Free devices of every node; 0 for a node that is down or serves inference."""
+    owed: int = 0
+    """Nodes that inference wants back and training holds."""
+    serving: int = 0
+    """Nodes of the inference pools that serve inference."""
+    load: float = 0.0
+    """Load of inference, from 0 to 1 of its nodes."""
+    spread: bool = True
+    """Whether a job may take devices of more nodes than it needs."""
+
+    def jobs(self) -> Mapping[str, Active]:
+        """All active jobs by id."""
+        return {active.job.id: active for active in (*self.queue, *self.running)}
+
+
+Decide = Callable[[State, Forecasts], Sequence[Decision]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A scheduling policy: one file of `gnomon.fleet.policies`."""
+
+    name: str
+    """As `--policy` takes it."""
+    paper: str
+    """Where it was published, or `textbook`."""
+    about: str
+    """What it does, in a line."""
+    decide: Decide
+    """The policy itself."""
+    needs: str = "nothing"
+    """What it must know of a job beforehand."""
+    interval_s: float = 0.0
+    """Seconds between two decisions; 0 to decide whenever something happens."""
+    always: bool = False
+    """Whether its answer may change with time alone, while something waits."""
+    adapts: bool = False
+    """Whether it changes running jobs though nothing waits and nothing has happened."""
+    order: Callable[[Job], float] | None = None
+    """For policies that start jobs in a fixed order and never stop them: the smallest first, ties by submission."""
+    backfill: bool = False
+    """With `order`: a job may start though an earlier one does not fit."""
+    loans: bool = False
+    """Whether it uses the inference pools, and gives them back."""

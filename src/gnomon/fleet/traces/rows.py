@@ -1,0 +1,129 @@
+"""Rows of a delimited file, read strictly: what a column must hold, and every mistake with its line.
+
+`Rows` reads; its methods return a value or note a problem; `done` raises one InputError with the first of all problems.
+Leaves out what the columns mean.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gnomon.errors import InputError
+from gnomon.fleet.job import Job, Refused, check_job
+
+SHOWN = 5
+"""Problems that an error lists."""
+
+MAX_BYTES = 2**30
+"""Largest trace that is read."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """A file's rows and what was found wrong with them."""
+
+    name: str
+    """The file, for messages."""
+    keep_going: bool = False
+    """Rows with a mistake are left out and listed, in place of an error."""
+    problems: list[Refused] = field(default_factory=list)
+    """Rows that cannot be read."""
+    left_out: list[Refused] = field(default_factory=list)
+    """Rows that can be read and are no jobs for a replay."""
+
+    def table(self, text: str, delimiter: str = ",") -> Iterator[tuple[int, dict[str, str]]]:
+        """(line, cells by column) of every row that is not empty; names without blanks around them."""
+        reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+        try:
+            head = [name.strip() for name in next(reader, [])]
+            twice = {name for name in head if name and head.count(name) > 1}
+            if twice:
+                raise InputError(f"{self.name}: line 1: column {sorted(twice)[0]!r} is there twice")
+            for cells in reader:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if len(cells) != len(head):
+                    self.problem(reader.line_num, f"{len(cells)} cells, but the heading has {len(head)}")
+                    continue
+                yield reader.line_num, dict(zip(head, cells, strict=True))
+        except csv.Error as error:
+            raise InputError(f"{self.name}: line {reader.line_num}: {error}") from error
+
+    def problem(self, line: int, reason: str) -> None:
+        """Note what is wrong with a row."""
+        self.problems.append(Refused(line=line, reason=reason))
+
+    def leave_out(self, line: int, reason: str) -> None:
+        """Note why a row is no job for a replay."""
+        self.left_out.append(Refused(line=line, reason=reason))
+
+    def number(self, line: int, row: dict[str, str], column: str) -> float:
+        """A finite number of 0 or more; NaN, with a problem noted, where there is none."""
+        return self.value(line, column, row.get(column, ""))
+
+    def value(self, line: int, what: str, text: str) -> float:
+        """As `number`, of a text."""
+        text = text.strip()
+        if not text:
+            self.problem(line, f"{what} is missing")
+            return math.nan
+        try:
+            value = float(text)
+        except ValueError:
+            self.problem(line, f"{what} is {text[:32]!r}, not a number")
+            return math.nan
+        if not math.isfinite(value):
+            self.problem(line, f"{what} is {text[:32]}, not a finite number")
+            return math.nan
+        if value < 0:
+            self.problem(line, f"{what} is negative: {text[:32]}")
+            return math.nan
+        return value
+
+    def count(self, line: int, row: dict[str, str], column: str) -> int:
+        """A whole number of 0 or more; -1, with a problem noted, where there is none."""
+        found = self.number(line, row, column)
+        if math.isnan(found):
+            return -1
+        if found != int(found):
+            self.problem(line, f"{column} is {row[column].strip()[:32]!r}, not a whole number")
+            return -1
+        return int(found)
+
+    def jobs(self, found: Sequence[Job]) -> tuple[Job, ...]:
+        """The jobs in order of submission, checked. InputError with the first problems, unless `keep_going`."""
+        bad = {each.line for each in self.problems}
+        seen: dict[str, int] = {}
+        kept = []
+        for job in found:
+            if job.line in bad:
+                continue
+            if job.id in seen:
+                self.problem(job.line, f"job {job.id!r} is there twice, first in line {seen[job.id]}")
+                continue
+            seen[job.id] = job.line
+            try:
+                check_job(job, f"line {job.line}")
+            except InputError as error:
+                self.problem(job.line, str(error).partition(": ")[2])
+                continue
+            kept.append(job)
+        if self.problems and not self.keep_going:
+            self.problems.sort(key=lambda each: each.line)
+            first = "; ".join(f"line {each.line}: {each.reason}" for each in self.problems[:SHOWN])
+            more = f"; and {len(self.problems) - SHOWN:,} more" if len(self.problems) > SHOWN else ""
+            raise InputError(f"{self.name}: {first}{more}; mend the rows, or leave them out with --skip-bad")
+        self.left_out += self.problems
+        self.left_out.sort(key=lambda each: each.line)
+        return tuple(sorted(kept, key=lambda job: job.submit_s))
+
+
+def need(name: str, have: Sequence[str], columns: Sequence[str]) -> None:
+    """InputError if a column is missing."""
+    missing = [column for column in columns if column not in have]
+    if missing:
+        raise InputError(f"{name}: line 1: no column {missing[0]!r}; it has {', '.join(map(repr, have))}")

@@ -1,0 +1,78 @@
+"""`gnomon fleet` on small traces: tables, JSON, what is left out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon.cli import main
+
+PLAIN = """\
+job_id,submit_s,duration_s,num_gpus
+a,0,7200,8
+b,60,3600,16
+c,120,600,1
+d,180,600,0
+e,240,1200,2
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> str:
+    path = tmp_path / "jobs.csv"
+    path.write_text(PLAIN)
+    return str(path)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_replay_prints_a_table_and_where_device_hours_went(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["fleet", "replay", jobs, "--on", "2x8xv100-sxm-32gb", "--policy", "fifo", "--compare", "sjf,srtf"]) == 0
+    )
+    out = said(capsys)
+    assert "4 jobs submitted in 240 s, on 2 x 8 v100-sxm-32gb" in out
+    assert "1 rows of" in out and "line 5: asks for no device" in out
+    assert "a job without a model scales linearly" in out
+    assert all(f"{name} " in out for name in ("fifo", "sjf", "srtf"))
+
+
+def test_json_has_every_figure(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "replay", jobs, "--on", "2x8xv100-sxm-32gb", "--policy", "sjf", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    [one] = found["policies"]
+    assert found["jobs"] == 4 and found["left_out"] == [{"line": 5, "reason": "asks for no device"}]
+    assert sum(one["device_s"].values()) == pytest.approx(16 * one["makespan_s"])
+    # c and e pass b, which waits for a's node.
+    assert one["jct_mean_s"] == pytest.approx((7200 + (7200 - 60 + 3600) + 600 + 1200) / 4)
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ("--on 1x8xv100-sxm-32gb", "line 3: job 'b' needs 16 devices"),
+        ("--on 2x8xv100-sxm-32gb --policy sfj", "unknown policy 'sfj' (did you mean 'sjf'"),
+        ("--on 2x8xv100-sxm-32gb --inference 1x8xt4-16gb", "--demand FILE"),
+        ("--on 2x8xv100-sxm-32gb --format slurm", "unknown format 'slurm'"),
+        ("--on 2x8xv100-sxm-32gb --elastic 2", "2 is not from 0 to 1"),
+    ],
+)
+def test_what_is_refused(jobs: str, more: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "replay", jobs, *more.split()]) == 2
+    assert wanted in " ".join(capsys.readouterr().err.split())
+
+
+def test_failures_elastic_jobs_and_days(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = "--node-mtbf 0.1 --repair 1 --elastic 1 --pack --no-notice --skip-larger --days 1 --restart 5"
+    assert main(["fleet", "replay", jobs, "--on", "2x8xv100-sxm-32gb", *more.split()]) == 0
+    out = said(capsys)
+    assert "jobs were made elastic" in out and "a node fails every 0.1 days" in out and "down" in out
+
+
+def test_policies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "policies", "--json"]) == 0
+    assert {"fifo", "sjf", "srtf", "las", "tiresias"} <= {each["name"] for each in json.loads(capsys.readouterr().out)}

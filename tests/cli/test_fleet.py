@@ -76,3 +76,33 @@ def test_failures_elastic_jobs_and_days(jobs: str, capsys: pytest.CaptureFixture
 def test_policies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "policies", "--json"]) == 0
     assert {"fifo", "sjf", "srtf", "las", "tiresias"} <= {each["name"] for each in json.loads(capsys.readouterr().out)}
+
+
+def test_the_page_and_the_trace_hold_every_job(jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, trace = tmp_path / "fleet.html", tmp_path / "fleet.json"
+    more = ["--policy", "srtf", "--compare", "fifo,lyra", "-o", str(page), "--trace", str(trace)]
+    assert main(["fleet", "replay", jobs, "--on", "2x8xv100-sxm-32gb", *more]) == 0
+    assert f"wrote {page}" in capsys.readouterr().out
+    html = page.read_text(encoding="utf-8")
+    for title in ("Policies", "Job completion times", "the cluster over time", "Why jobs waited", "What was assumed"):
+        assert title in html
+    assert "<script" not in html and "http" not in html.replace("http-equiv", "")
+    assert html.count("<polyline") == 3 * 3  # JCTs, queue and devices of three policies
+    assert all(f"<title>{job}: " in html for job in "abce")
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["name"] for event in spans} == set("abce")
+    # Device-seconds of the spans are those of the replay: a ran twice, for it was preempted.
+    useful = 7200 * 8 + 3600 * 16 + 600 + 1200 * 2
+    held = sum(event["dur"] / 1e6 * event["args"]["devices"] for event in spans)
+    assert useful <= held <= useful + 3 * 60 * 16
+
+
+def test_what_if_answers_machines_or_policy(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["fleet", "what-if", jobs, "--on", "2x8xh100-sxm"]
+    assert main([*base, "--add", "1x8xh100-sxm", "--compare", "sjf", "--price", "2"]) == 0
+    out = said(capsys)
+    assert "policy sjf in place of fifo: " in out and "more machines under fifo: " in out
+    assert "for $16 an hour more" in out
+    assert main(base) == 2
+    assert "--add CLUSTER, --compare POLICIES" in capsys.readouterr().err

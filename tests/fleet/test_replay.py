@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gnomon.errors import InputError, RunError
 from gnomon.fleet.forecast import Costs, Curve
@@ -115,23 +113,30 @@ def test_wrong_loads_and_failures_are_refused() -> None:
         replay(jobs, cluster(1, 4), policy("fifo"), rules=Rules(demand=((0.0, 1.5),)))
 
 
-JOBS = st.lists(
-    st.tuples(st.integers(0, 2000), st.integers(0, 900), st.sampled_from((1, 1, 1, 2, 3, 4, 7)), st.booleans()),
-    min_size=1,
-    max_size=25,
-)
-FAILURES = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 2), st.integers(1, 900)), max_size=4)
-
-
-def made(rows: list[tuple[int, int, int, bool]]) -> Trace:
-    jobs = [
-        Job(
-            id=f"j{i}", submit_s=float(s), work_s=float(w), devices=d, line=i + 1,
-            min_devices=max(1, d // 2) if elastic else 0, max_devices=2 * d if elastic else 0,
+def drawn(seed: int) -> tuple[Trace, tuple[Failure, ...], bool]:
+    """A small trace with elastic jobs, failures of nodes, and whether preempted jobs get notice."""
+    random = np.random.default_rng(seed)
+    jobs = []
+    for i in range(int(random.integers(1, 26))):
+        devices = int(random.choice((1, 1, 1, 2, 3, 4, 7)))
+        elastic = bool(random.integers(2))
+        jobs.append(
+            Job(
+                id=f"j{i}",
+                submit_s=float(random.integers(0, 2000)),
+                work_s=float(random.integers(0, 900)),
+                devices=devices,
+                line=i + 1,
+                min_devices=max(1, devices // 2) if elastic else 0,
+                max_devices=2 * devices if elastic else 0,
+            )
         )
-        for i, (s, w, d, elastic) in enumerate(rows)
-    ]  # fmt: skip
-    return Trace(name="t", format="philly", jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)))
+    failures = tuple(
+        Failure(at_s=float(random.integers(3000)), node=int(random.integers(3)), for_s=float(random.integers(1, 900)))
+        for _ in range(int(random.integers(5)))
+    )
+    made = Trace(name="t", format="philly", jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)))
+    return made, failures, bool(random.integers(2))
 
 
 def check_conserved(result: Result) -> None:
@@ -143,17 +148,15 @@ def check_conserved(result: Result) -> None:
     assert (result.first_s >= result.submit_s - 1e-9).all() and (result.waited_s >= -1e-9).all()
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows=JOBS, failures=FAILURES, notice=st.booleans(), name=st.sampled_from([each.name for each in POLICIES]))
-def test_every_device_second_is_accounted_for(
-    rows: list[tuple[int, int, int, bool]], failures: list[tuple[int, int, int]], notice: bool, name: str
-) -> None:
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", [each.name for each in POLICIES])
+def test_every_device_second_is_accounted_for(name: str, seed: int) -> None:
+    jobs, failures, notice = drawn(seed)
     rules = Rules(
         costs=Costs(restart_s=30, resize_s=10, checkpoint_every_s=200, saves_when_preempted=notice),
-        failures=tuple(Failure(at_s=float(at), node=node, for_s=float(away)) for at, node, away in failures),
+        failures=failures,
         record=True,
     )
-    jobs = made(rows)
     first = replay(jobs, cluster(3, 4), policy(name), rules=rules)
     check_conserved(first)
     work = sum(job.work_s * job.devices for job in jobs.jobs)
@@ -167,10 +170,10 @@ def test_every_device_second_is_accounted_for(
     assert again.finish_s.tolist() == first.finish_s.tolist() and again.runs == first.runs
 
 
-@settings(max_examples=60, deadline=None)
-@given(rows=JOBS, name=st.sampled_from(["fifo", "sjf"]))
-def test_the_fast_way_gives_the_same(rows: list[tuple[int, int, int, bool]], name: str) -> None:
-    jobs = made(rows)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", ["fifo", "sjf"])
+def test_the_fast_way_gives_the_same(name: str, seed: int) -> None:
+    jobs, _, _ = drawn(100 + seed)
     fast = replay(jobs, cluster(3, 4), policy(name))
     slow = replay(jobs, cluster(3, 4), policy(name), rules=Rules(record=True))
     assert fast.finish_s.tolist() == slow.finish_s.tolist()

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,13 +16,18 @@ from gnomon.errors import InputError
 from gnomon.fleet.forecast import Costs, Curve
 from gnomon.fleet.job import Trace, between
 from gnomon.fleet.machines import Machines, machines, without_larger
+from gnomon.fleet.page import fleet_page
+from gnomon.fleet.perfetto import fleet_trace
 from gnomon.fleet.policies import POLICIES, policy
 from gnomon.fleet.replay import Failure, Rules, replay
 from gnomon.fleet.result import USES, Result
 from gnomon.fleet.scenario import DAY_S, random_failures, read_demand, repeated, with_elastic
 from gnomon.fleet.state import Policy
 from gnomon.fleet.traces import Reading, read_trace
+from gnomon.hardware.rent import ANY, rent
+from gnomon.hardware.specs import parse_cluster
 from gnomon.report.tables import Column, number, percent, table, wrapped
+from gnomon.schema import save_text
 from gnomon.units import show_seconds
 
 LISTED = 5
@@ -30,7 +36,7 @@ LISTED = 5
 
 def run(options: argparse.Namespace) -> int:
     """Do what is asked."""
-    return {"replay": _replay, "policies": _policies}[options.action](options)
+    return {"replay": _replay, "what-if": _what_if, "policies": _policies}[options.action](options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +159,103 @@ def _replay(options: argparse.Namespace) -> int:
     chosen = policies_of(options)
     what = asked(options, record=bool(options.output or options.trace))
     results = played(what, chosen)
+    written = []
+    if options.output:
+        title = f"{what.trace.name} on {what.machines.text}"
+        save_text(fleet_page(results, title=title, said=verdict(results), notes=what.notes), options.output)
+        written.append(options.output)
+    if options.trace:
+        save_text(json.dumps(fleet_trace(results[0]), allow_nan=False), options.trace)
+        written.append(options.trace)
     if options.json:
         print_json(as_json(what, results))
         return 0
-    print_lines(text(what, results))
+    print_lines([*text(what, results), *(f"wrote {path}" for path in written)])
     return 0
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """The best policy by mean JCT, in a sentence."""
+    by = sorted(results, key=lambda each: each.figures()["jct_mean_s"])
+    best = by[0]
+    mean = number(best.figures()["jct_mean_s"] / 3600)
+    if len(by) == 1:
+        return f"Under {best.policy} a job is done {mean} h after it is submitted, on average."
+    second = by[1].figures()["jct_mean_s"] / best.figures()["jct_mean_s"]
+    return (
+        f"{best.policy} has the lowest mean JCT, {mean} h; the next is {by[1].policy} with {number(second)} times that."
+    )
+
+
+def _what_if(options: argparse.Namespace) -> int:
+    """The cluster as it is, with more machines, and under other policies."""
+    if not options.add and not options.compare:
+        raise InputError("what-if needs --add CLUSTER, --compare POLICIES, or both")
+    chosen = policies_of(options)
+    specs = [options.on] + ([f"{options.on}+{options.add}"] if options.add else [])
+    cases = []
+    for spec in specs:
+        what = asked(options, on=spec)
+        cases += [(spec, what, result) for result in played(what, chosen)]
+    base = cases[0][2].figures()
+    rows = [(spec, result, _rent(spec, options), result.figures()) for spec, _, result in cases]
+    if options.json:
+        print_json([{"on": spec, "policy": r.policy, "dollars_per_hour": rent, **f} for spec, r, rent, f in rows])
+        return 0
+    columns = (
+        Column(name="machines", align="left"),
+        Column(name="policy", align="left"),
+        *(Column(name=n) for n in ("JCT mean h", "p99 h", "queue h", "used %", "$ an hour", "JCT against first")),
+    )
+    lines = table(
+        columns,
+        [
+            (
+                spec,
+                r.policy,
+                *(number(f[key] / 3600) for key in ("jct_mean_s", "jct_p99_s", "queue_mean_s")),
+                percent(f["utilisation"]),
+                "-" if rent is None else f"{rent:,.0f}",
+                f"{base['jct_mean_s'] / f['jct_mean_s']:.2f} x",
+            )
+            for spec, r, rent, f in rows
+        ],
+        width=120,
+    )
+    notes = [*cases[-1][1].notes, *_rents(specs[-1], options)]
+    said = [line for note in notes for line in wrapped(note, bullet="- ")]
+    print_lines([*lines, "", *wrapped(_answer(rows), indent=""), "", "assumed", *said])
+    return 0
+
+
+def _answer(rows: Sequence[tuple[str, Result, float | None, dict[str, float]]]) -> str:
+    """Machines or policy: which of the two shortens jobs more."""
+    first = rows[0]
+    base = first[3]["jct_mean_s"]
+    same = [row for row in rows if row[0] == first[0] and row[1].policy != first[1].policy]
+    more = [row for row in rows if row[0] != first[0] and row[1].policy == first[1].policy]
+    parts = []
+    if same:
+        best = min(same, key=lambda row: row[3]["jct_mean_s"])
+        parts.append(f"policy {best[1].policy} in place of {first[1].policy}: {base / best[3]['jct_mean_s']:.2f} x")
+    if more:
+        price = "" if more[0][2] is None or first[2] is None else f" for ${more[0][2] - first[2]:,.0f} an hour more"
+        parts.append(f"more machines under {first[1].policy}: {base / more[0][3]['jct_mean_s']:.2f} x{price}")
+    return "mean JCT is shorter by: " + "; ".join(parts)
+
+
+def _given(options: argparse.Namespace) -> dict[str, float]:
+    return {ANY: options.price} if options.price is not None else {}
+
+
+def _rent(spec: str, options: argparse.Namespace) -> float | None:
+    found = rent(parse_cluster(spec), _given(options))
+    return None if found is None else found.dollars_per_hour
+
+
+def _rents(spec: str, options: argparse.Namespace) -> tuple[str, ...]:
+    found = rent(parse_cluster(spec), _given(options))
+    return ("no public price of some device: give --price",) if found is None else found.sources
 
 
 def as_json(what: Asked, results: Sequence[Result]) -> dict[str, object]:

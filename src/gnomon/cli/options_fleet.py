@@ -31,11 +31,20 @@ cannot be replayed are named with their line.
 
 exit status: 0 done; 2 the request or the trace is wrong."""
 
+_WHAT_IF = """\
+Plays the trace on the machines that there are and with those of --add, under
+--policy and every policy of --compare, and says what each would bring and cost.
+
+example:
+  gnomon fleet what-if jobs.csv --on 100x8xv100-sxm-32gb --add 20x8xv100-sxm-32gb \\
+      --policy fifo --compare sjf,las"""
+
 
 def fleet_options(parser: argparse.ArgumentParser) -> None:
     """The sub-commands."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _replay(_action(actions, "replay", "play a trace under one policy or several", _REPLAY))
+    _what_if(_action(actions, "what-if", "the same jobs with more machines, or another policy", _WHAT_IF))
     policies = _action(actions, "policies", "the policies that are known", "")
     policies.add_argument("--json", action="store_true", help="for programs")
 
@@ -55,6 +64,19 @@ def _replay(parser: argparse.ArgumentParser) -> None:
     _rule_options(parser)
     parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="a page with everything, for a browser")
     parser.add_argument("--trace", type=new_file, metavar="FILE", help="a trace for ui.perfetto.dev, of --policy")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _what_if(parser: argparse.ArgumentParser) -> None:
+    _trace_options(parser)
+    parser.add_argument("--on", required=True, type=some, metavar="CLUSTER", help="the machines that there are")
+    parser.add_argument("--add", type=some, metavar="CLUSTER", help="machines to try besides")
+    parser.add_argument("--policy", default="fifo", type=some, metavar="NAME", help="the policy that there is; fifo")
+    parser.add_argument("--compare", type=some, metavar="A,B,…", help="policies to try")
+    parser.add_argument(
+        "--price", type=number_from(0), metavar="DOLLARS", help="of a device-hour; default public prices"
+    )
+    _rule_options(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -68,6 +68,14 @@ class Curve:
         largest = self.machines.capacity[allocation[0][0]]
         return self.rate(job, count, len(allocation), largest, speed), NEVER
 
+    def limits(self, job: Job) -> tuple[int, int]:
+        """See `Forecasts`."""
+        return job.fewest, job.most
+
+    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
+        """See `Forecasts`."""
+        return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
+
     def rate(self, job: Job, count: int, nodes: int, per_node: int, speed: float) -> float:
         """Work a second on `count` devices of that speed on so many nodes."""
         key = (job.devices, count, nodes, per_node, speed)

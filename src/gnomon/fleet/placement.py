@@ -54,6 +54,20 @@ def fit(state: State, free: Sequence[int], job: Job, count: int) -> Allocation |
     return None
 
 
+def emptiest(free: Sequence[int], nodes: Sequence[int], count: int) -> Allocation | None:
+    """Devices of the nodes with most free ones, whatever is left over, as the schedulers of Pollux's artifact do."""
+    room = {node: free[node] for node in nodes if free[node]}
+    out = []
+    while count:
+        if not room:
+            return None
+        node = max(room, key=lambda each: (room[each], -each))
+        use = min(room.pop(node), count)
+        out.append((node, use))
+        count -= use
+    return tuple(out)
+
+
 @lru_cache(maxsize=1024)
 def _pools(cluster: Machines, device: str) -> tuple[int, ...]:
     training = [index for index, pool in enumerate(cluster.pools) if not pool.serves]

@@ -29,6 +29,12 @@ class Forecasts(Protocol):
         """(rate, until): seconds of work that an allocation does in a second, and the work done up to which that holds.
         A job's `work_s` is at rate 1 on what it asked for."""
 
+    def limits(self, job: Job) -> tuple[int, int]:
+        """(fewest, most) devices that the job can run on."""
+
+    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
+        """Seconds to the end of the job if it keeps an allocation, without the pause at its start."""
+
     def memory_bytes(self, job: Job, devices: int) -> float:
         """Peak memory of a device when the job runs on so many; 0 where it is not known."""
 

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from gnomon.errors import CatalogueError, nearest
+from gnomon.fleet.policies.lyra import LYRA, VARIANTS
+from gnomon.fleet.policies.optimus import OPTIMUS
+from gnomon.fleet.policies.pollux import POLLUX
 from gnomon.fleet.policies.priority import LAS, SRTF, TIRESIAS
 from gnomon.fleet.policies.textbook import BACKFILL, FIFO, SJF
 from gnomon.fleet.state import Policy
 
-POLICIES = (FIFO, BACKFILL, SJF, SRTF, LAS, TIRESIAS)
+POLICIES = (FIFO, BACKFILL, SJF, SRTF, LAS, TIRESIAS, OPTIMUS, POLLUX, LYRA, *VARIANTS)
 """All, simplest first."""
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gnomon.fleet.placement import fit, give, take
+from gnomon.fleet.placement import emptiest, fit, give, take
 from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State
 
 THRESHOLD_DEVICE_S = 16 * 3600.0
 """Device-seconds after which Tiresias moves a job to its second queue: 16 GPU-hours, as in Pollux's artifact."""
 
 
-def by_rank(state: State, ranked: Sequence[Active]) -> Sequence[Decision]:
-    """Run the first of a ranking that fit, each on what it asked for; the others wait."""
+def by_rank(state: State, ranked: Sequence[Active], *, spread_out: bool = False) -> Sequence[Decision]:
+    """Run the first of a ranking that fit, each on what it asked for; the others wait. spread_out: on the emptiest
+    nodes, in place of the fullest that have room."""
     left = sum(state.free) + sum(active.devices for active in state.running)
     chosen, passed = [], []
     for active in ranked:
@@ -36,7 +37,8 @@ def by_rank(state: State, ranked: Sequence[Active]) -> Sequence[Decision]:
     for active in chosen:
         if active.allocation:
             continue
-        found = fit(state, free, active.job, active.job.devices)
+        count = active.job.devices
+        found = emptiest(free, range(len(free)), count) if spread_out else fit(state, free, active.job, count)
         if found is None:
             continue
         take(free, found)
@@ -84,13 +86,22 @@ def las(state: State, forecasts: Forecasts) -> Sequence[Decision]:
 
 def tiresias(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Two queues by attained service; each in the order in which jobs came to it."""
+    return _tiresias(state, spread_out=False)
+
+
+def tiresias_spread(state: State, forecasts: Forecasts) -> Sequence[Decision]:
+    """As in Pollux's artifact, which places on the emptiest nodes."""
+    return _tiresias(state, spread_out=True)
+
+
+def _tiresias(state: State, *, spread_out: bool) -> Sequence[Decision]:
     if not state.queue:
         return ()
 
     def rank(each: Active) -> tuple[bool, float, int]:
         return (each.served_at(state.now) >= THRESHOLD_DEVICE_S, each.job.submit_s, each.index)
 
-    return by_rank(state, sorted((*state.queue, *state.running), key=rank))
+    return by_rank(state, sorted((*state.queue, *state.running), key=rank), spread_out=spread_out)
 
 
 SRTF = Policy(

@@ -1,0 +1,397 @@
+"""Measured points of training jobs: step times by placement and batch, gradient noise by epoch; forecasts from them.
+
+`Profiles.read(folder)` takes the tables of Pollux's artifact (`pollux_validation.csv`, `pollux_placements.csv`,
+`pollux_scalability.csv`). `Profiled(profiles, adaptive)` are forecasts: with `adaptive` a job picks the batch with the
+highest goodput (throughput x statistical efficiency) on what it holds, else it keeps its own. Work is progress in
+examples of the smallest batch. Source: Qiao et al., OSDI 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import InputError
+from gnomon.fleet.job import Job
+from gnomon.fleet.state import Allocation
+from gnomon.fleet.traces.rows import Rows, need
+
+Floats = NDArray[np.float64]
+Placement = tuple[int, ...]
+"""Replicas on each node, in the order of ranks."""
+
+_EPS = 1e-8
+BATCHES = 50
+"""Total batch sizes that an adaptive job looks at, in geometric steps, as Pollux's agent does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """A whole training run at one batch size, a row an epoch."""
+
+    progress: Floats
+    iteration: Floats
+    grad_sqr: Floats
+    grad_var: Floats
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of one application."""
+
+    name: str
+    validation: Mapping[int, Validation]
+    """By global batch size, ascending."""
+    placements: Mapping[Placement, tuple[Floats, Floats, Floats]]
+    """Placement -> (local batch sizes, step seconds, seconds of it that are communication)."""
+    scaled: Mapping[int, Mapping[int, tuple[Floats, Floats, Floats]]]
+    """Nodes -> replicas -> as in `placements`."""
+    max_local: int
+    """Largest local batch that fits in memory."""
+    fixed_batch: int = 0
+    """A batch that an adaptive job keeps all the same; 0 for none."""
+    most: int = 64
+    """Most replicas that it can use."""
+    _steps: dict[tuple[Placement, int], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def epochs(self) -> int:
+        """Epochs to the end."""
+        return min(len(each.progress) for each in self.validation.values())
+
+    @cached_property
+    def progress(self) -> tuple[float, ...]:
+        """Progress after 0, 1, 2 … epochs."""
+        return (0.0, *(min(float(v.progress[e]) for v in self.validation.values()) for e in range(self.epochs)))
+
+    @cached_property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes that were run to the end."""
+        return tuple(self.validation)
+
+    @cached_property
+    def min_local(self) -> int:
+        """Smallest local batch that was measured."""
+        return int(min(sizes[0] for sizes, _, _ in self.placements.values()))
+
+    def progress_at(self, epoch: int) -> float:
+        """Progress at the end of so many epochs."""
+        return self.progress[epoch]
+
+    def _between(self, batch: float) -> tuple[int, int, float]:
+        """The batch sizes around one, and the weight of the upper."""
+        known = self.batches
+        if not known[0] - _EPS <= batch <= known[-1] + _EPS:
+            raise InputError(f"{self.name}: a batch of {batch:g} is not between {known[0]} and {known[-1]}")
+        upper = next((each for each in known if each >= batch - _EPS), known[-1])
+        lower = max(each for each in known if each <= batch + _EPS)
+        return lower, upper, (batch - lower) / (upper - lower) if upper > lower else 0.0
+
+    def gain(self, batch: float, epoch: int) -> float:
+        """Progress of one step: examples of the smallest batch that it is worth (the gradient noise scale)."""
+        lower, upper, share = self._between(batch)
+        low, high = self.validation[lower], self.validation[upper]
+        sqr = (1 - share) * low.grad_sqr[epoch] + share * high.grad_sqr[epoch]
+        var = (1 - share) * low.grad_var[epoch] + share * high.grad_var[epoch]
+        scale = batch / self.batches[0]
+        return float((var + sqr) / (var / scale + sqr))
+
+    def iterations(self, batch: float, epoch: int) -> float:
+        """Steps done at the end of epoch number `epoch`, from 0."""
+        lower, upper, share = self._between(batch)
+        low, high = self.validation[lower].iteration[epoch], self.validation[upper].iteration[epoch]
+        return float((1 - share) * low + share * high)
+
+    def step_s(self, placement: Placement, local: int) -> tuple[float, float]:
+        """(seconds of a step, of which communication) on a placement with a local batch."""
+        turned = min(placement[i:] + placement[:i] for i in range(len(placement)))
+        key = (turned, local)
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = self._step_s(turned, local)
+        return found
+
+    def _step_s(self, placement: Placement, local: int) -> tuple[float, float]:
+        points = self.placements.get(placement)
+        if points is not None:
+            return _at(points, local)
+        nodes, replicas = len(placement), sum(placement)
+        known = sorted(self.scaled)
+        nodes = min(max(nodes, known[0]), known[-1])
+        lower = max(each for each in known if each <= nodes)
+        upper = min(each for each in known if each >= nodes)
+        share = (nodes - lower) / (upper - lower) if upper > lower else 0.0
+        # The same replicas a node at both ends.
+        low, high = (self._scaled(each, replicas / len(placement) * each, local) for each in (lower, upper))
+        return (1 - share) * low[0] + share * high[0], (1 - share) * low[1] + share * high[1]
+
+    def _scaled(self, nodes: int, replicas: float, local: int) -> tuple[float, float]:
+        known = sorted(self.scaled[nodes])
+        replicas = min(max(replicas, known[0]), known[-1])
+        lower = max(each for each in known if each <= replicas)
+        upper = min(each for each in known if each >= replicas)
+        share = (replicas - lower) / (upper - lower) if upper > lower else 0.0
+        low, high = _at(self.scaled[nodes][lower], local), _at(self.scaled[nodes][upper], local)
+        return (1 - share) * low[0] + share * high[0], (1 - share) * low[1] + share * high[1]
+
+
+def _at(points: tuple[Floats, Floats, Floats], local: int) -> tuple[float, float]:
+    sizes, step, sync = points
+    return float(np.interp(local, sizes, step)), float(np.interp(local, sizes, sync))
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Profiles by application."""
+
+    known: Mapping[str, Profile]
+
+    @staticmethod
+    def read(
+        folder: str | Path, *, max_local: Mapping[str, int] | None = None, fixed: Mapping[str, int] | None = None
+    ) -> Profiles:
+        """Of a folder with the three tables. max_local: largest local batch of an application, where it is less than
+        was measured. fixed: applications that keep a batch, and run on one device."""
+        base = Path(folder)
+        validation = _validation(base / "pollux_validation.csv")
+        placements = _placements(base / "pollux_placements.csv")
+        scaled = _scaled(base / "pollux_scalability.csv", placements)
+        out = {}
+        for name, runs in validation.items():
+            if name not in placements or name not in scaled:
+                raise InputError(f"{base}: application {name!r} has no placements or no scalability")
+            largest = int(max(sizes[-1] for sizes, _, _ in placements[name].values()))
+            out[name] = Profile(
+                name=name,
+                validation=runs,
+                placements=placements[name],
+                scaled=scaled[name],
+                max_local=(max_local or {}).get(name, largest),
+                fixed_batch=(fixed or {}).get(name, 0),
+                most=1 if name in (fixed or {}) else 64,
+            )
+        return Profiles(out)
+
+    def of(self, job: Job) -> Profile:
+        """InputError for a job of an application that was not measured."""
+        found = self.known.get(job.model)
+        if found is None:
+            raise InputError(f"job {job.id!r} is of {job.model!r}; measured are {', '.join(sorted(self.known))}")
+        return found
+
+    def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:
+        """How long an application takes on packed devices at a batch; NaN where it was not measured."""
+        profile = self.known.get(model)
+        if profile is None:
+            return math.nan
+        placement = packed(devices)
+        atomic, accumulated = fixed_batch(profile, devices, batch)
+        return sum(
+            (profile.progress_at(epoch + 1) - profile.progress_at(epoch))
+            * _step(profile, placement, atomic, accumulated)
+            / profile.gain(_total(profile, devices, atomic, accumulated), epoch)
+            for epoch in range(profile.epochs)
+        )
+
+
+def packed(devices: int, per_node: int = 4) -> Placement:
+    """Full nodes, then the rest."""
+    full, rest = divmod(devices, per_node)
+    return (per_node,) * full + ((rest,) if rest else ())
+
+
+def fixed_batch(profile: Profile, replicas: int, batch: int) -> tuple[int, int]:
+    """(local batch, steps that gradients are accumulated over besides) of a given global batch."""
+    local = math.ceil(batch / replicas - _EPS)
+    accumulated = math.ceil(local / profile.max_local - _EPS) - 1
+    if replicas == 1 and batch > profile.batches[0]:
+        accumulated = max(1, accumulated)  # the noise of one gradient alone cannot be measured
+    atomic = math.ceil(local / (accumulated + 1) - _EPS)
+    return min(atomic, profile.batches[-1] // (replicas * (accumulated + 1))), accumulated
+
+
+def _total(profile: Profile, replicas: int, atomic: int, accumulated: int) -> float:
+    return min(max(replicas * atomic * (accumulated + 1), profile.batches[0]), profile.batches[-1])
+
+
+def _step(profile: Profile, placement: Placement, atomic: int, accumulated: int) -> float:
+    step, sync = profile.step_s(placement, atomic)
+    return step + (step - sync) * accumulated
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Forecasts from profiles: the interface `Forecasts`."""
+
+    profiles: Profiles
+    adaptive: bool = False
+    """Whether jobs choose their batch (Pollux), or keep the one they came with."""
+    _memo: dict[tuple[str, int, int, Placement], float] = field(default_factory=dict, compare=False, repr=False)
+    _left: dict[tuple[str, int, int, Placement], float] = field(default_factory=dict, compare=False, repr=False)
+
+    def goodput(self, job: Job, epoch: int, placement: Placement) -> float:
+        """Progress a second in an epoch."""
+        profile = self.profiles.of(job)
+        free = self.adaptive and not profile.fixed_batch
+        key = (job.model, 0 if free else profile.fixed_batch if self.adaptive else job.batch_size, epoch, placement)
+        found = self._memo.get(key)
+        if found is None:
+            found = self._best(profile, epoch, placement) if free else self._kept(profile, key[1], epoch, placement)
+            self._memo[key] = found
+        return found
+
+    def _kept(self, profile: Profile, batch: int, epoch: int, placement: Placement) -> float:
+        replicas = sum(placement)
+        atomic, accumulated = fixed_batch(profile, replicas, batch)
+        total = _total(profile, replicas, atomic, accumulated)
+        return profile.gain(total, epoch) / _step(profile, placement, atomic, accumulated)
+
+    def _best(self, profile: Profile, epoch: int, placement: Placement) -> float:
+        """The highest goodput over batch sizes."""
+        replicas = sum(placement)
+        least = max(profile.batches[0], profile.min_local * replicas)
+        if least > profile.batches[-1]:
+            return 0.0
+        best = 0.0
+        seen = set()
+        for batch in np.geomspace(least, profile.batches[-1], BATCHES):
+            local = float(batch) / replicas
+            accumulated = math.ceil(local / profile.max_local - _EPS) - 1
+            if replicas == 1 and local > profile.batches[0] + _EPS:
+                accumulated = max(1, accumulated)
+            atomic = math.ceil(local / (accumulated + 1) - _EPS)
+            if not profile.min_local <= atomic <= profile.max_local or (atomic, accumulated) in seen:
+                continue
+            seen.add((atomic, accumulated))
+            total = _total(profile, replicas, atomic, accumulated)
+            best = max(best, profile.gain(total, epoch) / _step(profile, placement, atomic, accumulated))
+        return best
+
+    def epoch(self, job: Job, done_s: float) -> int:
+        """The epoch that a job is in."""
+        progress = self.profiles.of(job).progress
+        # A job that has just ended an epoch is in the next, whatever the last digits of its work.
+        reached = (done_s / job.work_s + 1e-9) * progress[-1]
+        return min(bisect_right(progress, reached), len(progress) - 1) - 1
+
+    def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
+        """See `Forecasts`; a rate holds for an epoch."""
+        profile = self.profiles.of(job)
+        total = profile.progress_at(profile.epochs)
+        epoch = self.epoch(job, done_s)
+        goodput = self.goodput(job, epoch, tuple(count for _, count in allocation))
+        return goodput * job.work_s / total, profile.progress_at(epoch + 1) / total * job.work_s
+
+    def limits(self, job: Job) -> tuple[int, int]:
+        """See `Forecasts`: any number, as long as the smallest local batch allows it."""
+        profile = self.profiles.of(job)
+        batch = profile.batches[-1] if self.adaptive else job.batch_size
+        return 1, max(1, min(profile.most, batch // profile.min_local))
+
+    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
+        """See `Forecasts`: whole epochs that are left, as Optimus counts them."""
+        profile = self.profiles.of(job)
+        placement = tuple(count for _, count in allocation)
+        last, now = profile.epochs - 1, self.epoch(job, done_s)
+        key = (job.model, job.batch_size, now, placement)
+        found = self._left.get(key)
+        if found is None:
+            size = job.batch_size
+            left = profile.iterations(size, last) - profile.iterations(size, now) if now < last else 1.0
+            step = _step(profile, placement, *fixed_batch(profile, sum(placement), size))
+            found = self._left[key] = left * step
+        return found
+
+    def memory_bytes(self, job: Job, devices: int) -> float:
+        """See `Forecasts`: the profiles do not say."""
+        return job.memory_bytes
+
+    def resize_s(self, job: Job, devices: int) -> float:
+        """See `Forecasts`: in the replay's costs."""
+        return 0.0
+
+    def beside(self, job: Job, other: Job) -> float:
+        """See `Forecasts`: not measured."""
+        return 0.5
+
+
+def _tables(path: Path, columns: Sequence[str]) -> Sequence[dict[str, str]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read measured points {str(path)!r}: {error}") from error
+    rows = Rows(str(path))
+    out = []
+    for line, row in rows.table(text):
+        need(str(path), list(row), columns)
+        for column in columns[1:]:
+            rows.number(line, row, column)
+        out.append(row)
+    rows.jobs(())
+    return out
+
+
+def _validation(path: Path) -> dict[str, dict[int, Validation]]:
+    found: dict[str, dict[int, list[tuple[float, ...]]]] = {}
+    columns = ("app", "batch_size", "progress", "iteration", "grad_sqr", "grad_var")
+    for row in _tables(path, columns):
+        epoch = tuple(float(row[column]) for column in columns[2:])
+        found.setdefault(row["app"], {}).setdefault(int(row["batch_size"]), []).append(epoch)
+    out = {}
+    for app, runs in found.items():
+        arrays = {batch: np.array(epochs) for batch, epochs in sorted(runs.items())}
+        out[app] = {
+            batch: Validation(progress=a[:, 0], iteration=a[:, 1], grad_sqr=a[:, 2], grad_var=a[:, 3])
+            for batch, a in arrays.items()
+        }
+    return out
+
+
+def _placements(path: Path) -> dict[str, dict[Placement, tuple[Floats, Floats, Floats]]]:
+    found: dict[str, dict[Placement, list[tuple[float, float, float]]]] = {}
+    for row in _tables(path, ("app", "placement", "local_bsz", "step_time", "sync_time")):
+        key = tuple(int(digit) for digit in row["placement"].strip())
+        point = float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])
+        found.setdefault(row["app"], {}).setdefault(key, []).append(point)
+    return {app: {key: _columns(points) for key, points in each.items()} for app, each in found.items()}
+
+
+def _columns(points: list[tuple[float, float, float]]) -> tuple[Floats, Floats, Floats]:
+    array = np.array(sorted(points))
+    return array[:, 0], array[:, 1], array[:, 2]
+
+
+def _scaled(
+    path: Path, placements: Mapping[str, Mapping[Placement, tuple[Floats, Floats, Floats]]]
+) -> dict[str, dict[int, dict[int, tuple[Floats, Floats, Floats]]]]:
+    """By nodes and replicas: the table for many nodes, the mean over placements for few."""
+    found: dict[str, dict[int, dict[int, list[tuple[float, float, float]]]]] = {}
+    for row in _tables(path, ("app", "num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")):
+        point = float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])
+        by_nodes = found.setdefault(row["app"], {}).setdefault(int(row["num_nodes"]), {})
+        by_nodes.setdefault(int(row["num_replicas"]), []).append(point)
+    out: dict[str, dict[int, dict[int, tuple[Floats, Floats, Floats]]]] = {}
+    for app, by_node in found.items():
+        out[app] = {
+            nodes: {replicas: _columns(points) for replicas, points in each.items()} for nodes, each in by_node.items()
+        }
+        few: dict[int, dict[int, list[tuple[Floats, Floats, Floats]]]] = {}
+        for key, points in placements.get(app, {}).items():
+            few.setdefault(len(key), {}).setdefault(sum(key), []).append(points)
+        for nodes, by_replicas in few.items():
+            out[app].setdefault(nodes, {}).update({r: _mean(many) for r, many in by_replicas.items()})
+    return out
+
+
+def _mean(many: Sequence[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
+    sizes = many[0][0]
+    step = np.mean([np.interp(sizes, each[0], each[1]) for each in many], axis=0)
+    sync = np.mean([np.interp(sizes, each[0], each[2]) for each in many], axis=0)
+    return sizes, step, sync

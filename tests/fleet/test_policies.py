@@ -1,0 +1,151 @@
+"""Policies, by hand and against brute force; each is a pure function of what it is given."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from gnomon.fleet.forecast import Costs, Curve
+from gnomon.fleet.job import Job, Trace
+from gnomon.fleet.knapsack import Item, choose
+from gnomon.fleet.machines import Machines, Pool
+from gnomon.fleet.policies import POLICIES, policy
+from gnomon.fleet.policies.pollux import fewest_cost
+from gnomon.fleet.replay import Rules, replay
+from gnomon.fleet.scenario import diurnal
+from gnomon.fleet.state import Active, State
+
+
+def lent(training: int, inference: int, per_node: int = 4) -> Machines:
+    device = "v100-sxm-32gb"
+    return Machines(
+        (
+            Pool(name="training", device=device, nodes=training, per_node=per_node),
+            Pool(name="inference", device=device, nodes=inference, per_node=per_node, serves=True),
+        )
+    )
+
+
+def value(groups: list[list[Item]], chosen: list[int]) -> float:
+    return sum(group[item][1] for group, item in zip(groups, chosen, strict=True) if item >= 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_knapsack_equals_brute_force(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    groups: list[list[Item]] = []
+    for _ in range(int(random.integers(1, 5))):
+        count = int(random.integers(1, 5))
+        gains = random.random(count) * 10
+        if seed % 2:  # concave, one unit of weight each: the quick way
+            values = np.cumsum(np.sort(gains)[::-1])
+            groups.append([(i + 1, float(v)) for i, v in enumerate(values)])
+        else:
+            groups.append([(int(random.integers(1, 6)), float(v)) for v in gains])
+    capacity = int(random.integers(0, 10))
+    best = max(
+        value(groups, list(picks))
+        for picks in product(*(range(-1, len(group)) for group in groups))
+        if sum(group[i][0] for group, i in zip(groups, picks, strict=True) if i >= 0) <= capacity
+    )
+    chosen = choose(groups, capacity)
+    assert sum(group[i][0] for group, i in zip(groups, chosen, strict=True) if i >= 0) <= capacity
+    assert value(groups, chosen) == pytest.approx(best)
+
+
+def test_pollux_counts_equal_brute_force() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        costs = [list(map(float, random.random(int(random.integers(2, 6))))) for _ in range(4)]
+        capacity = int(random.integers(1, 9))
+        counts = fewest_cost(costs, capacity)
+        best = min(
+            sum(row[n] for row, n in zip(costs, picks, strict=True))
+            for picks in product(*(range(len(row)) for row in costs))
+            if sum(picks) <= capacity
+        )
+        assert sum(counts) <= capacity
+        assert sum(row[n] for row, n in zip(costs, counts, strict=True)) == pytest.approx(best)
+
+
+def state_of(machines: Machines, running: list[tuple[Job, tuple[tuple[int, int], ...]]], owed: int) -> State:
+    free = list(machines.capacity)
+    actives = []
+    for index, (job, allocation) in enumerate(running):
+        for node, count in allocation:
+            free[node] -= count
+        actives.append(Active(job=job, index=index, allocation=allocation, rate=1.0, first_s=0.0))
+    return State(now=100.0, machines=machines, queue=(), running=tuple(actives), free=tuple(free), owed=owed)
+
+
+def job(name: str, devices: int, **more: int) -> Job:
+    return Job(id=name, submit_s=0, work_s=1000, devices=devices, **more)  # type: ignore[arg-type]
+
+
+def test_lyra_vacates_the_node_whose_jobs_cost_least() -> None:
+    machines = lent(0 + 1, 3)
+    # Node 1 holds two jobs of its own; nodes 2 and 3 hold one job together: half a job each, so node 2 goes.
+    running = [
+        (job("a", 2), ((1, 2),)),
+        (job("b", 2), ((1, 2),)),
+        (job("c", 8), ((2, 4), (3, 4))),
+    ]
+    decisions = policy("lyra").decide(state_of(machines, running, owed=1), Curve(machines))
+    assert [(each.job, each.allocation) for each in decisions] == [("c", ())]
+    # Node 3 is free then, so two nodes cost no more.
+    decisions = policy("lyra").decide(state_of(machines, running, owed=2), Curve(machines))
+    assert [(each.job, each.allocation) for each in decisions] == [("c", ())]
+
+
+def test_lyra_scales_in_before_it_preempts() -> None:
+    machines = lent(1, 2)
+    running = [(job("a", 4, min_devices=2, max_devices=8), ((0, 2), (1, 2))), (job("b", 2), ((2, 2),))]
+    decisions = policy("lyra").decide(state_of(machines, running, owed=1), Curve(machines))
+    assert [each.job for each in decisions] == ["a"]
+    assert {node for node, _ in decisions[0].allocation} == {0} or 1 not in dict(decisions[0].allocation)
+
+
+def mixed_trace(seed: int, count: int = 60) -> Trace:
+    random = np.random.default_rng(seed)
+    jobs = []
+    for i in range(count):
+        devices = int(random.choice((1, 1, 2, 4, 8)))
+        elastic = devices > 1 and random.random() < 0.5
+        jobs.append(
+            Job(
+                id=f"j{i}",
+                submit_s=float(random.integers(0, 40_000)),
+                work_s=float(random.integers(300, 20_000)),
+                devices=devices,
+                min_devices=devices // 2 if elastic else 0,
+                max_devices=2 * devices if elastic else 0,
+            )
+        )
+    return Trace(name="t", format="philly", jobs=tuple(sorted(jobs, key=lambda each: each.submit_s)))
+
+
+def test_lyra_meets_inference_and_shortens_jobs() -> None:
+    rules = Rules(costs=Costs(), demand=diurnal(0.2, 1.0, 10 * 86400.0))
+    trace = mixed_trace(1)
+    mean = {}
+    for name in ("lyra-no-loan", "lyra-rigid", "lyra"):
+        result = replay(trace, lent(2, 4), policy(name), rules=rules)
+        assert result.unmet_s == 0.0
+        mean[name] = result.figures()["jct_mean_s"]
+    assert mean["lyra"] < mean["lyra-no-loan"] and mean["lyra-rigid"] < mean["lyra-no-loan"]
+
+
+@pytest.mark.parametrize("name", [each.name for each in POLICIES])
+def test_a_policy_changes_nothing_and_repeats_itself(name: str) -> None:
+    machines = lent(2, 1)
+    running = [(job("a", 4, min_devices=2, max_devices=8), ((0, 4),)), (job("b", 1), ((1, 1),))]
+    state = state_of(machines, running, owed=0)
+    waiting = tuple(Active(job=job(f"w{i}", d), index=10 + i, queued_s=float(i)) for i, d in enumerate((1, 4, 2, 1)))
+    state = State(now=state.now, machines=machines, queue=waiting, running=state.running, free=state.free, spread=True)
+    before = repr(state)
+    first = list(policy(name).decide(state, Curve(machines)))
+    assert repr(state) == before
+    assert list(policy(name).decide(state, Curve(machines))) == first
+    assert first

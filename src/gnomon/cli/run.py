@@ -29,7 +29,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
 from gnomon.methods import check_methods, rewrites
-from gnomon.models.lora import parse_adapters
+from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.numerics import PRESETS, with_numerics
 from gnomon.models.presets import known_name, model
 from gnomon.plans import PlanFile, load_plan
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
     notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
-    model = _folder(options.weights or file.model)
+    model = _folder(options.weights or parse_adapters(file.model)[0])
     if options.weights is not None:
         load_late("gnomon.runtime.pretrained:values_of")(model, graph)
     if options.export is not None:
@@ -114,11 +114,10 @@ def read_plan(path: str) -> PlanFile:
 def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     """(model with all that its results depend on, notes) of a preset, a config.json or its folder; PlanError for a
     model that the runtime has not."""
-    if parse_adapters(name)[1] is not None:
-        raise PlanError(
-            f"the runtime trains all weights of a model, and {name} is frozen but for its adapters: predict and plan "
-            f"know them, run does not"
-        )
+    base, adapters = parse_adapters(name)
+    if adapters is not None:
+        graph, notes = read_model(base)
+        return with_adapters(graph, adapters), (*notes, f"of {base} the adapters alone are trained")
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)
@@ -144,6 +143,7 @@ def _begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
     """What the parameters begin as, said."""
     if weights is not None:
         return (f"parameters begin as the weights in {weights}",)
+    model = parse_adapters(model)[0]
     folder = Path(model) if Path(model).is_dir() else Path(model).parent
     beside = sorted(file.name for file in folder.glob("*.safetensors")) if Path(model).exists() else []
     unread = f"; {beside[0]} beside its config.json is not read: --weights {folder} begins with it" if beside else ""
@@ -226,7 +226,9 @@ def _job(
         steps=options.steps,
         data=None if options.data is None else Path(options.data).expanduser(),
         weights=None if options.weights is None else _folder(options.weights),
-        export=None if options.export is None else (_folder(options.export), _folder(options.weights or file.model)),
+        export=None
+        if options.export is None
+        else (_folder(options.export), _folder(options.weights or parse_adapters(file.model)[0])),
         settings=settings,
         seed=options.seed,
         validate_every=options.steps // VALIDATIONS if options.steps >= SHORT else 0,

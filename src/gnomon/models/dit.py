@@ -91,7 +91,7 @@ def embed_block(c: DitConfig) -> Block:
     cut = b.op("patchify", "x_embedder.patchify", (latent,), (BATCH, c.seq, *patch))
     rows = b.linear("x_embedder.proj", cut, out=(c.hidden,), contract=patch, bias=True)
     places = b.state("pos_embed", c.seq, c.hidden, dtype="param", lifetime="job")
-    x = b.add("position_sum", rows, places, name="x")
+    x = b.op("add", "position_sum", (rows, places), name="x", sines=True)
     waves, inner = Dim(name="frequencies", size=c.frequencies), Dim(name="time_hidden", size=c.hidden_size)
     features = b.op("timestep", "t_embedder.features", (time,), (BATCH, waves))
     up = b.linear("t_embedder.mlp.0", features, out=(inner,), contract=(waves,), bias=True)

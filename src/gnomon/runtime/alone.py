@@ -15,8 +15,9 @@ from torch import Tensor
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.graph import Graph
 from gnomon.plans import Layout, Mesh
-from gnomon.runtime.apply import constants, part_of, slots_of
+from gnomon.runtime.apply import beginning, slots_of
 from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.frozen import frozen_of
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
 from gnomon.runtime.stage import Batch, Stage
@@ -30,7 +31,7 @@ class Alone:
         self,
         graph: Graph,
         *,
-        values: Callable[[Slot], Tensor] | None = None,
+        values: Callable[[Slot], Tensor | None] | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
@@ -42,12 +43,14 @@ class Alone:
             graph, Layout(), Mesh(), {"batch": 1, "seq": 2, "enc_seq": 2}, GraphDtypes(param="fp32", compute="fp32")
         )
         runs = {name: BlockRun(block, {}) for name, block in sharded.items()}
-        begin = constants(graph)
         slots = tuple(slots_of(graph.layers(), sharded, 1, 0, set()))
         kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
         self.parameters = Parameters(slots, kept, zero=0, shard=0, num_shards=1, device=device)
-        self.parameters.fill(values or (lambda slot: part_of(slot, seed, begin.get(slot.name))))
+        first = beginning(values, graph, seed)
+        self.parameters.fill(first)
         self.stage = Stage(graph, graph.layers(), self.parameters, runs)
+        still = tuple(slots_of(graph.layers(), sharded, 1, 0, set(), frozen=True))
+        self.stage.frozen = frozen_of(still, dtype, first, device)
 
     def output(self, batch: Batch) -> Tensor:
         """The first output: the loss summed over tokens, or logits."""

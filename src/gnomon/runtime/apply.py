@@ -19,7 +19,8 @@ from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, layer_presets, stage_layers
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.blocks import BlockRun
-from gnomon.runtime.initial import initial
+from gnomon.runtime.frozen import frozen_of
+from gnomon.runtime.initial import initial, tables_of
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import Axis
@@ -38,7 +39,7 @@ def apply(
     *,
     seed: int = 0,
     device: torch.device = CPU,
-    values: Callable[[Slot], Tensor] | None = None,
+    values: Callable[[Slot], Tensor | None] | None = None,
 ) -> dict[int, Stage]:
     """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0: those that
     `values` reads (`pretrained.values_of`), or random ones by the seed."""
@@ -49,7 +50,6 @@ def apply(
     sizes = {"batch": 1, "seq": 2 * mesh.tp}  # any that tp divides: only parameters are asked for
     sharded = shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
     runs = {name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered) for name, block in sharded.items()}
-    begin = constants(graph)
     found, number = dict[int, Stage](), 0
     presets, first = layer_presets(plan, graph), holders(plan, graph, zero)
     for index, layers in enumerate(stage_layers(plan, graph)):
@@ -65,8 +65,15 @@ def apply(
                     num_shards=mesh.dp_shard if zero else 1,
                     device=device,
                 )
-                held.fill(values or (lambda slot: part_of(slot, seed, begin.get(slot.name))))
+                first = beginning(values, graph, seed)
+                held.fill(first)
                 found[number] = Stage(graph, part, held, runs)
+                still = tuple(slots_of(part, sharded, mesh.tp, here.tp, set(), frozen=True))
+                if still and zero == 3:
+                    raise PlanError(
+                        f"{graph.name} has frozen weights, which the runtime does not shard: use zero 0 to 2"
+                    )
+                found[number].frozen = frozen_of(still, dtypes(plan).param, first, device)
                 found[number].presets, found[number].every = presets, plan.saved.every
             number += 1
     return found
@@ -121,14 +128,20 @@ def dtypes(plan: Plan) -> Dtypes:
 
 
 def slots_of(
-    layers: Sequence[Layer], sharded: Mapping[str, ShardedBlock], tp: int, index: int, counted: set[str]
+    layers: Sequence[Layer],
+    sharded: Mapping[str, ShardedBlock],
+    tp: int,
+    index: int,
+    counted: set[str],
+    *,
+    frozen: bool = False,
 ) -> Iterable[Slot]:
     """The stage's parameters one after the other, each once. index: this rank's along tp. counted: tied ones that an
-    earlier stage counts."""
+    earlier stage counts. frozen: its frozen weights instead."""
     start, seen = 0, set[str]()
     for layer in layers:
         block = sharded[layer.call.block]
-        for tensor in block.block.parameters:
+        for tensor in block.block.frozen if frozen else block.block.parameters:
             name = layer.call.parameter_name(tensor.name, layer.index)
             if name in seen:
                 continue
@@ -170,7 +183,7 @@ def constants(graph: Graph) -> dict[str, float]:
         for op in graph.block(layer.call.block).ops:
             for place, own in enumerate(op.inputs[1:]):
                 name = layer.call.parameter_name(own, layer.index)
-                if own.endswith(".bias") or op.kind == "router":
+                if own.endswith((".bias", ".lora_B.weight", ".sinks")) or op.kind == "router":
                     found[name] = 0.0
                 elif op.kind == "norm" and not place:
                     found[name] = 1.0 - _number(op, "offset", 0.0)
@@ -181,6 +194,19 @@ def _number(op: Op, name: str, default: float) -> float:
     value = op.attr(name, default)
     assert isinstance(value, (int, float))
     return float(value)
+
+
+def beginning(values: Callable[[Slot], Tensor | None] | None, graph: Graph, seed: int) -> Callable[[Slot], Tensor]:
+    """What parameters are at step 0: what `values` has, tables that the graph says, and random ones by the seed."""
+    begin, tables = constants(graph), tables_of(graph)
+
+    def first(slot: Slot) -> Tensor:
+        given = values(slot) if values is not None else None
+        if given is None:
+            given = tables.get(slot.name)
+        return part_of(slot, seed, begin.get(slot.name)) if given is None else given
+
+    return first
 
 
 def part_of(slot: Slot, seed: int, constant: float | None) -> Tensor:

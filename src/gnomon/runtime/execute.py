@@ -135,7 +135,7 @@ class Executor:
         settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
         program: Program | None = None,
         device: torch.device = CPU,
-        values: Callable[[Slot], Tensor] | None = None,
+        values: Callable[[Slot], Tensor | None] | None = None,
     ) -> None:
         """program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
         needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,

@@ -7,10 +7,40 @@ deviation of 0.02, norms begin at 1 and biases at 0. Leaves out weights that are
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from gnomon.graph import Graph
+
+
+def tables_of(graph: Graph) -> dict[str, Tensor]:
+    """Tables that a model never trains: sines and cosines of the places of patches, where the op that adds them has the
+    attribute `sines`."""
+    found: dict[str, Tensor] = {}
+    for layer in graph.layers():
+        block = graph.block(layer.call.block)
+        for op in block.ops:
+            if op.attr("sines", False):
+                rows, width = (dim.size or 0 for dim in block.tensor(op.inputs[1]).dims)
+                found[layer.call.parameter_name(op.inputs[1], layer.index)] = sines_of_places(rows, width)
+    return found
+
+
+def sines_of_places(rows: int, width: int) -> Tensor:
+    """(rows, width): of patches of a square image row by row; half of the width for the column, half for the row, each
+    sines, then cosines, at frequencies from 1 to 1/10 000 (Dosovitskiy et al. 2021; Peebles and Xie 2023)."""
+    side = math.isqrt(rows)
+    speed = 10_000.0 ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    place = torch.arange(rows)
+    parts = []
+    for along in (place % side, place // side):
+        angle = along.to(torch.float64)[:, None] * speed
+        parts += [angle.sin(), angle.cos()]
+    return torch.cat(parts, dim=1)
+
 
 INITIAL_STD = 0.02
 """Of matrices (Touvron et al. 2023 follow GPT-2 here)."""

@@ -86,6 +86,9 @@ class Tape:
 class Parameters:
     """The flat buffer and what belongs to it. `zero` is the ZeRO stage, `shard` this rank's of `num_shards`."""
 
+    trained = True
+    """Whether they have gradients (`frozen`)."""
+
     def __init__(
         self,
         slots: Sequence[Slot],
@@ -172,6 +175,11 @@ class Weight:
         of the slot's, whose dims may be factors of this one's."""
         self._parameters, self._name, self._rows, self.tape = parameters, name, rows, tape
         self.shape = tuple(shape or parameters.by_name[name].shape)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it wants a gradient."""
+        return self._parameters.trained
 
     @property
     def value(self) -> Tensor:

@@ -18,6 +18,9 @@ from gnomon.formats.huggingface.runnable import Runnable, read_runnable
 from gnomon.formats.huggingface.weights import layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
+from gnomon.models.lora import with_adapters
+from gnomon.runtime.adapters import adapters_of
+from gnomon.runtime.adapters import export as export_adapters
 from gnomon.runtime.alone import Alone
 from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.execute import Executor
@@ -41,7 +44,9 @@ def values_of(path: Path, graph: Graph) -> Values:
     """Reads each rank's parts of the weights in `path` for `graph`. InputError where its config.json is of another
     model, or its files are not all there, whole and of the right shapes."""
     model = model_of(path)
-    if replace(model.graph, name=graph.name) != graph:
+    adapters = adapters_of(graph)
+    described = model.graph if adapters is None else with_adapters(model.graph, adapters)
+    if replace(described, name=graph.name) != graph:
         raise InputError(
             f"the weights in {path} are of {model.graph.name} ({_size(model.graph)}), whose config.json says another "
             f"model than the plan's {graph.name} ({_size(graph)}); make the plan for that config.json"
@@ -85,7 +90,8 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
 
     model: the folder whose config.json the plan was made for. Where it has weights, the new folder has the same files
     and dtypes, so that what was not trained comes out with the same bytes; its tokenizer and other small files are
-    copied. Otherwise tensors have the plan's dtype. Ranks write into the same files, each the parts that it holds.
+    copied. Otherwise tensors have the plan's dtype. Of a model with adapters these alone are written, in PEFT's
+    layout. Ranks write into the same files, each the parts that it holds.
     """
     known = model_of(model)
     source = model if model.is_dir() else model.parent
@@ -93,6 +99,8 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
     like = Folder.of(model) if any(source.glob("*.safetensors")) else None
     if like is not None:
         where = settled(like, where)
+    if adapters_of(executor.graph) is not None:
+        return export_adapters(executor, target, known, source)
     executor.synchronise()
     first = dist.get_rank() == 0
     dtype = next(iter(executor.stages.values())).parameters_.dtypes.param

@@ -35,6 +35,8 @@ class Stage(nn.Module):
     ) -> None:
         super().__init__()
         self.layers, self.parameters_, self.runs, self.tape = tuple(layers), parameters, runs, Tape()
+        self.frozen: Parameters | None = None
+        """Weights that are not trained."""
         self.presets: Mapping[str, Preset] = {}
         """Label of a layer -> what of it is computed again in backward; left out: nothing."""
         self.every = 1
@@ -121,13 +123,15 @@ class Stage(nn.Module):
     def _weights(self, layer: Layer, run: BlockRun) -> Callable[[str, int], Weight]:
         def weight(name: str, rows: int) -> Weight:
             full = layer.call.parameter_name(name, layer.index)
-            held = self.parameters_.by_name[full].shape
+            frozen = self.frozen is not None and full in self.frozen.by_name
+            part = self.frozen if frozen and self.frozen is not None else self.parameters_
+            held = part.by_name[full].shape
             shape, start = [], 0
             for dim in run.block.tensor(name).dims:
                 stop = start + len(dim.atoms)
                 shape.append(math.prod(held[start:stop]))
                 start = stop
-            return Weight(self.parameters_, full, self.tape, rows=rows, shape=shape)
+            return Weight(part, full, self.tape, rows=rows, shape=shape)
 
         return weight
 

@@ -204,15 +204,16 @@ def _region(file: Tensor, piece: Piece, slot: Slot) -> tuple[Tensor, tuple[slice
     return part, tuple(own)
 
 
-Values = Callable[[Slot], Tensor]
-"""A parameter -> this rank's part of it."""
+Values = Callable[[Slot], Tensor | None]
+"""A parameter -> this rank's part of it; None for one that a folder does not have (adapters beside a base)."""
 
 
 def reader(folder: Folder, layout: Layout) -> Values:
     """Reads a rank's part of a parameter; `layout` is a settled one."""
 
-    def read(slot: Slot) -> Tensor:
-        pieces = layout.pieces[slot.name]
+    def read(slot: Slot) -> Tensor | None:
+        if (pieces := layout.pieces.get(slot.name)) is None:
+            return None
         dtype = DTYPES[folder.entries[pieces[0].tensor][1].dtype]
         out = torch.empty(slot.shape, dtype=dtype)
         for piece in pieces:
@@ -249,17 +250,25 @@ class Writer:
 
 
 def start_folder(
-    folder: Path, layout: Layout, dtype: torch.dtype, like: Folder | None = None, *, join: bool = False
+    folder: Path,
+    layout: Layout,
+    dtype: torch.dtype,
+    like: Folder | None = None,
+    *,
+    single: str = "",
+    join: bool = False,
 ) -> Writer:
     """Makes the files, of full length and with their headers. like: a folder whose tensors, dtypes and files the new
     one has too, so that what was not trained comes out with the same bytes; None: files of at most SHARD_BYTES.
-    join: another rank has made them."""
+    single: name of the only file. join: another rank has made them."""
     folder.mkdir(parents=True, exist_ok=True)
     if like is not None:
         tensors = {name: (file, entry.dtype, entry.shape) for name, (file, entry) in like.entries.items()}
         metadata = like.metadata
     else:
         tensors = _sharded({name: (NAMES[dtype], shape) for name, shape in layout.tensors().items()})
+        if single:
+            tensors = {name: (single, *rest) for name, (_, *rest) in tensors.items()}
         metadata = dict.fromkeys((file for file, _, _ in tensors.values()), {"format": "pt"})
     entries: dict[str, tuple[str, Entry]] = {}
     for file in sorted({file for file, _, _ in tensors.values()}):

@@ -60,9 +60,10 @@ def check_runnable(graph: Graph) -> None:
     if graph.left_out:
         raise PlanError(f"{graph.name} cannot be run: {graph.left_out}")
     for block in graph.blocks:
-        if block.frozen:
+        if packed := [tensor.name for tensor in block.frozen if tensor.dtype not in ("compute", "param")]:
             raise PlanError(
-                f"{graph.name}: the runtime trains all weights of a model, and {block.name} has frozen ones"
+                f"{graph.name}: the runtime does not read weights in four bits ({block.name}/{packed[0]}) yet; give "
+                f"the model +lora in place of +qlora"
             )
         for op in block.ops:
             if op.kind not in FUNCTIONS and op.kind not in ENGINE:

@@ -41,7 +41,8 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         """x: (…, in) as it is multiplied. home: the same as it lies between ops, which is what is kept. gather: from
         home to x. leave: of the result, from partial sums to its home; enter: of its gradient, back."""
-        ctx.save_for_backward(home)
+        if weight.trained or (bias is not None and bias.trained):
+            ctx.save_for_backward(home)
         ctx.weight, ctx.bias, ctx.gather, ctx.enter = weight, bias, gather, enter
         whole = leave is _same  # partial sums want their bias once, after they were added up
         out = functional.linear(x, weight.matrix, bias.matrix if bias is not None and whole else None)
@@ -52,10 +53,12 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        home = ctx.saved_tensors[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
         weight, bias, gather = ctx.weight, ctx.bias, ctx.gather
         grad = ctx.enter(grad)
         dx = grad @ weight.matrix if ctx.needs_input_grad[0] else None
+        if not ctx.saved_tensors:  # frozen
+            return dx, None, None, None, None, None, None, None
+        home = ctx.saved_tensors[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
 
         def weight_grad() -> None:
             rows = grad.flatten(0, -2)

@@ -12,7 +12,21 @@ from runtime.hf_models import compare
 
 pytest.importorskip("transformers")
 LIMIT = 1e-9
-SAMPLE = ("llama (llama3 rotary)", "gemma2", "gpt2", "gpt_neox", "phi3", "mixtral", "deepseek_v3")
+SAMPLE = (
+    "llama (llama3 rotary)",
+    "phi3 (longrope)",
+    "gemma2",
+    "gpt2",
+    "gpt_neox",
+    "olmo2",
+    "granite",
+    "mixtral",
+    "deepseek_v3",
+    "gpt_oss",
+    "bert",
+    "t5",
+    "vit",
+)
 
 
 @pytest.mark.parametrize("kind", SAMPLE)

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
     notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
-    model = _folder(options.weights or parse_adapters(file.model)[0])
+    model = _source(options, file)
     if options.weights is not None:
         load_late("gnomon.runtime.pretrained:values_of")(model, graph)
     if options.export is not None:
@@ -137,6 +137,11 @@ def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
 def _folder(name: str) -> Path:
     """Of a model or of weights, as a path."""
     return Path(name).expanduser()
+
+
+def _source(options: argparse.Namespace, file: PlanFile) -> Path:
+    """Folder or config.json that says in which layout weights are."""
+    return _folder(options.weights or parse_adapters(file.model)[0])
 
 
 def _begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
@@ -226,9 +231,7 @@ def _job(
         steps=options.steps,
         data=None if options.data is None else Path(options.data).expanduser(),
         weights=None if options.weights is None else _folder(options.weights),
-        export=None
-        if options.export is None
-        else (_folder(options.export), _folder(options.weights or parse_adapters(file.model)[0])),
+        export=None if options.export is None else (_folder(options.export), _source(options, file)),
         settings=settings,
         seed=options.seed,
         validate_every=options.steps // VALIDATIONS if options.steps >= SHORT else 0,

@@ -65,15 +65,15 @@ def apply(
                     num_shards=mesh.dp_shard if zero else 1,
                     device=device,
                 )
-                first = beginning(values, graph, seed)
-                held.fill(first)
+                start = beginning(values, graph, seed)
+                held.fill(start)
                 found[number] = Stage(graph, part, held, runs)
                 still = tuple(slots_of(part, sharded, mesh.tp, here.tp, set(), frozen=True))
                 if still and zero == 3:
                     raise PlanError(
-                        f"{graph.name} has frozen weights, which the runtime does not shard: use zero 0 to 2"
+                        f"{graph.name} has frozen weights, which the runtime does not shard; use zero 0 to 2"
                     )
-                found[number].frozen = frozen_of(still, dtypes(plan).param, first, device)
+                found[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
                 found[number].presets, found[number].every = presets, plan.saved.every
             number += 1
     return found

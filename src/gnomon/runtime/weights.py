@@ -268,7 +268,7 @@ def start_folder(
     else:
         tensors = _sharded({name: (NAMES[dtype], shape) for name, shape in layout.tensors().items()})
         if single:
-            tensors = {name: (single, *rest) for name, (_, *rest) in tensors.items()}
+            tensors = {name: (single, name_, shape) for name, (_, name_, shape) in tensors.items()}
         metadata = dict.fromkeys((file for file, _, _ in tensors.values()), {"format": "pt"})
     entries: dict[str, tuple[str, Entry]] = {}
     for file in sorted({file for file, _, _ in tensors.values()}):

@@ -2,7 +2,8 @@
 
 The public verbs, loaded when first used so that `import gnomon` stays light:
 `gnomon.predict(model, cluster, plan, workload) -> Prediction`, `gnomon.plan(model, cluster, workload)
--> search.Result`. Everything else is in the rooms (`gnomon.plans` …).
+-> search.Result`; with torch, `gnomon.capture(module, example_inputs) -> Graph`. Everything else is in the
+rooms (`gnomon.plans` …).
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnomon.frontend.capture import capture
     from gnomon.request.verbs import plan, predict
 
 __version__ = "0.1.0.dev0"
-__all__ = ["plan", "predict"]
+__all__ = ["capture", "plan", "predict"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "capture":
+        from gnomon.frontend.capture import capture
+
+        return capture
     if name in __all__:
         from gnomon.request import verbs
 

@@ -6,6 +6,7 @@ Every error a user can cause is one of these, and says what was asked, what the 
     ├── InputError         a file or value that cannot be read: carries the path to the value (`$.stages[2].calls`)
     │   ├── UnitError      a quantity without a unit, with a wrong unit, or not finite
     │   └── FormatError    a text form (Program, Timeline, another tool's file) that does not parse: line and column
+    ├── CaptureError       a module whose forward cannot be recorded: file and line of its code
     ├── GraphError         a model that is not well formed (unknown tensor, shapes that disagree)
     ├── PlanError          a plan that cannot run on this graph or cluster, or that contradicts itself
     ├── ProgramError       a Program that cannot run: carries the `Problem`s that validate found
@@ -40,6 +41,10 @@ class UnitError(InputError):
 
 class FormatError(InputError):
     """Text that does not parse. `path` is `file:line:column` or `line N`."""
+
+
+class CaptureError(GnomonError):
+    """A module whose forward cannot be recorded, or whose Graph does not compute what it computes."""
 
 
 class GraphError(GnomonError):

@@ -74,6 +74,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         work.add_argument(name, type=count, metavar="N", help=text)
     work.add_argument("--seq-len", type=tokens, metavar="N", help="tokens of a sequence; 8k = 8192")
     work.add_argument(
+        "--inputs", metavar="INPUTS", help="of a MODEL that is code: NAME=DTYPE[DIM,...], as ids=int64[batch,seq]"
+    )
+    work.add_argument(
         "--tokens-per-batch",
         type=some,
         metavar="N",

@@ -39,7 +39,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
-from gnomon.request.model import read_model
+from gnomon.request.model import read_model, with_inputs
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
 from gnomon.search.mixed.best_first import TRIES
@@ -84,6 +84,7 @@ class Asked:
     def read(options: argparse.Namespace) -> Asked:
         """From the options. InputError, PlanError or CatalogueError say what is wrong."""
         options.model = adapted_name(options, options.model)
+        options.model = with_inputs(options.model, options.inputs, options.seq_len)
         graph, notes = read_model(options.model)
         machines = parse_cluster(options.on)
         assumed: list[str] = []

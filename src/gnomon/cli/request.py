@@ -26,7 +26,7 @@ from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
 from gnomon.plans import Fp8, Mesh, Plan, PlanFile, Precision, RouterLoad, Saved, Schedule, Workload, load_plan
 from gnomon.plans.check import learned_positions, sample_tokens
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.request.model import read_model
+from gnomon.request.model import read_model, with_inputs
 from gnomon.search.planning import default_precision
 from gnomon.search.questions.sweep import sequences
 from gnomon.software import Stack
@@ -74,6 +74,8 @@ def read_request(options: argparse.Namespace) -> Request:
         job = read_job(source, options, named, machines.num_devices)
         assumed += said_of(job, machines.num_devices)
     named = adapted_name(options, named)
+    if named is not None:
+        named = with_inputs(named, options.inputs, options.seq_len)
     graph, notes = _model(named or (file.model if file else None), job, options)
     base = _base_plan(given_plan, job)
     start = base or Plan(precision=given_precision(options, machines, assumed))

@@ -93,7 +93,7 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
     wanted = {t.name for t in block.parameters if t.name not in frozen and t.name not in shifts}
     wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
     for op in block.ops:
-        if any(name in wanted for name in op.inputs):
+        if any(name in wanted for name in op.inputs) and not op.attr("no_grad", False):
             wanted |= {name for name in op.outputs if block.tensor(name).is_float and not _is_side(op, name)}
     return frozenset(wanted)
 
@@ -135,7 +135,9 @@ def _accumulate(name: str, readers: list[str]) -> GradOp:
 
 
 def _steps(op: Op, block: Block, wanted: frozenset[str]) -> list[GradOp]:
-    grads_in = tuple(n for n in op.outputs[:2] if n in wanted and not _is_side(op, n))
+    grads_in = tuple(
+        n for n in (op.outputs if op.captured is not None else op.outputs[:2]) if n in wanted and not _is_side(op, n)
+    )
     if not grads_in or not any(n in wanted for n in op.inputs):
         return []
     activations = tuple(n for n in dict.fromkeys(op.inputs) if n in wanted and block.tensor(n).kind != "parameter")
@@ -164,7 +166,7 @@ def _needed(block: Block, wanted: frozenset[str], dtypes: Dtypes) -> tuple[Saved
     roots = storages(block, dtypes)
     users: dict[str, list[str]] = {}
     for op in block.ops:
-        if not any(n in wanted for n in op.inputs):
+        if not any(n in wanted for n in op.inputs) or op.attr("no_grad", False):
             continue
         for name in saves(op, block, wanted):
             root = roots[name]

@@ -86,6 +86,8 @@ def lower(block: Block, kernels: Kernels) -> Block:
         elif op.kind == "dropout":
             x = block.tensor(op.inputs[0])
             low.emit(op, Tensor(name=f"{op.path}:mask", dims=x.dims, dtype="bool"))
+        elif op.kind == "opaque" and op.captured is not None:
+            low.emit(op, *(t for t in op.captured.tensors if t.name in op.captured.keeps))
         elif op.kind == "combine" and weighted:
             low.ops.append(replace(op, attrs=attrs(**dict(op.attrs), weighted=True)))
         elif op.kind == "activation" and op.path in weighted:

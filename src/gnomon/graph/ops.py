@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from gnomon.errors import GraphError
+from gnomon.graph.captured import Size
+from gnomon.graph.captured import reads as node_reads
 from gnomon.graph.dims import Dim, Dtypes, Number, Sizes, numel, size_of
 from gnomon.graph.kernels import kv_dim
 from gnomon.graph.state_space import scan_flops
@@ -135,6 +137,9 @@ def saves(op: Op, block: Block, needs_grad: Collection[str]) -> tuple[str, ...]:
             return outputs[1:]
         case "scale":
             return inputs if len(inputs) > 1 else ()
+        case "opaque":
+            assert op.captured is not None, "checked by Op"
+            return op.captured.keeps
         case _:  # add, views, rotary, concat, repeat, upsample, patchify, cast, timestep: constants suffice
             return ()
 
@@ -217,10 +222,52 @@ def _vector(op: Op, block: Block, setting: Setting, phase: int) -> Number:
     return numel(block.tensor(op.inputs[0]).dims, setting.sizes) * per_element if per_element else 0
 
 
+def captured_products(op: Op, sizes: Sizes) -> list[tuple[Number, Number, Number, Number, int]]:
+    """(batch, rows, columns, depth, operands that want a gradient) of each matrix product of a captured op."""
+    assert op.captured is not None, "of captured ops only"
+    known: Mapping[str, Any] = sizes
+    found = []
+    for node in op.captured.nodes:
+        for shape in node.products:
+            b, m, n, k = (size.value(known) if isinstance(size, Size) else size for size in shape)
+            found.append((b, m, n, k, node.grads))
+    return found
+
+
+def _captured_bytes(op: Op, block: Block, setting: Setting) -> tuple[Number, Number]:
+    """(read, written) by the ATen ops of a captured op, each by itself."""
+    assert op.captured is not None, "of captured ops only"
+    inner = {tensor.name: tensor for tensor in op.captured.tensors}
+    read: Number = 0
+    written: Number = 0
+    for node in op.captured.nodes:
+        if node.view:
+            continue
+        for name in node_reads(node):
+            read = read + nbytes(inner.get(name) or block.tensor(name), setting.sizes, setting.dtypes)
+        for name in filter(None, node.outputs):
+            written = written + nbytes(inner.get(name) or block.tensor(name), setting.sizes, setting.dtypes)
+    return read, written
+
+
+def _captured_work(op: Op, block: Block, setting: Setting, grad: GradOp | None) -> Work:
+    """A backward reads what was kept and gradients, and writes gradients; inside it does so once for each ATen op."""
+    shapes = captured_products(op, setting.sizes)
+    read, written = _captured_bytes(op, block, setting)
+    if grad is None:
+        flops = sum((2 * b * m * n * k for b, m, n, k, _ in shapes), start=0)
+        return Work(matmul_flops=flops, read_bytes=read, write_bytes=written)
+    flops = sum((2 * b * m * n * k * wanted for b, m, n, k, wanted in shapes), start=0)
+    kept = _bytes(grad.reads, block, setting)
+    return Work(matmul_flops=flops, read_bytes=written + kept, write_bytes=_bytes(grad.grads_out, block, setting))
+
+
 def forward_work(op: Op, block: Block, setting: Setting) -> Work:
     """Work of running a lowered op once. Views are free."""
     if op.kind in VIEWS:
         return Work()
+    if op.captured is not None:
+        return _captured_work(op, block, setting, None)
     flops, extra = _matmul(op, block, setting) if op.contracts or op.kind in _MIXERS else (0, 0)
     reads: Number = _bytes(op.inputs, block, setting)
     if op.kind == "embedding":  # only the chosen rows are read
@@ -268,6 +315,8 @@ def grad_work(grad: GradOp, block: Block, setting: Setting) -> Work:
             n for n in grad.grads_out if op.kind == "add" and block.tensor(n).dims != block.tensor(op.outputs[0]).dims
         ]
         return Work(read_bytes=reads, write_bytes=_bytes(narrow, block, setting)) if narrow else Work()
+    if op.captured is not None:
+        return _captured_work(op, block, setting, grad)
     reads = reads + _bytes(grad.reads, block, setting)
     multiplies = op.kind in _MIXERS or (bool(op.contracts) and bool(grad.reads))
     flops, extra = _matmul(op, block, setting) if multiplies else (0, 0)

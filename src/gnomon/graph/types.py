@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from zlib import crc32
 
 from gnomon.errors import GraphError, nearest
+from gnomon.graph.captured import Node
 from gnomon.graph.dims import DTYPE_BITS, SYMBOLIC_DTYPES, Dim, check_name
 
 TensorKind: TypeAlias = Literal["parameter", "activation", "state"]
@@ -58,6 +59,7 @@ OP_KINDS = (
     "cast",
     "row_stats",  # one number a row (mean of squares, then rsqrt); only in lowered blocks
     "timestep",  # sinusoidal features of a diffusion time
+    "opaque",  # what no other kind says: the ATen ops of one call, in `captured`
 )
 """Every op kind that has a rule in `ops.py`."""
 
@@ -112,6 +114,22 @@ def attrs(**values: AttrValue) -> tuple[tuple[str, AttrValue], ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """What an op computes, as PyTorch ran it: for `opaque` ops, and for views of a captured model (`reshape`)."""
+
+    nodes: tuple[Node, ...]
+    """ATen ops in order."""
+    tensors: tuple[Tensor, ...] = ()
+    """What the nodes write beside the op's outputs, named `path:0` and on."""
+    keeps: tuple[str, ...] = ()
+    """Of inputs, outputs and `tensors`, what autograd keeps for backward."""
+    whole: tuple[str, ...] = ()
+    """Names of dims along which it cannot be divided; `*` for all but the batch."""
+    where: str = ""
+    """`file.py:12` of the code that called it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One operation of a block, by kind; its rules (FLOPs, bytes, what backward needs) are in `ops.py`."""
 
@@ -127,6 +145,8 @@ class Op:
     """Names of the dims summed over, for the kinds in CONTRACTIONS; each is in both of the first two inputs."""
     attrs: tuple[tuple[str, AttrValue], ...] = ()
     """Sorted pairs, made by `attrs(...)`; what each kind reads is said beside its rule."""
+    captured: Captured | None = None
+    """The ATen ops, of an op that was captured and has no rule of its own."""
 
     def __post_init__(self) -> None:
         if self.kind not in OP_KINDS:
@@ -136,6 +156,8 @@ class Op:
         if (self.kind in CONTRACTIONS) != bool(self.contracts):
             rule = "name the contracted dims" if self.kind in CONTRACTIONS else "leave contracts empty"
             raise GraphError(f"op {self.path!r} ({self.kind}) has contracts={self.contracts}: {rule}")
+        if self.kind == "opaque" and self.captured is None:
+            raise GraphError(f"op {self.path!r} is opaque: give its ATen ops, as `captured`")
         if self.attrs != tuple(sorted(self.attrs)):
             raise GraphError(f"op {self.path!r} has unsorted attrs: make them with attrs(...)")
 

@@ -21,6 +21,7 @@ from gnomon.graph.state_space import Scan
 from gnomon.graph.types import VIEWS
 from gnomon.hardware.types import Device
 from gnomon.prices.attention import attention_seconds, tiled_window
+from gnomon.prices.captured import captured_price
 from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
 from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.measured import RULES, attention_points, matmul_seconds, rule_seconds, table_seconds
@@ -200,6 +201,8 @@ def op_seconds(
         return FREE
     if (known := _measured(op, block, setting, device, backward=False)) is not None:
         return known
+    if op.captured is not None:
+        return _captured(op, work, setting, device, curves, backward=False)
     if op.contracts:
         price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load, experts)
         price = price + _widened(op, block, setting, device, curves)
@@ -246,6 +249,8 @@ def grad_seconds(
         return FREE
     if (known := _measured(op, block, setting, device, backward=True)) is not None:
         return known
+    if op.captured is not None:
+        return _captured(op, work, setting, device, curves, backward=True)
     if op.contracts:
         price = _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load, experts)
         if grad.phase == "input_grad":
@@ -299,6 +304,11 @@ def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, 
     """Casting the weight of a product to 8 bits, in both layouts: once a step, or once a microbatch where it is not
     kept. Zero for ops that `fp8` leaves alone."""
     return _cast(op.inputs[1], block, setting, device, curves, WHOLE) if _low(op, True) else FREE
+
+
+def _captured(op: Op, work: Work, setting: Setting, device: Device, curves: Curves, *, backward: bool) -> OpPrice:
+    found = captured_price(op, work, setting, device, curves, backward=backward)
+    return OpPrice(device_s=found.device_s, kernels=found.kernels)
 
 
 def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backward: bool) -> OpPrice | None:

@@ -6,8 +6,10 @@ their model with them (`formats`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats import programs
@@ -17,6 +19,7 @@ from gnomon.graph import Graph
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.presets import CONFIGS, Config, known_name
 from gnomon.models.presets import model as preset
+from gnomon.request import cache
 
 
 def is_job_file(name: str) -> bool:
@@ -30,11 +33,57 @@ def is_job_file(name: str) -> bool:
     return path.suffix != ".json" or programs.recognised(path) is not None
 
 
+CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\(.*\))?", re.DOTALL)
+"""A model that is code: `my_project.model:build`, with its inputs in brackets."""
+
+
+def is_code(name: str) -> bool:
+    """Whether a name is MODULE:FUNCTION. Only such a name is ever imported."""
+    return CODE.fullmatch(name) is not None
+
+
+def with_inputs(name: str, inputs: str | None, seq_len: int | None) -> str:
+    """A name of code with its inputs in brackets. InputError for inputs of what is no code."""
+    if not is_code(name):
+        if inputs is not None:
+            raise InputError(f"--inputs are those of a model that is code (MODULE:FUNCTION), and {name!r} is none")
+        return name
+    if inputs is not None:
+        if "(" in name:
+            raise InputError(f"{name!r} says its inputs already; leave --inputs out")
+        name = f"{name}({inputs})"
+    if seq_len is not None:  # recorded at that length: some sizes follow from it by no product
+        name = re.sub(r"\bseq\b(?!\s*=)", f"seq={seq_len}", name.partition("(")[2]).join(
+            (name.partition("(")[0] + "(" if "(" in name else name, "")
+        )
+    return name
+
+
+def captured_model(name: str) -> tuple[Graph, tuple[str, ...]]:
+    """(graph, notes) of a model that is code, or as it was captured before. InputError without torch."""
+    if (kept := cache.load(name)) is not None:
+        return kept
+    try:
+        read: Callable[[str], tuple[Graph, tuple[str, ...]]] = resolve_name("gnomon.frontend.named:read")
+    except ImportError as error:
+        if error.name != "torch":
+            raise
+        raise InputError(
+            f"{name.partition('(')[0]} is code, and capturing it needs torch: pip install gnomon[torch]"
+        ) from None
+    with cache.watched() as files:
+        found = read(name)
+    cache.store(name, found, files)
+    return found
+
+
 def read_model(
     name: str, *, settings: Mapping[str, str] | None = None, strict: bool = False
 ) -> tuple[Graph, tuple[str, ...]]:
     """(graph, what its file says that the graph leaves out) of a preset, a config.json or a folder with one. settings:
     keys of the config by name, in place of its own; strict: a key that is not known is an error."""
+    if is_code(name):
+        return captured_model(name)
     name, adapters = parse_adapters(name)
     path = Path(name)
     if path.is_dir():
@@ -69,7 +118,7 @@ def read_model(
 
 def read_config(name: str) -> tuple[Config | None, Graph]:
     """(config, graph) of a preset, a config.json or a folder with one; no config for what is no decoder, or frozen."""
-    if parse_adapters(name)[1] is not None:
+    if is_code(name) or parse_adapters(name)[1] is not None:
         return None, read_model(name)[0]
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix == ".json" or path.is_file():

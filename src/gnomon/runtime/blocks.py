@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import PlanError
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS, POSITIONED
+from gnomon.runtime.ops.captured import captured
 from gnomon.runtime.ops.linear import linear
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
 from gnomon.runtime.ops.site import Axis, Operand, Site
@@ -67,6 +69,17 @@ class BlockRun:
     def __init__(self, sharded: ShardedBlock, axes: Mapping[str, Axis], *, keep_gathered: bool = False) -> None:
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
+        self.captured = any(op.captured is not None for op in sharded.block.ops)
+        whole = {dim.name: dim.size for dim in self.block.dims if dim.size is not None}
+        self.extents = {
+            o.op.path: {
+                **whole,
+                **{d.name: d.size for t in o.op.captured.tensors for d in t.atoms if d.size is not None},
+                **{name: int(size) for name, size in o.sizes.items()},
+            }
+            for o in sharded.ops
+            if o.op.captured is not None
+        }
         self.dims = {t.name: tuple(tuple(a.name for a in dim.atoms) for dim in t.dims) for t in self.block.tensors}
         self.free = {name for name in self.block.inputs if not self.block.tensor(name).is_float}
         reads: dict[str, str] = {}
@@ -112,12 +125,16 @@ class BlockRun:
         *,
         again: frozenset[str] = frozenset(),
         packing: Packing | None = None,
+        sizes: Mapping[str, int] | None = None,
+        compute: torch.dtype = torch.float32,
+        seen: Callable[[str, Tensor], None] | None = None,
     ) -> dict[str, Tensor]:
         """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
-        backward. packing: of rows that hold several documents."""
-        frame = _Frame(self, dict(inputs), weights, state, packing)
+        backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
+        compute: what they compute in. seen: is told what each op makes."""
+        frame = _Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
         for op in self.ops:
-            frame.do(op, again=op.site.op.path in again)
+            frame.do(op, again=op.site.op.path in again, seen=seen)
         return {name: frame.values[name] for name in self.block.outputs}
 
 
@@ -131,14 +148,17 @@ class _Frame:
         weights: Weights,
         state: Callable[[str], Tensor],
         packing: Packing | None,
+        sizes: dict[str, int],
+        compute: torch.dtype,
     ) -> None:
         self.owner, self.values, self.weights, self.state = owner, values, weights, state
-        self.packing = packing
+        self.packing, self.sizes, self.compute = packing, sizes, compute
+        self.device = next((x.device for x in values.values()), torch.device("cpu"))
         self.brought: dict[Need, Tensor] = {}
         self.regathered: dict[Need, list[Any]] = {}
         self.routings: dict[str, Routing] = {}
 
-    def do(self, op: _Op, *, again: bool) -> None:
+    def do(self, op: _Op, *, again: bool, seen: Callable[[str, Tensor], None] | None = None) -> None:
         site = op.site
         kind = site.op.kind
         if kind == "linear":
@@ -147,29 +167,41 @@ class _Frame:
             out = self._experts(op)
         else:
             operands = [self._operand(op, given) for given in op.inputs]
-            function = FUNCTIONS[kind]
+            function = FUNCTIONS[kind] if site.op.captured is None else self._captured(op)
             if kind in POSITIONED and self.packing is not None:
                 function = partial(function, packing=self.packing)
             if again:
                 out = checkpoint(function, site, *operands, use_reentrant=False, preserve_rng_state=False)
             else:
                 out = function(site, *operands)
-            if site.op.inputs[0] in self.routings:  # an activation between the products of experts
+            if site.op.inputs and site.op.inputs[0] in self.routings:  # an activation between the products of experts
                 self.routings[site.op.outputs[0]] = self.routings[site.op.inputs[0]]
             made = out if isinstance(out, tuple) else (out,)
             out = tuple(moved(x, there, back) for x, there, back in zip(made, op.leave, op.enter, strict=True))
         made = out if isinstance(out, tuple) else (out,)
         self.values.update(zip(site.op.outputs, made, strict=True))
+        if seen is not None:
+            for name, x in zip(site.op.outputs, made, strict=True):
+                seen(name, x)
         for name in op.last:
             self.values.pop(name, None)
             for need in [need for need in self.brought if need[0] == name]:
                 del self.brought[need]
 
+    def _captured(self, op: _Op) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        """The ATen ops of a captured op, at the sizes of this rank."""
+        sizes = {**self.owner.extents[op.site.op.path], **self.sizes}
+
+        def function(site: Site, *operands: Operand) -> Tensor | tuple[Tensor, ...]:
+            return captured(site, sizes, self.compute, self.device, *operands)
+
+        return function
+
     def _operand(self, op: _Op, given: _Input | str) -> Operand:
         if isinstance(given, _Input):
             return self._brought(given)
         tensor = self.owner.block.tensor(given)
-        if tensor.kind == "state" and not tensor.is_float:
+        if tensor.kind == "state" and (not tensor.is_float or self.owner.captured):
             return self.state(given)
         rows = op.site.weight_rows if op.site.op.contracts and given == op.site.op.inputs[1] else 0
         return self.weights(given, rows if op.site.op.contracts else max(0, len(tensor.dims) - 1))

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
+from gnomon.graph import Tensor as GraphTensor
 from gnomon.plans.parts import Preset
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.ops.places import places
@@ -41,6 +42,12 @@ class Stage(nn.Module):
         """Label of a layer -> what of it is computed again in backward; left out: nothing."""
         self.every = 1
         self.given = {tensor.name for tensor in graph.inputs}
+        self.inputs = graph.inputs
+        self.sizes: dict[str, int] = {}
+        """Of dims that inputs bring, on this rank and in this microbatch."""
+        self.states: Mapping[str, Tensor] = {}
+        """Buffers of a captured model, by full name."""
+        self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
         self.reads = [_reads(layer) for layer in layers]
         self.writes = [_writes(graph, layer) for layer in layers]
         made = {name for names in self.writes for name in names.values()}
@@ -63,6 +70,8 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """x: the activation from the stage before, or anything where it begins with graph inputs only. Returns the
         activation for the next stage, or the loss summed over tokens."""
+        if self.captured:
+            batch, self.sizes = differentiable(batch), bound(self.inputs, batch)
         values = {**batch, **({self.enters: x} if self.enters else {})}
         packing = packing_of(batch)
         for part, again in self._parts():
@@ -116,11 +125,31 @@ class Stage(nn.Module):
             again = frozenset[str]()
             if self.presets.get(layer.label) == "selective":
                 again = frozenset(op.path for op in run.block.ops if op.kind == "attention")
-            state = _state(run, inputs, packing)
-            made = run.run(inputs, self._weights(layer, run), state, again=again, packing=packing)
+            made = run.run(
+                inputs,
+                self.weights(layer, run),
+                self._state(layer, run, inputs, packing),
+                again=again,
+                packing=packing,
+                sizes=self.sizes,
+                compute=self.parameters_.dtypes.param,
+            )
             values.update((name, made[own]) for own, name in self.writes[index].items())
 
-    def _weights(self, layer: Layer, run: BlockRun) -> Callable[[str, int], Weight]:
+    def _state(
+        self, layer: Layer, run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None
+    ) -> Callable[[str], Tensor]:
+        held, derived = self.states, _state(run, inputs, packing)
+
+        def state(name: str) -> Tensor:
+            found = held.get(layer.call.parameter_name(name, layer.index))
+            return derived(name) if found is None else found
+
+        return state
+
+    def weights(self, layer: Layer, run: BlockRun) -> Callable[[str, int], Weight]:
+        """What a block reads its parameters by, in one layer."""
+
         def weight(name: str, rows: int) -> Weight:
             full = layer.call.parameter_name(name, layer.index)
             frozen = self.frozen is not None and full in self.frozen.by_name
@@ -134,6 +163,21 @@ class Stage(nn.Module):
             return Weight(part, full, self.tape, rows=rows, shape=shape)
 
         return weight
+
+
+def differentiable(batch: Batch) -> dict[str, Tensor]:
+    """The batch with inputs that autograd goes back to, so that it comes to ops that read nothing else."""
+    return {n: x.detach().requires_grad_() if x.is_floating_point() else x for n, x in batch.items()}
+
+
+def bound(inputs: Sequence[GraphTensor], batch: Batch) -> dict[str, int]:
+    """Size of each dim that the inputs bring."""
+    found: dict[str, int] = {}
+    for tensor in inputs:
+        for dim, size in zip(tensor.dims, batch[tensor.name].shape, strict=True):
+            if dim.size is None and not dim.factors and not dim.same_as:
+                found[dim.name] = int(size)
+    return found
 
 
 def _again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -254,6 +254,8 @@ class _Walk:
     def local_sizes(self, op: Op, strategy: Strategy) -> dict[str, Number]:
         """Local size of each dim inside `op`. Rows of experts count once for each slice of an expert."""
         found: dict[str, Number] = {}
+        if op.captured is not None:  # what it makes inside may have dims that its operands have not
+            found.update(self.scene.sizes)
         sides = (*zip(op.inputs, strategy.inputs, strict=True), *zip(op.outputs, strategy.outputs, strict=True))
         for name, sharding in sides:
             for dim in self.block.tensor(name).atoms:

@@ -71,7 +71,7 @@ class Strategy:
 def strategies(op: Op, setting: Setting) -> tuple[Strategy, ...]:
     """The ways to run `op`. Attention over cp has three, the layout's choice first; other ops have one. PlanError if
     none is known."""
-    plain = _plain(op, setting)
+    plain = _captured(op, setting) if op.captured is not None else _plain(op, setting)
     if op.kind == "attention" and setting.scene.ranks("cp") > 1:
         chosen = setting.layout.context
         order = sorted(("ring", "all_gather", "ulysses"), key=lambda name: name != chosen)
@@ -158,6 +158,30 @@ def _plain(op: Op, setting: Setting) -> Strategy:
         name = "vocab_parallel"
     return Strategy(
         name=name, inputs=tuple(inputs), outputs=tuple(outputs), grad_partial=tuple(tuple(g) for g in grads)
+    )
+
+
+def _captured(op: Op, setting: Setting) -> Strategy:
+    """A captured op is divided along a dim only if all its outputs have it and its code does not look across it;
+    otherwise every rank runs all of it."""
+    assert op.captured is not None, "of captured ops only"
+    inputs = [setting.home(name) for name in op.inputs]
+    outputs = [setting.home(name) for name in op.outputs]
+    grads: list[list[str]] = [[] for _ in inputs]
+    for axis in AXES:
+        owner = _owner(op, setting, axis)
+        if owner is None:
+            continue
+        free = not {owner, "*"} & set(op.captured.whole)
+        if free and all(_agrees(op, s.dim_of(axis), owner) for s in outputs):
+            inputs = [s if _agrees(op, s.dim_of(axis), owner) else s.without(axis) for s in inputs]
+            for index, sharding in enumerate(inputs):
+                if sharding.dim_of(axis) is None:
+                    grads[index].append(axis)
+        else:
+            inputs, outputs = [s.without(axis) for s in inputs], [s.without(axis) for s in outputs]
+    return Strategy(
+        name="local", inputs=tuple(inputs), outputs=tuple(outputs), grad_partial=tuple(tuple(g) for g in grads)
     )
 
 

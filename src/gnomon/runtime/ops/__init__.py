@@ -60,11 +60,13 @@ def check_runnable(graph: Graph) -> None:
     if graph.left_out:
         raise PlanError(f"{graph.name} cannot be run: {graph.left_out}")
     for block in graph.blocks:
-        if packed := [tensor.name for tensor in block.frozen if tensor.dtype not in ("compute", "param")]:
+        captured = any(op.captured is not None for op in block.ops)  # its buffers are of any dtype
+        packed = [tensor.name for tensor in block.frozen if tensor.dtype not in ("compute", "param")]
+        if packed and not captured:
             raise PlanError(
                 f"{graph.name}: the runtime does not read weights in four bits ({block.name}/{packed[0]}) yet; give "
                 f"the model +lora in place of +qlora"
             )
         for op in block.ops:
-            if op.kind not in FUNCTIONS and op.kind not in ENGINE:
+            if op.kind not in FUNCTIONS and op.kind not in ENGINE and op.captured is None:
                 raise PlanError(f"{graph.name}: {block.name}/{op.path}: the runtime has no function for {op.kind} yet")

@@ -43,6 +43,11 @@ def attention(
     scale, cap = site.attr("scale", 0.0) or q.shape[-1] ** -0.5, site.attr("softcap", 0.0)
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     queries, keys = q.shape[-2], k.shape[-2]
+    if site.attr("masked", False):  # a captured call's own mask, as torch takes it
+        given = read(bias) if bias is not None else None
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=given, scale=scale, enable_gqa=q.shape[-3] != k.shape[-3]
+        ).transpose(-3, -2)
     masked = bool(window and window < keys) or packing is not None
     if packing is not None:
         mask: Tensor | None = packing.mask(window=window if window < keys else 0, causal=causal)

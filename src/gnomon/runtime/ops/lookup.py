@@ -20,11 +20,13 @@ from gnomon.runtime.parameters import Weight
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, ids: Tensor, weight: Weight, part: Axis | None) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, ids: Tensor, weight: Weight, part: Axis | None, padding: int | None
+    ) -> Tensor:
         table = weight.matrix
         local, here = _own(ids, table.shape[0], part) if part is not None else (ids, None)
         ctx.save_for_backward(local, *(() if here is None else (here,)))
-        ctx.weight, ctx.shape = weight, tuple(table.shape)
+        ctx.weight, ctx.shape, ctx.padding = weight, tuple(table.shape), padding
         out = functional.embedding(local, table)
         return out if here is None else out * here.unsqueeze(-1).to(table.dtype)
 
@@ -34,18 +36,21 @@ class _Embedding(torch.autograd.Function):
         weight: Weight = ctx.weight
         rows = grad * here[0].unsqueeze(-1).to(grad.dtype) if here else grad
 
+        if ctx.padding is not None:  # the row of a padding token is not trained
+            rows = rows * (local != ctx.padding).unsqueeze(-1).to(rows.dtype)
+
         def weight_grad() -> None:
             table = torch.zeros(ctx.shape, dtype=rows.dtype, device=rows.device)
             weight.add(table.index_add_(0, local.flatten(), rows.reshape(-1, ctx.shape[1])))
 
         weight.tape.run(weight_grad, local, rows)
-        return None, None, None, None
+        return None, None, None, None, None
 
 
 def embedding(site: Site, ids: Tensor, weight: Weight) -> Tensor:
     """(…) ids -> (…, width); a term of it where ranks divide the table."""
     part = site.axis("tp") if site.strategy == "vocab_parallel" else None
-    out: Tensor = _Embedding.apply(ANCHOR, ids, weight, part)  # type: ignore[no-untyped-call]
+    out: Tensor = _Embedding.apply(ANCHOR, ids, weight, part, site.attr("padding", None))  # type: ignore[no-untyped-call]
     return out
 
 

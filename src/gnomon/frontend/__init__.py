@@ -1,0 +1,4 @@
+"""Room `frontend`: a torch module as a Graph.
+
+Needs torch.
+"""

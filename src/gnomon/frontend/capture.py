@@ -1,0 +1,275 @@
+"""`capture(module, example_inputs)`: a torch module as a Graph, without weights or a GPU.
+
+The forward is recorded twice, with inputs of two sizes (`trace`, `sizes`), and written as blocks of the graph's op
+kinds (`convert`, `blocks`). `captured` also returns what was found on the way: dims, opaque ops, notes. Leaves out the
+proof that both compute the same (`prove`), and reading a request (`inputs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from gnomon.errors import CaptureError, InputError
+from gnomon.frontend.blocks import Placed, graph_of, live_steps, repeated
+from gnomon.frontend.convert import Converter
+from gnomon.frontend.sizes import Sizes, aligned
+from gnomon.frontend.trace import Trace, record
+from gnomon.graph import Graph
+
+SMALL = 20_000_000
+"""Parameters up to which a module on the CPU is recorded as it computes, so that code may look at values."""
+
+Dims = Mapping[str, Sequence[str]]
+"""Input -> names of its dims, outermost first; a number or nothing for one that does not vary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A module as a Graph, and how it became one."""
+
+    graph: Graph
+    """The model."""
+    notes: tuple[str, ...]
+    """What does not hold in general: values that Python read, sizes that are as in the example."""
+    opaque: tuple[tuple[str, str, str], ...]
+    """(block, path, ATen op) of what no kind says, once for each block."""
+    placed: tuple[Placed, ...]
+    """Each layer of the graph as it was recorded, in order."""
+    trace: Trace
+    """The forward."""
+    steps: int
+    """Calls of the torch API in the forward that matter."""
+    constants: Mapping[str, Tensor]
+    """Values of states that are neither parameters nor buffers."""
+    symbols: tuple[str, ...]
+    """Dims whose size the workload gives."""
+
+
+def capture(
+    module: nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    dims: Dims | None = None,
+    name: str = "",
+    dtype: torch.dtype | None = None,
+) -> Graph:
+    """The Graph of a module's forward on inputs like the example.
+
+    example_inputs: positional ones, or by name. dims: names of inputs' dims, as {"ids": ("batch", "seq")}; left out,
+    the first is `batch`, and the second of integers `seq`. dtype: of parameters, in place of their own. CaptureError
+    with file and line where the forward cannot be recorded; InputError for what is no ordinary module.
+    """
+    return captured(module, example_inputs, dims=dims, name=name, dtype=dtype).graph
+
+
+def captured(
+    module: nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    dims: Dims | None = None,
+    name: str = "",
+    dtype: torch.dtype | None = None,
+    training: bool = True,
+) -> Captured:
+    """`capture`, with all that it found. training: whether the module is recorded as it trains (dropout) or not."""
+    module, notes = _plain(module)
+    example_inputs = _apart(example_inputs)
+    given = _named_inputs(module, example_inputs)
+    declared = _declared(given, dims)
+    meta = _on_meta(module)
+    with _quiet(module, training) as changed:
+        first = _sizes_of(given, declared)
+        tree = _tree(module, example_inputs)
+        trace = _record(module, tree, given, meta, dtype)
+        second, other = _again(module, tree, given, declared, first, trace, meta, dtype)
+    notes += [*changed, *trace.notes]
+    sizes = Sizes(first, second, other)
+    live = live_steps(trace)
+    inputs = {i: v.name for i, v in enumerate(trace.values) if v.origin == "input"}
+    symbols = tuple(n for n in first if other is not None and first[n] != second[n])
+    converter = Converter(trace, sizes, live, {i: declared[n] for i, n in inputs.items() if n in declared})
+    graph, placed = graph_of(name or type(module).__name__, converter, trace, live, repeated(module), inputs)
+    fixed = [n for n in first if n not in symbols]
+    if fixed:
+        notes.append(f"{', '.join(fixed)}: as in the example; the code does something else for other sizes")
+    if sizes.fixed:
+        notes.append(
+            f"{len(sizes.fixed)} kinds of sizes follow from the inputs by no product, and are as in the example"
+        )
+    return Captured(
+        graph=graph,
+        notes=tuple(dict.fromkeys(notes)),
+        opaque=tuple((p.block, *entry) for p in placed if p.name == p.block for entry in p.part.opaque),
+        placed=tuple(placed),
+        trace=trace,
+        steps=len(live),
+        constants=trace.constants,
+        symbols=symbols,
+    )
+
+
+def _plain(module: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The module itself, out of its wrappers. InputError for what has no forward that can be recorded."""
+    notes = []
+    if not isinstance(module, nn.Module):
+        raise InputError(f"capture wants a torch.nn.Module, not a {type(module).__name__}")
+    if hasattr(module, "_orig_mod"):
+        module = module._orig_mod  # type: ignore[assignment]
+        notes.append("the module was compiled; what is captured is what it was before")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError("the module is TorchScript, whose forward is no Python; give the module that it was made of")
+    for name, inner in module.named_modules():
+        kind = type(inner).__module__
+        if kind.startswith(("torch.ao.nn.quantized", "torch.nn.quantized", "bitsandbytes")):
+            raise InputError(f"{name or 'the module'} is a quantised {type(inner).__name__}; capture it before that")
+        if hasattr(inner, "_orig_mod"):
+            notes.append(f"{name} is compiled; it is recorded as it was before")
+    return module, notes
+
+
+def _on_meta(module: nn.Module) -> bool:
+    devices = {t.device.type for t in (*module.parameters(), *module.buffers())}
+    return bool(devices - {"cpu"}) or sum(p.numel() for p in module.parameters()) > SMALL
+
+
+def _apart(example: Any) -> Any:
+    """The example with a tensor that comes twice as two."""
+    seen: set[int] = set()
+
+    def once(x: Any) -> Any:
+        if isinstance(x, Tensor) and id(x) in seen:
+            return x.clone()
+        seen.add(id(x))
+        return x
+
+    return tree_map(once, example)
+
+
+def _tree(module: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, (list, tuple)) else (example,)), {}
+
+
+def _named_inputs(module: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> dict[str, Tensor]:
+    """Every tensor of the example by the name of its argument."""
+    import inspect
+
+    args, kwargs = _tree(module, example)
+    try:
+        names = [p for p in inspect.signature(module.forward).parameters if p not in ("self", "args", "kwargs")]
+    except (TypeError, ValueError):
+        names = []
+    found: dict[str, Tensor] = {}
+    pairs = [(names[i] if i < len(names) else f"input{i}", x) for i, x in enumerate(args)] + list(kwargs.items())
+    for name, value in pairs:
+        flat = [x for x in tree_flatten(value)[0] if isinstance(x, Tensor)]
+        for place, tensor in enumerate(flat):
+            found[name if len(flat) == 1 else f"{name}{place}"] = tensor
+    return found
+
+
+def _declared(given: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple[str, ...]]:
+    if dims is not None:
+        for name, names in dims.items():
+            if name not in given:
+                raise InputError(f"dims names {name!r}, and the inputs are {', '.join(given) or 'none'}")
+            if len(names) != given[name].dim():
+                raise InputError(f"dims of {name!r} are {tuple(names)}, and it has {given[name].dim()} dims")
+        return {name: tuple(str(n or "") for n in names) for name, names in dims.items()}
+    found = {}
+    for name, x in given.items():
+        words = ["batch"] if x.dim() else []
+        if x.dim() == 2 and not x.is_floating_point():
+            words.append("seq")
+        found[name] = tuple([*words, *[""] * (x.dim() - len(words))])
+    return found
+
+
+def _sizes_of(given: Mapping[str, Tensor], declared: Dims) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, names in declared.items():
+        for word, size in zip(names, given[name].shape, strict=True):
+            if not word or word.isdigit():
+                continue
+            if found.setdefault(word, int(size)) != size:
+                raise InputError(f"dim {word!r} is {found[word]} in one input and {size} in {name!r}")
+    return found
+
+
+def _record(module: nn.Module, tree: Any, given: Mapping[str, Tensor], meta: bool, dtype: torch.dtype | None) -> Trace:
+    names = {id(x): name for name, x in given.items()}
+    torch.manual_seed(0)
+    return record(module, tree[0], tree[1], names, meta=meta, dtype=dtype)
+
+
+def _again(
+    module: nn.Module,
+    tree: Any,
+    given: Mapping[str, Tensor],
+    declared: Dims,
+    first: Mapping[str, int],
+    trace: Trace,
+    meta: bool,
+    dtype: torch.dtype | None,
+) -> tuple[dict[str, int], Trace | None]:
+    """The same with other sizes: all that are named, else the batch alone; no trace where the ops then differ."""
+    varied = {name: _another(name, size) for name, size in first.items()}
+    for sizes in (varied, {n: varied[n] if n == "batch" else s for n, s in first.items()}):
+        if sizes == first:
+            continue
+        other = {name: _resized(x, declared.get(name, ()), sizes) for name, x in given.items()}
+        swapped = {id(x): other[name] for name, x in given.items()}
+        again = tree_map(lambda x, s=swapped: s.get(id(x), x) if isinstance(x, Tensor) else x, tree)
+        try:
+            found = _record(module, again, other, meta, dtype)
+        except CaptureError:
+            continue
+        if aligned(trace, found):
+            return dict(sizes), found
+    return dict(first), None
+
+
+def _another(name: str, size: int) -> int:
+    if name == "batch":
+        return size + 1
+    return size // 2 if size % 2 == 0 and size > 2 else size + 1
+
+
+def _resized(x: Tensor, names: Sequence[str], sizes: Mapping[str, int]) -> Tensor:
+    """A tensor like another, of other sizes: its elements over again."""
+    for axis, word in enumerate(names):
+        if word in sizes and sizes[word] != x.shape[axis]:
+            if x.device.type == "meta":
+                shape = list(x.shape)
+                shape[axis] = sizes[word]
+                x = torch.empty(shape, dtype=x.dtype, device="meta")
+            else:
+                x = x.index_select(axis, torch.arange(sizes[word]) % x.shape[axis])
+    return x if x.device.type == "meta" else x.clone()
+
+
+@contextmanager
+def _quiet(module: nn.Module, training: bool) -> Iterator[list[str]]:
+    """The module as it trains, without a cache of keys; afterwards as it was."""
+    notes: list[str] = []
+    modes = {inner: inner.training for inner in module.modules()}
+    configs = {id(c): c for m in module.modules() if (c := getattr(m, "config", None)) is not None}
+    cached = [c for c in configs.values() if getattr(c, "use_cache", False) is True]
+    module.train(training)
+    for config in cached:
+        config.use_cache = False
+    try:
+        yield notes
+    finally:
+        for inner, mode in modes.items():
+            inner.training = mode
+        for config in cached:
+            config.use_cache = True

@@ -1,0 +1,249 @@
+"""Calls of the torch API that an op kind of the graph stands for.
+
+`kind_of(step, trace)` looks at what was called with what and returns a `Kind`: the graph's kind, its operands in the
+graph's order and its attributes. None for a call that no kind says exactly; then it becomes an `opaque` op or a view.
+Leaves out dims (`axes`), and whether operands' dims fit together, which `convert` sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gnomon.frontend.axes import Axes
+from gnomon.frontend.rules import Row
+from gnomon.frontend.trace import Ref, Step, Trace
+from gnomon.graph.types import AttrValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a call is in the graph."""
+
+    kind: str
+    operands: tuple[int, ...]
+    """Values, in the order of the kind's inputs."""
+    out: int
+    """The value that it makes."""
+    attrs: dict[str, AttrValue] = field(default_factory=dict)
+
+
+class _Call:
+    """Arguments of a call by place or name."""
+
+    def __init__(self, step: Step, trace: Trace) -> None:
+        self.args, self.kwargs = step.call
+        self.trace = trace
+
+    def get(self, place: int, name: str, default: Any = None) -> Any:
+        if name in self.kwargs:
+            return self.kwargs[name]
+        return self.args[place] if len(self.args) > place else default
+
+    def value(self, place: int, name: str) -> int | None:
+        found = self.get(place, name)
+        return found.index if isinstance(found, Ref) else None
+
+    def parameter(self, place: int, name: str, dims: int) -> int | None:
+        """The value, if it is a parameter that is trained."""
+        index = self.value(place, name)
+        if index is None:
+            return None
+        value = self.trace.values[index]
+        return index if value.origin == "parameter" and value.grad and len(value.shape) == dims else None
+
+
+def kind_of(step: Step, trace: Trace) -> Kind | None:
+    """The kind of a call; None if none says it."""
+    rule = _KINDS.get(step.func)
+    if rule is None or not step.nodes:
+        return None
+    out = next((index for index in reversed(step.nodes[-1].outs) if index is not None), None)
+    first = next((index for index in step.nodes[-1].outs if index is not None), None)
+    if out is None or first is None or any(_writes_over(node.target) for node in step.nodes):
+        return None
+    return rule(_Call(step, trace), first if step.func != "native" else out, trace)
+
+
+def _writes_over(target: str) -> bool:
+    name = target.split(".")[1]
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _linear(call: _Call, out: int, trace: Trace) -> Kind | None:
+    x, weight = call.value(0, "input"), call.parameter(1, "weight", 2)
+    bias, asked = call.parameter(2, "bias", 1), call.get(2, "bias")
+    if x is None or weight is None or (asked is not None and bias is None) or len(trace.values[x].shape) < 2:
+        return None
+    return Kind(kind="linear", operands=(x, weight) if bias is None else (x, weight, bias), out=out)
+
+
+def _attention(call: _Call, out: int, trace: Trace) -> Kind | None:
+    q, k, v = (call.value(i, name) for i, name in enumerate(("query", "key", "value")))
+    mask, dropout = call.get(3, "attn_mask"), float(call.get(4, "dropout_p", 0.0))
+    if q is None or k is None or v is None or any(len(trace.values[i].shape) != 4 for i in (q, k, v)):
+        return None
+    shapes = [trace.values[i].shape for i in (q, k, v)]
+    if shapes[0][0] != shapes[1][0] or shapes[1][:3] != shapes[2][:3] or shapes[0][1] % shapes[1][1]:
+        return None
+    scale = call.get(6, "scale")
+    given: dict[str, AttrValue] = {"causal": bool(call.get(5, "is_causal", False))}
+    if scale is not None and not math.isclose(float(scale), shapes[0][3] ** -0.5, rel_tol=1e-12):
+        given["scale"] = float(scale)
+    if dropout:
+        given["dropout"] = dropout
+    if given["causal"] and shapes[0][2] != shapes[1][2]:
+        return None  # torch aligns the mask at the first key, the graph at the last
+    operands: tuple[int, ...] = (q, k, v)
+    if mask is not None:
+        if not isinstance(mask, Ref):
+            return None
+        operands, given["masked"] = (*operands, mask.index), True
+    return Kind(kind="attention", operands=operands, out=out, attrs=given)
+
+
+def _norm(fn: str) -> Callable[[_Call, int, Trace], Kind | None]:
+    def rule(call: _Call, out: int, trace: Trace) -> Kind | None:
+        x, shape = call.value(0, "input"), call.get(1, "normalized_shape")
+        weight, bias = call.parameter(2, "weight", 1), call.parameter(3, "bias", 1) if fn == "layer" else None
+        asked = [call.get(2, "weight"), call.get(3, "bias") if fn == "layer" else None]
+        if x is None or len(shape) != 1 or any(
+            a is not None and p is None for a, p in zip(asked, (weight, bias), strict=True)
+        ):  # fmt: skip
+            return None
+        if bias is not None and weight is None:
+            return None
+        eps = call.get(4 if fn == "layer" else 3, "eps")
+        if eps is None:
+            eps = 1e-5 if fn == "layer" else torch.finfo(trace.values[x].dtype).eps
+        operands = (x, *(i for i in (weight, bias) if i is not None))
+        return Kind(kind="norm", operands=operands, out=out, attrs={"fn": fn, "eps": float(eps)})
+
+    return rule
+
+
+def _embedding(call: _Call, out: int, trace: Trace) -> Kind | None:
+    ids, table = call.value(0, "input"), call.parameter(1, "weight", 2)
+    if ids is None or table is None or call.get(3, "max_norm") or call.get(5, "scale_grad_by_freq", False):
+        return None
+    if call.get(6, "sparse", False) or not trace.values[ids].shape:
+        return None
+    padding = call.get(2, "padding_idx")
+    given: dict[str, AttrValue] = {}
+    if padding is not None and int(padding) != -1:
+        given["padding"] = int(padding) % trace.values[table].shape[0]
+    return Kind(kind="embedding", operands=(ids, table), out=out, attrs=given)
+
+
+def _cross_entropy(call: _Call, out: int, trace: Trace) -> Kind | None:
+    logits, labels = call.value(0, "input"), call.value(1, "target")
+    if logits is None or labels is None or trace.values[labels].dtype.is_floating_point:
+        return None
+    if call.get(2, "weight") is not None or call.get(7, "label_smoothing", 0.0):
+        return None
+    if call.get(6, "reduction", "mean") != "mean" or len(trace.values[logits].shape) != 2:
+        return None
+    if int(call.get(4, "ignore_index", -100)) >= 0:
+        return None
+    return Kind(kind="cross_entropy", operands=(logits, labels), out=out, attrs={"reduction": "mean"})
+
+
+def _dropout(call: _Call, out: int, trace: Trace) -> Kind | None:
+    x = call.value(0, "input")
+    p = float(call.get(1, "p", 0.5))
+    if (
+        x is None
+        or not call.get(2, "training", True)
+        or not 0 < p < 1
+        or trace.values[x].shape != trace.values[out].shape
+    ):
+        return None
+    return Kind(kind="dropout", operands=(x,), out=out, attrs={"p": p})
+
+
+def _activation(fn: str) -> Callable[[_Call, int, Trace], Kind | None]:
+    def rule(call: _Call, out: int, trace: Trace) -> Kind | None:
+        x = call.value(0, "input")
+        if x is None or not trace.values[x].grad:
+            return None
+        name = fn
+        if fn == "gelu":
+            name = "gelu_tanh" if call.get(1, "approximate", "none") == "tanh" else "gelu"
+        return Kind(kind="activation", operands=(x,), out=out, attrs={"fn": name})
+
+    return rule
+
+
+def _pair(kind: str) -> Callable[[_Call, int, Trace], Kind | None]:
+    def rule(call: _Call, out: int, trace: Trace) -> Kind | None:
+        a, b = call.value(0, "input"), call.value(1, "other")
+        if a is None or b is None or call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("out") is not None:
+            return None
+        left, right, made = (trace.values[i] for i in (a, b, out))
+        if not (left.dtype == right.dtype == made.dtype and left.shape == right.shape == made.shape and a != b):
+            return None
+        if not made.dtype.is_floating_point or "parameter" in (left.origin, right.origin):
+            return None
+        return Kind(kind=kind, operands=(a, b), out=out)
+
+    return rule
+
+
+_KINDS: dict[str, Callable[[_Call, int, Trace], Kind | None]] = {
+    "linear": _linear,
+    "scaled_dot_product_attention": _attention,
+    "layer_norm": _norm("layer"),
+    "rms_norm": _norm("rms"),
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "dropout": _dropout,
+    "gelu": _activation("gelu"),
+    "relu": _activation("relu"),
+    "silu": _activation("silu"),
+    "tanh": _activation("tanh"),
+    "sigmoid": _activation("sigmoid"),
+    "add": _pair("add"),
+    "__add__": _pair("add"),
+    "mul": _pair("mul"),
+    "__mul__": _pair("mul"),
+}
+
+
+def link_kind(found: Kind, rows: list[Row], axes: Axes) -> None:
+    """Joins the axes of a kind's operands and output, and says what they are."""
+    ins, out = [rows[i] for i in found.operands], rows[found.out]
+    match found.kind:
+        case "linear":
+            for a, b in zip(ins[0][:-1], out[:-1], strict=True):
+                axes.same(a, b)
+            axes.same(ins[0][-1], ins[1][1])
+            axes.same(out[-1], ins[1][0])
+            if len(ins) > 2:
+                axes.same(out[-1], ins[2][0])
+        case "attention":
+            q, k, v = ins[:3]
+            for a, b in ((q[0], k[0]), (q[0], v[0]), (q[0], out[0]), (k[2], v[2]), (q[2], out[2]), (k[1], v[1]),
+                         (q[1], out[1]), (q[3], k[3]), (v[3], out[3])):  # fmt: skip
+                axes.same(a, b)
+            axes.role(q[1], "heads")
+            axes.role(k[1], "kv_heads")
+            axes.role(q[3], "head_dim")
+            axes.role(v[3], "v_dim")
+        case "embedding":
+            for a, b in zip([*ins[0], ins[1][1]], out, strict=True):
+                axes.same(a, b)
+        case "cross_entropy":
+            axes.same(ins[0][0], ins[1][0])
+        case "norm":
+            for a, b in zip(ins[0], out, strict=True):
+                axes.same(a, b)
+            for row in ins[1:]:
+                axes.same(row[0], out[-1])
+        case _:
+            for row in ins:
+                for a, b in zip(row, out, strict=True):
+                    axes.same(a, b)

@@ -1,0 +1,100 @@
+"""A model that a user names as code: imported, built without weights, captured.
+
+`read(text)` returns the Graph and what is to be said of it; `build(named)` the torch module. The user's module is
+imported here and nowhere else, and only because it was named. Leaves out how a request is written (`inputs`), and the
+disk, where `request.cache` keeps what was captured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from gnomon.errors import CaptureError, InputError
+from gnomon.frontend.capture import SMALL, Captured, captured
+from gnomon.frontend.inputs import Named
+from gnomon.frontend.opaque import share_lines
+from gnomon.graph import Graph
+
+
+def read(text: str) -> tuple[Graph, tuple[str, ...]]:
+    """(Graph, notes) of a model named as code."""
+    named = Named.parse(text)
+    found = captured_of(named, build(named))
+    return found.graph, notes_of(found)
+
+
+def notes_of(found: Captured) -> tuple[str, ...]:
+    """What is to be said of a capture."""
+    return (*found.notes, *share_lines(found.graph))
+
+
+def build(named: Named, *, real: bool = False) -> nn.Module:
+    """What the function returns: without memory for weights where it can be. real: with its own values."""
+    function = _imported(named)
+    if not real:
+        with suppress(Exception):
+            with torch.device("meta"):
+                module = function()
+            if sum(p.numel() for p in module.parameters()) > SMALL:
+                return _checked(named, module)
+    torch.manual_seed(0)
+    try:
+        return _checked(named, function())
+    except InputError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"{named.module}:{named.function}() failed: {type(error).__name__}: {error}") from error
+
+
+def captured_of(named: Named, module: nn.Module, dtype: torch.dtype | None = torch.bfloat16) -> Captured:
+    """The capture. dtype: of parameters, so that what the code casts to float32 is seen; their own where it then does
+    not run."""
+    name = f"{named.module.rpartition('.')[2]}.{named.function}"
+    if not named.inputs:
+        raise InputError(
+            f"{named.module}:{named.function} is captured with inputs; give them, as in --inputs 'ids=int64[batch,seq]'"
+        )
+    try:
+        return captured(module, named.example(), dims=named.dims, name=name, dtype=dtype)
+    except CaptureError:
+        if dtype is None:
+            raise
+        return captured(module, named.example(), dims=named.dims, name=name)
+
+
+def _checked(named: Named, module: object) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"{named.module}:{named.function}() returned {type(module).__name__}; it should return a torch.nn.Module"
+        )
+    return module
+
+
+def _imported(named: Named) -> Callable[[], nn.Module]:
+    """The function, of the module as it is found from the folder where the command runs."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found: object = importlib.import_module(named.module)
+    except ImportError as error:
+        raise InputError(f"cannot import {named.module!r} from {here}: {error}") from None
+    except Exception as error:
+        raise InputError(f"importing {named.module!r} failed: {type(error).__name__}: {error}") from error
+    for part in named.function.split("."):
+        if not hasattr(found, part):
+            raise InputError(f"module {named.module!r} has no {named.function!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"{named.module}:{named.function} is no function that returns a module")
+    return found

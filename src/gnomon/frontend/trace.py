@@ -1,0 +1,578 @@
+"""One forward of a module, recorded: every ATen op with its operands, the torch call and module it belongs to.
+
+`record(module, inputs)` runs the module under two modes and returns a `Trace`. A `Step` is one call of the torch API (a
+`linear`, a `scaled_dot_product_attention`, a `+`) with the ATen ops that it runs; what autograd keeps of it is read off
+saved-tensor hooks. On the meta device nothing is computed; an integer that Python asks for is worked out from the ops
+that lead to it. Leaves out what the ops mean (`convert`) and how sizes depend on the inputs (`sizes`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from gnomon.errors import CaptureError
+
+LITERAL_ELEMENTS = 64
+"""Constants of so many elements are written into the graph; longer ones are states with a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value among the arguments of a node."""
+
+    index: int
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor of the trace."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    origin: str
+    """`input`, `parameter`, `buffer`, `constant` or `op`."""
+    name: str
+    """Of an input, parameter or buffer, in full."""
+    grad: bool
+    """Whether a gradient flows into it."""
+    storage: int
+    """Two values with the same number look into the same memory."""
+    fed: bool
+    """Whether it depends on values of inputs or parameters, not on their shapes only."""
+    learned: bool
+    """Whether it depends on parameters."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One ATen op."""
+
+    target: str
+    """`aten.mul.Tensor`."""
+    args: tuple[Any, ...]
+    """Literals and `Ref`s."""
+    kwargs: dict[str, Any]
+    outs: tuple[int | None, ...]
+    """Values; None for an output that is no tensor."""
+    many: bool
+    """Whether it returns a tuple."""
+    grad: bool
+    """Whether autograd was on."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One call of the torch API."""
+
+    func: str
+    """`linear`, `scaled_dot_product_attention`, `mul` …"""
+    module: str
+    """Full name of the module whose forward called it."""
+    module_type: str
+    where: str
+    """`file.py:12` of the user's code."""
+    turns: tuple[tuple[str, int], ...] = ()
+    """Modules that were running, outermost first, and the how-manieth run of each it was."""
+    nodes: list[Node] = field(default_factory=list)
+    kept: list[tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=list)
+    """(storage, shape, dtype) of each tensor that autograd keeps."""
+    call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    """Arguments of the call, with `Ref`s."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """A recorded forward."""
+
+    values: list[Value]
+    steps: list[Step]
+    outputs: list[int]
+    """Values that the module returns, tensors only, in order."""
+    output_names: list[str]
+    notes: list[str]
+    constants: dict[str, Tensor]
+    """Values of states that are neither parameters nor buffers."""
+    tensors: list[Tensor]
+    """Of each value, the tensor that it was; on the meta device without numbers."""
+
+
+# Python functions of torch.nn.functional that are made of others worth seeing.
+_OPENED = ("multi_head_attention_forward",)
+_VALUE_READERS = ("aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default")
+_VALUE_SIZED = ("aten.nonzero.default", "aten._unique2.default", "aten.masked_select.default",
+                "aten.unique_consecutive.default", "aten.unique_dim.default", "aten.bincount.default",
+                "aten.repeat_interleave.Tensor")  # fmt: skip
+"""Ops whose output's size depends on values."""
+
+
+class Recorder:
+    """The growing trace of one forward."""
+
+    def __init__(self, module: nn.Module, *, meta: bool) -> None:
+        self.meta = meta
+        self.values: list[Value] = []
+        self.steps: list[Step] = []
+        self.notes: list[str] = []
+        self.constants: dict[str, Tensor] = {}
+        self.by_id: dict[int, int] = {}
+        self.by_alias: dict[tuple[Any, ...], int] = {}
+        self.alive: list[Tensor] = []
+        self.held: list[Tensor] = []
+        self.real: dict[int, Tensor] = {}
+        self.made: dict[int, Node] = {}
+        self.storages: dict[int, int] = {}
+        self.names = {id(child): name for name, child in module.named_modules()}
+        self.stack: list[tuple[str, str]] = [("", type(module).__name__)]
+        self.turns: list[tuple[tuple[str, int], ...]] = [()]
+        self.entered: dict[str, int] = {}
+        self.inside = 0
+        self.open: Step | None = None
+        self.pending: list[tuple[int, tuple[int, ...], torch.dtype]] = []
+
+    # --- values
+
+    def value(
+        self,
+        tensor: Tensor,
+        origin: str,
+        name: str = "",
+        *,
+        fed: bool = True,
+        learned: bool = False,
+        grad: bool | None = None,
+    ) -> int:
+        index = len(self.values)
+        key = tensor.untyped_storage()._cdata
+        number = self.storages.setdefault(key, len(self.storages))
+        self.values.append(
+            Value(
+                tuple(tensor.shape),
+                tensor.dtype,
+                origin,
+                name,
+                tensor.requires_grad if grad is None else grad,
+                number,
+                fed,
+                learned,
+            )
+        )
+        self.held.append(tensor)
+        self.by_id[id(tensor)] = index
+        self.by_alias[_alias(tensor)] = index
+        return index
+
+    def known(self, tensor: Tensor) -> int | None:
+        found = self.by_id.get(id(tensor))
+        return self.by_alias.get(_alias(tensor)) if found is None else found
+
+    def ref(self, tensor: Tensor) -> Ref:
+        """The value of a tensor; one that nobody made here is a constant."""
+        index = self.known(tensor)
+        if index is None:
+            name = f"constants.{len(self.constants)}"
+            self.constants[name] = tensor.detach().clone()
+            index = self.value(tensor, "constant", name, fed=False)
+            if self.meta and tensor.device.type != "meta":
+                self.real[index] = tensor
+        return Ref(index)
+
+    def refs(self, tree: Any) -> Any:
+        return tree_map(lambda x: self.ref(x) if isinstance(x, Tensor) else x, tree)
+
+    def refs_known(self, tree: Any) -> Any:
+        """Like `refs`, with None for tensors that are not values (those of vmap)."""
+
+        def one(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            index = self.known(x)
+            return None if index is None else Ref(index)
+
+        return tree_map(one, tree)
+
+    def adopt(self, out: Any, before: int) -> None:
+        """What a call returns is known by the tensors that its caller sees: autograd may wrap what an op made."""
+        for x in tree_flatten(out)[0]:
+            if not isinstance(x, Tensor) or is_functorch_wrapped_tensor(x):
+                continue
+            index = self.known(x)
+            if index is not None:
+                self.by_id[id(x)] = index
+                self.alive.append(x)
+                if index >= before:
+                    self.values[index].grad = x.requires_grad
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    # --- what a meta tensor holds
+
+    def concrete(self, index: int, where: str) -> Tensor:
+        """The numbers of a value, computed from the ops that lead to it."""
+        if index in self.real:
+            return self.real[index]
+        if self.values[index].learned or index not in self.made:
+            raise CaptureError(
+                f"{where}: Python reads a number that depends on {self.values[index].name or 'parameters'}, and "
+                f"there are only shapes on the meta device; capture a small configuration on the CPU, or write it "
+                f"without .item()"
+            )
+        node = self.made[index]
+        args, kwargs = tree_map(
+            lambda x: self.concrete(x.index, where) if isinstance(x, Ref) else _on_cpu(x), (node.args, node.kwargs)
+        )
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+            outs = resolve(node.target)(*args, **kwargs)
+        for out, made in zip(node.outs, outs if node.many else (outs,), strict=False):
+            if out is not None and isinstance(made, Tensor):
+                self.real[out] = made
+        return self.real[index]
+
+    # --- steps
+
+    def step(self) -> Step:
+        if self.open is not None:
+            return self.open
+        found = Step("", *self.stack[-1], _where(), self.turns[-1])
+        self.steps.append(found)
+        return found
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        key = tensor.untyped_storage()._cdata
+        self.alive.append(tensor)
+        number = self.storages.setdefault(key, len(self.storages))
+        (self.open.kept if self.open is not None else self.pending).append((number, tuple(tensor.shape), tensor.dtype))
+        return tensor
+
+    def add(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        step = self.step()
+        if self.open is None:
+            step.kept, self.pending = self.pending, []
+        many = isinstance(out, (tuple, list))
+        flat = list(out) if many else [out]
+        refs_args, refs_kwargs = self.refs(tuple(args)), self.refs(dict(kwargs))
+        reads = [self.values[x.index] for x in tree_flatten((refs_args, refs_kwargs))[0] if isinstance(x, Ref)]
+        fed, learned = any(v.fed for v in reads), any(v.learned for v in reads)
+        flows = (
+            (torch.is_grad_enabled() or self.inside > 0) and any(v.grad for v in reads) and "detach" not in str(func)
+        )
+        outs = tuple(
+            self.value(x, "op", fed=fed, learned=learned, grad=flows and x.is_floating_point())
+            if isinstance(x, Tensor)
+            else None
+            for x in flat
+        )
+        node = Node(str(func), refs_args, refs_kwargs, outs, many, torch.is_grad_enabled())
+        step.nodes.append(node)
+        for index in outs:
+            if index is not None:
+                self.made[index] = node
+
+
+def _alias(tensor: Tensor) -> tuple[Any, ...]:
+    offset = tensor.storage_offset() if tensor.layout is torch.strided else 0
+    stride = tensor.stride() if tensor.layout is torch.strided else ()
+    return (tensor.untyped_storage()._cdata, offset, tuple(tensor.shape), stride, tensor.dtype)
+
+
+def _on_cpu(x: Any) -> Any:
+    return torch.device("cpu") if isinstance(x, torch.device) else x
+
+
+def resolve(target: str) -> Any:
+    """`aten.mul.Tensor` -> the op."""
+    space, name, overload = target.split(".")
+    return getattr(getattr(getattr(torch.ops, space), name), overload)
+
+
+_OURS = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent}/", "<frozen", "<string>")
+
+
+def _where() -> str:
+    """File and line of the nearest frame that is neither torch's nor ours."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OURS):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"
+
+
+class _Calls(TorchFunctionMode):
+    """Opens a step for each call of the torch API that runs an op."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.entering = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, recorder = kwargs or {}, self.recorder
+        name = getattr(func, "__name__", str(func))
+        if name == "__get__" or recorder.open is not None:
+            return func(*args, **kwargs)
+        if name in _OPENED:
+            self.entering = True
+            with self:
+                return func(*args, **kwargs)
+        if recorder.meta and name in ("tolist", "numpy") and args and isinstance(args[0], Tensor):
+            return getattr(recorder.concrete(recorder.ref(args[0]).index, _where()), name)()
+        if recorder.meta and "device" in kwargs and kwargs["device"] is not None:
+            kwargs = {**kwargs, "device": torch.device("meta")}
+        step = Step(name, *recorder.stack[-1], "", recorder.turns[-1])
+        recorder.open = step
+        before = len(recorder.values)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            recorder.open = None
+        if step.nodes:
+            step.where = _where()
+            step.call = (recorder.refs_known(args), recorder.refs_known(kwargs))
+            recorder.steps.append(step)
+            recorder.adopt(out, before)
+        return out
+
+
+class _Ops(TorchDispatchMode):
+    """Records each ATen op; on the meta device brings every operand there."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.moved: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, recorder, name = kwargs or {}, self.recorder, str(func)
+        if func.namespace in ("prim", "profiler"):
+            return func(*args, **kwargs)
+        if name in _VALUE_READERS or name in _VALUE_SIZED:
+            self._said(name, args)
+        if not recorder.meta:
+            out = func(*args, **kwargs)
+            if name not in _VALUE_READERS:
+                recorder.add(func, args, kwargs, out)
+            return out
+        args, kwargs = tree_map(self._on_meta, (tuple(args), dict(kwargs)))
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("meta")
+        if name in _VALUE_READERS:
+            real = tree_map(
+                lambda x: recorder.concrete(recorder.ref(x).index, _where()) if isinstance(x, Tensor) else x, args
+            )
+            return func(*real)
+        try:
+            out = func(*args, **kwargs)
+        except NotImplementedError:
+            out = self._through_values(func, args, kwargs)
+        recorder.add(func, args, kwargs, out)
+        return out
+
+    def _said(self, name: str, args: Any) -> None:
+        reads = [self.recorder.known(x) for x in tree_flatten(args)[0] if isinstance(x, Tensor)]
+        if any(index is not None and self.recorder.values[index].fed for index in reads):
+            what = name.split(".")[1].lstrip("_")
+            self.recorder.note(f"{_where()}: {what} depends on values; the graph holds for inputs like the example")
+
+    def _on_meta(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.device.type == "meta":
+            return x
+        found = self.moved.get(id(x))
+        if found is None:
+            with torch.no_grad():
+                found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+            self.moved[id(x)] = found
+            recorder = self.recorder
+            name = f"constants.{len(recorder.constants)}"
+            recorder.constants[name] = x
+            index = recorder.value(found, "constant", name, fed=False)
+            recorder.real[index] = x
+            recorder.alive.append(x)
+        return found
+
+    def _through_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An op without a shape function, by the numbers of its operands."""
+        recorder, where = self.recorder, _where()
+        real = tree_map(
+            lambda x: recorder.concrete(recorder.ref(x).index, where) if isinstance(x, Tensor) else _on_cpu(x),
+            (args, kwargs),
+        )
+        out = func(*real[0], **real[1])
+        return tree_map(lambda x: torch.empty_like(x, device="meta") if isinstance(x, Tensor) else x, out)
+
+
+@contextmanager
+def _modules(recorder: Recorder) -> Iterator[None]:
+    """Knows at any time whose forward runs."""
+
+    def enter(module: nn.Module, args: Any) -> None:
+        name = recorder.names.get(id(module), recorder.stack[-1][0])
+        recorder.stack.append((name, type(module).__name__))
+        recorder.entered[name] = recorder.entered.get(name, 0) + 1
+        recorder.turns.append((*recorder.turns[-1], (name, recorder.entered[name])))
+
+    def leave(module: nn.Module, args: Any, out: Any) -> None:
+        recorder.stack.pop()
+        recorder.turns.pop()
+
+    hooks = (
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _functions(recorder: Recorder) -> Iterator[None]:
+    """Names autograd functions of the user's own, whose backward the graph takes from their forward."""
+    plain = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith("torch."):
+            recorder.note(f"{_where()}: the backward of {cls.__qualname__} is its own; the graph derives it instead")
+        recorder.inside += torch.is_grad_enabled()  # its forward runs without autograd, and is gone back through
+        try:
+            return plain.__get__(None, cls)(*args, **kwargs)
+        finally:
+            recorder.inside -= torch.is_grad_enabled()
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = plain  # type: ignore[method-assign]
+
+
+@contextmanager
+def _entering(calls: _Calls) -> Iterator[None]:
+    """Lets the body of an opened function run although the mode is on: its own first question is answered no."""
+    space = torch.nn.functional
+    plain = space.has_torch_function  # type: ignore[attr-defined]
+
+    def asked(*args: Any) -> bool:
+        if calls.entering:
+            calls.entering = False
+            return False
+        return bool(plain(*args))
+
+    space.has_torch_function = asked  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        space.has_torch_function = plain  # type: ignore[attr-defined]
+
+
+def record(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: Mapping[int, str],
+    *,
+    meta: bool,
+    dtype: torch.dtype | None = None,
+) -> Trace:
+    """Runs the module's forward once. args, kwargs: tensors among them are inputs, called `names[id]`. meta: on shapes
+    only. dtype: of the module's floating-point tensors, in place of their own. CaptureError with file and line where
+    the forward cannot be run."""
+    recorder = Recorder(module, meta=meta)
+    swapped: dict[str, Tensor] = {}
+
+    def copied(x: Tensor) -> Tensor:
+        own = torch.empty_like(x, device="meta") if meta else x.detach().clone()
+        return own.to(dtype) if dtype is not None and x.is_floating_point() else own
+
+    for name, parameter in module.named_parameters():
+        swapped[name] = copied(parameter).requires_grad_(parameter.requires_grad)
+        recorder.value(swapped[name], "parameter", name, learned=True)
+    for name, buffer in module.named_buffers():
+        swapped[name] = copied(buffer)
+        index = recorder.value(swapped[name], "buffer", name, fed=False)
+        if meta and buffer.device.type != "meta":
+            recorder.real[index] = buffer
+
+    def given(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        own = copied(x)
+        index = recorder.value(own, "input", names[id(x)])
+        if meta and x.device.type != "meta":
+            recorder.real[index] = x
+        return own
+
+    args, kwargs = tree_map(given, (tuple(args), dict(kwargs)))
+    calls = _Calls(recorder)
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_reparametrize_module(module, swapped, tie_weights=True, strict=False))
+        for context in (_modules(recorder), _functions(recorder), _entering(calls)):
+            stack.enter_context(context)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda x: x))
+        stack.enter_context(_Ops(recorder))
+        stack.enter_context(calls)
+        try:
+            out = module(*args, **kwargs)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(f"{_line_of(error)}: {type(error).__name__}: {_first_line(error)}") from error
+    outputs, output_names = list[int](), list[str]()
+    for name, tensor in named_tensors(out):
+        made = recorder.known(tensor)
+        if made is not None and made not in outputs:
+            outputs.append(made)
+            output_names.append(name)
+    if not outputs:
+        raise CaptureError(f"{type(module).__name__} returned no tensor")
+    return Trace(
+        recorder.values, recorder.steps, outputs, output_names, recorder.notes, recorder.constants, recorder.held
+    )
+
+
+def named_tensors(out: Any, name: str = "out") -> Iterator[tuple[str, Tensor]]:
+    """Tensors in what a module returned, by key; caches and other objects are passed over."""
+    if isinstance(out, Tensor):
+        yield name, out
+    elif isinstance(out, Mapping):
+        for key, inner in out.items():
+            yield from named_tensors(inner, str(key))
+    elif isinstance(out, (list, tuple)):
+        fields = getattr(out, "_fields", None)
+        for index, inner in enumerate(out):
+            yield from named_tensors(inner, fields[index] if fields else f"{name}.{index}")
+    elif hasattr(out, "__dataclass_fields__"):
+        for key in out.__dataclass_fields__:
+            yield from named_tensors(getattr(out, key), key)
+
+
+def _line_of(error: BaseException) -> str:
+    """File and line, in the user's code, where an error came from."""
+    where, at = "?", error.__traceback__
+    while at is not None:
+        name = at.tb_frame.f_code.co_filename
+        if not name.startswith(_OURS):
+            where = f"{name}:{at.tb_lineno}"
+        at = at.tb_next
+    return where
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]

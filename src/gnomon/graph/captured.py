@@ -1,0 +1,93 @@
+"""Captured ops: what an op without a kind of its own computes, as the ATen ops that PyTorch ran.
+
+A `Node` is one ATen op with its operands and the tensors that it writes; `Op.nodes` holds those of one call of the
+torch API. Bytes and FLOPs follow from the nodes' tensors. Leaves out running them (`runtime.ops.captured`) and making
+them (`frontend`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A tensor among the operands, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number among the operands that follows from the sizes of the inputs: factor · product of dims + plus."""
+
+    factor: int
+    names: tuple[str, ...]
+    plus: int = 0
+
+    def value(self, sizes: Mapping[str, int]) -> int:
+        """The number, given the size of each dim."""
+        found = self.factor
+        for name in self.names:
+            found *= sizes[name]
+        return found + self.plus
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """A constant of torch among the operands: `float32`, `strided`, `contiguous_format`, or `device` for the rank's."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A tensor of few elements that the code wrote out."""
+
+    values: Any
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One ATen op."""
+
+    target: str
+    """`aten.mul.Tensor`."""
+    args: tuple[Any, ...]
+    """Literals, `Use`, `Size`, `Torch`, and tuples of these."""
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    """The same, by name."""
+    outputs: tuple[str, ...] = ()
+    """Names of the tensors that it writes; empty for one that nothing reads."""
+    many: bool = False
+    """Whether it returns several."""
+    view: bool = False
+    """Whether it moves no bytes."""
+    products: tuple[tuple[Any, ...], ...] = ()
+    """Matrix products in it, (batch, rows, columns, depth) each, as integers or `Size`s."""
+    grads: int = 0
+    """How many of a product's operands want a gradient."""
+
+
+def uses(tree: Any) -> Iterator[str]:
+    """Names of the tensors among operands."""
+    if isinstance(tree, Use):
+        yield tree.name
+    elif isinstance(tree, tuple):
+        for inner in tree:
+            yield from uses(inner)
+
+
+def reads(node: Node) -> tuple[str, ...]:
+    """Names of the tensors that a node reads, each once."""
+    return tuple(dict.fromkeys([*uses(node.args), *uses(tuple(value for _, value in node.kwargs))]))
+
+
+def mutates(node: Node) -> bool:
+    """Whether a node writes over its first operand, as ops whose name ends in `_` do."""
+    name = node.target.split(".")[1]
+    return name.endswith("_") and not name.endswith("__")

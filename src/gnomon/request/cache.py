@@ -1,0 +1,109 @@
+"""Graphs of captured models, kept on disk until a file that they came from changes.
+
+`load(name)` returns what `store` kept, if every source file that was imported then has the same content, and torch and
+the packages around it the same versions: without importing any of them. Leaves out capturing (`frontend`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from gnomon.graph import Graph
+
+Kept = tuple[Graph, tuple[str, ...]]
+"""(graph, notes)."""
+
+VARIABLE = "GNOMON_CACHE"
+"""Folder to keep them in; empty for none. The user's cache folder otherwise."""
+FORMAT = 1
+PACKAGES = ("torch", "transformers", "diffusers", "timm", "torchvision", "gnomon")
+"""Packages whose version is asked in place of the content of their files."""
+
+
+def load(name: str) -> Kept | None:
+    """What was kept of a model, if it would be captured to the same again."""
+    path = _path(name)
+    if path is None or not path.is_file():
+        return None
+    with suppress(Exception):  # a file that another version wrote, or that is cut short, is no reason to stop
+        held = pickle.loads(path.read_bytes())
+        if held["format"] == FORMAT and held["versions"] == _versions() and held["here"] == os.getcwd():
+            if all(_digest(Path(file)) == digest for file, digest in held["files"].items()):
+                kept: Kept = held["kept"]
+                return kept
+    return None
+
+
+def store(name: str, kept: Kept, files: list[str]) -> None:
+    """Keeps a graph; a folder that cannot be written to is passed over."""
+    path = _path(name)
+    if path is None:
+        return
+    held = {
+        "format": FORMAT,
+        "versions": _versions(),
+        "here": os.getcwd(),
+        "files": {file: _digest(Path(file)) for file in files},
+        "kept": kept,
+    }
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(pickle.dumps(held))
+        part.replace(path)
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Files of the modules that are imported meanwhile, or were before, outside of installed packages."""
+    found: list[str] = []
+    yield found
+    installed = ("site-packages", "dist-packages", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    ours = str(Path(__file__).parents[1])
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and file.endswith(".py") and not any(part in file for part in installed):
+            if not file.startswith(ours):
+                found.append(file)
+    found.sort()
+
+
+def _path(name: str) -> Path | None:
+    given = os.environ.get(VARIABLE)
+    if given == "":
+        return None
+    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gnomon"
+    return base / "graphs" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.pickle"
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    found["source"] = _digest_of_source()
+    return found
+
+
+def _digest_of_source() -> str:
+    """Of the code that makes Graphs, by size and time of its files."""
+    told = hashlib.sha256()
+    for folder in ("frontend", "graph"):
+        for path in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
+            stat = path.stat()
+            told.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+    return told.hexdigest()

@@ -1,0 +1,69 @@
+"""`opaque` and captured views: the ATen ops that a module ran, run again.
+
+A node's operands are tensors by name, literals, and numbers that follow from the sizes of this rank's batch. Returns
+the op's outputs. Autograd goes through the ATen ops as it went through the module's. Leaves out kinds of the graph,
+which have functions of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.graph import Literal, Size, Torch, Use
+from gnomon.runtime.ops.site import Operand, Result, Site, read
+
+
+@lru_cache(maxsize=4096)
+def aten(target: str) -> Any:
+    """`aten.mul.Tensor` -> the op."""
+    space, name, overload = target.split(".")
+    return getattr(getattr(getattr(torch.ops, space), name), overload)
+
+
+class _Frame:
+    """Tensors of one run of an op."""
+
+    def __init__(self, values: dict[str, Any], sizes: Mapping[str, int], compute: torch.dtype, where: torch.device):
+        self.values, self.sizes, self.compute, self.where = values, sizes, compute, where
+
+    def operand(self, x: Any) -> Any:
+        if isinstance(x, Use):
+            return self.values[x.name]
+        if isinstance(x, Size):
+            return x.value(self.sizes)
+        if isinstance(x, tuple):
+            return [self.operand(inner) for inner in x]
+        if isinstance(x, Torch):
+            if x.name == "device":
+                return self.where
+            return self.compute if x.name == "compute" else getattr(torch, x.name)
+        if isinstance(x, Literal):
+            values = (
+                [list(v) if isinstance(v, tuple) else v for v in x.values] if isinstance(x.values, tuple) else x.values
+            )
+            return torch.tensor(values, dtype=getattr(torch, x.dtype), device=self.where).reshape(x.shape)
+        return x
+
+
+def captured(
+    site: Site, sizes: Mapping[str, int], compute: torch.dtype, device: torch.device, *operands: Operand
+) -> Result:
+    """The op's outputs. sizes: of the dims on this rank. compute: what the graph's `compute` is."""
+    op = site.op
+    assert op.captured is not None, "of captured ops only"
+    values: dict[str, Any] = {name: read(x) for name, x in zip(op.inputs, operands, strict=True)}
+    frame = _Frame(values, sizes, compute, device)
+    for node in op.captured.nodes:
+        args = [frame.operand(x) for x in node.args]
+        kwargs = {name: frame.operand(x) for name, x in node.kwargs}
+        made = aten(node.target)(*args, **kwargs)
+        for name, x in zip(node.outputs, made if node.many else (made,), strict=False):
+            if name:
+                values[name] = x
+    outs: tuple[Tensor, ...] = tuple(values[name] for name in op.outputs)
+    return outs if len(outs) > 1 else outs[0]

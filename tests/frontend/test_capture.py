@@ -1,0 +1,177 @@
+"""`gnomon.capture`: what is found in a module, and that the Graph computes what the module does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from frontend.models import Branching, Convolved, Custom, NanoGPT  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import gnomon  # noqa: E402
+from gnomon.cli import main  # noqa: E402
+from gnomon.errors import CaptureError, FormatError, InputError  # noqa: E402
+from gnomon.frontend.capture import Captured, captured  # noqa: E402
+from gnomon.frontend.inputs import Named  # noqa: E402
+from gnomon.frontend.sizes import fit  # noqa: E402
+from gnomon.graph import BF16, EAGER, Setting, Size, graph_work  # noqa: E402
+from gnomon.request.model import is_code, with_inputs  # noqa: E402
+from gnomon.runtime.prove import check, prove  # noqa: E402
+
+pytestmark = pytest.mark.torch
+DIMS = {"ids": ("batch", "seq"), "targets": ("batch", "seq")}
+
+
+def batch(b: int = 2, s: int = 16) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randint(0, 65, (b, s), generator=generator) for _ in range(2))  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def nano() -> Captured:
+    return captured(NanoGPT(), batch(), dims=DIMS)
+
+
+def test_layers_are_found_and_stored_once(nano: Captured) -> None:
+    calls = {call.name: call for call in nano.graph.calls}
+    assert list(calls) == ["embed", "h", "head"]
+    assert (calls["h"].repeat, calls["h"].prefix, calls["h"].first) == (3, "h", 0)
+    assert [layer.label for layer in nano.graph.layers()] == ["embed", "h[0]", "h[1]", "h[2]", "head"]
+
+
+def test_parameters_have_the_module_s_names_and_tied_ones_count_once(nano: Captured) -> None:
+    module = NanoGPT()
+    assert set(nano.graph.parameters()) == {name for name, _ in module.named_parameters()}
+    assert nano.graph.num_parameters() == sum(p.numel() for p in module.parameters())
+
+
+def test_dims_are_found_by_role(nano: Captured) -> None:
+    layer = nano.graph.block("h")
+    assert [str(d) for d in layer.tensor("x").dims] == ["batch", "seq", "hidden=32"]
+    assert [str(d) for d in layer.tensor("up").dims] == ["batch", "seq", "ffn=128"]
+    core = layer.op("attn.core")
+    assert [str(d) for d in layer.tensor(core.inputs[0]).dims] == ["batch", "seq", "heads=4", "head_dim=8"]
+    assert core.attr("causal", False) is True
+    assert [str(d) for d in nano.graph.block("head").tensor("lm_head").dims] == ["batch", "seq", "vocab=65"]
+
+
+@pytest.mark.parametrize("sizes", [(2, 16), (3, 40)])
+def test_flops_are_those_that_torch_counts(nano: Captured, sizes: tuple[int, int]) -> None:
+    """At the sizes of the recording and at others. Attention in products, as the counter knows no CPU kernel of it."""
+    module = NanoGPT()
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        loss = module(*batch(*sizes))
+        forward = counted.get_total_flops()
+        loss.backward()
+    setting = Setting(sizes={"batch": sizes[0], "seq": sizes[1]}, dtypes=BF16, causal_flops="full")
+    work = graph_work(nano.graph, EAGER, setting)
+    assert (work.forward.matmul_flops, work.total.matmul_flops) == (forward, counted.get_total_flops())
+
+
+@pytest.mark.parametrize(
+    ("module", "example"),
+    [(NanoGPT(), batch()), (Convolved(), (torch.randn(2, 3, 16, 16),)), (nn.LSTM(8, 12, 2), (torch.randn(5, 2, 8),))],
+    ids=["nanogpt", "convolved", "lstm"],
+)
+def test_graph_and_module_compute_the_same(module: nn.Module, example: tuple[Tensor, ...]) -> None:
+    proof = prove(module, example)
+    check(proof, type(module).__name__)
+    assert 0 <= proof.outputs < 1e-9 and proof.gradients < 1e-9
+
+
+def test_a_backward_of_one_s_own_is_named_and_fails_the_proof() -> None:
+    found = captured(Custom(), (torch.randn(2, 8),))
+    assert any("Square" in note and "models.py:" in note for note in found.notes)
+    proof = prove(Custom(), (torch.randn(2, 8),))
+    assert proof.outputs == 0 and proof.gradients > 0.1
+    with pytest.raises(CaptureError, match="gradients by"):
+        check(proof, "Custom")
+
+
+def test_a_branch_on_values_is_marked_with_file_and_line() -> None:
+    found = captured(Branching(), (torch.randn(2, 8),))
+    assert any("models.py:" in note and "depends on values" in note for note in found.notes)
+    with pytest.raises(CaptureError, match=r"models\.py:\d+: Python reads a number that depends on"):
+        captured(Branching().to("meta"), (torch.empty(2, 8, device="meta"),))
+
+
+def test_an_error_in_the_forward_has_its_line() -> None:
+    with pytest.raises(CaptureError, match=r"models\.py:\d+: ValueError: Expected input batch_size"):
+        captured(NanoGPT(), (torch.zeros(2, 16, dtype=torch.int64), torch.zeros(2, 15, dtype=torch.int64)), dims={})
+
+
+def test_what_is_no_plain_module_is_refused() -> None:
+    with pytest.raises(InputError, match="wants a torch.nn.Module, not a function"):
+        captured(lambda x: x, (torch.zeros(1),))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="and it has 2 dims"):
+        captured(NanoGPT(), batch(), dims={"ids": ("batch",)})
+    compiled = torch.compile(Convolved(), backend="eager")
+    assert "was compiled" in captured(compiled, (torch.randn(2, 3, 16, 16),)).notes[0]
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    module = Convolved().eval()
+    before = {name: x.clone() for name, x in module.state_dict().items()}
+    gnomon.capture(module, (torch.randn(2, 3, 16, 16),))
+    assert not module.training
+    assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "wanted"),
+    [
+        (64, 64, 64),
+        (3, 4, Size(1, ("batch",))),
+        (48, 32, Size(1, ("batch", "seq"))),
+        (256, 64, Size(1, ("seq", "seq"))),
+        (17, 9, Size(1, ("seq",), 1)),
+        (80, 40, Size(5, ("seq",))),
+        (5, 11, None),
+    ],
+)
+def test_sizes_follow_from_those_of_the_inputs(x: int, y: int, wanted: object) -> None:
+    assert fit(x, y, {"batch": 3, "seq": 16}, {"batch": 4, "seq": 8}) == wanted
+
+
+def test_a_name_of_code_is_read() -> None:
+    named = Named.parse("a.b:build(ids=int64[batch,seq=128]<1000, pixels=float32[batch,3,8,8])")
+    assert (named.module, named.function, named.sizes) == ("a.b", "build", (("seq", 128),))
+    assert {n: tuple(x.shape) for n, x in named.example().items()} == {"ids": (2, 128), "pixels": (2, 3, 8, 8)}
+    assert with_inputs("a:b", "ids=int64[batch,seq]", 8) == "a:b(ids=int64[batch,seq=8])"
+    assert not is_code("llama-3.1-8b") and not is_code("C:/models/config.json") and is_code("a.b:c")
+    for wrong in ("ids=int64", "ids=float8[batch]", "ids=int64[batch] x"):
+        with pytest.raises(FormatError):
+            Named.parse(f"a:b({wrong})")
+    with pytest.raises(InputError, match="is none"):
+        with_inputs("llama-3.1-8b", "ids=int64[batch,seq]", None)
+
+
+def test_predict_takes_a_function_of_one_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(__file__).with_name("models.py").read_text(encoding="utf-8")
+    (tmp_path / "my_network.py").write_text(source + "\n\ndef build():\n    return NanoGPT()\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
+    inputs = "ids=int64[batch,seq],targets=int64[batch,seq]"
+    asked = ["predict", "my_network:build", "--inputs", inputs, "--on", "1x2xh100-sxm", "--seq-len", "32"]
+    try:
+        assert main(asked) == 0
+        first = capsys.readouterr().out
+        assert "my_network.build on 1x2xh100-sxm" in first and "without a rule of their own" in " ".join(first.split())
+        del sys.modules["my_network"]
+        assert main(asked) == 0  # kept on disk: nothing is imported
+        assert capsys.readouterr().out == first and "my_network" not in sys.modules
+        (tmp_path / "my_network.py").write_text(source + "\n\ndef build():\n    return NanoGPT(layers=5)\n")
+        assert main(asked) == 0
+        assert capsys.readouterr().out != first
+    finally:
+        sys.modules.pop("my_network", None)
+    assert main(["predict", "no_such_module:build", "--inputs", inputs, "--on", "1x2xh100-sxm"]) == 2
+    assert "cannot import 'no_such_module'" in capsys.readouterr().err

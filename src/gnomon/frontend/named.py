@@ -7,12 +7,12 @@ disk, where `request.cache` keeps what was captured.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pkgutil import resolve_name
 
 import torch
 from torch import nn
@@ -86,15 +86,13 @@ def _imported(named: Named) -> Callable[[], nn.Module]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: object = importlib.import_module(named.module)
+            found: object = resolve_name(f"{named.module}:{named.function}")
     except ImportError as error:
         raise InputError(f"cannot import {named.module!r} from {here}: {error}") from None
+    except AttributeError as error:
+        raise InputError(f"{named.module}:{named.function}: {error}") from None
     except Exception as error:
         raise InputError(f"importing {named.module!r} failed: {type(error).__name__}: {error}") from error
-    for part in named.function.split("."):
-        if not hasattr(found, part):
-            raise InputError(f"module {named.module!r} has no {named.function!r}")
-        found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{named.module}:{named.function} is no function that returns a module")
     return found

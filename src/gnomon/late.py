@@ -15,3 +15,8 @@ from typing import Any
 def load_late(name: str) -> Any:
     """The object of `module:object`. ModuleNotFoundError where an optional package (torch) is not installed."""
     return resolve_name(name)
+
+
+def load_user(module: str, function: str) -> object:
+    """What a user named as code of their own, `my_project.model` and `build`. Errors are those of its import."""
+    return resolve_name(f"{module}:{function}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from gnomon.cli.budget import Covered
+from gnomon.cli.models import read_model
 from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.hardware import parse_cluster
@@ -16,7 +17,6 @@ from gnomon.prediction import advice, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.reasons import reasons_mapping, reasons_text
 from gnomon.report.tables import wrapped
-from gnomon.request.model import read_model
 from gnomon.search.questions.reasons import explain
 from gnomon.software import stack as named_stack
 

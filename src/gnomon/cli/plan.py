@@ -12,6 +12,7 @@ from typing import Any
 
 from gnomon import orders
 from gnomon.cli.budget import ONE, Budget, Covered
+from gnomon.cli.models import read_model
 from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
@@ -39,7 +40,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
-from gnomon.request.model import read_model, with_inputs
+from gnomon.request.model import with_inputs
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
 from gnomon.search.mixed.best_first import TRIES

@@ -14,6 +14,7 @@ from math import ceil
 from pathlib import Path
 
 from gnomon.cli.budget import QUESTION, Budget
+from gnomon.cli.models import read_model
 from gnomon.cli.request import tokens_of, tokens_per_batch
 from gnomon.cli.terminal import Trying, print_json, print_lines
 from gnomon.cli.values import quantity
@@ -25,7 +26,7 @@ from gnomon.plans import Workload
 from gnomon.report.page.sweep import sweep_page
 from gnomon.report.sweep import fitted_words, sweep_mapping, sweep_text
 from gnomon.report.tables import dollars, wrapped
-from gnomon.request.model import read_config, read_model
+from gnomon.request.model import read_config
 from gnomon.schema import save_text
 from gnomon.search.questions.goals import (
     FASTEST_NODES,

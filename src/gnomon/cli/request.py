@@ -14,6 +14,7 @@ from typing import Any
 
 from gnomon import orders
 from gnomon.cli.jobs import job_file, notes_of, read_job, said_of
+from gnomon.cli.models import read_model
 from gnomon.cli.own import with_own
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError, PlanError
@@ -26,7 +27,7 @@ from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
 from gnomon.plans import Fp8, Mesh, Plan, PlanFile, Precision, RouterLoad, Saved, Schedule, Workload, load_plan
 from gnomon.plans.check import learned_positions, sample_tokens
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.request.model import read_model, with_inputs
+from gnomon.request.model import with_inputs
 from gnomon.search.planning import default_precision
 from gnomon.search.questions.sweep import sequences
 from gnomon.software import Stack

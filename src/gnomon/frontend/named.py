@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from pkgutil import resolve_name
 
 import torch
 from torch import nn
@@ -22,6 +21,7 @@ from gnomon.frontend.capture import SMALL, Captured, captured
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.opaque import share_lines
 from gnomon.graph import Graph
+from gnomon.late import load_user
 
 
 def read(text: str) -> tuple[Graph, tuple[str, ...]]:
@@ -86,7 +86,7 @@ def _imported(named: Named) -> Callable[[], nn.Module]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: object = resolve_name(f"{named.module}:{named.function}")
+            found: object = load_user(named.module, named.function)
     except ImportError as error:
         raise InputError(f"cannot import {named.module!r} from {here}: {error}") from None
     except AttributeError as error:

@@ -7,9 +7,8 @@ their model with them (`formats`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from pkgutil import resolve_name
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats import programs
@@ -19,7 +18,6 @@ from gnomon.graph import Graph
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.presets import CONFIGS, Config, known_name
 from gnomon.models.presets import model as preset
-from gnomon.request import cache
 
 
 def is_job_file(name: str) -> bool:
@@ -59,31 +57,13 @@ def with_inputs(name: str, inputs: str | None, seq_len: int | None) -> str:
     return name
 
 
-def captured_model(name: str) -> tuple[Graph, tuple[str, ...]]:
-    """(graph, notes) of a model that is code, or as it was captured before. InputError without torch."""
-    if (kept := cache.load(name)) is not None:
-        return kept
-    try:
-        read: Callable[[str], tuple[Graph, tuple[str, ...]]] = resolve_name("gnomon.frontend.named:read")
-    except ImportError as error:
-        if error.name != "torch":
-            raise
-        raise InputError(
-            f"{name.partition('(')[0]} is code, and capturing it needs torch: pip install gnomon[torch]"
-        ) from None
-    with cache.watched() as files:
-        found = read(name)
-    cache.store(name, found, files)
-    return found
-
-
 def read_model(
     name: str, *, settings: Mapping[str, str] | None = None, strict: bool = False
 ) -> tuple[Graph, tuple[str, ...]]:
     """(graph, what its file says that the graph leaves out) of a preset, a config.json or a folder with one. settings:
     keys of the config by name, in place of its own; strict: a key that is not known is an error."""
     if is_code(name):
-        return captured_model(name)
+        raise InputError(f"{name!r} is code, which the command line imports; in Python give gnomon.capture(module, …)")
     name, adapters = parse_adapters(name)
     path = Path(name)
     if path.is_dir():

@@ -1,0 +1,330 @@
+"""How many of transformers' model types `gnomon.capture` takes: built tiny, captured, proved, priced, FLOPs compared.
+
+`python -m benchmarks.capture.transformers_types --out results.jsonl [--types llama,bert] [--limit-s 90]` writes a line a
+type and prints the table. Every type of `AutoModel` is built from its own config with small sizes and random values (a
+type whose small config does not build is built with two layers on the meta device), each in a process of its own. A
+type counts as captured only if a Graph came out; `proved` is outputs and gradients within 1e-9 in float64. Leaves out
+heads: `AutoModel` is the body.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import logging
+import os
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth",
+          "num_decoder_layers", "num_encoder_layers", "e_layers", "d_layers")  # fmt: skip
+SMALL = {
+    "hidden_size": 64, "d_model": 64, "n_embd": 64, "embed_dim": 64, "dim": 64, "encoder_embed_dim": 64,
+    "intermediate_size": 96, "d_ff": 96, "ffn_dim": 96, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "n_inner": 96,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_attention_heads": 4, "n_head": 4,
+    "n_heads": 4, "num_heads": 4, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "d_kv": 16, "vocab_size": 512, "num_experts": 4, "num_local_experts": 4,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16, "v_head_dim": 16, "projection_dim": 32, "image_size": 64,
+}  # fmt: skip
+"""Sizes of a small model, for the fields that a config has."""
+
+
+def shrunk(config: Any, sizes: Mapping[str, int]) -> Any:
+    """The config with few layers, and the given sizes wherever it has such a field, in its parts too."""
+    held = vars(config)
+    for key in LAYERS:
+        if isinstance(held.get(key), int) and not isinstance(held[key], bool):
+            _set(config, key, min(held[key], 2))
+    for key, size in sizes.items():
+        if isinstance(held.get(key), int) and not isinstance(held[key], bool):
+            _set(config, key, min(held[key], size))
+    types = held.get("layer_types")
+    if isinstance(types, (list, tuple)):
+        _set(config, "layer_types", list(types)[: max(2, 0)])
+    if "vocab_size" in sizes:
+        for key, value in list(held.items()):
+            if key.endswith(("token_id", "token_index")) and isinstance(value, int) and value >= sizes["vocab_size"]:
+                _set(config, key, sizes["vocab_size"] - 1 - len(key) % 7)
+    for value in list(held.values()):
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            shrunk(value, sizes)
+    return config
+
+
+def _set(config: Any, key: str, value: Any) -> None:
+    try:
+        setattr(config, key, value)
+    except Exception:
+        pass
+
+
+def inputs(model: Any) -> Iterator[dict[str, Any]]:
+    """Examples that such a model may take, the likeliest first."""
+    import torch
+
+    config = model.config
+    names = list(inspect.signature(model.forward).parameters)
+    ids = torch.randint(5, 100, (2, 16))
+    find = lambda key, default: _find(config, key, default)  # noqa: E731
+    side = find("image_size", 224)
+    side = side if isinstance(side, int) else (side[0] if isinstance(side, (list, tuple)) else 224)
+    pixels = torch.randn(2, find("num_channels", 3) or 3, side, side)
+    text = {"input_ids": ids}
+    decoder = {"decoder_input_ids": ids.clone()} if "decoder_input_ids" in names else {}
+    if "input_ids" in names:
+        yield {**text, **decoder}
+        if "pixel_values" in names:
+            yield {**text, "pixel_values": pixels, **decoder}
+    if "pixel_values" in names:
+        yield {"pixel_values": pixels}
+    if "input_features" in names:
+        mel = find("num_mel_bins", 80) or 80
+        length = 2 * int(find("max_source_positions", 64) or 64)
+        yield {"input_features": torch.randn(2, mel, length), **decoder}
+        yield {"input_features": torch.randn(2, 64, mel), **decoder}
+    if "input_values" in names:
+        yield {"input_values": torch.randn(2, 4000)}
+        yield {"input_values": torch.randn(2, 1, 4000)}
+        yield {"input_values": torch.randn(2, int(find("max_length", 1024) or 1024), find("num_mel_bins", 128) or 128)}
+    if "past_values" in names:
+        length = int(find("context_length", 0) or 0)
+        lags = max(find("lags_sequence", [0]) or [0])
+        channels = int(find("num_input_channels", 1) or 1)
+        yield {"past_values": torch.randn(2, length, channels)}
+        yield {
+            "past_values": torch.randn(2, length + lags), "past_time_features": torch.randn(2, length + lags, 1),
+            "past_observed_mask": torch.ones(2, length + lags),
+        }  # fmt: skip
+    if "pixel_values_videos" in names or "pixel_values" in names:
+        frames = int(find("num_frames", 4) or 4)
+        video = torch.randn(2, frames, 3, side, side)
+        yield {"pixel_values_videos" if "pixel_values_videos" in names else "pixel_values": video}
+    if "inputs" in names:
+        yield {"inputs": torch.randn(2, 16, int(find("d_model", 64)))}
+    if "inputs_embeds" in names:
+        yield {"inputs_embeds": torch.randn(2, 16, int(find("hidden_size", 64) or 64))}
+
+
+def _find(config: Any, key: str, default: Any) -> Any:
+    for place in (config, *(getattr(config, n, None) for n in ("vision_config", "audio_config", "text_config"))):
+        value = getattr(place, key, None) if place is not None else None
+        if value is not None:
+            return value
+    return default
+
+
+def build(kind: str, sizes: Mapping[str, int], meta: bool) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(0)
+    config = shrunk(AutoConfig.for_model(kind), sizes)
+    with torch.device("meta" if meta else "cpu"):
+        return AutoModel.from_config(config)
+
+
+def one(kind: str, prove_too: bool) -> dict[str, Any]:
+    """What became of one type."""
+    import torch
+
+    from gnomon.frontend.capture import captured
+    from gnomon.frontend.opaque import shares
+
+    torch.set_num_threads(1)
+    row: dict[str, Any] = {"type": kind, "captured": False}
+    errors: list[str] = []
+    for how, sizes, meta in (("small", SMALL, False), ("two layers", {}, True)):
+        try:
+            if how == "two layers":  # only where it needs no memory
+                model = build(kind, sizes, True)
+            else:
+                probe = build(kind, sizes, True)
+                if sum(p.numel() for p in probe.parameters()) > 60_000_000:
+                    raise MemoryError("its small config is large")
+                model = build(kind, sizes, False)
+        except Exception as error:
+            errors.append(f"{how}: build: {_said(error)}")
+            continue
+        for example in inputs(model):
+            try:
+                begin = time.process_time()
+                found = captured(model, example, name=kind)
+                row |= {"cpu_s": round(time.process_time() - begin, 2)}
+            except Exception as error:
+                errors.append(f"{how}: {', '.join(example)}: {_said(error)}")
+                continue
+            graph = found.graph
+            moved = shares(graph, {})
+            row |= {
+                "captured": True, "how": how, "inputs": sorted(example), "notes": list(found.notes),
+                "steps": found.steps, "blocks": len(graph.blocks), "layers": len(graph.layers()),
+                "longest_run": max(c.repeat for c in graph.calls), "symbols": list(found.symbols),
+                "opaque_bytes": round(sum(s.bytes for s in moved.values()), 3),
+                "opaque_flops": round(sum(s.flops for s in moved.values()), 3),
+                "parameters": graph.num_parameters() + graph.num_frozen(),
+            }  # fmt: skip
+            used = {n for n in graph.parameters()}
+            row["unused"] = len([n for n, p in model.named_parameters() if p.requires_grad and n not in used])
+            _then(row, "priced", lambda: priced(graph))
+            _then(row, "flops_error", lambda: flops_error(model, example, graph, found))
+            if prove_too and how == "small":
+                _then(row, "proof", lambda: proof(model, example))
+            return row
+    row["errors"] = errors
+    return row
+
+
+def _then(row: dict[str, Any], key: str, function: Any) -> None:
+    try:
+        row[key] = function()
+    except Exception as error:
+        row[key] = f"failed: {_said(error)}"
+
+
+def priced(graph: Any) -> float:
+    import gnomon
+    from gnomon.plans import Mesh, Plan, Schedule, Workload
+
+    plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2))
+    return float(gnomon.predict(graph, "1x8xh100-sxm", plan, Workload(global_batch_size=16, seq_len=16)).step_s)
+
+
+def flops_error(model: Any, example: Any, graph: Any, found: Any) -> float:
+    """Of the forward and backward together, against torch's counter with attention as products."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from gnomon.frontend.trace import named_tensors
+    from gnomon.graph import BF16, UNFUSED, Setting, graph_work
+    from gnomon.runtime.stage import bound
+
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        out = model.train()(**example)
+        outs = [t for _, t in named_tensors(out) if t.requires_grad and t.is_floating_point()]
+        sum(t.float().sum() for t in outs).backward()
+    setting = Setting(sizes={"batch": 2, "seq": 16, **bound(graph.inputs, example)}, dtypes=BF16, causal_flops="full")
+    mine = float(graph_work(graph, UNFUSED, setting).total.matmul_flops)
+    return round(mine / max(counted.get_total_flops(), 1) - 1, 5)
+
+
+def proof(model: Any, example: Any) -> dict[str, Any]:
+    from gnomon.runtime.prove import prove
+
+    found = prove(model, example)
+    return {"outputs": found.outputs, "gradients": found.gradients, "first": found.first, "holds": found.holds}
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
+def _child(kind: str, prove_too: bool, pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    try:
+        with open(os.devnull, "w") as nowhere:
+            sys.stderr = nowhere
+            pipe.send(one(kind, prove_too))
+    except BaseException as error:
+        pipe.send({"type": kind, "captured": False, "errors": [_said(error), traceback.format_exc()[-400:]]})
+
+
+def types() -> list[str]:
+    """Every type that `AutoModel` builds."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return [kind for kind in MODEL_MAPPING_NAMES if kind in CONFIG_MAPPING]
+
+
+def run(kinds: list[str], out: Path, limit_s: float, prove_too: bool, until: float) -> list[dict[str, Any]]:
+    """A process for each type, forked from one that has everything imported."""
+    import torch  # noqa: F401
+    import transformers
+
+    import gnomon.runtime.prove  # noqa: F401
+    from gnomon.request import verbs  # noqa: F401
+
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.CRITICAL)
+    context = get_context("fork")
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    done = {row["type"] for row in rows}
+    for kind in kinds:
+        if kind in done or time.time() > until:
+            continue
+        mine, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(kind, prove_too, theirs))
+        process.start()
+        theirs.close()
+        row = {"type": kind, "captured": False, "errors": [f"no answer in {limit_s:.0f} s"]}
+        try:
+            if mine.poll(limit_s):
+                row = mine.recv()
+        except EOFError:
+            row["errors"] = ["the process ended"]
+        process.kill()
+        process.join()
+        rows.append(row)
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(
+            f"{len(rows)} {kind}: {'captured' if row['captured'] else row.get('errors')}", file=sys.stderr, flush=True
+        )
+    return rows
+
+
+def table(rows: list[dict[str, Any]], every: int) -> str:
+    """Counts, then a line a type."""
+    caught = [row for row in rows if row["captured"]]
+    number = lambda key: [row[key] for row in caught if isinstance(row.get(key), (int, float))]  # noqa: E731
+    flops = number("flops_error")
+    proofs = [row["proof"] for row in caught if isinstance(row.get("proof"), dict)]
+    lines = [
+        f"types of AutoModel: {every}; tried: {len(rows)}; captured: {len(caught)} ({len(caught) / max(len(rows), 1):.1%})",
+        f"priced: {len(number('priced'))} of {len(caught)}",
+        f"FLOPs within 1%: {sum(abs(x) <= 0.01 for x in flops)} of {len(flops)} counted",
+        f"proved to 1e-9: {sum(p['holds'] for p in proofs)} of {len(proofs)} proofs",
+        "",
+        "| type | captured | CPU s | ops | blocks | layers | opaque bytes | FLOPs error | proof |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: row["type"]):
+        if not row["captured"]:
+            why = (row.get("errors") or ["?"])[-1].replace("|", "/")
+            lines.append(f"| {row['type']} | no: {why[:140]} | | | | | | | |")
+            continue
+        held = row.get("proof")
+        said = f"{max(held['outputs'], held['gradients']):.0e}" if isinstance(held, dict) else "-"
+        error = row.get("flops_error")
+        lines.append(
+            f"| {row['type']} | {row['how']} | {row['cpu_s']} | {row['steps']} | {row['blocks']} | {row['layers']} | "
+            f"{row['opaque_bytes']:.0%} | {f'{error:.2%}' if isinstance(error, float) else '-'} | {said} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("transformers_types.jsonl"))
+    parser.add_argument("--types", default="")
+    parser.add_argument("--limit-s", type=float, default=90.0)
+    parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--no-proof", action="store_true")
+    given = parser.parse_args()
+    every = types()
+    kinds = given.types.split(",") if given.types else random.Random(0).sample(every, len(every))
+    rows = run(kinds, given.out, given.limit_s, not given.no_proof, time.time() + 60 * given.minutes)
+    print(table(rows, len(every)))
+
+
+if __name__ == "__main__":
+    main()

@@ -124,7 +124,7 @@ class Products(TorchDispatchMode):
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__.partition(".")[0]
+        name = func.__name__.partition(".")[0].removesuffix("_")
         if name in ("mm", "bmm"):
             self.flops += 2 * args[0].numel() * args[1].shape[-1]
         elif name == "addmm":

@@ -316,7 +316,7 @@ def attempt(case: Case) -> Answer:
             first=held.mine[0] + low - slot.start,
             elements=held.shard[low:high].numpy().copy(),
         )
-        for held in (stage.parameters_ for stage in executor.stages.values())
+        for held, _ in executor.parameters()
         for slot, (low, high) in held.pieces()
     )
     executor.leave()

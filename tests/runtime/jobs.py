@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from runtime import accounted, measured, parity, traced
+from runtime import accounted, axes, measured, parity, traced
 
 from gnomon.runtime.launch import launch
+from gnomon.runtime.parity import Compared
 from gnomon.timeline import Timeline
 
 
@@ -21,6 +22,7 @@ class Results:
     traced: dict[str, traced.Traced]
     measured: dict[str, tuple[Timeline, Timeline]]
     accounted: dict[str, accounted.Accounted]
+    axes: dict[str, Compared]
     threads: tuple[int, int]
     """Of the process, before the first plan and after the last; (0, 0) where the system does not say."""
 
@@ -50,6 +52,7 @@ def run(world_size: int) -> Results:
         accounted=accounted.account_all(
             [name for name, plan in accounted.PLANS.items() if plan.world_size == world_size]
         ),
+        axes=axes.compare_all(world_size),
         measured=measured.measure_all([name for name in names if name in measured.PLANS]),
         threads=(before, threads()),
     )

@@ -32,7 +32,7 @@ from gnomon.plans import (
     Workload,
 )
 from gnomon.program import Program
-from gnomon.runtime import AdamW, AdamWSettings, Executor, Parameters
+from gnomon.runtime import AdamWSettings, Executor, Parameters, Update
 
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
@@ -325,8 +325,7 @@ def train(
         curve.append((executor.total_loss(result), float(result.grad_norm)))
     executor.synchronise()
     found: Part = {}
-    for stage in executor.stages.values():
-        held = stage.parameters_
+    for held, _ in executor.parameters():
         for slot, (low, high) in held.pieces():
             found[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].numpy().copy())
     assert not executor.buffers.tensors and not executor.saved and not executor.aside
@@ -337,15 +336,15 @@ def train(
 def gradients(plan: Plan) -> list[tuple[float, Part]]:
     """One rank of a plan in float32, step by step: norm and this rank's part of the gradient that the update reads."""
     executor = Executor(llama(CONFIG), replace(plan, precision=FP32), WORKLOAD, seed=7, settings=SETTINGS)
-    update, steps = AdamW.update, [(0.0, Part()) for _ in range(STEPS)]
+    update, steps = Update.update, [(0.0, Part()) for _ in range(STEPS)]
 
-    def note(self: AdamW, held: Parameters, *args: Any, **named: Any) -> None:
+    def note(self: Update, held: Parameters, *args: Any, **named: Any) -> None:
         for slot, (low, high) in held.pieces():
             grad = held.my_grad()[low:high].numpy().copy()
             steps[self.steps][1][slot.name] = (held.mine[0] + low - slot.start, grad)
         update(self, held, *args, **named)
 
-    with patch.object(AdamW, "update", note):
+    with patch.object(Update, "update", note):
         norms = [float(executor.step(batch(step)).grad_norm) for step in range(STEPS)]
     executor.leave()
     return [(norm, part) for norm, (_, part) in zip(norms, steps, strict=True)]

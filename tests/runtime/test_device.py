@@ -32,8 +32,7 @@ def step_on_meta(name: str) -> set[str]:
     executor = Executor(llama(parity.CONFIG), PLANS[name], parity.WORKLOAD, device=torch.device("meta"))
     result = executor.step(parity.batch(0))
     found = [result.loss, result.grad_norm]
-    for number, stage in executor.stages.items():
-        held, adam = stage.parameters_, executor.state.adam[number]
+    for held, adam in executor.parameters():
         found += [t for t in (held.flat, held.master, adam.first, adam.second) if t is not None]
     return {str(tensor.device) for tensor in found}
 

@@ -72,15 +72,15 @@ def test_usual_mixed_precision_has_a_master_copy() -> None:
     assert dtypes(Plan(precision=parity.FP32)).master is None
 
 
-def test_unlike_meshes_where_only_equal_ones_run_and_context_parallelism() -> None:
+def test_unlike_meshes_where_only_equal_ones_run() -> None:
     unlike = Plan(stages=(Stage(calls=("embed",)), Stage(calls=("layers", "head"), mesh=Mesh(tp=2))))
     assert [mesh.tp for mesh in meshes_of(unlike)] == [1, 2]
     with pytest.raises(PlanError, match="tied table"):
         meshes_of(unlike, tied=(0, 1))
     with pytest.raises(PlanError, match="under sequence_parallel"):
         meshes_of(replace(unlike, layout=Layout(sequence_parallel=True)))
-    with pytest.raises(PlanError, match="cp = 2"):
-        meshes_of(Plan(mesh=Mesh(cp=2)))
+    with pytest.raises(PlanError, match="the same cp"):
+        meshes_of(Plan(stages=(Stage(calls=("embed",)), Stage(calls=("layers", "head"), mesh=Mesh(cp=2)))))
     both = (Stage(calls=("embed",), mesh=Mesh(tp=2), devices="0:2"), Stage(calls=("head",), devices="2"))
     again = Stage(calls=("layers",), mesh=Mesh(dp_replicate=2), devices="0:2")
     with pytest.raises(PlanError, match="on the same ranks the same axes"):
@@ -104,7 +104,7 @@ def test_coordinates_of_each_rank() -> None:
     """pp outermost, tp innermost: ranks 0 to 3 are stage 0, and 4 to 7 stage 1."""
     plan = Plan(mesh=Mesh(pp=2, dp_shard=2, tp=2))
     found = [coordinates(plan, rank) for rank in range(8)]
-    assert [(c.pipeline_rank, c.shard, c.tp) for c in found] == [
+    assert [(c.pipeline_rank, c.shard, c.along["tp"]) for c in found] == [
         (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1),
     ]  # fmt: skip
     assert [c.position for c in found] == [0, 1, 2, 3] * 2

@@ -56,7 +56,7 @@ def _round_trips(given: dict[str, Path], target: Path) -> list[tuple[str, str, i
         for kind, source in given.items():
             graph = model_of(source).graph
             executor = Executor(graph, plan, WORKLOAD, values=values_of(source, graph))
-            sizes.append((plan_name, kind, sum(s.parameters_.shard.numel() for s in executor.stages.values())))
+            sizes.append((plan_name, kind, sum(held.shard.numel() for held, _ in executor.parameters())))
             export(executor, target / plan_name / source.name, model=source)
             executor.leave()
     return sizes

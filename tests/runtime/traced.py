@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh
 from gnomon.program import issue_order_peak, validate
-from gnomon.runtime import AdamW, Executor, Parameters
+from gnomon.runtime import Executor, Parameters, Update
 from gnomon.runtime.collectives import GATHER, SCATTER
 from gnomon.runtime.mesh import AXES as MESH_AXES
 from gnomon.runtime.stage import Batch
@@ -72,7 +72,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
     trace = Trace()
     made: dict[int, str] = {}
     keep: list[object] = []  # so that no other has its id
-    stage_of = {id(stage.parameters_): number for number, stage in executor.stages.items()}
+    stage_of = {id(held): number for number, stage in executor.stages.items() for held in stage.held}
     inside = [False]
 
     def called(number: int) -> Callable[..., None]:
@@ -85,7 +85,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
 
         return hook
 
-    backward, add_grad, update = torch.autograd.backward, Parameters.add_grad, AdamW.update
+    backward, place, update = torch.autograd.backward, Parameters._place, Update.update
 
     def backward_(tensors: tuple[GradientEdge, ...], grads: tuple[Tensor, ...]) -> None:
         trace.note(made[id(tensors[0].node)])
@@ -93,12 +93,12 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
         backward(tensors, grads)
         inside[0] = False
 
-    def add_grad_(self: Parameters, name: str, grad: Tensor) -> None:
+    def place_(self: Parameters, name: str) -> tuple[Tensor, bool]:
         if not inside[0]:
             trace.note(f"{stage_of[id(self)]}W")
-        add_grad(self, name, grad)
+        return place(self, name)
 
-    def update_(self: AdamW, parameters: Parameters, *args: Any, **named: Any) -> None:
+    def update_(self: Update, parameters: Parameters, *args: Any, **named: Any) -> None:
         trace.note(f"{stage_of[id(parameters)]}OPT")
         update(self, parameters, *args, **named)
 
@@ -127,8 +127,8 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
     hooks = [stage.register_forward_hook(called(number)) for number, stage in executor.stages.items()]
     with (
         patch.object(torch.autograd, "backward", backward_),
-        patch.object(Parameters, "add_grad", add_grad_),
-        patch.object(AdamW, "update", update_),
+        patch.object(Parameters, "_place", place_),
+        patch.object(Update, "update", update_),
         noted("all_reduce", "all_reduce", 0),
         noted(GATHER, "all_gather", 0),
         noted(SCATTER, "reduce_scatter", 1),

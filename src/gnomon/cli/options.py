@@ -79,6 +79,19 @@ examples:
 exit status: 0 done; 2 the request is wrong, or a process failed; 130 or 143
 stopped by ^C or SIGTERM."""
 
+_PARITY = """\
+PLAN.toml is a plan file, as gnomon plan writes it. Its model is made small
+(short dims, few layers, at most two ranks on an axis) and trained for three
+steps in float64 under the plan's axes, schedule, layout and recomputation,
+beside torch's autograd on whole tensors. Every activation, gradient, loss and
+updated parameter is compared as it lies on each rank.
+
+example:
+  gnomon parity plan.toml
+
+exit status: 0 equal; 1 a tensor differs, which is named; 2 the request is
+wrong, or the runtime does not run the plan."""
+
 _REPORT = """\
 Writes one self-contained page: the answer, the timelines one over the other,
 memory over time, where the step goes, where they differ, and the plan.
@@ -145,6 +158,7 @@ def parser() -> argparse.ArgumentParser:
     _validate(_command(commands, "validate", "your measured runs beside their predictions", _VALIDATE))
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
+    _parity(_command(commands, "parity", "a plan against the plain model, in small", _PARITY))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
     _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
@@ -272,6 +286,12 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")
     add_local_option(parser)
+
+
+def _parity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
+    parser.add_argument("--ranks", type=at_most(64), default=8, metavar="N", help="most processes; default 8")
+    parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _calibrate(parser: argparse.ArgumentParser) -> None:

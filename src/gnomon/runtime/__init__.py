@@ -12,8 +12,8 @@ from gnomon.runtime.execute import StepResult as StepResult
 from gnomon.runtime.launch import launch as launch
 from gnomon.runtime.measure import Recorder as Recorder
 from gnomon.runtime.mesh import Groups as Groups
-from gnomon.runtime.optim import AdamW as AdamW
 from gnomon.runtime.optim import AdamWSettings as AdamWSettings
+from gnomon.runtime.optim import Update as Update
 from gnomon.runtime.parameters import Parameters as Parameters
 from gnomon.runtime.stage import Stage as Stage
 from gnomon.runtime.train import Job as Job

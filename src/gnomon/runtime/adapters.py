@@ -101,7 +101,7 @@ def export(executor: Executor, target: Path, base: Runnable, source: Path) -> Pa
     if not first:
         writer = start_folder(target, where, dtype, single=FILE, join=True)
     for number in sorted(executor.stages):
-        held = executor.stages[number].parameters_
+        held = executor.stages[number].held[0]
         if executor.groups.here.data == 0:
             for slot in held.slots:
                 writer.put(where, slot, held.value(slot.name))
@@ -111,7 +111,7 @@ def export(executor: Executor, target: Path, base: Runnable, source: Path) -> Pa
 
 def executor_dtype(executor: Executor) -> torch.dtype:
     """What forward reads parameters in."""
-    return next(iter(executor.stages.values())).parameters_.dtypes.param
+    return next(held.dtypes.param for held, _ in executor.parameters())
 
 
 def config_of(graph: Graph, adapters: Adapters, base: Runnable, source: Path) -> dict[str, Any]:

@@ -43,13 +43,13 @@ class Alone:
             graph, Layout(), Mesh(), {"batch": 1, "seq": 2, "enc_seq": 2}, GraphDtypes(param="fp32", compute="fp32")
         )
         runs = {name: BlockRun(block, {}) for name, block in sharded.items()}
-        slots = tuple(slots_of(graph.layers(), sharded, 1, 0, set()))
+        slots = tuple(slots_of(graph.layers(), sharded, {}, set()))
         kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
         self.parameters = Parameters(slots, kept, zero=0, shard=0, num_shards=1, device=device)
         first = beginning(values, graph, seed)
         self.parameters.fill(first)
-        self.stage = Stage(graph, graph.layers(), self.parameters, runs)
-        still = tuple(slots_of(graph.layers(), sharded, 1, 0, set(), frozen=True))
+        self.stage = Stage(graph, graph.layers(), (self.parameters,), runs, 0)
+        still = tuple(slots_of(graph.layers(), sharded, {}, set(), frozen=True))
         self.stage.frozen = frozen_of(still, dtype, first, device)
 
     def output(self, batch: Batch) -> Tensor:
@@ -66,8 +66,7 @@ class Alone:
 
     def gradient(self, slot: Slot) -> Tensor:
         """Of one parameter, after `loss`."""
-        assert self.parameters.grad is not None, "ask for the loss first"
-        return self.parameters.grad[slot.start : slot.stop].view(slot.shape)
+        return self.parameters.whole_grad()[slot.start : slot.stop].view(slot.shape)
 
     @property
     def slots(self) -> Iterable[Slot]:

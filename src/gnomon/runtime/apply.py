@@ -7,14 +7,15 @@ the prediction counts. PlanError for what the plan asks and is not done here. Le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gnomon.errors import PlanError
+from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.graph import Dtypes as GraphDtypes
-from gnomon.graph import Graph, Layer, Op
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, layer_presets, stage_layers
 from gnomon.plans.stages import held_by_several
@@ -23,10 +24,12 @@ from gnomon.runtime.frozen import frozen_of
 from gnomon.runtime.initial import initial, tables_of
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops import check_runnable
-from gnomon.runtime.ops.site import Axis
+from gnomon.runtime.ops.site import ALONE, Axis
+from gnomon.runtime.optim import MATRIX_RULES
 from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
 from gnomon.runtime.stage import Stage
 from gnomon.sharding import ShardedBlock, shard_graph
+from gnomon.sharding.homes import routed_tensors
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 """What the runtime stores and computes in."""
@@ -38,37 +41,38 @@ def apply(
     groups: Groups,
     *,
     seed: int = 0,
+    capacity: float = 0.0,
     device: torch.device = CPU,
     values: Callable[[Slot], Tensor | None] | None = None,
 ) -> dict[int, Stage]:
     """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0: those that
-    `values` reads (`pretrained.values_of`), or random ones by the seed."""
+    `values` reads (`pretrained.values_of`), or random ones by the seed. capacity: of experts, as in `BlockRun`."""
     check_runnable(graph)
     check_plan(plan)
     zero, mesh, here = effective_zero(plan), groups.mesh, groups.here
-    axes = {"tp": Axis(group=groups.by_comm["tp"], ranks=mesh.tp, index=here.tp)}
-    sizes = {"batch": 1, "seq": 2 * mesh.tp}  # any that tp divides: only parameters are asked for
+    axes = axes_of(plan, groups)
+    open_dims = {dim.name for block in graph.blocks for dim in block.dims if dim.size is None}
+    # any that axes divide: only parameters are asked for
+    sizes = {"batch": 1, "seq": 1} | {name: 2 * mesh.cp * mesh.tp for name in open_dims if name != "batch"}
     sharded = shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
-    runs = {name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered) for name, block in sharded.items()}
+    if mesh.cp > 1:
+        _check_context(graph, sharded, mesh.cp)
+    runs = {
+        name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered, capacity=capacity)
+        for name, block in sharded.items()
+    }
     found, number = dict[int, Stage](), 0
     presets, first = layer_presets(plan, graph), holders(plan, graph, zero)
     for index, layers in enumerate(stage_layers(plan, graph)):
         for part in [(layer,) for layer in layers] if zero == 3 else [layers]:
             if plan.pipeline_ranks[index] == here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
-                slots = tuple(slots_of(part, sharded, mesh.tp, here.tp, counted))
-                held = Parameters(
-                    slots,
-                    dtypes(plan),
-                    zero=zero,
-                    shard=here.shard,
-                    num_shards=mesh.dp_shard if zero else 1,
-                    device=device,
-                )
+                parts = _held(part, sharded, axes, counted, plan, groups, zero, device)
                 start = beginning(values, graph, seed)
-                held.fill(start)
-                found[number] = Stage(graph, part, held, runs)
-                still = tuple(slots_of(part, sharded, mesh.tp, here.tp, set(), frozen=True))
+                for held in parts:
+                    held.fill(start)
+                found[number] = Stage(graph, part, parts, runs, zero)
+                still = tuple(slots_of(part, sharded, axes, set(), frozen=True))
                 if still and zero == 3:
                     raise PlanError(
                         f"{graph.name} has frozen weights, which the runtime does not shard; use zero 0 to 2"
@@ -77,6 +81,87 @@ def apply(
                 found[number].presets, found[number].every = presets, plan.saved.every
             number += 1
     return found
+
+
+def axes_of(plan: Plan, groups: Groups) -> dict[str, Axis]:
+    """The mesh axes that ops of this rank see."""
+    mesh, along = groups.mesh, groups.here.along
+    orders = {"cp": plan.layout.context_order}
+    return {
+        axis: Axis(
+            group=groups.by_comm[axis],
+            ranks=getattr(mesh, axis),
+            index=along[axis],
+            order=orders.get(axis, "contiguous"),
+        )
+        for axis in ("cp", "tp", "ep", "etp")
+        if axis in along
+    }
+
+
+def has_experts(graph: Graph) -> bool:
+    """Whether some block routes tokens to experts."""
+    return any(routed_tensors(block) for block in graph.blocks)
+
+
+def _held(
+    layers: Sequence[Layer],
+    sharded: Mapping[str, ShardedBlock],
+    axes: Mapping[str, Axis],
+    counted: set[str],
+    plan: Plan,
+    groups: Groups,
+    zero: int,
+    device: torch.device,
+) -> list[Parameters]:
+    """The parameters of a stage: routed experts' apart where other ranks than those of the rest hold the same ones."""
+    mesh, here = groups.mesh, groups.here
+    experts = set[str]()
+    if mesh.tp * mesh.ep * mesh.etp > 1:
+        experts = {
+            layer.call.parameter_name(name, layer.index)
+            for layer in layers
+            for name in routed_tensors(sharded[layer.call.block].block)
+            if sharded[layer.call.block].block.tensor(name).kind == "parameter"
+        }
+    found = []
+    for apart in (False, True) if experts else (False,):
+        shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
+        divided = zero if shards > 1 else 0
+        slots = tuple(slots_of(layers, sharded, axes, counted, experts, apart=apart))
+        if not slots and apart:
+            continue
+        found.append(
+            Parameters(
+                slots,
+                dtypes(plan),
+                zero=divided,
+                shard=here.along["edp"] if apart else here.shard,
+                num_shards=shards if divided else 1,
+                replicas=mesh.dp_replicate * (1 if divided else shards),
+                experts=apart,
+                device=device,
+            )
+        )
+    return found
+
+
+def _check_context(graph: Graph, sharded: Mapping[str, ShardedBlock], cp: int) -> None:
+    """PlanError for what ranks that hold parts of a sequence do not compute."""
+    for name, block in sharded.items():
+        routed = routed_tensors(block.block)
+        for op in block.block.ops:
+            if op.kind == "attention" and len(op.inputs) > 3:
+                raise PlanError(
+                    f"{graph.name}: {name}/{op.path} adds a bias or sinks to scores, which the runtime does "
+                    f"not divide over cp = {cp}; use cp = 1"
+                )
+        for tensor in block.block.parameters:
+            if tensor.name not in routed and "cp" not in block.partial_grads.get(tensor.name, ()):
+                raise PlanError(
+                    f"{graph.name}: {name} uses {tensor.name} on whole sequences, which the runtime does not run "
+                    f"beside cp = {cp}; use cp = 1"
+                )
 
 
 def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
@@ -102,13 +187,21 @@ def check_plan(plan: Plan) -> None:
         "optimizer.offload": optimizer.offload is not None,
         "optimizer.offload_parameters": optimizer.offload_parameters,
         "optimizer.delay": optimizer.delay > 0,
-        f"optimizer.kind = {optimizer.kind!r}": optimizer.kind != "adamw",
+        f"optimizer.kind = {optimizer.kind!r}, which looks at whole matrices, with zero or tp that divide them": (
+            optimizer.kind in MATRIX_RULES and divides_matrices(plan)
+        ),
         "precision.fp8": plan.precision.fp8 is not None,
         "saved.every under ZeRO 3": saved.every > 1 and optimizer.zero == 3,
         "placement": plan.device_of != tuple(range(plan.world_size)),
     }
     if asked := [name for name, is_asked in refused.items() if is_asked]:
         raise PlanError(f"the runtime does not carry out {', '.join(asked)} yet; leave it out of the plan")
+
+
+def divides_matrices(plan: Plan) -> bool:
+    """Whether a rank updates parts of matrices."""
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    return effective_zero(plan) > 0 or any(mesh.tp * mesh.etp > 1 for mesh in meshes)
 
 
 def dtypes(plan: Plan) -> Dtypes:
@@ -130,50 +223,75 @@ def dtypes(plan: Plan) -> Dtypes:
 def slots_of(
     layers: Sequence[Layer],
     sharded: Mapping[str, ShardedBlock],
-    tp: int,
-    index: int,
+    axes: Mapping[str, Axis],
     counted: set[str],
+    experts: Collection[str] = (),
     *,
+    apart: bool = False,
     frozen: bool = False,
 ) -> Iterable[Slot]:
-    """The stage's parameters one after the other, each once. index: this rank's along tp. counted: tied ones that an
-    earlier stage counts. frozen: its frozen weights instead."""
+    """The stage's parameters one after the other, each once. counted: tied ones that an earlier stage counts. apart: of
+    those that are among `experts`; otherwise of the others. frozen: its frozen weights instead."""
     start, seen = 0, set[str]()
     for layer in layers:
         block = sharded[layer.call.block]
         for tensor in block.block.frozen if frozen else block.block.parameters:
             name = layer.call.parameter_name(tensor.name, layer.index)
-            if name in seen:
+            if name in seen or (name in experts) != apart:
                 continue
             seen.add(name)
             copies = block.copies.get(tensor.name, 1)
-            whole = not block.homes[tensor.name].shards
+            home = block.homes[tensor.name]
+            inner = axes.get("etp" if apart else "tp", ALONE).ranks
+            whole = home.dim_of("etp" if apart else "tp") is None
             sizes = tuple(int(dim.size or 0) for dim in tensor.atoms)
-            local = [_local(int(dim.size or 0), dim.name, block, tensor.name, tp) for dim in tensor.atoms]
-            shape = tuple(length for length, _ in local)
+            local = [_local(int(dim.size or 0), dim.name, home.axes_of(dim.name), axes) for dim in tensor.atoms]
             sums = "tp" if "tp" in block.partial_grads.get(tensor.name, ()) else "kv_copies" if copies > 1 else ""
+            shape = tuple(length for length, _ in local)
             slot = Slot(
                 name=name,
                 shape=shape,
+                matrix=_matrix(block.block, tensor.name, shape),
+                table=any(op.kind == "embedding" and tensor.name in op.inputs for op in block.block.ops),
                 whole=sizes,
-                offset=tuple(index // same * length for length, same in local),
+                offset=tuple(first for _, first in local),
                 start=start,
-                holders=0 if name in counted else tp if whole else copies,
-                sums=sums,
+                holders=0 if name in counted else inner if whole else copies,
+                sums="" if apart else sums,
             )
             start = slot.stop
             yield slot
 
 
-def _local(size: int, dim: str, block: ShardedBlock, tensor: str, tp: int) -> tuple[int, int]:
-    """(elements of a dim on one rank, neighbouring ranks that hold the same ones). PlanError for uneven parts."""
-    if "tp" not in block.homes[tensor].axes_of(dim):
-        return size, tp
-    if size % tp == 0:
-        return size // tp, 1
-    if tp % size == 0:
-        return 1, tp // size
-    raise PlanError(f"tp = {tp} does not divide {dim} = {size}, and the runtime does not pad; use a divisor")
+def _matrix(block: Block, name: str, shape: Sequence[int]) -> tuple[int, int, int] | None:
+    """(matrices, rows, columns) of a local parameter; None where it is no operand of a product or a lookup."""
+    for op in block.ops:
+        if op.inputs[1:2] != (name,) or not (op.contracts or op.kind == "embedding"):
+            continue
+        dims = block.tensor(name).dims
+        if op.kind == "embedding":
+            rows = len(dims[0].atoms)
+        else:
+            rows = sum(len(dim.atoms) for dim in dims if dim.atoms[0].name not in op.contracts)
+        many = len(dims[0].atoms) if op.kind == "grouped_linear" else 0
+        sizes = math.prod(shape[:many]), math.prod(shape[many:rows]), math.prod(shape[rows:])
+        return sizes if len(dims) > 1 else None
+    return None
+
+
+def _local(size: int, dim: str, over: Sequence[str], axes: Mapping[str, Axis]) -> tuple[int, int]:
+    """(elements of a dim on this rank, the first of them). over: axes that divide it, outermost first. PlanError for
+    uneven parts."""
+    ways, index = 1, 0
+    for name in over:
+        ways, index = ways * axes[name].ranks, index * axes[name].ranks + axes[name].index
+    if size % ways == 0:
+        return size // ways, index * (size // ways)
+    if ways % size == 0:
+        return 1, index // (ways // size)
+    raise PlanError(
+        f"{' x '.join(over)} = {ways} does not divide {dim} = {size}, and the runtime does not pad; use a divisor"
+    )
 
 
 def constants(graph: Graph) -> dict[str, float]:

@@ -66,7 +66,16 @@ class _Op:
 class BlockRun:
     """One block on one rank."""
 
-    def __init__(self, sharded: ShardedBlock, axes: Mapping[str, Axis], *, keep_gathered: bool = False) -> None:
+    def __init__(
+        self,
+        sharded: ShardedBlock,
+        axes: Mapping[str, Axis],
+        *,
+        keep_gathered: bool = False,
+        capacity: float = 0.0,
+    ) -> None:
+        """capacity: rows that an expert takes of a rank's tokens, over the mean; 0 for all."""
+        self.capacity = capacity
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
         self.captured = any(op.captured is not None for op in sharded.block.ops)
@@ -112,9 +121,10 @@ class BlockRun:
             home = self.homes[name]
             leave.append(steps(made, home, self.dims[name], self.axes))
             enter.append(steps(home, Sharding(shards=made.shards), self.dims[name], self.axes))
-        if op.kind == "grouped_linear" and len(op.inputs) > 2 and strategy.name == "row":
+        sums = strategy.inputs[0].dim_of("etp") is not None and strategy.outputs[0].dim_of("etp") is None
+        if op.kind == "grouped_linear" and len(op.inputs) > 2 and sums:
             raise PlanError(f"{op.path}: the runtime does not divide the width of experts with biases; use etp = 1")
-        site = Site(op=op, block=self.block, strategy=strategy.name, axes=self.axes)
+        site = Site(op=op, block=self.block, strategy=strategy.name, axes=self.axes, keep_gathered=self.keep_gathered)
         return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last)
 
     def run(
@@ -253,13 +263,15 @@ class _Frame:
         site, names = op.site, op.site.op.inputs
         first, *others = (self._operand(op, given) for given in op.inputs)
         assert isinstance(first, Tensor)
+        ep, etp = site.axis("ep"), site.axis("etp")
         if site.op.kind == "dispatch":
             (indices,) = others
             assert isinstance(indices, Tensor)
             dims = {dim.name: dim.size for tensor in self.owner.block.tensors for dim in tensor.atoms}
-            routing = routing_of(indices, dims[site.attr("experts", "")] or 0)
+            experts = dims[site.attr("experts", "")] or 0
+            routing = routing_of(indices, experts, ep=ep, etp=etp, capacity=self.owner.capacity)
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
-            return dispatch(first, routing)
+            return dispatch(first, routing, ep=ep, etp=etp)
         routing = self.routings[names[0]]
         if site.op.kind == "grouped_linear":
             weight, bias = (*others, None)[:2]
@@ -268,4 +280,4 @@ class _Frame:
             return grouped_linear(first, weight, routing, bias)
         weights, _ = others
         assert isinstance(weights, Tensor)
-        return combine(first, weights, routing)
+        return combine(first, weights, routing, ep=ep, etp=etp)

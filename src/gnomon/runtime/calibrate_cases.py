@@ -24,7 +24,7 @@ from gnomon.models.presets import model
 from gnomon.runtime.apply import DTYPES
 from gnomon.runtime.ops import FUNCTIONS
 from gnomon.runtime.ops.site import Site
-from gnomon.runtime.optim import AdamW, AdamWSettings, squares
+from gnomon.runtime.optim import AdamWSettings, Update, squares
 from gnomon.runtime.parameters import Dtypes, Parameters, Slot, Tape, Weight
 
 Point = Mapping[str, int]
@@ -280,7 +280,7 @@ def _accumulate(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 def _adamw(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     held = _parameters(dtype, (point["elements"] // 8, 8))
     held.add_grad("0.weight", _tensor(dtype, point["elements"]))
-    adam = AdamW.of(held)
+    adam = Update.of(held)
     settings, scale = AdamWSettings(lr=0.0), torch.ones((), dtype=torch.float64)
     return after_step, lambda _: adam.update(held, settings, scale=scale)
 
@@ -288,7 +288,7 @@ def _adamw(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 def _squares(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     held = _parameters(dtype, (point["elements"],))
     held.add_grad("0.weight", _tensor(dtype, point["elements"]))
-    return after, lambda _: squares(held, 1)
+    return after, lambda _: squares(held)
 
 
 _ELEMENTS = {"elements": (1 << 8, 1 << 14, 1 << 18, 1 << 22)}

@@ -34,8 +34,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from gnomon.errors import InputError, RunError
+from gnomon.errors import InputError, PlanError, RunError
 from gnomon.runtime.execute import Executor
+from gnomon.runtime.optim import MATRIX_RULES
 from gnomon.runtime.parameters import Range, Slot
 
 KEEP = 2
@@ -90,8 +91,11 @@ def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
 
 def pieces(executor: Executor, *, writes: bool) -> Iterator[Piece]:
     """What a rank writes; or what it reads, which under ZeRO 1 and 2 is every part of the parameters."""
-    for number, stage in executor.stages.items():
-        held, adam = stage.parameters_, executor.state.adam[number]
+    for held, adam in executor.parameters():
+        if adam.factored or adam.kind in MATRIX_RULES:
+            raise PlanError(
+                f"the runtime does not write checkpoints of {adam.kind}'s states yet; use another optimizer"
+            )
         states = {"first": adam.first, "second": adam.second, "master": held.master}
         for name, state in states.items():
             if state is not None:
@@ -197,7 +201,7 @@ def _complete_and_rename(folder: Path, executor: Executor, step: int) -> None:
     """What rank 0 does when all parts are there."""
     done = folder / f"step-{step:06}"
     partial = folder / f".{done.name}.partial"
-    updates = max((adam.steps for adam in executor.state.adam.values()), default=0)
+    updates = max((adam.steps for _, adam in executor.parameters()), default=0)
     record = {"fingerprint": fingerprint(executor), "step": step, "updates": updates}
     with (partial / RECORD).open("w") as written:
         json.dump(record, written)
@@ -277,6 +281,6 @@ def load(folder: Path, executor: Executor) -> int:
     except CheckpointException as error:
         why = next(iter(error.failures.values()), ("",))[0]
         raise InputError(f"{found} cannot be read ({why}); remove it to go on from the one before") from error
-    for adam in executor.state.adam.values():
+    for _, adam in executor.parameters():
         adam.steps = record["updates"]
     return int(record["step"])

@@ -1,13 +1,16 @@
-"""The three collectives that the runtime uses, by the names that this torch has for them.
+"""The collectives that the runtime uses, by the names that this torch has for them.
 
-`all_reduce` is in place; `all_gather` and `reduce_scatter` go along dim 0. With `wait=False` they return the work under
-way; a group of None is one rank and never comes here. Left out: messages, which are torch's own isend and irecv.
+`all_reduce` is in place; the others go along dim 0. With `wait=False` they return the work under way; a group of None
+is one rank and never comes here. `pass_on` is one round of a ring. Left out: messages between stages, which are torch's
+own isend and irecv.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
@@ -34,3 +37,25 @@ def reduce_scatter(out: Tensor, whole: Tensor, group: ProcessGroup, *, wait: boo
     """This rank's part of the sum of `whole` over the group, into `out`."""
     work: Work | None = getattr(dist, SCATTER)(out, whole, group=group, async_op=not wait)
     return work
+
+
+def all_to_all(
+    out: Tensor,
+    x: Tensor,
+    group: ProcessGroup,
+    received: Sequence[int] | None = None,
+    sent: Sequence[int] | None = None,
+) -> None:
+    """Part r of `x` to rank r, part r of `out` from rank r. received, sent: rows of each part; left out, equal ones."""
+    dist.all_to_all_single(out, x, None if received is None else list(received), sent and list(sent), group=group)
+
+
+def pass_on(x: Tensor, group: ProcessGroup, tag: int = 0) -> tuple[Tensor, list[Work]]:
+    """Starts sending `x` to the next rank of a ring: (what comes from the one before, what to wait for)."""
+    n, me = dist.get_world_size(group), dist.get_rank(group)
+    after, before = (dist.get_global_rank(group, (me + step) % n) for step in (1, -1))
+    out = torch.empty_like(x)
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x, after, group, tag), dist.P2POp(dist.irecv, out, before, group, tag)]
+    )
+    return out, works

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.execute import Executor, StepResult
 from gnomon.runtime.stage import Batch
 
@@ -45,14 +44,11 @@ def _forward(executor: Executor, number: int, unit: int, given: Batch) -> Tensor
             executor.buffers.tensors[name], work = executor.receive(name, number - 1)
             work.wait()
         x = executor.buffers.take(name)
-    held = stage.parameters_
-    gathers = held.flat is None
+    gathers = stage.zero == 3 and all(held.flat is None for held in stage.held if held.zero)
     if gathers:
-        held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=executor.device)
-        group = executor.groups.by_comm["dp_shard"]
-        assert group is not None
-        all_gather(held.flat, held.shard, group)
+        executor.state.unshard((number,))
+        executor.state.gathered(number)
     y: Tensor = stage(x, given)
     if gathers:
-        held.flat = None
+        executor.state.reshard(number)
     return y

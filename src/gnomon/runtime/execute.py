@@ -9,7 +9,8 @@ Left out: clocks (`measure`), data, and what is inside a stage (`apply`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
@@ -27,7 +28,7 @@ from gnomon.methods import rewrites
 from gnomon.plans import Plan, Workload, shared_parameters, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.program import Program
-from gnomon.runtime.apply import apply, dtypes, holders
+from gnomon.runtime.apply import apply, dtypes, has_experts, holders
 from gnomon.runtime.arrivals import channels, out_of_order, proofs
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.check_program import check_program
@@ -36,12 +37,15 @@ from gnomon.runtime.held import NOTHING, Kept, kept, levels
 from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, channel_name, stage_sets
 from gnomon.runtime.ops.attention import rotary_tables
-from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.ops.site import Axis
+from gnomon.runtime.optim import AdamWSettings, Update
 from gnomon.runtime.packing import DOCUMENTS, batch_of_ids
-from gnomon.runtime.parameters import CPU, Aside, Slot
-from gnomon.runtime.routes import Route, Together, Waits, of_rank, routes, rows_of
+from gnomon.runtime.parameters import CPU, Aside, Parameters, Slot
+from gnomon.runtime.routes import Route, Together, Waits, of_rank, routes, rows_of, started
 from gnomon.runtime.stage import Batch
 from gnomon.runtime.state import State
+from gnomon.runtime.watchdog import SILENT_S, Watchdog
+from gnomon.sharding.homes import is_sequence
 from gnomon.timeline import ROLES, Timeline
 
 
@@ -109,11 +113,6 @@ def _angles(graph: Graph, positions: int, dtype: torch.dtype, device: torch.devi
     return tuple(found)
 
 
-def _started(work: Work | None) -> Waits:
-    assert work is not None, "a rank that is no member of a group neither sends nor receives in it"
-    return work
-
-
 def _busiest(timeline: Timeline, ranks: Sequence[int]) -> int:
     """Of these workers, the one whose spans of compute take longest together."""
     spans = timeline.spans
@@ -160,13 +159,22 @@ class Executor:
         if device.type == "cuda" and (message := out_of_order(self.program)) is not None:
             raise PlanError(f"message {message} is received out of order, which NCCL does not do; run it with gloo")
         self.groups = Groups.of(
-            plan, kv_heads=size_named(graph, "kv_heads"), tied=tied, channels=channels(self.program), size=size
+            plan,
+            kv_heads=size_named(graph, "kv_heads"),
+            experts=has_experts(graph),
+            tied=tied,
+            channels=channels(self.program),
+            size=size,
         )
         blocks = [1] * plan.num_stages
         if self.program.num_stages > plan.num_stages:  # a stage of the Program is a layer
             blocks = [len(layers) for layers in stage_layers(plan, self.graph)]
         self.plan_stage = [stage for stage, count in enumerate(blocks) for _ in range(count)]
-        self.stages = apply(graph, plan, self.groups, seed=seed, device=device, values=values)
+        if workload.router.padded:
+            raise PlanError("the runtime does not fill experts up to their capacity; leave out router.padded")
+        self.stages = apply(
+            graph, plan, self.groups, seed=seed, capacity=workload.router.capacity, device=device, values=values
+        )
         mesh, here = self.groups.mesh, self.groups.here
         self.num_units, self.rows_of_unit = count, size
         held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
@@ -179,11 +187,18 @@ class Executor:
         self.tokens = count * size * workload.seq_len
         if set(workload.sequence_lengths()) != {workload.seq_len}:
             raise PlanError("the runtime wants sequences of one length; give workload.seq_len alone")
-        if plan.layout.sequence_parallel and workload.seq_len % mesh.tp:
+        self.shared_seq = Axis(ranks=mesh.cp, index=here.along["cp"], order=plan.layout.context_order)
+        """How ranks of cp share sequences out."""
+        ways = mesh.cp * (mesh.tp if plan.layout.sequence_parallel else 1)
+        halves = 2 if mesh.cp > 1 and plan.layout.context_order == "zigzag" else 1
+        if workload.seq_len % ways or workload.seq_len % (mesh.cp * halves):
             raise PlanError(
-                f"sequence parallelism wants seq_len = {workload.seq_len} to be a multiple of tp = {mesh.tp}"
+                f"ranks divide seq_len = {workload.seq_len} into {ways} parts, under cp in zig-zag order of two pieces "
+                f"each; make it a multiple of {math.lcm(ways, mesh.cp * halves)}"
             )
-        tokens = workload.seq_len // (mesh.tp if plan.layout.sequence_parallel else 1)
+        tokens = workload.seq_len // ways
+        self.unit = 0
+        """That whose forward runs, or ran last."""
         self.shape = (self.local_rows, tokens, size_named(graph, "hidden"))
         self.loss_dtype = torch.promote_types(dtypes(plan).param, torch.float32)  # that of `cross_entropy`
         self.buffers = Buffers()
@@ -192,6 +207,7 @@ class Executor:
             self.groups,
             self.buffers,
             settings,
+            plan.optimizer.kind,
             frozenset(held_by),
             device,
         )
@@ -208,6 +224,13 @@ class Executor:
         self.loss = torch.zeros((), device=device)
         self.buffers.proofs = proofs(self.program, self.groups.here.pipeline_rank)
         self.rows = self._compiled()
+        self.watchdog: Watchdog | None = None
+
+    def watch(self, *, silent_s: float = SILENT_S) -> None:
+        """Has a thread look after the ranks from now on: one that is silent for so long ends the job, by a message
+        that says who waits where."""
+        if self.plan.world_size > 1:
+            self.watchdog = Watchdog(self.program, self.groups.here.rank, self.plan.world_size, silent_s=silent_s)
 
     def _compiled(self) -> list[Row]:
         """Rows of this rank's class."""
@@ -264,6 +287,8 @@ class Executor:
                 self._hold(recorder)
             self.synchronise()
         self.buffers.wait_sent()
+        if self.watchdog is not None:
+            self.watchdog.row = -1
         if recorder is not None:
             self._hold(recorder)
         self.buffers.recorder = None
@@ -271,6 +296,8 @@ class Executor:
 
     def _do(self, row: Row) -> None:
         self.buffers.row, self.buffers.blocks = row.number, row.blocks
+        if self.watchdog is not None:
+            self.watchdog.row = row.number
         self.buffers.end_finished()
         row.action(row.stage, row.unit)
 
@@ -278,7 +305,7 @@ class Executor:
         """Notes what this rank holds after a row."""
         if not recorder.memory:
             return
-        held = [stage.parameters_ for stage in self.stages.values()]
+        held = [part for stage in self.stages.values() for part in stage.held]
         microbatches = [self.kept.get(stage, NOTHING) for stage, _ in self.saved]
         microbatches += [self.put_aside.get(stage, NOTHING) for stage, _ in self.aside]
         recorder.hold(self.buffers.row, levels(held, self.state.nbytes, self.buffers, microbatches, self.stages))
@@ -309,6 +336,8 @@ class Executor:
         """Ends this job's process groups, for a process that goes on to another plan. Every rank must call it, and none
         runs a step after it."""
         self.synchronise()
+        if self.watchdog is not None:
+            self.watchdog.close()
         self.groups.leave()
         self.rows.clear()  # they hold this object, and with it the groups, until garbage is collected
 
@@ -348,10 +377,28 @@ class Executor:
     def tokens_of(self, unit: int) -> Batch:
         """Rows of a unit on this rank."""
         first = unit * self.rows_of_unit + self.first_row
-        return {name: given[first : first + self.local_rows] for name, given in self.batch.items()}
+        given = {name: tensor[first : first + self.local_rows] for name, tensor in self.batch.items()}
+        if self.shared_seq.ranks == 1:
+            return given
+        return {name: self._own_positions(name, tensor) for name, tensor in given.items()}
+
+    def _own_positions(self, name: str, x: Tensor) -> Tensor:
+        """This rank's positions of an input of the graph."""
+        dims = next((tensor.dims for tensor in self.graph.inputs if tensor.name == name), ())
+        for at, dim in enumerate(dims):
+            if is_sequence(dim.name):
+                own = self.shared_seq.positions(x.shape[at] // self.shared_seq.ranks, x.device)
+                x = x.index_select(at, own)
+        return x
+
+    def parameters(self) -> Iterator[tuple[Parameters, Update]]:
+        """What this rank holds of the model, and the optimizer's states of it."""
+        for number, stage in self.stages.items():
+            yield from zip(stage.held, self.state.adam[number], strict=True)
 
     def _run(self, stage: int, unit: int, x: Tensor) -> Tensor:
         self.state.gathered(stage)
+        self.unit = unit
         module = self.stages[stage]
         batch = self.tokens_of(unit)
         recorder = self.buffers.recorder
@@ -404,7 +451,7 @@ class Executor:
 
     def _clear(self, stage: int) -> None:
         """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced."""
-        if self.stages[stage].parameters_.zero == 2:
+        if self.stages[stage].zero == 2:
             self.state.reduced()
 
     def _backward(self, stage: int, unit: int) -> None:
@@ -467,7 +514,7 @@ class Executor:
         mine, home = self.groups.here, self._home(to)
         return Together(
             tuple(
-                _started(
+                started(
                     dist.isend(
                         tensor[route.out : route.out + route.rows],
                         route.target,
@@ -483,9 +530,9 @@ class Executor:
     def receive(self, name: Name, source: int) -> tuple[Tensor, Waits]:
         """Starts receiving a buffer from the ranks that have stage `source`."""
         mine, home = self.groups.here, self._home(source)
-        tensor = torch.empty(self.shape, dtype=self.stages[name[1]].parameters_.dtypes.param, device=self.device)
+        tensor = torch.empty(self.shape, dtype=dtypes(self.plan).param, device=self.device)
         parts = tuple(
-            _started(
+            started(
                 dist.irecv(
                     tensor[route.into : route.into + route.rows],
                     route.source,

@@ -1,15 +1,15 @@
 """Process groups of one rank: which other ranks it meets, for each communicator that a Program names.
 
 `Groups.of(plan)` makes them after `torch.distributed` is initialised; every rank makes all groups, in one order, as
-`new_group` wants. A group of one rank is None: nothing is communicated. Pipeline ranks may have other meshes than each
-other. Returns nothing about links. Left out: expert and context parallelism, and what only equal meshes have (sequence
-parallelism with unlike tp, tied weights), which are PlanErrors.
+`new_group` wants. A group of one rank is None: nothing is communicated. Experts have groups of their own, of the same
+ranks refolded. Pipeline ranks may have other meshes than each other. Returns nothing about links. Left out: what only
+equal meshes have (cp, sequence parallelism with unlike tp, tied weights), which are PlanErrors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -17,11 +17,26 @@ from torch.distributed import ProcessGroup
 
 from gnomon.errors import PlanError
 from gnomon.plans import Mesh, Plan
+from gnomon.plans.mesh import EXPERT_AXES as FOLDED
 from gnomon.runtime.arrivals import Channel
 from gnomon.runtime.routes import Route, routes
 
-AXES = {"dp": ("dp_replicate", "dp_shard"), "dp_shard": ("dp_shard",), "dp_replicate": ("dp_replicate",), "tp": ("tp",)}
-"""Communicator of a Program -> mesh axes over which it goes."""
+AXES = {
+    "dp": ("dp_replicate", "dp_shard", "cp"),
+    "dp_shard": ("dp_shard", "cp"),
+    "dp_replicate": ("dp_replicate",),
+    "tp": ("tp",),
+    "cp": ("cp",),
+}
+"""Communicator -> mesh axes over which it goes. Ranks of one context-parallel group hold the same parameters."""
+
+EXPERT_AXES = {
+    "experts.dp": ("dp_replicate", "edp"),
+    "experts.dp_shard": ("edp",),
+    "ep": ("ep",),
+    "etp": ("etp",),
+}
+"""The same of experts, over the axes that they refold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +49,10 @@ class Coordinates:
     """Which rank class of the Program it belongs to."""
     position: int
     """Its place within its stages' mesh."""
-    tp: int
-    """Along `tp`."""
+    along: Mapping[str, int]
+    """Along each axis by name: `cp tp edp ep etp`."""
     shard: int
-    """Along `dp_shard`."""
+    """Among the ranks that ZeRO divides over, dp_shard x cp."""
     data: int
     """Among the ranks that take different sequences."""
 
@@ -51,28 +66,34 @@ class Groups:
     here: Coordinates
     """This rank."""
     by_comm: dict[str, ProcessGroup | None]
-    """dp, dp_shard, dp_replicate, tp, kv_copies, norm (all ranks), embedding, and the two ends of each channel."""
+    """dp, dp_shard, dp_replicate, tp, cp, kv_copies, norm (all ranks), embedding, those of experts, and the two ends of
+    each channel."""
 
     @staticmethod
     def of(
         plan: Plan,
         *,
         kv_heads: int = 0,
+        experts: bool = False,
         tied: Sequence[int] = (),
         channels: Sequence[Channel] = (),
         size: int = 0,
     ) -> Groups:
         """The groups of this process. kv_heads: of the model; neighbouring tp ranks beyond them hold one together.
+        experts: whether the model has routed ones.
         tied: stages that share the embedding table. channels: of messages. size: sequences of a microbatch, 0 for what
         all stages divide. PlanError when the number of processes is not the plan's."""
         meshes = meshes_of(plan, tied=tied)
         if dist.get_world_size() != plan.world_size:
             raise PlanError(f"the plan has {plan.world_size} ranks, but {dist.get_world_size()} processes run")
-        here = coordinates(plan, dist.get_rank())
+        here = coordinates(plan, dist.get_rank(), experts=experts)
         stages = list(zip(stage_sets(plan), meshes, strict=True))
         found: dict[str, ProcessGroup | None] = {}
         for comm, axes in AXES.items():
             rows = [[ranks[i] for i in row] for ranks, mesh in stages for row in mesh.dense.groups(*axes).tolist()]
+            found[comm] = _mine(rows, here.rank)
+        for comm, axes in EXPERT_AXES.items() if experts else ():
+            rows = [[ranks[i] for i in row] for ranks, mesh in stages for row in mesh.experts.groups(*axes).tolist()]
             found[comm] = _mine(rows, here.rank)
         runs = []
         for ranks, mesh in stages:
@@ -82,7 +103,7 @@ class Groups:
         found["kv_copies"] = _mine(runs, here.rank)
         holders = list(dict.fromkeys(plan.stage_ranks[stage] for stage in tied))
         alike = (
-            meshes[0].dense.groups("dp_shard").tolist()
+            meshes[0].dense.groups("dp_shard", "cp").tolist()
             if plan.optimizer.zero
             else [[i] for i in range(len(stages[0][0]))]
         )
@@ -125,10 +146,12 @@ def meshes_of(plan: Plan, *, tied: Sequence[int] = ()) -> list[Mesh]:
                 f"stage {stage} has axes {mesh.describe()} on ranks that hold another stage as "
                 f"{found[pipeline_rank].describe()}; give stages on the same ranks the same axes"
             )
-        for axis in ("cp", "ep", "etp"):
-            if getattr(mesh, axis) > 1:
-                raise PlanError(f"the runtime does not run {axis} = {getattr(mesh, axis)} yet; use 1")
     meshes = [found[rank] for rank in range(plan.num_pipeline_ranks)]
+    if len({mesh.cp for mesh in meshes}) > 1:
+        raise PlanError(
+            f"stages have cp = {[mesh.cp for mesh in meshes]}, and so divide sequences differently, which the runtime "
+            f"does not do; give every stage the same cp"
+        )
     if len(set(meshes)) > 1 and tied:
         raise PlanError(
             f"stages {', '.join(map(str, tied))} share a tied table, which the runtime runs on equal meshes only; give "
@@ -148,8 +171,8 @@ def stage_sets(plan: Plan) -> list[tuple[int, ...]]:
     return [by_rank[r] for r in range(plan.num_pipeline_ranks)]
 
 
-def coordinates(plan: Plan, rank: int) -> Coordinates:
-    """Where `rank` stands under the plan."""
+def coordinates(plan: Plan, rank: int, *, experts: bool = False) -> Coordinates:
+    """Where `rank` stands under the plan. experts: along their axes too."""
     meshes = meshes_of(plan)
     stage_rank, ranks = next((i, ranks) for i, ranks in enumerate(stage_sets(plan)) if rank in ranks)
     position = ranks.index(rank)
@@ -158,8 +181,9 @@ def coordinates(plan: Plan, rank: int) -> Coordinates:
         rank=rank,
         pipeline_rank=stage_rank,
         position=position,
-        tp=view.coordinate(position, "tp"),
-        shard=view.coordinate(position, "dp_shard"),
+        along={axis: view.coordinate(position, axis) for axis in ("cp", "tp")}
+        | {axis: meshes[stage_rank].experts.coordinate(position, axis) for axis in FOLDED if experts},
+        shard=view.coordinate(position, "fsdp"),
         data=view.coordinate(position, "dp"),
     )
 

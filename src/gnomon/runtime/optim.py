@@ -1,98 +1,232 @@
-"""AdamW on the part of each stage that a rank updates, and the global gradient norm.
+"""The update of the part of each stage that a rank has, and the global gradient norm.
 
-`AdamW.update(parameters, …)` changes master copy and parameters in place; `squares` is a rank's term of the squared
-norm, in which every element of the model counts once over all ranks. Matrices decay, vectors (norms, biases) do not.
-Left out: schedules of the learning rate, which are the caller's, and communication.
-Source: Loshchilov and Hutter 2019.
+`Update.of(kind, parameters).update(parameters, …)` changes master copy and parameters in place, with torch's fused
+kernels where it has them (AdamW, Adam, SGD); `squares` is a rank's term of the squared norm, in which every element of
+the model counts once over all ranks. Matrices decay, vectors (norms, biases) do not. Rules that look at whole matrices
+(Adafactor, Muon) are `optim_matrix`. Left out: communication.
+Sources: Kingma and Ba 2015; Loshchilov and Hutter 2019; Chen et al. 2023 (Lion).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gnomon.runtime.parameters import Parameters
+from gnomon.runtime.learning_rate import LearningRate
+from gnomon.runtime.optim_matrix import adafactor_, muon_
+from gnomon.runtime.parameters import Parameters, Range
 
 CHUNK = 1 << 20
-"""Elements that are updated at once: three times so many are made on the way (12 MiB in float32)."""
+"""Elements that are converted or updated at once: what is made on the way (4 MiB in float32) never adds to the peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamWSettings:
-    """Numbers of the update."""
+    """Numbers of the update; each rule takes those that it has."""
 
     lr: float = 3e-4
     """Learning rate."""
+    rate: LearningRate = LearningRate()
+    """How it changes over steps."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the first and second moment."""
     eps: float = 1e-8
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Of matrices."""
+    momentum: float = 0.9
+    """Of `momentum` and `muon`."""
     clip_norm: float = 1.0
     """Largest global gradient norm, where the plan clips."""
 
 
 @dataclass(slots=True, kw_only=True)
-class AdamW:
-    """Moments of one stage's part."""
+class Update:
+    """States of one flat part."""
 
-    first: Tensor
-    """Running mean of the gradient."""
-    second: Tensor
-    """Running mean of its square."""
-    steps: int = field(default=0)
+    kind: str
+    """Name of the rule, as in `plan.optimizer.kind`."""
+    first: Tensor | None
+    """Running mean of the gradient; None for SGD without momentum."""
+    second: Tensor | None
+    """Running mean of its square; None for rules without."""
+    factored: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """By parameter what a rule keeps beside: Adafactor's means over columns and rows (of a vector, its second moment),
+    and Muon's second moment of what it leaves to AdamW (embeddings and vectors)."""
+    steps: int = 0
     """Updates so far."""
 
     @staticmethod
-    def of(parameters: Parameters) -> AdamW:
-        """Moments at 0."""
+    def of(parameters: Parameters, kind: str = "adamw") -> Update:
+        """States at 0."""
         size, dtype, device = parameters.mine[1] - parameters.mine[0], parameters.dtypes.states, parameters.device
-        first, second = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
-        return AdamW(first=first, second=second)
+        first, second = (torch.zeros(size, dtype=dtype, device=device) if n in STATES[kind] else None for n in (1, 2))
+        return Update(kind=kind, first=first, second=second)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the states."""
+        pairs = (tensor for pair in self.factored.values() for tensor in pair)
+        return sum(tensor.nbytes for tensor in (self.first, self.second, *pairs) if tensor is not None)
 
     def update(self, parameters: Parameters, settings: AdamWSettings, *, scale: Tensor | float) -> None:
         """One step on this rank's part. scale: what gradients are multiplied by (clipping)."""
+        lr = settings.lr * settings.rate.factor(self.steps)
         self.steps += 1
         target = parameters.shard if parameters.master is None else parameters.master
-        for slot, (low, high) in parameters.pieces():
-            if len(slot.shape) > 1 and not slot.name.endswith(".bias"):
-                target[low:high] *= 1 - settings.lr * settings.weight_decay
-        one, two = settings.betas
         grads = parameters.my_grad()
-        for part in chunks(len(grads)):
-            first, second = self.first[part], self.second[part]
-            grad = grads[part].to(first.dtype) * scale
-            first.lerp_(grad, 1 - one)
-            second.mul_(two).addcmul_(grad, grad, value=1 - two)
-            root = (second / (1 - two**self.steps)).sqrt_().add_(settings.eps)
-            change = torch.div(first, root, out=root).mul_(settings.lr / (1 - one**self.steps))
-            target[part] -= change.to(target.dtype)
+        if isinstance(scale, Tensor) or scale != 1.0:
+            grads.mul_(scale.to(grads.dtype) if isinstance(scale, Tensor) else scale)
+        if self.kind in MATRIX_RULES:
+            MATRIX_RULES[self.kind](self, parameters, target, grads, settings, lr)
+        else:
+            for (low, high), decays in runs(parameters):
+                for part in chunks(low, high):
+                    self._rule(target, grads, part, settings, lr, settings.weight_decay if decays else 0.0)
         if parameters.master is not None:
             parameters.shard.copy_(parameters.master)
 
+    def _rule(
+        self, target: Tensor, grads: Tensor, part: slice, settings: AdamWSettings, lr: float, decay: float
+    ) -> None:
+        p, g = target[part], grads[part]
+        m, v = (None if state is None else state[part] for state in (self.first, self.second))
+        states = [x for x in (m, v) if x is not None]
+        if {p.dtype} == {x.dtype for x in (g, *states)}:
+            RULES[self.kind](p, g, m, v, settings, lr, decay, self.steps)
+            return
+        wide = torch.promote_types(p.dtype, states[0].dtype if states else g.dtype)  # the kernels take one dtype
+        copies = [None if x is None else x.to(wide) for x in (p, m, v)]
+        assert copies[0] is not None
+        RULES[self.kind](copies[0], g.to(wide), copies[1], copies[2], settings, lr, decay, self.steps)
+        for before, after in zip((p, m, v), copies, strict=True):
+            if before is not None and after is not None and before is not after:
+                before.copy_(after)
 
-def chunks(size: int) -> Iterator[slice]:
-    """Parts of so many elements, so that what the update makes on the way never adds to the peak."""
-    for first in range(0, size, CHUNK):
-        yield slice(first, min(first + CHUNK, size))
+
+Rule = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, AdamWSettings, float, float, int], None]
+"""(parameters, gradients, first, second, settings, learning rate, weight decay, updates so far, this one included)."""
 
 
-def squares(parameters: Parameters, replicas: int) -> Tensor:
-    """This rank's term of the squared norm, in float64.
+def _adam(fused: Callable[..., None]) -> Rule:
+    def rule(
+        p: Tensor, g: Tensor, m: Tensor | None, v: Tensor | None, s: AdamWSettings, lr: float, decay: float, steps: int
+    ) -> None:
+        assert m is not None and v is not None
+        if p.device.type == "meta":  # which has no fused kernels
+            return
+        one, two = s.betas
+        count = torch.full((), float(steps), device=p.device)
+        fused(
+            [p], [g], [m], [v], [], [count], amsgrad=False, lr=lr, beta1=one, beta2=two, weight_decay=decay,
+            eps=s.eps, maximize=False,
+        )  # fmt: skip
 
-    replicas: data-parallel ranks that hold this rank's gradients too. Elements that several tensor-parallel ranks hold
-    count in part on each.
-    """
+    return rule
+
+
+def _sgd(
+    p: Tensor, g: Tensor, m: Tensor | None, v: Tensor | None, s: AdamWSettings, lr: float, decay: float, steps: int
+) -> None:
+    torch._fused_sgd_(
+        [p], [g], [] if m is None else [m], weight_decay=decay, momentum=0.0 if m is None else s.momentum, lr=lr,
+        dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+    )  # fmt: skip
+
+
+def _lion(
+    p: Tensor, g: Tensor, m: Tensor | None, v: Tensor | None, s: AdamWSettings, lr: float, decay: float, steps: int
+) -> None:
+    assert m is not None
+    p.mul_(1 - lr * decay).add_(torch.lerp(g, m, s.betas[0]).sign_(), alpha=-lr)
+    m.lerp_(g, 1 - s.betas[1])
+
+
+RULES: Mapping[str, Rule] = {
+    "adamw": _adam(torch._fused_adamw_),
+    "adam": _adam(torch._fused_adam_),
+    "sgd": _sgd,
+    "momentum": _sgd,
+    "lion": _lion,
+}
+"""Rules that see element after element, whatever part of a matrix a rank has."""
+
+STATES: Mapping[str, tuple[int, ...]] = {
+    "adamw": (1, 2),
+    "adam": (1, 2),
+    "sgd": (),
+    "momentum": (1,),
+    "lion": (1,),
+    "adafactor": (),
+    "muon": (1,),
+}
+"""Moments of a parameter's size that each rule keeps; Adafactor's second is rows and columns."""
+
+
+def _adafactor(
+    update: Update, parameters: Parameters, target: Tensor, grads: Tensor, s: AdamWSettings, lr: float
+) -> None:
+    dtype = parameters.dtypes.states
+    for slot, (low, high) in parameters.pieces():
+        p, g = target[low:high], grads[low:high]
+        if slot.name not in update.factored:
+            count, rows, columns = slot.matrix or (high - low, 1, 0)
+            sizes = ((count, rows), (count, columns)) if slot.matrix else ((count,), (0,))
+            zeros = [torch.zeros(size, dtype=dtype, device=p.device) for size in sizes]
+            update.factored[slot.name] = zeros[0], zeros[1]
+        decay = s.weight_decay if slot.decays else 0.0
+        adafactor_(p, g.to(dtype), update.factored[slot.name], slot.matrix, lr=lr, decay=decay, steps=update.steps)
+
+
+def _muon(update: Update, parameters: Parameters, target: Tensor, grads: Tensor, s: AdamWSettings, lr: float) -> None:
+    assert update.first is not None
+    for slot, (low, high) in parameters.pieces():
+        p, g, m = (x[low:high] for x in (target, grads, update.first))
+        decay = s.weight_decay if slot.decays else 0.0
+        if slot.matrix is not None and not slot.table:
+            muon_(p, g.to(m.dtype), m, slot.matrix, lr=lr, decay=decay, mu=s.momentum)
+            continue
+        if slot.name not in update.factored:
+            update.factored[slot.name] = torch.zeros_like(m), torch.zeros_like(m[:0])
+        RULES["adamw"](p, g.to(p.dtype), m, update.factored[slot.name][0], s, lr, decay, update.steps)
+
+
+MATRIX_RULES: Mapping[str, Callable[[Update, Parameters, Tensor, Tensor, AdamWSettings, float], None]] = {
+    "adafactor": _adafactor,
+    "muon": _muon,
+}
+"""Rules that look at whole matrices, and so want them whole on a rank."""
+
+
+def runs(parameters: Parameters) -> Iterator[tuple[Range, bool]]:
+    """Ranges within `mine` of parameters next to each other that decay alike, and whether they do."""
+    found: list[tuple[int, int, bool]] = []
+    for slot, (low, high) in parameters.pieces():
+        if found and found[-1][1] == low and found[-1][2] == slot.decays:
+            found[-1] = (found[-1][0], high, slot.decays)
+        else:
+            found.append((low, high, slot.decays))
+    for low, high, decays in found:
+        yield (low, high), decays
+
+
+def chunks(low: int, high: int) -> Iterator[slice]:
+    """Parts of so many elements."""
+    for first in range(low, high, CHUNK):
+        yield slice(first, min(first + CHUNK, high))
+
+
+def squares(parameters: Parameters) -> Tensor:
+    """This rank's term of the squared norm, in float64. Elements that several ranks hold count in part on each."""
     grad = parameters.my_grad()
     total = torch.zeros((), dtype=torch.float64, device=parameters.device)
     for slot, (low, high) in parameters.pieces():
         if slot.holders:
-            squared = sum(float_squares(grad[low:high][part]) for part in chunks(high - low))
-            total += squared / (slot.holders * replicas)
+            squared = sum(float_squares(grad[part]) for part in chunks(low, high))
+            total += squared / (slot.holders * parameters.replicas)
     return total
 
 

@@ -1,4 +1,6 @@
-"""Parameters of one stage on one rank: one flat buffer, its shard, its gradient, and the handles that layers use.
+"""Parameters of one stage on one rank: a flat buffer, its shard, its gradient, and the handles that layers use.
+
+A stage has one such buffer for each group of ranks that its gradients are reduced over: routed experts have their own.
 
 A layer asks its `Weight` for the value when it computes and gives it gradients; autograd never holds a parameter. So a
 gathered stage can be freed between forward and backward (ZeRO 3), and weight gradients can wait for their own action
@@ -33,11 +35,21 @@ class Slot:
     start: int
     """First element in the flat buffer."""
     holders: int
-    """Tensor-parallel ranks that hold the same elements: a global sum counts each element once. 0 where another stage
-    counts it (a tied table)."""
+    """Tensor-parallel ranks (of etp, of experts) that hold the same elements: a global sum counts each element once. 0
+    where another stage counts it (a tied table)."""
     sums: str
     """Communicator over which its gradient is added up before the update besides data parallelism: `tp`,
     `kv_copies`, or none."""
+
+    matrix: tuple[int, int, int] | None = None
+    """(matrices, rows, columns) of the local part as it is multiplied or looked up in; None for vectors."""
+    table: bool = False
+    """Its rows are looked up, not multiplied."""
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay is about it: not about norms and biases."""
+        return len(self.shape) > 1 and not self.name.endswith(".bias")
 
     @property
     def stop(self) -> int:
@@ -97,9 +109,14 @@ class Parameters:
         zero: int,
         shard: int,
         num_shards: int,
+        replicas: int = 1,
+        experts: bool = False,
         device: torch.device = CPU,
     ) -> None:
+        """replicas: ranks that reduce the same gradient to the same elements. experts: whether these are routed
+        experts', which are reduced over other ranks than the rest."""
         self.slots, self.dtypes, self.zero, self.device = tuple(slots), dtypes, zero, device
+        self.replicas, self.experts = replicas, experts
         self.by_name = {slot.name: slot for slot in slots}
         used = max((slot.stop for slot in slots), default=0)
         self.size = -(-used // num_shards) * num_shards if zero else used
@@ -110,6 +127,7 @@ class Parameters:
         self.master: Tensor | None = None
         self.grad: Tensor | None = None
         self.grad_shard: Tensor | None = None
+        self.begun: set[str] = set()  # parameters whose gradient has its first term; the others' is not written yet
 
     def fill(self, value: Callable[[Slot], Tensor]) -> None:
         """Sets all parameters, keeps this rank's shard (under ZeRO 3 nothing else) and the optimizer's copy."""
@@ -122,6 +140,10 @@ class Parameters:
         self.flat = flat.to(self.device, self.dtypes.param)
         if self.zero == 3:
             self.resident, self.flat = self.flat[begin:end].clone(), None
+
+    def comm(self, name: str) -> str:
+        """The communicator of these parameters for what a Program calls `name`: dp, dp_shard, dp_replicate."""
+        return f"experts.{name}" if self.experts and name in ("dp", "dp_shard") else name
 
     @property
     def shard(self) -> Tensor:
@@ -138,19 +160,62 @@ class Parameters:
         return self.flat[slot.start : slot.stop].view(slot.shape)
 
     def add_grad(self, name: str, grad: Tensor) -> None:
-        """Adds to the gradient; the first one allocates it."""
+        """Adds to the gradient; the first term is written where the gradient will be."""
+        place, first = self._place(name)
+        if first:
+            place.copy_(grad.reshape(-1))
+        else:
+            place += grad.reshape(-1)
+
+    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Adds the matrix product left · right to the gradient, where it lies if dtypes allow."""
+        if left.dtype != self.dtypes.grad:
+            self.add_grad(name, left @ right)
+            return
+        place, first = self._place(name)
+        rows = place.view(left.shape[0], right.shape[1])
+        if first:
+            torch.mm(left, right, out=rows)
+        else:
+            rows.addmm_(left, right)
+
+    def add_rows(self, name: str, at: Tensor, rows: Tensor) -> None:
+        """Adds rows to the gradient of a table at these places."""
+        place, first = self._place(name)
+        table = place.view(-1, rows.shape[-1])
+        if first:
+            table.zero_()
+        table.index_add_(0, at, rows.to(table.dtype))
+
+    def _place(self, name: str) -> tuple[Tensor, bool]:
+        """(where a parameter's gradient lies, whether nothing is there yet)."""
         if self.grad is None:
-            self.grad = torch.zeros(self.size, dtype=self.dtypes.grad, device=self.device)
-        slot = self.by_name[name]
-        self.grad[slot.start : slot.stop] += grad.reshape(-1)
+            self.grad = torch.empty(self.size, dtype=self.dtypes.grad, device=self.device)
+            self.begun.clear()
+        slot, first = self.by_name[name], name not in self.begun
+        self.begun.add(name)
+        return self.grad[slot.start : slot.stop], first
+
+    def whole_grad(self) -> Tensor:
+        """The gradient of all parameters, zero where none was computed."""
+        if self.grad is None:
+            self.grad = torch.empty(self.size, dtype=self.dtypes.grad, device=self.device)
+            self.begun.clear()
+        if len(self.begun) < len(self.slots):
+            for slot in self.slots:
+                if slot.name not in self.begun:
+                    self.grad[slot.start : slot.stop] = 0
+            self.begun.update(self.by_name)
+        used = self.slots[-1].stop if self.slots else 0
+        self.grad[used:] = 0
+        return self.grad
 
     def my_grad(self) -> Tensor:
         """What the update consumes: the gradient of `mine`, where ZeRO put it."""
         if self.zero >= 2:
             assert self.grad_shard is not None, "no gradient was reduced before the update"
             return self.grad_shard
-        assert self.grad is not None, "no gradient was computed before the update"
-        return self.grad[self.mine[0] : self.mine[1]]
+        return self.whole_grad()[self.mine[0] : self.mine[1]]
 
     def pieces(self) -> Iterator[tuple[Slot, Range]]:
         """Each slot that this rank updates, and its range within `mine`."""
@@ -201,4 +266,8 @@ class Weight:
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
         """Adds leftᵀ · right, of `matrix`'s shape. left: (tokens, out); right: (tokens, in)."""
-        self._parameters.add_grad(self._name, left.T @ right)
+        self._parameters.add_product(self._name, left.T, right)
+
+    def add_rows(self, at: Tensor, rows: Tensor) -> None:
+        """Adds rows (tokens, width) at places (tokens) of a table."""
+        self._parameters.add_rows(self._name, at, rows)

@@ -103,7 +103,7 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
         return export_adapters(executor, target, known, source)
     executor.synchronise()
     first = dist.get_rank() == 0
-    dtype = next(iter(executor.stages.values())).parameters_.dtypes.param
+    dtype = next(held.dtypes.param for held, _ in executor.parameters())
     if first:
         check_export(target, model)
         writer = start_folder(target, where, dtype, like)
@@ -117,15 +117,23 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
     if not first:
         writer = start_folder(target, where, dtype, like, join=True)
     for number in sorted(executor.stages):
-        held = executor.stages[number].parameters_
-        gathered = _gathered(executor, held)
-        if executor.groups.here.data == 0:
-            for slot in held.slots:
-                writer.put(where, slot, held.value(slot.name))
-        if gathered:
-            held.flat = None
+        for held in executor.stages[number].held:
+            gathered = _gathered(executor, held)
+            if _is_first(executor, held):
+                for slot in held.slots:
+                    writer.put(where, slot, held.value(slot.name))
+            if gathered:
+                held.flat = None
     dist.barrier()
     return target
+
+
+def _is_first(executor: Executor, held: Parameters) -> bool:
+    """Whether this rank writes these parameters, of all that hold the same ones."""
+    here, mesh = executor.groups.here, executor.groups.mesh
+    if held.experts:
+        return here.along["edp"] == 0 and here.data < mesh.dp_shard
+    return here.data == 0 and here.along["cp"] == 0
 
 
 def _gathered(executor: Executor, held: Parameters) -> bool:
@@ -133,7 +141,7 @@ def _gathered(executor: Executor, held: Parameters) -> bool:
     if held.flat is not None:
         return False
     held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=executor.device)
-    group = executor.groups.by_comm["dp_shard"]
+    group = executor.groups.by_comm[held.comm("dp_shard")]
     assert group is not None, "a fully sharded stage has a group"
     all_gather(held.flat, held.shard, group)
     return True

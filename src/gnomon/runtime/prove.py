@@ -66,7 +66,7 @@ class CapturedRun:
         kept = GraphDtypes(param="fp32", compute="fp32")
         sharded = shard_graph(graph, Layout(), Mesh(), symbols(graph), kept)
         self.runs = {name: BlockRun(block, {}) for name, block in sharded.items()}
-        slots = tuple(slots_of(graph.layers(), sharded, 1, 0, set()))
+        slots = tuple(slots_of(graph.layers(), sharded, {}, set()))
         self.parameters = Parameters(
             slots, Dtypes(param=dtype, grad=dtype, master=None, states=dtype), zero=0, shard=0, num_shards=1
         )
@@ -74,7 +74,7 @@ class CapturedRun:
         self.parameters.fill(lambda slot: values[slot.name].detach().double().reshape(slot.shape))
         frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
         self.states = {**frozen, **{name: b.clone() for name, b in module.named_buffers()}, **found.constants}
-        self.stage = Stage(graph, graph.layers(), self.parameters, self.runs)
+        self.stage = Stage(graph, graph.layers(), (self.parameters,), self.runs, 0)
         self.dtype = dtype
 
     def run(self, batch: Mapping[str, Tensor], seen: Callable[[int, str, Tensor], None] | None = None) -> list[Tensor]:
@@ -103,7 +103,7 @@ class CapturedRun:
         """Of each parameter, after a backward."""
         for slot in self.parameters.slots:
             if self.parameters.grad is not None:
-                yield slot.name, self.parameters.grad[slot.start : slot.stop].view(slot.shape)
+                yield slot.name, self.parameters.whole_grad()[slot.start : slot.stop].view(slot.shape)
 
 
 def prove(

@@ -2,7 +2,8 @@
 
 `rows_of(plan, stage, size)` says which sequences each data-parallel rank of a stage takes, `routes` what one stage's
 ranks send another's so that all have theirs. Where both divide alike, that is one message to the rank in the same
-place. A tensor-parallel rank gets what it needs from the rank of the same index, counted round where there are fewer.
+place. A tensor-parallel rank gets what it needs from the rank of the same index, counted round where there are fewer; a
+context-parallel one from the rank of its own part of the sequence.
 Left out: sequences cut in parts, and stages that divide a sequence differently; both are PlanErrors.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol
 
 from gnomon.errors import PlanError
@@ -59,6 +61,12 @@ class Together:
         return all(part.is_completed() for part in self.parts)
 
 
+def started(work: Waits | None) -> Waits:
+    """What was started; a rank starts something only in groups of which it is a member."""
+    assert work is not None, "a rank that is no member of a group neither sends nor receives in it"
+    return work
+
+
 def rows_of(plan: Plan, stage: int, size: int) -> tuple[tuple[int, int], ...]:
     """(first, count) of the sequences of a microbatch of `size` that each data-parallel rank takes."""
     dealt = deal(size, plan.stage_mesh(stage).data_ranks, plan.stages[stage].shares if plan.stages else ())
@@ -81,11 +89,11 @@ def routes(plan: Plan, source: int, target: int, size: int) -> tuple[Route, ...]
     found = []
     for message in reshard(sends, gets):
         first, rows = int(message.start), int(message.rows)
-        for index in range(plan.stage_mesh(target).tp):
+        for part, index in product(range(plan.stage_mesh(target).cp), range(plan.stage_mesh(target).tp)):
             found.append(
                 Route(
-                    source=senders[message.source, index % ways],
-                    target=receivers[message.target, index],
+                    source=senders[message.source, part, index % ways],
+                    target=receivers[message.target, part, index],
                     out=first - ends[0][message.source][0],
                     into=first - ends[1][message.target][0],
                     rows=rows,
@@ -99,7 +107,7 @@ def of_rank(found: Sequence[Route], rank: int) -> tuple[Route, ...]:
     return tuple(route for route in found if rank in (route.source, route.target))
 
 
-def _places(plan: Plan, stage: int) -> dict[tuple[int, int], int]:
-    """(data-parallel, tensor-parallel) -> rank of the job."""
+def _places(plan: Plan, stage: int) -> dict[tuple[int, ...], int]:
+    """(data-parallel, context-parallel, tensor-parallel) -> rank of the job."""
     view, ranks = plan.stage_mesh(stage).dense, plan.stage_ranks[stage]
-    return {(view.coordinate(i, "dp"), view.coordinate(i, "tp")): rank for i, rank in enumerate(ranks)}
+    return {tuple(view.coordinate(i, axis) for axis in ("dp", "cp", "tp")): rank for i, rank in enumerate(ranks)}

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,6 +20,7 @@ from gnomon.graph import Tensor as GraphTensor
 from gnomon.plans.parts import Preset
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.ops.places import places
+from gnomon.runtime.ops.site import ALONE
 from gnomon.runtime.packing import Packing, packing_of
 from gnomon.runtime.parameters import Parameters, Tape, Weight
 
@@ -32,15 +32,21 @@ class Stage(nn.Module):
     """Consecutive layers on one rank. `enters` is what it wants of the stage before: `call.tensor`, empty for none."""
 
     def __init__(
-        self, graph: Graph, layers: Sequence[Layer], parameters: Parameters, runs: Mapping[str, BlockRun]
+        self, graph: Graph, layers: Sequence[Layer], held: Sequence[Parameters], runs: Mapping[str, BlockRun], zero: int
     ) -> None:
+        """held: its parameters, by the ranks that their gradients are reduced over. zero: the ZeRO stage in effect."""
         super().__init__()
-        self.layers, self.parameters_, self.runs, self.tape = tuple(layers), parameters, runs, Tape()
+        self.layers, self.held, self.runs, self.tape = tuple(layers), tuple(held), runs, Tape()
+        self.zero = zero
         self.frozen: Parameters | None = None
         """Weights that are not trained."""
+        self.holder = {name: part for part in held for name in part.by_name}
+        """Name of a parameter -> which of `held` has it."""
         self.presets: Mapping[str, Preset] = {}
         """Label of a layer -> what of it is computed again in backward; left out: nothing."""
         self.every = 1
+        self.watch: Callable[[Layer, str, Tensor], None] | None = None
+        """Is told each activation of each layer, by name, as it is made."""
         self.given = {tensor.name for tensor in graph.inputs}
         self.inputs = graph.inputs
         self.sizes: dict[str, int] = {}
@@ -132,7 +138,8 @@ class Stage(nn.Module):
                 again=again,
                 packing=packing,
                 sizes=self.sizes,
-                compute=self.parameters_.dtypes.param,
+                compute=self.held[0].dtypes.param,
+                seen=None if self.watch is None else partial(self.watch, layer),
             )
             values.update((name, made[own]) for own, name in self.writes[index].items())
 
@@ -153,7 +160,7 @@ class Stage(nn.Module):
         def weight(name: str, rows: int) -> Weight:
             full = layer.call.parameter_name(name, layer.index)
             frozen = self.frozen is not None and full in self.frozen.by_name
-            part = self.frozen if frozen and self.frozen is not None else self.parameters_
+            part = self.frozen if frozen and self.frozen is not None else self.holder[full]
             held = part.by_name[full].shape
             shape, start = [], 0
             for dim in run.block.tensor(name).dims:
@@ -210,6 +217,7 @@ def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None)
         where = run.block.tensor(source).dims.index(tensor.dims[0])
         if packing is not None:
             return places(run.block, name, packing.positions)
-        return places(run.block, name, torch.arange(inputs[source].shape[where], device=inputs[source].device))
+        own = run.axes.get("cp", ALONE).positions(inputs[source].shape[where], inputs[source].device)
+        return places(run.block, name, own)
 
     return state

@@ -7,7 +7,7 @@ Left out: which rows there are, and when (`execute`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from gnomon.program import NO_UNIT
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.mesh import Groups
-from gnomon.runtime.optim import AdamW, AdamWSettings, clip_scale, squares
+from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares
 from gnomon.runtime.parameters import Parameters
+from gnomon.runtime.routes import Together, Waits, started
 from gnomon.runtime.stage import Stage
 
 
@@ -31,19 +32,23 @@ class State:
         groups: Groups,
         buffers: Buffers,
         settings: AdamWSettings,
+        kind: str,
         tied: frozenset[str],
         device: torch.device,
     ) -> None:
-        """tied: parameters that several stages hold, whose gradients are added up before the update."""
+        """kind: the rule of the update. tied: parameters that several stages hold, whose gradients are added up before
+        it."""
         self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
         self.device = device
-        self.adam = {number: AdamW.of(stage.parameters_) for number, stage in stages.items()}
+        self.watch: Callable[[Parameters], None] | None = None
+        """Is shown parameters with their whole gradient, before they are updated."""
+        self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
         self.new_step()
 
     @property
     def nbytes(self) -> int:
         """Of the moments."""
-        return sum(adam.first.nbytes + adam.second.nbytes for adam in self.adam.values())
+        return sum(adam.nbytes for parts in self.adam.values() for adam in parts)
 
     def new_step(self) -> None:
         """Forgets the norm of the step before."""
@@ -51,37 +56,50 @@ class State:
         self.scale: Tensor | float = 1.0
         self.joined = False
 
-    def gathered(self, stage: int) -> Parameters:
-        """The stage's parameters, once their gather has arrived."""
+    def gathered(self, stage: int) -> None:
+        """Until the gather of the stage's parameters has arrived."""
         self.buffers.wait(("P", stage, NO_UNIT))
-        return self.stages[stage].parameters_
 
     def _grad_name(self, stage: int) -> Name:
-        return ("GS" if self.stages[stage].parameters_.zero >= 2 else "G", stage, NO_UNIT)
+        return ("GS" if self.stages[stage].zero >= 2 else "G", stage, NO_UNIT)
+
+    def _group(self, held: Parameters, comm: str) -> ProcessGroup | None:
+        """The ranks that these parameters have in common under a communicator of the Program."""
+        return self.groups.by_comm[held.comm(comm)]
 
     def all_reduce(self, stage: int, comm: str) -> None:
         """AR: the sum over a communicator of the gradient, or of what it adds up of it."""
-        group = self.groups.by_comm[comm]
-        held = self.stages[stage].parameters_
         name = self._grad_name(stage)
         self.buffers.wait(name)
         if comm == "embedding":
             self.join_tied(name)
             return
-        if group is None:
-            return
-        grad = held.my_grad()
         if comm in ("dp", "dp_replicate"):
-            self.buffers.start(name, all_reduce(grad, group, wait=False), grad.nbytes)
+            grads = [(held.my_grad(), group) for held in self.stages[stage].held if (group := self._group(held, comm))]
+            if grads:
+                works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad, group in grads))
+                self.buffers.start(name, works, sum(grad.nbytes for grad, _ in grads))
             return
-        chosen = [slice(*range_) for slot, range_ in held.pieces() if slot.sums == comm]
+        group = self.groups.by_comm[comm]
+        if group is not None:
+            self._sum_parts(stage, comm, group)
+
+    def _sum_parts(self, stage: int, comm: str, group: ProcessGroup) -> None:
+        """Adds up the gradients that ranks of `comm` have terms or copies of, packed together."""
+        name = self._grad_name(stage)
+        chosen = [
+            held.my_grad()[slice(*range_)]
+            for held in self.stages[stage].held
+            for slot, range_ in held.pieces()
+            if slot.sums == comm
+        ]
         if not chosen:
             return
-        packed = torch.cat([grad[part] for part in chosen])
+        packed = torch.cat(chosen)
 
         def unpack() -> None:
-            for part, value in zip(chosen, torch.split(packed, [p.stop - p.start for p in chosen]), strict=True):
-                grad[part] = value
+            for part, value in zip(chosen, torch.split(packed, [len(part) for part in chosen]), strict=True):
+                part.copy_(value)
 
         self.buffers.start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack, (packed,))
 
@@ -94,7 +112,10 @@ class State:
             return
         self.joined = True
         stages = {
-            n: stage.parameters_ for n, stage in self.stages.items() if self.tied & set(stage.parameters_.by_name)
+            n: held
+            for n, stage in self.stages.items()
+            for held in stage.held
+            if not held.experts and self.tied & set(held.by_name)
         }
         if not stages:
             return
@@ -135,48 +156,62 @@ class State:
     def unshard(self, stages: Iterable[int]) -> None:
         """UNSHARD: whole parameters from the shards of all ranks."""
         for each in stages:
-            held = self.stages[each].parameters_
             self.buffers.wait(("PS", each, NO_UNIT))
-            if held.zero == 3:
-                held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=self.device)
-            assert held.flat is not None  # below stage 3 the shard lies where the gather would write it
-            work = all_gather(held.flat, held.shard, self._shards(), wait=False)
-            self.buffers.start(("P", each, NO_UNIT), work, held.flat.nbytes)
+            works, size = [], 0
+            for held in self.stages[each].held:
+                if not held.zero:
+                    continue  # nobody to divide over: they are whole
+                if held.zero == 3:
+                    held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=self.device)
+                assert held.flat is not None  # below stage 3 the shard lies where the gather would write it
+                works.append(started(all_gather(held.flat, held.shard, self._shards(held), wait=False)))
+                size += held.flat.nbytes
+            self.buffers.start(("P", each, NO_UNIT), Together(tuple(works)), size)
 
     def reshard(self, stage: int) -> None:
         """RESHARD: frees what was gathered."""
-        self.gathered(stage).flat = None
+        self.gathered(stage)
+        for held in self.stages[stage].held:
+            if held.zero == 3:
+                held.flat = None
 
-    def _shards(self) -> ProcessGroup:
-        group = self.groups.by_comm["dp_shard"]
-        assert group is not None, "rows that shard need dp_shard > 1"
+    def _shards(self, held: Parameters) -> ProcessGroup:
+        group = self._group(held, "dp_shard")
+        assert group is not None, "rows that shard need several ranks to divide over"
         return group
 
     def reduce_grad(self, stages: Iterable[int]) -> None:
         """REDUCE_GRAD: this rank's shard of the sum of gradients, in place; later units add to it. One at a time under
         ZeRO 2 and 3: what is under way holds a whole gradient."""
         for each in stages:
-            if self.stages[each].parameters_.zero >= 2:
+            stage, name = self.stages[each], self._grad_name(each)
+            if stage.zero >= 2:
                 self.reduced()
-            held = self.stages[each].parameters_
-            name = self._grad_name(each)
             self.buffers.wait(name)
-            whole = held.grad
-            assert whole is not None, "a gradient is reduced before it was computed"
-            part = whole[held.mine[0] : held.mine[1]]
-            work = reduce_scatter(part, whole, self._shards(), wait=False)
-            if held.zero == 1:
-                self.buffers.start(name, work, whole.nbytes)
+            works, wholes, parts = list[Waits](), list[Tensor](), list[tuple[Parameters, Tensor]]()
+            for held in stage.held:
+                if not held.zero:
+                    continue
+                whole = held.whole_grad()
+                part = whole[held.mine[0] : held.mine[1]]
+                works.append(started(reduce_scatter(part, whole, self._shards(held), wait=False)))
+                wholes.append(whole)
+                parts.append((held, part))
+                if held.zero >= 2:
+                    held.grad = None
+            size = sum(whole.nbytes for whole in wholes)
+            if stage.zero == 1:
+                self.buffers.start(name, Together(tuple(works)), size)
                 continue
 
-            def finish(held: Parameters = held, part: Tensor = part) -> None:
-                if held.grad_shard is None:
-                    held.grad_shard = part.clone()  # or it would hold the whole
-                else:
-                    held.grad_shard += part
+            def finish(parts: list[tuple[Parameters, Tensor]] = parts) -> None:
+                for held, part in parts:
+                    if held.grad_shard is None:
+                        held.grad_shard = part.clone()  # or it would hold the whole
+                    else:
+                        held.grad_shard += part
 
-            held.grad = None
-            self.buffers.start(name, work, whole.nbytes, finish, (whole,))
+            self.buffers.start(name, Together(tuple(works)), size, finish, tuple(wholes))
 
     def reduced(self) -> None:
         """Until no shard of a gradient is under way."""
@@ -185,13 +220,12 @@ class State:
 
     def measure_norm(self, stages: Iterable[int]) -> None:
         """NORM: the global gradient norm, and the factor that clips to it."""
-        mesh = self.groups.mesh
         self.join_tied()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for each in stages:
             self.buffers.wait(self._grad_name(each))
-            held = self.stages[each].parameters_
-            total += squares(held, mesh.dp_replicate if held.zero else mesh.data_ranks)
+            for held in self.stages[each].held:
+                total += squares(held)
         group = self.groups.by_comm["norm"]
         if group is not None:
             all_reduce(total, group)
@@ -199,11 +233,14 @@ class State:
         self.scale = clip_scale(self.norm, self.settings.clip_norm)
 
     def update(self, stage: int) -> None:
-        """OPT: AdamW on this rank's part."""
+        """OPT: the update of this rank's part."""
         self.join_tied()
         self.buffers.wait(self._grad_name(stage))
-        held = self.stages[stage].parameters_
-        if held.zero < 3:
+        if self.stages[stage].zero < 3:
             self.gathered(stage)
-        self.adam[stage].update(held, self.settings, scale=self.scale)
-        held.drop_grad()
+        if self.watch is not None:
+            for held in self.stages[stage].held:
+                self.watch(held)
+        for held, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
+            adam.update(held, self.settings, scale=self.scale)
+            held.drop_grad()

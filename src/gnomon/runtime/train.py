@@ -252,6 +252,7 @@ def train(job: Job) -> Outcome:
             device=device,
             values=None if job.weights is None else values_of(job.weights, job.graph),
         )
+        executor.watch()
         done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
         loop = _Loop(job, executor, text, done)
         loop.ask_the_machine()

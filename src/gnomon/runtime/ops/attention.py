@@ -1,8 +1,8 @@
 """`attention` and `rotary`: mixing positions, by torch's own kernels.
 
 Attention is `scaled_dot_product_attention` with a mask for windows, and written out where scores are capped. Rotary
-angles are made in float32 (or wider, in float64 runs) and kept for all layers and microbatches. Leaves out positions
-that ranks divide among them (cp), and dropout.
+angles are made in float32 (or wider, in float64 runs) and kept for all layers and microbatches. Positions that ranks
+divide among them (cp) are `context`. Leaves out dropout.
 Shapes: q (…, positions, heads, dim), k and v (…, positions, kv heads, dim).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from gnomon.errors import PlanError
 from gnomon.models.numerics import Rotary
+from gnomon.runtime.ops.context import over_context
+from gnomon.runtime.ops.pieces import Rule
 from gnomon.runtime.ops.site import Operand, Site, read
 from gnomon.runtime.packing import Packing
 
@@ -39,15 +41,29 @@ def attention(
 ) -> Tensor:
     """softmax(scale · q kᵀ + bias) v; fewer key heads than query heads serve groups of them. packing: documents that
     share a row and do not see each other."""
-    causal, window = site.attr("causal", False), site.attr("window", 0)
-    scale, cap = site.attr("scale", 0.0) or q.shape[-1] ** -0.5, site.attr("softcap", 0.0)
+    rule = Rule(
+        causal=site.attr("causal", False),
+        window=site.attr("window", 0),
+        scale=site.attr("scale", 0.0) or q.shape[-1] ** -0.5,
+        cap=site.attr("softcap", 0.0),
+    )
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-    queries, keys = q.shape[-2], k.shape[-2]
     if site.attr("masked", False):  # a captured call's own mask, as torch takes it
         given = read(bias) if bias is not None else None
         return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=given, scale=scale, enable_gqa=q.shape[-3] != k.shape[-3]
+            q, k, v, attn_mask=given, scale=rule.scale, enable_gqa=q.shape[-3] != k.shape[-3]
         ).transpose(-3, -2)
+    whole = partial(_whole, rule=rule, bias=bias, sinks=site.attr("sinks", False), packing=packing)
+    out = whole(q, k, v) if site.axis("cp").ranks == 1 else over_context(site, q, k, v, whole, rule)
+    return out.transpose(-3, -2)
+
+
+def _whole(
+    q: Tensor, k: Tensor, v: Tensor, *, rule: Rule, bias: Operand | None, sinks: bool, packing: Packing | None
+) -> Tensor:
+    """Over whole sequences; (…, heads, positions, dim) each."""
+    causal, window, scale, cap = rule.causal, rule.window, rule.scale, rule.cap
+    queries, keys = q.shape[-2], k.shape[-2]
     masked = bool(window and window < keys) or packing is not None
     if packing is not None:
         mask: Tensor | None = packing.mask(window=window if window < keys else 0, causal=causal)
@@ -55,19 +71,18 @@ def attention(
         mask = window_mask(queries, keys, window if masked else 0, causal, q.device)
     else:
         mask = None
-    if site.attr("sinks", False):
+    if sinks:
         assert bias is not None, "sinks are the fourth operand"
-        return _with_sinks(q, k, v, mask if masked or causal else None, scale, read(bias)).transpose(-3, -2)
+        return _with_sinks(q, k, v, mask if masked or causal else None, scale, read(bias))
     if cap:
-        return _capped(q, k, v, mask if masked or causal else None, scale, cap).transpose(-3, -2)
+        return _capped(q, k, v, mask if masked or causal else None, scale, cap)
     if bias is not None:
         added = read(bias).movedim(-1, 0).to(q.dtype)  # (positions, positions, heads) -> heads first
         mask = added if mask is None or not (masked or causal) else added.masked_fill(~mask, -math.inf)
     grouped = q.shape[-3] != k.shape[-3]
-    out = functional.scaled_dot_product_attention(
+    return functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=grouped
     )
-    return out.transpose(-3, -2)
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
@@ -152,11 +167,15 @@ def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     where = site.token_dim(site.op.inputs[0])
     spread = [1] * x.dim()
     spread[where], spread[-1] = x.shape[where], width // 2
-    tables = rotary_tables(site.op.attrs, x.shape[where], width, x.dtype, x.device)
+    axis = site.axis("cp")
+    cos, sin = rotary_tables(site.op.attrs, x.shape[where] * axis.ranks, width, x.dtype, x.device)
     if packing is not None:
         spread[0] = x.shape[0]
-        tables = (tables[0][packing.positions], tables[1][packing.positions])
-    cos, sin = (table.view(spread) for table in tables)
+        cos, sin = cos[packing.positions], sin[packing.positions]
+    elif axis.ranks > 1:
+        own = axis.positions(x.shape[where], x.device)
+        cos, sin = cos[own], sin[own]
+    cos, sin = cos.view(spread), sin.view(spread)
     turned, rest = x[..., :width], x[..., width:]
     if site.attr("interleaved", False):
         a, b = turned[..., 0::2], turned[..., 1::2]

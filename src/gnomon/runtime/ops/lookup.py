@@ -40,8 +40,7 @@ class _Embedding(torch.autograd.Function):
             rows = rows * (local != ctx.padding).unsqueeze(-1).to(rows.dtype)
 
         def weight_grad() -> None:
-            table = torch.zeros(ctx.shape, dtype=rows.dtype, device=rows.device)
-            weight.add(table.index_add_(0, local.flatten(), rows.reshape(-1, ctx.shape[1])))
+            weight.add_rows(local.flatten(), rows.reshape(-1, ctx.shape[1]))
 
         weight.tape.run(weight_grad, local, rows)
         return None, None, None, None, None

@@ -1,20 +1,25 @@
 """Mixtures of experts: `router`, `dispatch`, `grouped_linear`, `combine`.
 
 Between dispatch and combine rows are sorted by expert: a tensor of (rows, width) and a `Routing`, which says whose they
-are; no token is dropped. Attributes of a router: `fn` (softmax, sigmoid), `groups` and `groups_per_token`,
-`normalised`, `routed_scale`, `group_top`. Leaves out capacity and ranks that divide experts (ep).
+are. Where ranks divide experts (ep), rows go to the ranks of their experts and come back, each rank as many as its
+tokens chose; where ranks divide an expert (etp), all slices of it get them, and the parts of the result are added up.
+What exceeds an expert's capacity is dropped, the last tokens first. Attributes of a router: `fn` (softmax, sigmoid),
+`groups` and `groups_per_token`, `normalised`, `routed_scale`, `group_top`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from gnomon.runtime.ops.site import Operand, Site
+from gnomon.runtime.collectives import all_gather, all_to_all
+from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site
 from gnomon.runtime.parameters import Weight
 
 
@@ -25,9 +30,17 @@ class Routing:
     order: Tensor
     """(rows): place of each sorted row among (tokens × topk)."""
     counts: tuple[int, ...]
-    """Rows of each expert."""
+    """Rows of each expert of this rank, those of other ranks' tokens included."""
     topk: int
     """Experts of a token."""
+    sent: tuple[int, ...] = ()
+    """Rows to each rank of ep."""
+    received: tuple[int, ...] = ()
+    """Rows from each rank of ep."""
+    slices: tuple[int, ...] = ()
+    """Rows that each rank of etp received, all of which all slices of an expert compute."""
+    sorting: Tensor | None = None
+    """Place of each row sorted by expert among those that came."""
 
 
 def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Tensor, Tensor]:
@@ -53,21 +66,134 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
     return (weights * site.attr("routed_scale", 1.0)).to(logits.dtype), indices
 
 
-def routing_of(indices: Tensor, experts: int) -> Routing:
-    """Of the chosen experts (…, topk)."""
+def routing_of(indices: Tensor, experts: int, *, ep: Axis = ALONE, etp: Axis = ALONE, capacity: float = 0.0) -> Routing:
+    """Of the chosen experts (…, topk). capacity: rows that an expert takes of this rank's tokens, over the mean; 0 for
+    all. With several ranks they tell each other how many rows there are, so all must come here."""
     flat = indices.reshape(-1)
     order = torch.argsort(flat, stable=True)
-    counts = torch.bincount(flat, minlength=experts).tolist()
-    return Routing(order=order, counts=tuple(counts), topk=indices.shape[-1])
+    counts = torch.bincount(flat, minlength=experts)
+    if capacity:
+        most = math.ceil(capacity * flat.numel() / experts)
+        within = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[flat[order]]
+        order, counts = order[within < most], counts.clamp(max=most)
+    topk = indices.shape[-1]
+    if ep.ranks * etp.ranks == 1:
+        return Routing(order=order, counts=tuple(counts.tolist()), topk=topk)
+    sent = counts.view(ep.ranks, -1)
+    got = _exchanged_counts(sent, ep)  # (ranks of ep, experts of this rank)
+    parts = _gathered_counts(got, etp)  # (ranks of etp, ranks of ep, experts of this rank)
+    mine = (
+        torch.arange(sent.shape[1], device=sent.device).expand_as(parts).reshape(-1).repeat_interleave(parts.flatten())
+    )
+    return Routing(
+        order=order,
+        counts=tuple(parts.sum((0, 1)).tolist()),
+        topk=topk,
+        sent=tuple(sent.sum(1).tolist()),
+        received=tuple(got.sum(1).tolist()),
+        slices=tuple(parts.sum((1, 2)).tolist()),
+        sorting=torch.argsort(mine, stable=True),
+    )
 
 
-def dispatch(x: Tensor, routing: Routing) -> Tensor:
-    """(…, width) -> (rows, width): a row for each token and each of its experts, sorted by expert."""
-    return x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
+def _exchanged_counts(sent: Tensor, ep: Axis) -> Tensor:
+    if ep.group is None:
+        return sent
+    got = torch.empty_like(sent)
+    all_to_all(got, sent.contiguous(), ep.group)
+    return got
 
 
-def combine(rows: Tensor, weights: Tensor, routing: Routing) -> Tensor:
+def _gathered_counts(got: Tensor, etp: Axis) -> Tensor:
+    if etp.group is None:
+        return got.unsqueeze(0)
+    whole = torch.empty((etp.ranks * got.shape[0], got.shape[1]), dtype=got.dtype, device=got.device)
+    all_gather(whole, got.contiguous(), etp.group)
+    return whole.unflatten(0, (etp.ranks, -1))
+
+
+class _Moved(torch.autograd.Function):
+    """Rows to other ranks, so many to each; gradients the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        ctx.way = group, sent, received
+        return _move(x, group, received, sent)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _move(grad, *ctx.way), None, None, None
+
+
+def _move(x: Tensor, group: ProcessGroup, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+    out = torch.empty((sum(received), *x.shape[1:]), dtype=x.dtype, device=x.device)
+    all_to_all(out, x.contiguous(), group, received, sent)
+    return out
+
+
+class _ToSlices(torch.autograd.Function):
+    """Rows of all ranks that hold slices of an expert, to each of them; the sum of their gradients goes back. Parts are
+    uneven, so both are all-to-alls of as many bytes as a gather and a scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, etp: Axis, slices: Sequence[int]) -> Tensor:
+        ctx.etp, ctx.slices = etp, slices
+        return _to_slices(x, etp, slices)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _from_slices(grad, ctx.etp, ctx.slices), None, None
+
+
+class _FromSlices(torch.autograd.Function):
+    """The reverse of `_ToSlices`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, etp: Axis, slices: Sequence[int]) -> Tensor:
+        ctx.etp, ctx.slices = etp, slices
+        return _from_slices(x, etp, slices)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _to_slices(grad, ctx.etp, ctx.slices), None, None
+
+
+def _to_slices(x: Tensor, etp: Axis, slices: Sequence[int]) -> Tensor:
+    assert etp.group is not None
+    return _move(x.repeat(etp.ranks, 1), etp.group, slices, [x.shape[0]] * etp.ranks)
+
+
+def _from_slices(x: Tensor, etp: Axis, slices: Sequence[int]) -> Tensor:
+    assert etp.group is not None
+    own = slices[etp.index]
+    return _move(x, etp.group, [own] * etp.ranks, slices).unflatten(0, (etp.ranks, own)).sum(0)
+
+
+def dispatch(x: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE) -> Tensor:
+    """(…, width) -> (rows, width): a row for each token and each of its experts, sorted by expert, on the ranks that
+    hold the expert."""
+    rows = x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
+    if ep.group is not None:
+        rows = _Moved.apply(rows, ep.group, routing.received, routing.sent)  # type: ignore[no-untyped-call]
+    if etp.group is not None:
+        rows = _ToSlices.apply(rows, etp, routing.slices)  # type: ignore[no-untyped-call]
+    return rows if routing.sorting is None else rows.index_select(0, routing.sorting)
+
+
+def returned(rows: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE) -> Tensor:
+    """What experts made of this rank's rows, in the order in which they were sent."""
+    if routing.sorting is not None:
+        rows = rows.index_select(0, torch.argsort(routing.sorting))
+    if etp.group is not None:
+        rows = _FromSlices.apply(rows, etp, routing.slices)  # type: ignore[no-untyped-call]
+    if ep.group is not None:
+        rows = _Moved.apply(rows, ep.group, routing.sent, routing.received)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def combine(rows: Tensor, weights: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE) -> Tensor:
     """(rows, width), (…, topk) -> (…, width): the sum of a token's rows by their weights."""
+    rows = returned(rows, routing, ep=ep, etp=etp)
     by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(rows.dtype)
     tokens = weights.shape[:-1]
     out = torch.zeros((tokens.numel(), rows.shape[-1]), dtype=rows.dtype, device=rows.device)

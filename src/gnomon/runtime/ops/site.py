@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +19,16 @@ from torch.distributed import ProcessGroup
 from gnomon.graph import Block, Op
 from gnomon.graph.types import AttrValue
 from gnomon.runtime.parameters import Weight
+from gnomon.sharding.context import chunks_of
 from gnomon.sharding.homes import TOKEN_DIMS, base
+
+Segment = tuple[int, int]
+"""(first position, how many)."""
+
+
+@lru_cache(maxsize=64)
+def _positions(segments: tuple[Segment, ...], device: torch.device) -> Tensor:
+    return torch.cat([torch.arange(first, first + length, device=device) for first, length in segments])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +41,21 @@ class Axis:
     """Ranks in the group."""
     index: int = 0
     """This rank's place."""
+    order: str = "contiguous"
+    """Which part of what it divides each rank holds: as `sharding.context.chunks_of`."""
+
+    def segments(self, local: int, index: int | None = None) -> tuple[Segment, ...]:
+        """(first, length) of the positions that a rank holds, in its order. local: how many those are. index: another
+        rank's place than this one's."""
+        if self.ranks == 1:
+            return ((0, local),)
+        chunks = chunks_of(self.index if index is None else index, self.ranks, self.order)
+        length = local // len(chunks)
+        return tuple((chunk * length, length) for chunk in chunks)
+
+    def positions(self, local: int, device: torch.device) -> Tensor:
+        """(local): the positions that this rank holds."""
+        return _positions(self.segments(local), device)
 
 
 ALONE = Axis()
@@ -49,6 +74,8 @@ class Site:
     """How `sharding` says that it runs: `column`, `row`, `vocab_parallel`, `local` …"""
     axes: Mapping[str, Axis] = field(default_factory=dict)
     """By name; one that is left out has one rank."""
+    keep_gathered: bool = False
+    """Whether what an op gathered is what it keeps for backward."""
 
     def axis(self, name: str) -> Axis:
         """The mesh axis of that name."""

@@ -1,0 +1,35 @@
+"""`gnomon parity`: whether a plan computes what the plain model computes, in small, and the first tensor that differs.
+
+The plan file's model with short dims, under the plan's own axes, schedule and layout, is trained for three steps in
+float64 beside torch's autograd on whole tensors. Leaves out speed, dtypes and the machines that the plan is for.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pkgutil import resolve_name
+
+from gnomon.cli.run import read_model, read_plan
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+
+EQUAL, DIFFERS = 0, 1
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shrink, train in as many processes as the small plan has ranks, compare, tell."""
+    file = read_plan(options.plan)
+    graph, notes = read_model(file.model)
+    if find_spec("torch") is None:
+        raise InputError("comparing a plan with the plain model needs torch, which is not installed: pip install torch")
+    parity = "gnomon.runtime.parity"
+    small = resolve_name(f"{parity}:in_small")(graph, file.plan, file.workload, ranks=options.ranks)
+    launch, compare = resolve_name("gnomon.runtime.launch:launch"), resolve_name(f"{parity}:compare")
+    results = launch(compare, small.plan.world_size, small)
+    found = next(iter(results.values()))
+    if options.json:
+        print_json(resolve_name(f"{parity}:to_mapping")(found, small))
+    else:
+        print_lines((*notes, *resolve_name(f"{parity}:lines")(found, small)))
+    return DIFFERS if found.first else EQUAL

@@ -1,0 +1,217 @@
+"""Attention of some positions to some others, piece by piece: pieces' results merged by their log-sum-exp.
+
+`attend(merged, q, k, v, queries, keys, rule)` adds what queries at some segments of positions see of keys at others;
+`backward` adds the gradients, given the merged result. A piece that a mask cuts through, other than at its diagonal, is
+written out; others are torch's flash kernel where it has one. Leaves out communication (`context`), and biases.
+Shapes: q (B, heads, positions, dim), k and v (B, kv heads, positions, dim), lse (B, heads, positions).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gnomon.runtime.ops.site import Segment
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Which keys a query sees, and how scores are made."""
+
+    causal: bool
+    window: int
+    """Positions that a query sees, itself included (without causality on both sides); 0 for all."""
+    scale: float
+    cap: float
+    """Scores are cut to ±cap by tanh; 0: they are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Queries and keys that meet: ranges of local rows."""
+
+    q: slice
+    k: slice
+    diagonal: bool
+    """They are the same positions under a causal mask."""
+    mask: tuple[Segment, Segment] | None
+    """Positions of queries and keys, where a mask cuts through; otherwise every query sees every key."""
+
+
+class Merged:
+    """Results of the queries so far, by range of rows."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def add(self, rows: slice, out: Tensor, lse: Tensor) -> None:
+        """The result over more keys."""
+        key = rows.start, rows.stop
+        if key in self.parts:
+            before, so_far = self.parts[key]
+            lse, more = torch.logaddexp(so_far, lse), lse
+            out = before * (so_far - lse).exp().unsqueeze(-1) + out * (more - lse).exp().unsqueeze(-1)
+        self.parts[key] = out, lse
+
+    def result(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """(out, lse) of all rows, in q's dtype and a dtype of statistics."""
+        parts = [part for _, part in sorted(self.parts.items())]
+        out, lse = (torch.cat(each, dim=2) for each in zip(*parts, strict=True))
+        return out.to(q.dtype), lse
+
+
+def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> Iterator[Piece]:
+    """What of the keys each segment of queries sees; its diagonal first, so that every row has a result to add to."""
+    at = 0
+    for first, length in queries:
+        rows, start = slice(at, at + length), 0
+        found = list[Piece]()
+        for low, count in keys:
+            found += _pieces_of(rows, (first, length), start, (low, count), rule)
+            start += count
+        yield from sorted(found, key=lambda piece: not (piece.diagonal or _meets_itself(piece)))
+        at += length
+
+
+def _meets_itself(piece: Piece) -> bool:
+    if piece.mask is None:
+        return False
+    (first, _), (low, count) = piece.mask
+    return low <= first < low + count
+
+
+def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule) -> Iterator[Piece]:
+    (first, length), (low, count) = query, key
+    begin, end = low, low + count
+    if rule.window:
+        begin = max(begin, first - rule.window + 1)
+        end = end if rule.causal else min(end, first + length + rule.window - 1)
+    if rule.causal:
+        end = min(end, first + length)
+    if begin >= end:
+        return
+
+    def of(one: int, other: int) -> slice:
+        return slice(start + one - low, start + other - low)
+
+    whole = not rule.window or first + length - rule.window <= begin
+    if rule.window and not (whole and (end <= first + 1 if rule.causal else end <= first + rule.window)):
+        yield Piece(rows, of(begin, end), False, (query, (begin, end - begin)))
+    elif not rule.causal or end <= first + 1:
+        yield Piece(rows, of(begin, end), False, None)
+    else:
+        if begin < first:
+            yield Piece(rows, of(begin, first), False, None)
+        if begin <= first and end == first + length:
+            yield Piece(rows, of(first, end), True, None)
+        else:
+            now = max(begin, first)
+            yield Piece(rows, of(now, end), False, (query, (now, end - now)))
+
+
+def attend(
+    merged: Merged, q: Tensor, k: Tensor, v: Tensor, queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule
+) -> None:
+    """Adds what the queries see of these keys."""
+    for piece in pieces(queries, keys, rule):
+        one, key, value = q[:, :, piece.q], k[:, :, piece.k], v[:, :, piece.k]
+        if _flash(q, rule, piece):
+            out, lse = _FORWARD(one, key, value, 0.0, piece.diagonal, scale=rule.scale)
+        else:
+            out, lse = _written_out(one, key, value, rule, piece)
+        merged.add(piece.q, out, lse)
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    queries: Sequence[Segment],
+    keys: Sequence[Segment],
+    rule: Rule,
+    into: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Adds the gradients of what the queries see of these keys. out, lse: merged over all keys. into: of q, k, v."""
+    dq, dk, dv = into
+    for piece in pieces(queries, keys, rule):
+        one, key, value = q[:, :, piece.q], k[:, :, piece.k], v[:, :, piece.k]
+        result, statistics, back = out[:, :, piece.q], lse[:, :, piece.q], grad[:, :, piece.q]
+        if _flash(q, rule, piece):
+            found = _BACKWARD(
+                back, one, key, value, result, statistics.contiguous(), 0.0, piece.diagonal, scale=rule.scale
+            )
+        else:
+            found = _backward_written_out(back, one, key, value, result, statistics, rule, piece)
+        for total, rows, term in zip((dq, dk, dv), (piece.q, piece.k, piece.k), found, strict=True):
+            total[:, :, rows] += term
+
+
+def _flash(q: Tensor, rule: Rule, piece: Piece) -> bool:
+    return q.device.type == "cpu" and not rule.cap and piece.mask is None
+
+
+@lru_cache(maxsize=64)
+def _seen(query: Segment, key: Segment, rule: Rule, device: torch.device) -> Tensor:
+    """(queries, keys): whether a query sees a key."""
+    at, to = (torch.arange(first, first + count, device=device) for first, count in (query, key))
+    distance = at[:, None] - to
+    seen = distance >= 0 if rule.causal else torch.ones_like(distance, dtype=torch.bool)
+    return seen & (distance < rule.window) & (distance > -rule.window) if rule.window else seen
+
+
+def _scores(q: Tensor, k: Tensor, rule: Rule, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    """(scores, their tanh where they are cut), in a dtype of statistics."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.transpose(-2, -1)).to(wide) * rule.scale
+    bent = torch.tanh(scores / rule.cap) if rule.cap else None
+    scores = scores if bent is None else bent * rule.cap
+    seen = None
+    if piece.diagonal:
+        seen = _seen((0, q.shape[2]), (0, q.shape[2]), Rule(causal=True, window=0, scale=1.0, cap=0.0), q.device)
+    elif piece.mask is not None:
+        seen = _seen(*piece.mask, rule, q.device)
+    return scores if seen is None else scores.masked_fill(~seen, -math.inf), bent
+
+
+def _grouped(k: Tensor, q: Tensor) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    return k.repeat_interleave(groups, dim=1) if groups > 1 else k
+
+
+def _written_out(q: Tensor, k: Tensor, v: Tensor, rule: Rule, piece: Piece) -> tuple[Tensor, Tensor]:
+    k, v = _grouped(k, q), _grouped(v, q)
+    scores, _ = _scores(q, k, rule, piece)
+    top = scores.amax(-1, keepdim=True).clamp(min=-1e30)  # a row that sees nothing here
+    exp = (scores - top).exp_()
+    total = exp.sum(-1, keepdim=True)
+    out = (exp / total.clamp(min=1e-30)).to(v.dtype) @ v
+    return out, (top + total.log()).squeeze(-1)
+
+
+def _backward_written_out(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule, piece: Piece
+) -> tuple[Tensor, Tensor, Tensor]:
+    heads, (k, v) = k.shape[1], (_grouped(k, q), _grouped(v, q))
+    scores, bent = _scores(q, k, rule, piece)
+    p = (scores - lse.unsqueeze(-1)).exp()
+    dp = (grad @ v.transpose(-2, -1)).to(p.dtype)
+    ds = p * (dp - (grad * out).to(p.dtype).sum(-1, keepdim=True))
+    if bent is not None:
+        ds = ds * (1 - bent.square())
+    ds = (ds * rule.scale).to(q.dtype)
+    found = ds @ k, ds.transpose(-2, -1) @ q, p.to(grad.dtype).transpose(-2, -1) @ grad
+    if heads == q.shape[1]:
+        return found
+    dq, dk, dv = found
+    return dq, dk.unflatten(1, (heads, -1)).sum(2), dv.unflatten(1, (heads, -1)).sum(2)

@@ -1,0 +1,69 @@
+"""Plans of context and expert parallelism against the plain model: imported by the tests and by their processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
+
+from runtime.parity import SP, schedule
+
+from gnomon.graph import Graph
+from gnomon.models.llama import LlamaConfig, llama
+from gnomon.models.mixtral import MixtralConfig, mixtral
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Workload
+from gnomon.runtime import parity
+from gnomon.runtime.ops import context
+from gnomon.runtime.parity import FP64, Compared, Small
+
+SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "vocab_size": 32}
+LLAMA = llama(LlamaConfig(name="llama", ffn_size=24, **SIZES))
+MIXTURE = MixtralConfig(name="mixtral", num_experts=4, experts_per_token=2, expert_ffn_size=12, **SIZES)
+MIXTRAL, WINDOWED = mixtral(MIXTURE), mixtral(replace(MIXTURE, window=5))
+WORKLOAD = Workload(global_batch_size=4, seq_len=16)
+ZB = schedule("zero_bubble_h1", 2)
+
+
+def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, **parts: object) -> Small:
+    plan = Plan(
+        mesh=mesh,
+        schedule=how or schedule("one_f_one_b", 1 if mesh.data_ranks == 4 else 2),
+        optimizer=Optimizer(zero=zero),  # type: ignore[arg-type]
+        precision=FP64,
+        **parts,  # type: ignore[arg-type]
+    )
+    return Small(graph=graph, plan=plan, workload=WORKLOAD)
+
+
+CASES: dict[str, Small] = {
+    "ring, contiguous": small(LLAMA, Mesh(cp=2), layout=Layout(context_order="contiguous")),
+    "ring, recompute, zero 3": small(LLAMA, Mesh(cp=2), 3, saved=Saved(preset="full")),
+    "ring, window": small(WINDOWED, Mesh(cp=2)),
+    "gathered": small(LLAMA, Mesh(cp=2), 1, layout=Layout(context="all_gather")),
+    "gathered, kept, window": small(WINDOWED, Mesh(cp=2), layout=Layout(context="all_gather", keep_gathered=True)),
+    "ulysses": small(LLAMA, Mesh(cp=2), 2, layout=Layout(context="ulysses")),
+    "experts": small(MIXTRAL, Mesh(dp_shard=2, ep=2)),
+    "experts, zero 3": small(MIXTRAL, Mesh(dp_shard=2, ep=2), 3, saved=Saved(preset="full")),
+    "slices of experts": small(MIXTRAL, Mesh(dp_shard=2, etp=2), 1),
+    "experts over cp, split backward": small(MIXTRAL, Mesh(cp=2, ep=2), how=ZB),
+    "whole experts beside tp": small(MIXTRAL, Mesh(tp=2), layout=SP),
+    "experts over tp": small(MIXTRAL, Mesh(tp=2, ep=2), layout=SP),
+    "ring of four": small(LLAMA, Mesh(cp=4)),
+    "ulysses and tp": small(LLAMA, Mesh(cp=2, tp=2), layout=replace(SP, context="ulysses")),
+    "pipeline and ring": small(LLAMA, Mesh(pp=2, cp=2), how=ZB),
+    "dp, cp, zero 3": small(LLAMA, Mesh(dp_shard=2, cp=2), 3),
+    "edp, ep, zero 2": small(MIXTRAL, Mesh(dp_shard=4, ep=2), 2),
+    "replicas, ep, zero 1": small(MIXTRAL, Mesh(dp_replicate=2, dp_shard=2, ep=2), 1),
+    "ep and etp over dp and cp": small(MIXTRAL, Mesh(dp_shard=2, cp=2, ep=2, etp=2)),
+    "cp, tp, ep over both": small(MIXTRAL, Mesh(cp=2, tp=2, ep=4), layout=SP),
+}
+"""Each of the ways to run attention and experts, alone and with other axes."""
+BROKEN = "gathered, in the wrong order"
+
+
+def compare_all(world_size: int) -> dict[str, Compared]:
+    """Of every case of so many processes, in one of them."""
+    found = {name: parity.compare(job) for name, job in CASES.items() if job.plan.world_size == world_size}
+    if world_size == 2:
+        with patch.object(context, "in_order", lambda x, axis: x):
+            found[BROKEN] = parity.compare(CASES["gathered"])
+    return found

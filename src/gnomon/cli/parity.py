@@ -23,13 +23,12 @@ def run(options: argparse.Namespace) -> int:
     graph, notes = read_model(file.model)
     if find_spec("torch") is None:
         raise InputError("comparing a plan with the plain model needs torch, which is not installed: pip install torch")
-    parity = "gnomon.runtime.parity"
-    small = resolve_name(f"{parity}:in_small")(graph, file.plan, file.workload, ranks=options.ranks)
-    launch, compare = resolve_name("gnomon.runtime.launch:launch"), resolve_name(f"{parity}:compare")
+    small = resolve_name("gnomon.runtime.parity:in_small")(graph, file.plan, file.workload, ranks=options.ranks)
+    launch, compare = resolve_name("gnomon.runtime.launch:launch"), resolve_name("gnomon.runtime.parity:compare")
     results = launch(compare, small.plan.world_size, small)
     found = next(iter(results.values()))
     if options.json:
-        print_json(resolve_name(f"{parity}:to_mapping")(found, small))
+        print_json(resolve_name("gnomon.runtime.parity:to_mapping")(found, small))
     else:
-        print_lines((*notes, *resolve_name(f"{parity}:lines")(found, small)))
+        print_lines((*notes, *resolve_name("gnomon.runtime.parity:lines")(found, small)))
     return DIFFERS if found.first else EQUAL

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 from importlib.util import find_spec
-from pkgutil import resolve_name
 
 from gnomon.cli.run import read_model, read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
+from gnomon.late import load_late
 
 EQUAL, DIFFERS = 0, 1
 
@@ -23,12 +23,12 @@ def run(options: argparse.Namespace) -> int:
     graph, notes = read_model(file.model)
     if find_spec("torch") is None:
         raise InputError("comparing a plan with the plain model needs torch, which is not installed: pip install torch")
-    small = resolve_name("gnomon.runtime.parity:in_small")(graph, file.plan, file.workload, ranks=options.ranks)
-    launch, compare = resolve_name("gnomon.runtime.launch:launch"), resolve_name("gnomon.runtime.parity:compare")
+    small = load_late("gnomon.runtime.parity:in_small")(graph, file.plan, file.workload, ranks=options.ranks)
+    launch, compare = load_late("gnomon.runtime.launch:launch"), load_late("gnomon.runtime.parity:compare")
     results = launch(compare, small.plan.world_size, small)
     found = next(iter(results.values()))
     if options.json:
-        print_json(resolve_name("gnomon.runtime.parity:to_mapping")(found, small))
+        print_json(load_late("gnomon.runtime.parity:to_mapping")(found, small))
     else:
-        print_lines((*notes, *resolve_name("gnomon.runtime.parity:lines")(found, small)))
+        print_lines((*notes, *load_late("gnomon.runtime.parity:lines")(found, small)))
     return DIFFERS if found.first else EQUAL

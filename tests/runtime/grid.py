@@ -62,8 +62,14 @@ def values(cls: type) -> dict[str, tuple[Any, ...]]:
     }
 
 
-FIELDS = [(part, name, value) for part, cls in PARTS.items() for name, of in values(cls).items() for value in of]
-"""Every value of every such field: (part of the plan, field, value)."""
+FIELDS = [
+    (part, name, value)
+    for part, cls in PARTS.items()
+    for name, of in values(cls).items()
+    for value in of
+    if name != "kind" or value == "adamw"
+]
+"""Every value of every such field: (part of the plan, field, value). Update rules are compared in `test_optim`."""
 
 
 @dataclass(frozen=True, kw_only=True)

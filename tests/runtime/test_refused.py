@@ -94,9 +94,9 @@ def test_sequences_are_not_cut() -> None:
         rows_of(plan, 0, 6)
 
 
-@pytest.mark.parametrize("name", ["mamba2-2.7b", "llama-3.2-1b+lora16", "unet-tiny"])
+@pytest.mark.parametrize("name", ["mamba2-2.7b"])
 def test_a_model_with_an_op_that_has_no_function(name: str) -> None:
-    with pytest.raises(PlanError, match=r"the runtime (has no function for|trains all weights of)"):
+    with pytest.raises(PlanError, match="the runtime has no function for"):
         check_runnable(model(name))
 
 

@@ -39,12 +39,23 @@ example:
   gnomon fleet what-if jobs.csv --on 100x8xv100-sxm-32gb --add 20x8xv100-sxm-32gb \\
       --policy fifo --compare sjf,las"""
 
+_FORECAST = """\
+PLAN.toml is a plan file. Its tensor, pipeline and context parallelism stay; the
+same global batch is divided over more or fewer data-parallel ranks. Each number
+of devices is predicted as gnomon predict would, with its band. A resize writes
+and reads a checkpoint (14 bytes a parameter) and starts the processes again.
+
+example:
+  gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 256 -o plan.toml
+  gnomon fleet forecast plan.toml --devices 8..128"""
+
 
 def fleet_options(parser: argparse.ArgumentParser) -> None:
     """The sub-commands."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _replay(_action(actions, "replay", "play a trace under one policy or several", _REPLAY))
     _what_if(_action(actions, "what-if", "the same jobs with more machines, or another policy", _WHAT_IF))
+    _forecast(_action(actions, "forecast", "rate, memory and cost of a plan on numbers of devices", _FORECAST))
     policies = _action(actions, "policies", "the policies that are known", "")
     policies.add_argument("--json", action="store_true", help="for programs")
 
@@ -64,6 +75,21 @@ def _replay(parser: argparse.ArgumentParser) -> None:
     _rule_options(parser)
     parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="a page with everything, for a browser")
     parser.add_argument("--trace", type=new_file, metavar="FILE", help="a trace for ui.perfetto.dev, of --policy")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _forecast(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN.toml", help="a plan file, as gnomon plan -o writes it")
+    parser.add_argument("--devices", required=True, type=some, metavar="A..B", help="8..64 (doubling), or 8,12,16")
+    parser.add_argument(
+        "--price", type=number_from(0), metavar="DOLLARS", help="of a device-hour; default public prices"
+    )
+    parser.add_argument(
+        "--restart", type=number_from(0), default=60.0, metavar="S", help="to start processes again; 60"
+    )
+    parser.add_argument(
+        "--storage", type=number_from(0.001), default=2.0, metavar="GB/S", help="of a node to checkpoints; 2"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

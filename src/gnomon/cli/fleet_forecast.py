@@ -1,0 +1,129 @@
+"""`gnomon fleet forecast`: rate, memory, resize cost and band of a plan on several numbers of devices.
+
+`run(options)` prints a table, and where more devices stop to pay. Leaves out the prediction (`gnomon.fleet.planned`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from gnomon.cli.options import parser
+from gnomon.cli.request import read_request
+from gnomon.cli.terminal import Progress, print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.fleet.planned import Forecast, Impossible, Planner, stops_paying
+from gnomon.hardware.rent import ANY, rent
+from gnomon.report.tables import Column, gib, number, percent, table, wrapped
+from gnomon.units import MAX_DEVICES, show_seconds
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the forecasts."""
+    asked = read_request(parser().parse_args(["predict", "--plan", options.plan]))
+    planner = Planner(
+        graph=asked.graph,
+        cluster=asked.cluster,
+        plan=asked.plan,
+        workload=asked.workload,
+        stack=asked.stack,
+        restart_s=options.restart,
+        storage_bytes_per_s=options.storage * 1e9,
+    )
+    counts = numbers(options.devices)
+    progress = Progress("forecast:", len(counts))
+    every = []
+    for done, count in enumerate(counts):
+        progress.show(done)
+        every.append(planner.forecast(count))
+    progress.end()
+    found = [each for each in every if isinstance(each, Forecast)]
+    if not found:
+        first = every[0]
+        assert isinstance(first, Impossible)
+        raise InputError(f"the plan runs on none of {options.devices} devices; on {first.devices}: {first.reason}")
+    own = {ANY: options.price} if options.price is not None else None
+    paid = rent(asked.cluster, own)
+    an_hour = None if paid is None else paid.dollars_per_hour / asked.cluster.num_devices
+    best = stops_paying([each for each in found if each.fits] or found)
+    if options.json:
+        print_json(
+            {
+                "forecasts": [_mapping(each, an_hour, asked.workload.global_batch_size) for each in found],
+                "impossible": [{"devices": e.devices, "reason": e.reason} for e in every if isinstance(e, Impossible)],
+                "stops_paying": best,
+            }
+        )
+        return 0
+    print_lines(_text(every, found, an_hour, best))
+    return 0
+
+
+def numbers(text: str) -> list[int]:
+    """`8..64` is 8, 16, 32, 64; `8,12,16` is what it says."""
+    match = re.fullmatch(r"([0-9]{1,7})\.\.([0-9]{1,7})", text.strip())
+    parts = text.split(",")
+    if match:
+        low, high = int(match[1]), int(match[2])
+        out = []
+        while low and low <= high:
+            out.append(low)
+            low *= 2
+    elif all(part.strip().isdecimal() and len(part) < 8 for part in parts):
+        out = sorted({int(part) for part in parts})
+    else:
+        out = []
+    if not out or out[0] < 1 or out[-1] > MAX_DEVICES:
+        raise InputError(f"--devices {text!r}: give a range such as 8..64 (doubling), or numbers such as 8,12,16")
+    return out
+
+
+def _cost(each: Forecast, an_hour: float | None) -> float | None:
+    """Dollars for a million sequences."""
+    return None if an_hour is None else 1e6 / each.samples_per_s / 3600 * an_hour * each.devices
+
+
+def _mapping(each: Forecast, an_hour: float | None, batch: int) -> dict[str, object]:
+    return {
+        "devices": each.devices,
+        "step_s": each.step_s,
+        "band_s": [each.low_s, each.high_s],
+        "samples_per_s": each.samples_per_s,
+        "global_batch_size": batch,
+        "peak_bytes": each.peak_bytes,
+        "fits": each.fits,
+        "resize_s": each.resize_s,
+        "dollars_per_million_samples": _cost(each, an_hour),
+    }
+
+
+def _text(every: list[Forecast | Impossible], found: list[Forecast], an_hour: float | None, best: int) -> list[str]:
+    names = ("devices", "step", "80% of cases", "samples/s", "linear %", "GiB", "fits", "resize", "$/1M samples")
+    base = found[0].samples_per_s / found[0].devices
+    rows = []
+    for each in found:
+        cost = _cost(each, an_hour)
+        rows.append(
+            (
+                f"{each.devices:,}",
+                show_seconds(each.step_s),
+                f"{show_seconds(each.low_s)} to {show_seconds(each.high_s)}",
+                number(each.samples_per_s),
+                percent(each.samples_per_s / each.devices / base),
+                gib(each.peak_bytes),
+                "yes" if each.fits else "no",
+                show_seconds(each.resize_s),
+                "-" if cost is None else f"{cost:,.0f}",
+            )
+        )
+    lines = [*table(tuple(Column(name=name) for name in names), rows, width=110), ""]
+    lines += wrapped(
+        f"Beyond {best:,} devices a further one brings under half of what one of the first {found[0].devices:,} does."
+        if best < found[-1].devices
+        else f"Up to {best:,} devices a further one brings at least half of what one of the first does.",
+        indent="",
+    )
+    for other in every:
+        if isinstance(other, Impossible):
+            lines += wrapped(f"{other.devices:,} devices: {other.reason}", bullet="- ")
+    return lines

@@ -1,0 +1,49 @@
+"""Playing a trace under the policies that options name, with progress.
+
+`played(what, policies)` returns a Result a policy. Leaves out what is printed of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from gnomon.cli.fleet_request import Asked
+from gnomon.cli.terminal import Progress
+from gnomon.fleet.goodput import Profiled
+from gnomon.fleet.policies import policy
+from gnomon.fleet.replay import replay
+from gnomon.fleet.result import Result
+from gnomon.fleet.state import Forecasts, Policy
+
+
+def played(what: Asked, chosen: Sequence[Policy]) -> Sequence[Result]:
+    """The results of policies, with progress."""
+    out = []
+    for each in chosen:
+        progress = Progress(f"{each.name}:", len(what.trace.jobs))
+        try:
+            out.append(
+                replay(
+                    what.trace,
+                    what.machines,
+                    each,
+                    rules=what.rules,
+                    forecasts=adaptive(what.told, each),
+                    progress=progress.show,
+                )
+            )
+        finally:
+            progress.end()
+    return out
+
+
+def adaptive(told: Forecasts | None, chosen: Policy) -> Forecasts | None:
+    """Under Pollux jobs choose their batch too, where it was measured."""
+    return Profiled(told.profiles, adaptive=True) if isinstance(told, Profiled) and chosen.name == "pollux" else told
+
+
+def policies_of(options: argparse.Namespace) -> Sequence[Policy]:
+    """--policy, then --compare, each once."""
+    names = [options.policy, *(options.compare.split(",") if options.compare else ())]
+    return [policy(name.strip()) for name in dict.fromkeys(names)]

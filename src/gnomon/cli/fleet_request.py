@@ -1,0 +1,148 @@
+"""What the options of `gnomon fleet replay` and `what-if` ask for: a trace, machines, rules and forecasts.
+
+`asked(options)` returns it with notes on what was left out and assumed. Leaves out playing it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.fleet.forecast import Costs, Curve
+from gnomon.fleet.goodput import Profiled, Profiles
+from gnomon.fleet.job import Trace, between
+from gnomon.fleet.machines import Machines, machines, without_larger
+from gnomon.fleet.points import Measured, Points, read_points
+from gnomon.fleet.replay import Failure, Rules
+from gnomon.fleet.scenario import DAY_S, random_failures, read_demand, repeated, with_elastic
+from gnomon.fleet.state import Forecasts
+from gnomon.fleet.traces import Reading, nothing_known, read_trace
+from gnomon.fleet.traces.tables import Duration
+
+LISTED = 5
+"""Rows that were left out, of which the reason is printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A trace and the cluster that it is played on."""
+
+    trace: Trace
+    machines: Machines
+    rules: Rules
+    told: Forecasts | None
+    """Forecasts; None for the curve that is assumed anyway, which leaves the fast way open."""
+    notes: tuple[str, ...]
+    """What a reader must know: what was left out, what was assumed."""
+
+
+def asked(options: argparse.Namespace, *, record: bool = False, on: str | None = None) -> Asked:
+    """What the options of a replay say. InputError for what cannot be read or replayed."""
+    known, points_notes = _points(options)
+    duration: Duration = nothing_known
+    if isinstance(known, Profiles):
+        duration = known.duration_s
+    elif known is not None:
+        first = machines(on or options.on)
+        duration = Measured(known, Curve(first), _reference(known, first)).duration_s
+    reading = Reading(
+        format=options.format or "", workload=options.workload, skip_bad=options.skip_bad, duration=duration
+    )
+    trace = read_trace(options.file, reading)
+    if options.start_day or options.days is not None:
+        start = options.start_day * DAY_S
+        trace = between(trace, start, start + options.days * DAY_S if options.days is not None else float("inf"))
+    cluster = machines(on or options.on, inference=options.inference or "", mig=options.mig)
+    notes = [*trace.notes, *points_notes]
+    if trace.left_out:
+        notes.append(_left_out(trace))
+    if options.skip_larger:
+        trace, larger = without_larger(trace, cluster)
+        if larger:
+            names = ", ".join(f"{job.id} (line {job.line}, {job.fewest} devices)" for job in larger[:LISTED])
+            more = f" and {len(larger) - LISTED:,} more" if len(larger) > LISTED else ""
+            notes.append(f"{len(larger):,} jobs larger than the cluster were left out: {names}{more}")
+    before = len(trace.notes)
+    trace = with_elastic(trace, options.elastic, options.seed)
+    notes += trace.notes[before:]
+    curve = Curve(cluster, serial=options.serial)
+    rules, more_notes = _rules(options, trace, cluster, record)
+    told: Forecasts | None = curve if curve != Curve(cluster) else None
+    if isinstance(known, Profiles):
+        told = Profiled(known)
+        notes.append("speeds by placement and batch are those of --points")
+    elif known is not None:
+        told = Measured(known, curve, _reference(known, cluster))
+        models = {model for model, _ in known}
+        without = {job.model for job in trace.jobs} - models
+        notes.append(f"speeds of {len(models)} models are those of --points; {len(without)} models have none")
+    stated = () if isinstance(known, Profiles) else (curve.stated(),)
+    return Asked(trace=trace, machines=cluster, rules=rules, told=told, notes=(*notes, *stated, *more_notes))
+
+
+def _points(options: argparse.Namespace) -> tuple[Points | Profiles | None, tuple[str, ...]]:
+    """Measured points: a folder of Pollux's tables, or one table of steps a second."""
+    if not options.points:
+        return None, ()
+    if Path(options.points).is_dir():
+        return Profiles.read(options.points), ()
+    return read_points(options.points)
+
+
+def _reference(points: Points, cluster: Machines) -> str:
+    """The device that durations are of: the cluster's, if it was measured, else the first that was."""
+    kinds = [device for _, device in points]
+    return cluster.pools[0].device if cluster.pools[0].device in kinds else kinds[0]
+
+
+def _left_out(trace: Trace) -> str:
+    first = "; ".join(f"line {each.line}: {each.reason}" for each in trace.left_out[:LISTED])
+    more = "; …" if len(trace.left_out) > LISTED else ""
+    return f"{len(trace.left_out):,} rows of {trace.name} are no jobs of the replay: {first}{more}"
+
+
+def _rules(options: argparse.Namespace, trace: Trace, cluster: Machines, record: bool) -> tuple[Rules, tuple[str, ...]]:
+    costs = Costs(
+        restart_s=options.restart,
+        resize_s=options.resize,
+        checkpoint_every_s=options.checkpoint_every,
+        saves_when_preempted=not options.no_notice,
+    )
+    notes = [
+        f"a job that is stopped {'loses the work since its last checkpoint' if options.no_notice else 'saves first'}, "
+        f"and takes {options.restart:g} s to start again; a resize takes {options.resize:g} s"
+    ]
+    # Failures and load are drawn for as long as a replay may take: all work one job after another is the longest.
+    work = sum(job.work_s * job.devices for job in trace.jobs) / max(1, cluster.devices)
+    until = trace.jobs[-1].submit_s + max(2 * work, max(job.work_s for job in trace.jobs) * 4) + DAY_S
+    failures: tuple[Failure, ...] = ()
+    if options.node_mtbf:
+        failures = random_failures(
+            cluster,
+            mtbf_s=options.node_mtbf * DAY_S,
+            repair_s=options.repair * 3600,
+            until_s=until,
+            seed=options.seed,
+        )
+        notes.append(f"a node fails every {options.node_mtbf:g} days on average, for {options.repair:g} h")
+    demand: tuple[tuple[float, float], ...] = ()
+    if options.inference:
+        if not options.demand:
+            raise InputError("--inference needs the load of its machines: --demand FILE (bin_start_s,relative_load)")
+        demand = repeated(read_demand(options.demand), until)
+        notes.append("inference has the first claim on its machines; its load is repeated day by day")
+    elif options.demand:
+        raise InputError("--demand is the load of machines that serve inference; add them with --inference CLUSTER")
+    return (
+        Rules(
+            costs=costs,
+            spread=not options.pack,
+            failures=failures,
+            demand=demand,
+            headroom=options.headroom,
+            record=record,
+        ),
+        tuple(notes),
+    )

@@ -1,0 +1,130 @@
+"""Forecasts from points: speeds of a model on numbers of devices of a kind, measured or predicted by the planner.
+
+`read_points(path)` takes a table `job_type, scale_factor, gpu, steps_per_s` (Gavel's; `model, devices, device, rate` is
+the same). `Measured` are forecasts from points, and from the stated curve for models that have none. Between points a
+speed is interpolated in logarithms; beyond them it stays what it is at the last, so that nothing is promised.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.fleet.forecast import NEVER, Curve
+from gnomon.fleet.job import Job
+from gnomon.fleet.state import Allocation, devices_of
+from gnomon.fleet.traces.rows import Rows, need
+from gnomon.hardware import catalogue
+
+Points = Mapping[tuple[str, str], Sequence[tuple[int, float]]]
+"""(model, kind of device) -> (devices, steps a second), by devices."""
+
+_NAMES = (("job_type", "scale_factor", "gpu", "steps_per_s"), ("model", "devices", "device", "rate"))
+
+
+def read_points(path: str | Path) -> tuple[Points, tuple[str, ...]]:
+    """(points, notes). Rows of speed 0 did not fit; rows of devices spread over nodes (`…_unconsolidated`) are passed
+    over. InputError with the line for what cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+        raise InputError(f"cannot read points {str(path)!r}: {reason}") from error
+    rows = Rows(str(path))
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    skipped = empty = 0
+    for line, row in rows.table(text):
+        names = _NAMES[0] if "job_type" in row else _NAMES[1]
+        need(str(path), list(row), names)
+        model, kind = row[names[0]].strip(), row[names[2]].strip().lower()
+        count, rate = rows.count(line, row, names[1]), rows.number(line, row, names[3])
+        if kind.endswith("_unconsolidated"):
+            skipped += 1
+        elif rate == 0:
+            empty += 1
+        else:
+            device = catalogue.find_device(kind)
+            by_count = found.setdefault((model, device.name if device else kind), {})
+            if count in by_count:
+                rows.problem(line, f"{model!r} on {count} {kind} is there twice")
+            by_count[count] = rate
+    rows.jobs(())
+    if not found:
+        raise InputError(f"{path}: no point of any model")
+    notes = []
+    if skipped or empty:
+        notes.append(f"{path}: {skipped} points of devices spread over nodes and {empty} of speed 0 were passed over")
+    return {key: tuple(sorted(each.items())) for key, each in found.items()}, tuple(notes)
+
+
+def speed_at(points: Sequence[tuple[int, float]], devices: int) -> float:
+    """Steps a second on a number of devices."""
+    counts = [count for count, _ in points]
+    at = bisect_left(counts, devices)
+    if at < len(points) and counts[at] == devices:
+        return points[at][1]
+    if at == 0:
+        return points[0][1] * devices / counts[0]  # fewer devices than measured: no better than linear
+    if at == len(points):
+        return points[-1][1]
+    (low, slow), (high, fast) = points[at - 1], points[at]
+    share = math.log(devices / low) / math.log(high / low)
+    return math.exp(math.log(slow) * (1 - share) + math.log(fast) * share)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Forecasts from points, with the stated curve behind them: the interface `Forecasts`."""
+
+    points: Points
+    curve: Curve
+    reference: str
+    """Kind of device that a trace's durations are of, where it does not say."""
+    memory: Mapping[tuple[str, str], Sequence[tuple[int, float]]] = field(default_factory=dict)
+    """(model, kind of device) -> (devices, bytes of each)."""
+    _memo: dict[tuple[str, str, int, int, str], float] = field(default_factory=dict, compare=False, repr=False)
+
+    def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
+        """See `Forecasts`."""
+        cluster = self.curve.machines
+        kind = cluster.pools[cluster.pool_of[allocation[0][0]]].device
+        count = devices_of(allocation)
+        key = (job.model, job.device, job.devices, count, kind)
+        rate = self._memo.get(key)
+        if rate is None:
+            here = self.points.get((job.model, kind))
+            base = self.points.get((job.model, job.device or self.reference))
+            if here is None or base is None:
+                return self.curve.phase(job, done_s, allocation)
+            rate = self._memo[key] = speed_at(here, count) / speed_at(base, job.devices)
+        return rate, NEVER
+
+    def limits(self, job: Job) -> tuple[int, int]:
+        """See `Forecasts`."""
+        return self.curve.limits(job)
+
+    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
+        """See `Forecasts`."""
+        return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
+
+    def memory_bytes(self, job: Job, devices: int) -> float:
+        """See `Forecasts`."""
+        found = self.memory.get((job.model, job.device or self.reference))
+        return speed_at(found, devices) if found else self.curve.memory_bytes(job, devices)
+
+    def resize_s(self, job: Job, devices: int) -> float:
+        """See `Forecasts`: in the replay's costs."""
+        return 0.0
+
+    def beside(self, job: Job, other: Job) -> float:
+        """See `Forecasts`."""
+        return self.curve.beside(job, other)
+
+    def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:
+        """Seconds of so many steps on the reference device; NaN for a model without points."""
+        found = self.points.get((model, self.reference))
+        return steps / speed_at(found, devices) if found else math.nan

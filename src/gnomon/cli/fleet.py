@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from gnomon.cli.fleet_forecast import run as forecast
+from gnomon.cli.fleet_live import run as run_live
+from gnomon.cli.fleet_live import submit
 from gnomon.cli.fleet_play import played, policies_of
 from gnomon.cli.fleet_request import Asked, asked
 from gnomon.cli.fleet_what_if import run as what_if
@@ -123,4 +125,6 @@ _ACTIONS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "what-if": what_if,
     "forecast": forecast,
     "policies": _policies,
+    "submit": submit,
+    "run": run_live,
 }

@@ -49,6 +49,27 @@ example:
   gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 256 -o plan.toml
   gnomon fleet forecast plan.toml --devices 8..128"""
 
+_SUBMIT = """\
+Writes the job that runs a plan file with gnomon run on each node, reads it back
+and checks it: options and types that the scheduler knows, as many devices as the
+plan has. The job writes a checkpoint when it is told to stop, and resumes.
+
+example:
+  gnomon fleet submit plan.toml --via slurm --dry-run > job.sh"""
+
+_RUN = """\
+Runs the jobs of a table on this machine under a policy: starts them, stops them
+with SIGTERM (gnomon run writes a checkpoint) and resumes them. What happens is
+journalled: started again after kill -9, it goes on where it was, and no job runs
+twice. duration_s is what policies that need durations are told.
+
+example of a table:
+  job_id,num_gpus,duration_s,plan,steps
+  small,1,60,small.toml,100
+  large,2,600,large.toml,2000
+
+exit status: 0 all done; 2 the request is wrong, or a job failed three times."""
+
 
 def fleet_options(parser: argparse.ArgumentParser) -> None:
     """The sub-commands."""
@@ -56,6 +77,8 @@ def fleet_options(parser: argparse.ArgumentParser) -> None:
     _replay(_action(actions, "replay", "play a trace under one policy or several", _REPLAY))
     _what_if(_action(actions, "what-if", "the same jobs with more machines, or another policy", _WHAT_IF))
     _forecast(_action(actions, "forecast", "rate, memory and cost of a plan on numbers of devices", _FORECAST))
+    _submit(_action(actions, "submit", "a plan as a job of Slurm, Kueue or Ray", _SUBMIT))
+    _run(_action(actions, "run", "jobs on this machine, scheduled by a policy", _RUN))
     policies = _action(actions, "policies", "the policies that are known", "")
     policies.add_argument("--json", action="store_true", help="for programs")
 
@@ -90,6 +113,25 @@ def _forecast(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage", type=number_from(0.001), default=2.0, metavar="GB/S", help="of a node to checkpoints; 2"
     )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _submit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN.toml", help="a plan file, on the cluster's file system")
+    parser.add_argument("--via", required=True, choices=("slurm", "kueue", "ray"), help="the scheduler")
+    parser.add_argument("--dry-run", action="store_true", help="print the job, checked, in place of sending it")
+    parser.add_argument("--name", type=some, metavar="NAME", help="of the job; default the file's")
+    parser.add_argument("--steps", type=count, default=200, metavar="N", help="of training; 200")
+    parser.add_argument("--hours", type=number_from(0.01, 8000), default=24.0, metavar="H", help="limit of time; 24")
+    parser.add_argument("--queue", type=some, metavar="NAME", help="partition of Slurm, queue of Kueue")
+    parser.add_argument("--image", type=some, default="gnomon:latest", metavar="IMAGE", help="container, for Kueue")
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jobs", metavar="JOBS.csv", help="job_id,num_gpus,duration_s and command, or plan and steps")
+    parser.add_argument("--devices", required=True, type=at_most(4096), metavar="N", help="that there are")
+    parser.add_argument("--policy", default="fifo", type=some, metavar="NAME", help="gnomon fleet policies; fifo")
+    parser.add_argument("--folder", type=some, metavar="DIR", help="of journal and logs; default JOBS.csv.fleet")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

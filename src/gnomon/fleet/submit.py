@@ -1,0 +1,210 @@
+"""A plan as a job of the scheduler that a cluster has: a Slurm script, a Kueue job, a Ray job.
+
+`slurm`, `kueue` and `ray` return what is to be submitted; `check_slurm` and `check_kueue` read it back and raise for
+what the scheduler would refuse, or for a number of devices that is not the plan's. Sources: sbatch(1) of Slurm 24.05;
+Kubernetes API batch/v1 and Kueue's label `kueue.x-k8s.io/queue-name`; Ray's job submission API. Leaves out sending it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+
+from gnomon.errors import InputError
+
+SBATCH = (
+    "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time", "output", "partition", "account",
+    "requeue", "signal", "exclusive",
+)  # fmt: skip
+"""Options that are written, all of sbatch(1)."""
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job to be submitted."""
+
+    name: str
+    """Letters, digits and hyphens, as Kubernetes wants."""
+    plan: str
+    """Path of the plan file on the cluster."""
+    nodes: int
+    per_node: int
+    """Devices of a node."""
+    steps: int = 200
+    hours: float = 24.0
+    """Limit of time."""
+    queue: str = ""
+    """Partition of Slurm, or queue of Kueue."""
+    image: str = "gnomon:latest"
+    """Container, for Kueue and Ray on Kubernetes."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InputError(f"job name {self.name!r} must be of small letters, digits and '-', at most 63")
+        if min(self.nodes, self.per_node, self.steps) < 1 or not 0 < self.hours < 24 * 365:
+            raise InputError("a job needs at least one node, device and step, and a limit of time under a year")
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return self.nodes * self.per_node
+
+    @property
+    def command(self) -> str:
+        """What each node runs; `gnomon run` takes its rank from torchrun."""
+        return (
+            f"torchrun --nnodes={self.nodes} --nproc-per-node={self.per_node} --rdzv-backend=c10d "
+            f"--rdzv-endpoint=$HEAD:29500 -m gnomon run {quote(self.plan)} --steps {self.steps} "
+            f"--checkpoints {quote(self.plan + '.checkpoints')} --resume"
+        )
+
+
+def slurm(job: Submission) -> str:
+    """A script for sbatch. It is told 120 s before its limit, so that a checkpoint is written, and requeued."""
+    hours, minutes = divmod(round(job.hours * 60), 60)
+    lines = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--gpus-per-node={job.per_node}",
+        f"--time={hours}:{minutes:02}:00",
+        f"--output={job.name}-%j.out",
+        "--requeue",
+        "--signal=TERM@120",
+        *([f"--partition={job.queue}"] if job.queue else []),
+    ]
+    head = "\n".join(f"#SBATCH {line}" for line in lines)
+    return f"""\
+#!/bin/bash
+{head}
+set -euo pipefail
+export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun {job.command}
+"""
+
+
+def check_slurm(script: str, devices: int) -> None:
+    """InputError for an option that sbatch does not know, a value it cannot read, or other than so many devices."""
+    if not script.startswith("#!"):
+        raise InputError("sbatch wants a script whose first line begins with #!")
+    found: dict[str, str] = {}
+    for number, line in enumerate(script.splitlines(), start=1):
+        if not line.startswith("#SBATCH"):
+            continue
+        match = re.fullmatch(r"#SBATCH --([a-z-]+)(?:=(\S+))?", line)
+        if match is None or match[1] not in SBATCH:
+            raise InputError(f"line {number}: sbatch has no option {line.removeprefix('#SBATCH ')!r}")
+        found[match[1]] = match[2] or ""
+    for name in ("nodes", "gpus-per-node", "ntasks-per-node"):
+        if not found.get(name, "").isdecimal():
+            raise InputError(f"--{name} must be a whole number, not {found.get(name, 'missing')!r}")
+    if not re.fullmatch(r"([0-9]+-)?[0-9]+:[0-5][0-9]:[0-5][0-9]", found.get("time", "")):
+        raise InputError(f"--time must be [days-]hours:minutes:seconds, not {found.get('time', 'missing')!r}")
+    total = int(found["nodes"]) * int(found["gpus-per-node"])
+    if total != devices:
+        raise InputError(f"the script asks for {total} devices, the plan has {devices}")
+
+
+def kueue(job: Submission) -> dict[str, Any]:
+    """A List for `kubectl create`: a Job that Kueue starts all at once (suspended, indexed, a pod a node), and for
+    several nodes the headless Service by which they find the first."""
+    resources = {"nvidia.com/gpu": str(job.per_node)}
+    head = "localhost" if job.nodes == 1 else f"{job.name}-0.{job.name}"
+    container = {
+        "name": "train",
+        "image": job.image,
+        "command": ["/bin/bash", "-c", f"HEAD={head}; exec {job.command}"],
+        "resources": {"requests": resources, "limits": resources},
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "subdomain": job.name,
+        "terminationGracePeriodSeconds": 120,
+        "containers": [container],
+    }
+    work = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": job.name, "labels": {"kueue.x-k8s.io/queue-name": job.queue or "default"}},
+        "spec": {
+            "suspend": True,
+            "completionMode": "Indexed",
+            "completions": job.nodes,
+            "parallelism": job.nodes,
+            "backoffLimit": 3 * job.nodes,
+            "activeDeadlineSeconds": round(job.hours * 3600),
+            "template": {"spec": pod},
+        },
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": job.name},
+        "spec": {"clusterIP": "None", "selector": {"job-name": job.name}},
+    }
+    return {"apiVersion": "v1", "kind": "List", "items": [*([service] if job.nodes > 1 else []), work]}
+
+
+def check_kueue(manifest: Mapping[str, Any], devices: int) -> None:
+    """InputError for a field of the wrong type, one that Kueue needs and is missing, or other than so many devices."""
+    wanted: tuple[tuple[str, type], ...] = (
+        ("apiVersion", str), ("kind", str), ("metadata.name", str), ("metadata.labels", dict), ("spec.suspend", bool),
+        ("spec.completions", int), ("spec.parallelism", int), ("spec.completionMode", str), ("spec.backoffLimit", int),
+        ("spec.activeDeadlineSeconds", int), ("spec.template.spec.containers", list),
+        ("spec.template.spec.restartPolicy", str),
+    )  # fmt: skip
+    jobs = [item for item in manifest.get("items", ()) if item.get("kind") == "Job"]
+    if len(jobs) != 1:
+        raise InputError(f"the list must hold one Job, it holds {len(jobs)}")
+    [manifest] = jobs
+    for path, kind in wanted:
+        value: Any = manifest
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, kind):
+            raise InputError(f"{path} must be of type {kind.__name__}, got {value!r}")
+    spec = manifest["spec"]
+    if not manifest["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") or not spec["suspend"]:
+        raise InputError("Kueue takes only jobs with the label kueue.x-k8s.io/queue-name that are created suspended")
+    if not _NAME.fullmatch(manifest["metadata"]["name"]):
+        raise InputError(f"metadata.name {manifest['metadata']['name']!r} is no name of Kubernetes")
+    if spec["template"]["spec"]["restartPolicy"] not in ("Never", "OnFailure"):
+        raise InputError("restartPolicy of a Job must be Never or OnFailure")
+    total = 0
+    for container in spec["template"]["spec"]["containers"]:
+        resources = container["resources"]
+        if resources["limits"].get("nvidia.com/gpu") != resources["requests"].get("nvidia.com/gpu"):
+            raise InputError("requests and limits of nvidia.com/gpu must be equal")
+        total += spec["completions"] * int(resources["limits"]["nvidia.com/gpu"])
+    if total != devices or spec["parallelism"] != spec["completions"]:
+        raise InputError(f"the job asks for {total} devices, the plan has {devices}")
+
+
+def ray(job: Submission) -> dict[str, Any]:
+    """What Ray's job API takes (POST /api/jobs/). InputError for several nodes: an entry point runs on one."""
+    if job.nodes > 1:
+        raise InputError(
+            f"Ray's job API starts a command on one node, and the plan has {job.nodes}; give --via kueue or slurm"
+        )
+    return {
+        "submission_id": job.name,
+        "entrypoint": f"HEAD=localhost; {job.command}",
+        "entrypoint_num_gpus": job.per_node,
+        "metadata": {"plan": job.plan, "devices": str(job.devices)},
+    }
+
+
+def check_ray(request: Mapping[str, Any], devices: int) -> None:
+    """InputError for fields that the API does not know, or other than so many devices."""
+    known = {"entrypoint": str, "submission_id": str, "entrypoint_num_gpus": int, "metadata": dict, "runtime_env": dict}
+    for name, value in request.items():
+        if name not in known or not isinstance(value, known[name]):
+            raise InputError(f"Ray's job API has no field {name!r} of type {type(value).__name__}")
+    if not request.get("entrypoint") or request.get("entrypoint_num_gpus") != devices:
+        raise InputError(f"the request asks for {request.get('entrypoint_num_gpus')} devices, the plan has {devices}")
+    if not all(isinstance(value, str) for value in request.get("metadata", {}).values()):
+        raise InputError("metadata of a Ray job holds texts only")

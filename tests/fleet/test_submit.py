@@ -1,0 +1,83 @@
+"""Jobs for Slurm, Kueue and Ray: checked as written, and refused when they are changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gnomon.cli import main
+from gnomon.errors import InputError
+from gnomon.fleet.submit import Submission, check_kueue, check_ray, check_slurm, kueue, ray, slurm
+
+JOB = Submission(name="llama", plan="/data/llama plan.toml", nodes=4, per_node=8, hours=36, queue="gpu")
+
+
+def test_a_slurm_script() -> None:
+    script = slurm(JOB)
+    check_slurm(script, 32)
+    assert "#SBATCH --time=36:00:00" in script and "#SBATCH --partition=gpu" in script
+    assert "--nnodes=4 --nproc-per-node=8" in script and "'/data/llama plan.toml'" in script
+    for before, after, said in (
+        ("--nodes=4", "--nodes=3", "asks for 24 devices, the plan has 32"),
+        ("--nodes=4", "--nodez=4", "no option '--nodez=4'"),
+        ("--nodes=4", "--nodes=four", "--nodes must be a whole number"),
+        ("36:00:00", "36:70:00", "--time must be"),
+        ("#!/bin/bash", "bash", "begins with #!"),
+    ):
+        with pytest.raises(InputError, match=said):
+            check_slurm(script.replace(before, after), 32)
+
+
+def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(job: dict[str, Any]) -> None:
+        *keys, last = path.split(".")
+        for key in keys:
+            job = job[key]
+        job[last] = value
+
+    return change
+
+
+def test_a_kueue_job() -> None:
+    made = kueue(JOB)
+    check_kueue(made, 32)
+    assert [item["kind"] for item in made["items"]] == ["Service", "Job"]
+    assert [item["kind"] for item in kueue(Submission(name="a", plan="p", nodes=1, per_node=2))["items"]] == ["Job"]
+    for path, value, said in (
+        ("spec.suspend", False, "created suspended"),
+        ("spec.completions", 3, "asks for 24 devices"),
+        ("spec.completions", "4", "spec.completions must be of type int"),
+        ("spec.template.spec.restartPolicy", "Always", "restartPolicy"),
+        ("metadata.labels", {}, "queue-name"),
+        ("metadata.name", "No_Name", "no name of Kubernetes"),
+    ):
+        wrong = json.loads(json.dumps(made))
+        changed(path, value)(wrong["items"][1])
+        with pytest.raises(InputError, match=said):
+            check_kueue(wrong, 32)
+
+
+def test_a_ray_job_is_of_one_node() -> None:
+    with pytest.raises(InputError, match="on one node, and the plan has 4"):
+        ray(JOB)
+    made = ray(Submission(name="a", plan="p.toml", nodes=1, per_node=8))
+    check_ray(made, 8)
+    with pytest.raises(InputError, match="no field 'gpus'"):
+        check_ray({**made, "gpus": 8}, 8)
+
+
+def test_submit_prints_the_job(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    plan = tmp_path / "Tiny_1.toml"
+    text = 'schema = "gnomon.planfile/1"\nmodel = "llama-tiny"\non = "2x4xa100-sxm-80gb"\n[workload]\n'
+    plan.write_text(text + "global_batch_size = 8\nseq_len = 64\n[plan]\nmesh = {dp_shard = 8}\n")
+    assert main(["fleet", "submit", str(plan), "--via", "slurm", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    check_slurm(script, 8)
+    assert "--job-name=tiny-1" in script
+    assert main(["fleet", "submit", str(plan), "--via", "kueue", "--dry-run"]) == 0
+    check_kueue(json.loads(capsys.readouterr().out), 8)
+    assert main(["fleet", "submit", str(plan), "--via", "slurm", "--name", "A b", "--dry-run"]) == 2
+    assert "must be of small letters" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def main() -> None:
                 f = result.figures()
                 found[name].append(f | {"lost_h": result.device_s["lost"] / 3600})
                 print(
-                    f"day {day:.0f} seed {seed} {name:18} {len(trace.jobs):,} jobs: JCT {f['jct_mean_s'] / 3600:.2f} h, "
+                    f"day {day:.0f} seed {seed} {name:18} {len(jobs):,} jobs: JCT {f['jct_mean_s'] / 3600:.2f} h, "
                     f"p99 {f['jct_p99_s'] / 3600:.1f} h, queue {f['queue_mean_s'] / 3600:.2f} h, "
                     f"{result.preemptions} preempted, {result.resizes} resized, unmet {result.unmet_s:.0f}, "
                     f"{time.process_time() - began:.1f} CPU-s",

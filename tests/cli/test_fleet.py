@@ -106,3 +106,41 @@ def test_what_if_answers_machines_or_policy(jobs: str, capsys: pytest.CaptureFix
     assert "for $16 an hour more" in out
     assert main(base) == 2
     assert "--add CLUSTER, --compare POLICIES" in capsys.readouterr().err
+
+
+def test_points_pairs_and_pollux_workloads_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, points, pairs = tmp_path / "g.trace", tmp_path / "p.csv", tmp_path / "q.csv"
+    lines = [f"net\tpython3\t-n\t0\t{steps}\t{scale}\t1\t-1\t{at}\n" for steps, scale, at in ((600, 1, 0), (600, 2, 1))]
+    trace.write_text("".join(lines))
+    points.write_text(
+        "job_type,scale_factor,gpu,steps_per_s\nnet,1,v100,1.0\nnet,2,v100,1.5\nnet,2,v100_unconsolidated,1\n"
+    )
+    head = "job_type_a,job_type_b,scale_factor,gpu,steps_per_s_a,steps_per_s_b\n"
+    pairs.write_text(head + "net,net,1,v100,0.8,0.8\n")
+    more = ["--on", "1x2xv100-sxm-16gb", "--points", str(points), "--pairs", str(pairs), "--policy", "gandiva"]
+    assert main(["fleet", "replay", str(trace), *more, "--memory", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert any("1 points of devices spread over nodes" in note for note in found["notes"])
+    # 600 steps at 1 a second, then 600 at 1.5 on both devices: the second waits for the first.
+    assert found["policies"][0]["makespan_s"] == pytest.approx(1000)
+    assert main(["fleet", "replay", str(trace), "--on", "1x2xv100-sxm-16gb"]) == 2
+    assert "--points" in capsys.readouterr().err
+
+
+def test_forecast_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.toml"
+    text = 'schema = "gnomon.planfile/1"\nmodel = "llama-tiny"\non = "2x8xa100-sxm-80gb"\n[workload]\n'
+    plan.write_text(text + "global_batch_size = 64\nseq_len = 512\n[plan]\nmesh = {dp_shard = 8, tp = 2}\n")
+    assert main(["fleet", "forecast", str(plan), "--devices", "2..32", "--price", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rates = {each["devices"]: each["samples_per_s"] for each in found["forecasts"]}
+    assert list(rates) == [2, 4, 8, 16, 32] and rates[4] > rates[2]
+    for each in found["forecasts"]:
+        assert each["band_s"][0] <= each["step_s"] <= each["band_s"][1] and each["resize_s"] > 60
+        assert each["samples_per_s"] == pytest.approx(64 / each["step_s"])
+        cost = 1e6 / each["samples_per_s"] / 3600 * 2 * each["devices"]
+        assert each["dollars_per_million_samples"] == pytest.approx(cost)
+    assert main(["fleet", "forecast", str(plan), "--devices", "2,3,12"]) == 0
+    out = said(capsys)
+    assert "3 devices: 3 devices are not a multiple of tp x pp x cp = 2" in out and "not whole nodes of 8" in out
+    assert main(["fleet", "forecast", str(plan), "--devices", "8...64"]) == 2

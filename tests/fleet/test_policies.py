@@ -11,8 +11,11 @@ from gnomon.fleet.forecast import Costs, Curve
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.knapsack import Item, choose
 from gnomon.fleet.machines import Machines, Pool
+from gnomon.fleet.mig import Geometry, legal
 from gnomon.fleet.policies import POLICIES, policy
+from gnomon.fleet.policies.elastic_batch import Point, cover
 from gnomon.fleet.policies.pollux import fewest_cost
+from gnomon.fleet.policies.sia import Configuration, exact
 from gnomon.fleet.replay import Rules, replay
 from gnomon.fleet.scenario import diurnal
 from gnomon.fleet.state import Active, State
@@ -137,7 +140,7 @@ def test_lyra_meets_inference_and_shortens_jobs() -> None:
     assert mean["lyra"] < mean["lyra-no-loan"] and mean["lyra-rigid"] < mean["lyra-no-loan"]
 
 
-@pytest.mark.parametrize("name", [each.name for each in POLICIES])
+@pytest.mark.parametrize("name", [each.name for each in POLICIES if not each.slices])
 def test_a_policy_changes_nothing_and_repeats_itself(name: str) -> None:
     machines = lent(2, 1)
     running = [(job("a", 4, min_devices=2, max_devices=8), ((0, 4),)), (job("b", 1), ((1, 1),))]
@@ -149,3 +152,113 @@ def test_a_policy_changes_nothing_and_repeats_itself(name: str) -> None:
     assert repr(state) == before
     assert list(policy(name).decide(state, Curve(machines))) == first
     assert first
+
+
+def replayed(name: str, machines: Machines, *jobs: Job, **curve: float) -> tuple[list[float], Trace]:
+    trace = Trace(name="t", format="philly", jobs=jobs)
+    result = replay(trace, machines, policy(name), rules=Rules(record=True), forecasts=Curve(machines, **curve))
+    total = machines.devices * result.end_s
+    assert sum(result.device_s.values()) == pytest.approx(total)
+    return [round(float(each), 6) for each in result.finish_s], trace
+
+
+def one_pool(nodes: int, per_node: int, **more: object) -> Machines:
+    return Machines((Pool(name="p", device="v100-sxm-32gb", nodes=nodes, per_node=per_node, **more),))  # type: ignore[arg-type]
+
+
+def test_gandiva_shares_where_two_do_more_than_one() -> None:
+    jobs = tuple(Job(id=f"j{i}", submit_s=0, work_s=70, devices=1, memory_bytes=2**33) for i in range(2))
+    # Each keeps 0.7 of its speed: both end at 100; one after the other would be 70 and 140.
+    assert replayed("gandiva", one_pool(1, 1), *jobs, sharing=0.7)[0] == [100, 100]
+    assert replayed("gandiva", one_pool(1, 1), *jobs, sharing=0.5)[0] == [70, 140]
+    assert replayed("qos", one_pool(1, 1), *jobs, sharing=0.7)[0] == [70, 140]
+    assert replayed("qos", one_pool(1, 1), *jobs, sharing=0.95)[0] == [round(70 / 0.95, 6)] * 2
+    large = tuple(Job(id=f"j{i}", submit_s=0, work_s=70, devices=1, memory_bytes=2**34) for i in range(2))
+    assert replayed("cognn", one_pool(1, 1), *large, sharing=0.7)[0] == [70, 140]  # 32 GiB are over 26/32 of 31.7
+
+
+def test_a_partner_goes_on_alone_when_the_other_ends() -> None:
+    jobs = (
+        Job(id="a", submit_s=0, work_s=70, devices=1, memory_bytes=2**30),
+        Job(id="b", submit_s=0, work_s=35, devices=1, memory_bytes=2**30),
+    )
+    # b ends at 50; a has done 35 by then and does the other 35 at full speed.
+    assert replayed("gandiva", one_pool(1, 1), *jobs, sharing=0.7)[0] == [85, 50]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mig_slices_are_always_legal(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    profiles = ("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb", "1g.20gb")
+    chosen = [str(random.choice(profiles)) for _ in range(40)]
+    jobs = tuple(
+        Job(id=f"j{i}", submit_s=float(random.integers(500)), work_s=100.0, devices=int(each[0]), slice=each)
+        for i, each in enumerate(chosen)
+    )
+    machines = one_pool(3, 7, mig=True)
+    trace = Trace(name="t", format="philly", jobs=tuple(sorted(jobs, key=lambda each: each.submit_s)))
+    result = replay(trace, machines, policy("elastic-batch"), rules=Rules(record=True))
+    assert result.device_s["useful"] == pytest.approx(sum(100 * each.devices for each in jobs))
+    for run in result.runs:  # at no moment more compute slices than a device has
+        [(node, _)] = run.allocation
+        at = [r for r in result.runs if r.allocation[0][0] == node and r.start_s <= run.start_s < r.end_s]
+        assert sum(r.allocation[0][1] for r in at) <= 7
+    assert legal({"a": ("4g", 0), "b": ("3g", 4)}) and not legal({"a": ("3g", 0), "b": ("4g", 4)})
+    assert not legal({"a": ("4g", 0), "b": ("3g", 0)}) and not legal({"a": ("1g", 7)})
+
+
+def test_slices_cover_demand_on_few_devices() -> None:
+    points = {
+        "short": [
+            Point(profile="1g", batch=8, per_s=100, latency_s=0.1),
+            Point(profile="7g", batch=64, per_s=500, latency_s=0.1),
+        ],
+        "long": [
+            Point(profile="1g", batch=1, per_s=10, latency_s=0.9),
+            Point(profile="3g", batch=4, per_s=60, latency_s=0.2),
+        ],
+    }
+    devices = cover({"short": 350, "long": 100}, points, slo_s=0.25)
+    # 4 slices of 1g, 2 of 3g: 10 compute slices on 2 devices; whole devices would be 1 + 2.
+    assert len(devices) == 2
+    for held in devices:
+        geometry = Geometry()
+        for i, (_, point) in enumerate(held):
+            geometry.add(str(i), point.profile)
+    assert sum(p.per_s for held in devices for bucket, p in held if bucket == "short") >= 350
+
+
+def test_sia_puts_jobs_on_the_kind_that_suits_and_easyscale_uses_what_is_idle() -> None:
+    machines = Machines(
+        (
+            Pool(name="slow", device="t4-16gb", nodes=1, per_node=4),
+            Pool(name="fast", device="v100-sxm-32gb", nodes=1, per_node=4, speed=2.0),
+        )
+    )
+    jobs = tuple(Job(id=f"j{i}", submit_s=0, work_s=20000, devices=2, min_devices=1, max_devices=8) for i in range(2))
+    trace = Trace(name="t", format="philly", jobs=jobs)
+    mean = {}
+    for name in ("fifo", "sia", "easyscale"):
+        told = Curve(machines, proportional=name == "easyscale")
+        result = replay(trace, machines, policy(name), rules=Rules(costs=Costs(resize_s=5)), forecasts=told)
+        mean[name] = float(result.jct_s.mean())
+    assert mean["sia"] < mean["fifo"] and mean["easyscale"] < mean["fifo"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sia_equals_brute_force(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    room = {0: 6, 2: 4} if seed % 2 else {0: 6}
+    options = [
+        [
+            Configuration(int(random.choice(list(room))), int(count), float(random.random() + 1))
+            for count in random.choice(5, 3, replace=False) + 1
+        ]
+        for _ in range(3)
+    ]
+    best = 0.0
+    for picks in product(range(-1, 3), repeat=3):
+        chosen = [group[i] for group, i in zip(options, picks, strict=True) if i >= 0]
+        if all(sum(each.count for each in chosen if each.pool == pool) <= devices for pool, devices in room.items()):
+            best = max(best, sum(each.value for each in chosen))
+    assert sum(each.value for each in exact(options, room) if each is not None) == pytest.approx(best)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gnomon.cli.fleet_request import Asked
 from gnomon.cli.terminal import Progress
+from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled
+from gnomon.fleet.points import Measured
 from gnomon.fleet.policies import policy
 from gnomon.fleet.replay import replay
 from gnomon.fleet.result import Result
@@ -29,7 +32,7 @@ def played(what: Asked, chosen: Sequence[Policy]) -> Sequence[Result]:
                     what.machines,
                     each,
                     rules=what.rules,
-                    forecasts=adaptive(what.told, each),
+                    forecasts=adaptive(what, each),
                     progress=progress.show,
                 )
             )
@@ -38,9 +41,14 @@ def played(what: Asked, chosen: Sequence[Policy]) -> Sequence[Result]:
     return out
 
 
-def adaptive(told: Forecasts | None, chosen: Policy) -> Forecasts | None:
-    """Under Pollux jobs choose their batch too, where it was measured."""
-    return Profiled(told.profiles, adaptive=True) if isinstance(told, Profiled) and chosen.name == "pollux" else told
+def adaptive(what: Asked, chosen: Policy) -> Forecasts | None:
+    """Under Pollux jobs choose their batch too, where it was measured; under EasyScale each device gets work in
+    proportion to its speed."""
+    if isinstance(what.told, Profiled) and chosen.name == "pollux":
+        return Profiled(what.told.profiles, adaptive=True)
+    if chosen.name == "easyscale" and not isinstance(what.told, Profiled | Measured):
+        return replace(what.told or Curve(what.machines), proportional=True)
+    return what.told
 
 
 def policies_of(options: argparse.Namespace) -> Sequence[Policy]:

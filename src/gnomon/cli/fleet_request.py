@@ -14,10 +14,9 @@ from gnomon.fleet.forecast import Costs, Curve
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Trace, between
 from gnomon.fleet.machines import Machines, machines, without_larger
-from gnomon.fleet.points import Measured, Points, read_points
+from gnomon.fleet.points import Measured, Points, read_pairs, read_points
 from gnomon.fleet.replay import Failure, Rules
 from gnomon.fleet.scenario import DAY_S, random_failures, read_demand, repeated, with_elastic
-from gnomon.fleet.state import Forecasts
 from gnomon.fleet.traces import Reading, nothing_known, read_trace
 from gnomon.fleet.traces.tables import Duration
 
@@ -32,7 +31,7 @@ class Asked:
     trace: Trace
     machines: Machines
     rules: Rules
-    told: Forecasts | None
+    told: Curve | Measured | Profiled | None
     """Forecasts; None for the curve that is assumed anyway, which leaves the fast way open."""
     notes: tuple[str, ...]
     """What a reader must know: what was left out, what was assumed."""
@@ -67,14 +66,17 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
     before = len(trace.notes)
     trace = with_elastic(trace, options.elastic, options.seed)
     notes += trace.notes[before:]
-    curve = Curve(cluster, serial=options.serial)
+    curve = Curve(cluster, serial=options.serial, sharing=options.sharing, memory=options.memory * 2**30)
     rules, more_notes = _rules(options, trace, cluster, record)
-    told: Forecasts | None = curve if curve != Curve(cluster) else None
+    if options.pairs and (known is None or isinstance(known, Profiles)):
+        raise InputError("--pairs are speeds of two models together; give their speeds alone with --points TABLE")
+    told: Curve | Measured | Profiled | None = curve if curve != Curve(cluster) else None
     if isinstance(known, Profiles):
         told = Profiled(known)
         notes.append("speeds by placement and batch are those of --points")
     elif known is not None:
-        told = Measured(known, curve, _reference(known, cluster))
+        pairs = read_pairs(options.pairs) if options.pairs else {}
+        told = Measured(known, curve, _reference(known, cluster), pairs=pairs)
         models = {model for model, _ in known}
         without = {job.model for job in trace.jobs} - models
         notes.append(f"speeds of {len(models)} models are those of --points; {len(without)} models have none")

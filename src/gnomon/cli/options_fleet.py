@@ -181,6 +181,21 @@ def _rule_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of a job's time that more devices do not shorten; 0",
     )
+    rules.add_argument("--pairs", type=some, metavar="FILE", help="measured speeds of two models on one device")
+    rules.add_argument(
+        "--sharing",
+        type=number_from(0.01, 1),
+        default=0.5,
+        metavar="SHARE",
+        help="of its speed a job keeps beside another; 0.5",
+    )
+    rules.add_argument(
+        "--memory",
+        type=number_from(0),
+        default=0.0,
+        metavar="GIB",
+        help="that a job takes where the trace does not say",
+    )
     rules.add_argument(
         "--restart", type=number_from(0), default=60.0, metavar="S", help="to start again after a stop; 60"
     )

@@ -24,7 +24,8 @@ PLACES: Mapping[str, tuple[int, tuple[int, ...]]] = {
 """Profile -> (memory slices, where it may start). `1g+` is 1g with twice the memory."""
 
 _PROFILE = re.compile(r"([12347])g(?:\.([0-9]+)gb)?(\+me)?")
-_DOUBLE = ("1g.10gb@40", "1g.20gb")
+_DOUBLE = ("1g.10gb+me", "1g.20gb", "1g.24gb")
+"""Names of a slice with twice the memory on devices of 40, 80 and 96 GB; 1g.10gb alone is that of an 80 GB device."""
 
 
 def profile_of(job: Job) -> str:

@@ -61,6 +61,27 @@ def read_points(path: str | Path) -> tuple[Points, tuple[str, ...]]:
     return {key: tuple(sorted(each.items())) for key, each in found.items()}, tuple(notes)
 
 
+def read_pairs(path: str | Path) -> Mapping[tuple[str, str, str], tuple[float, float]]:
+    """(model, other, kind of device) -> steps a second of both when they share devices: a table
+    `job_type_a, job_type_b, gpu, steps_per_s_a, steps_per_s_b` (Gavel's)."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+        raise InputError(f"cannot read pairs {str(path)!r}: {reason}") from error
+    rows = Rows(str(path))
+    out: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for line, row in rows.table(text):
+        need(str(path), list(row), ("job_type_a", "job_type_b", "gpu", "steps_per_s_a", "steps_per_s_b"))
+        a, b, kind = (row[key].strip() for key in ("job_type_a", "job_type_b", "gpu"))
+        of_a, of_b = rows.number(line, row, "steps_per_s_a"), rows.number(line, row, "steps_per_s_b")
+        device = catalogue.find_device(kind.lower())
+        name = device.name if device else kind.lower()
+        out[a, b, name], out[b, a, name] = (of_a, of_b), (of_b, of_a)
+    rows.jobs(())
+    return out
+
+
 def speed_at(points: Sequence[tuple[int, float]], devices: int) -> float:
     """Steps a second on a number of devices."""
     counts = [count for count, _ in points]
@@ -86,6 +107,8 @@ class Measured:
     """Kind of device that a trace's durations are of, where it does not say."""
     memory: Mapping[tuple[str, str], Sequence[tuple[int, float]]] = field(default_factory=dict)
     """(model, kind of device) -> (devices, bytes of each)."""
+    pairs: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+    """As `read_pairs` returns."""
     _memo: dict[tuple[str, str, int, int, str], float] = field(default_factory=dict, compare=False, repr=False)
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
@@ -121,8 +144,12 @@ class Measured:
         return 0.0
 
     def beside(self, job: Job, other: Job) -> float:
-        """See `Forecasts`."""
-        return self.curve.beside(job, other)
+        """See `Forecasts`: measured on one device, else the curve's."""
+        kind = job.device or self.reference
+        both, alone = self.pairs.get((job.model, other.model, kind)), self.points.get((job.model, kind))
+        if both is None or alone is None:
+            return self.curve.beside(job, other)
+        return min(both[0] / speed_at(alone, 1), 1.0) or 1e-6
 
     def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:
         """Seconds of so many steps on the reference device; NaN for a model without points."""

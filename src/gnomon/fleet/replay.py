@@ -94,6 +94,11 @@ def replay(
     InputError for jobs that these machines cannot run. RunError for jobs that a policy never starts.
     """
     check_fits(trace, machines)
+    cut = [pool.mig for pool in machines.pools if not pool.serves]
+    if policy.slices and not all(cut):
+        raise InputError(f"policy {policy.name} places jobs on MIG slices only; cut the devices with --mig")
+    if any(cut) and not policy.slices:
+        raise InputError(f"policy {policy.name} knows no MIG slices; elastic-batch does, or leave --mig out")
     rules = rules or Rules()
     told = forecasts or Curve(machines)
     if can_be_ordered(trace, machines, policy, plain=rules == Rules(costs=rules.costs), known=forecasts or truth):
@@ -300,6 +305,7 @@ class _Replay:
                 self.free_now -= count
                 if node in self.mig:
                     self.mig[node].add(active.job.id, profile_of(active.job))
+                    active.slice_at = self.mig[node].slices[active.job.id]
         self._rate(active)
 
     def _release(self, active: Active, why: str) -> None:

@@ -89,6 +89,8 @@ class Active:
     """Seconds waited, by REASONS."""
     beside: str = ""
     """Job that it shares its devices with."""
+    slice_at: tuple[str, int] = ("", 0)
+    """MIG profile and first memory slice that it holds."""
     version: int = 0
     """Counts changes, so that an event of an earlier state is known to be void."""
 
@@ -182,5 +184,7 @@ class Policy:
     """For policies that start jobs in a fixed order and never stop them: the smallest first, ties by submission."""
     backfill: bool = False
     """With `order`: a job may start though an earlier one does not fit."""
+    slices: bool = False
+    """Whether it places jobs on MIG slices, and on nothing else."""
     loans: bool = False
     """Whether it uses the inference pools, and gives them back."""

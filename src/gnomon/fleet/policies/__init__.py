@@ -6,14 +6,21 @@
 from __future__ import annotations
 
 from gnomon.errors import CatalogueError, nearest
+from gnomon.fleet.policies.easyscale import EASYSCALE
+from gnomon.fleet.policies.elastic_batch import ELASTIC_BATCH
 from gnomon.fleet.policies.lyra import LYRA, VARIANTS
 from gnomon.fleet.policies.optimus import OPTIMUS
 from gnomon.fleet.policies.pollux import POLLUX
 from gnomon.fleet.policies.priority import LAS, SRTF, TIRESIAS
+from gnomon.fleet.policies.sharing import COGNN, GANDIVA, QOS
+from gnomon.fleet.policies.sia import SIA
 from gnomon.fleet.policies.textbook import BACKFILL, FIFO, SJF
 from gnomon.fleet.state import Policy
 
-POLICIES = (FIFO, BACKFILL, SJF, SRTF, LAS, TIRESIAS, OPTIMUS, POLLUX, LYRA, *VARIANTS)
+POLICIES = (
+    FIFO, BACKFILL, SJF, SRTF, LAS, TIRESIAS, GANDIVA, OPTIMUS, POLLUX, SIA, LYRA, *VARIANTS, EASYSCALE, COGNN, QOS,
+    ELASTIC_BATCH,
+)  # fmt: skip
 """All, simplest first."""
 
 

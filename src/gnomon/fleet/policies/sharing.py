@@ -1,0 +1,119 @@
+"""Co-location: two jobs on the same devices, where it is foretold that both gain. Gandiva, CoGNN and QoS-aware sharing.
+
+Each starts what fits alone, first come first served with backfill; then a job that waits may join one that runs, if
+their memory fits and the forecast of interference allows. Gandiva: the pair must do more together than one alone.
+CoGNN: also in groups of small and large memory in turn, within a budget of memory. QoS: the running job keeps its
+target share of speed. Sources: Xiao et al., OSDI 2018; Sun et al., SC 2022 (CoGNN); Zhao et al., Parallel Computing
+2022 (SMQoS). The papers' own mechanisms (time slices, streams, shares of SMs) are in the forecast of interference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gnomon.fleet.job import Job
+from gnomon.fleet.placement import fit, take
+from gnomon.fleet.state import Active, Allocation, Decide, Decision, Forecasts, Policy, State, devices_of
+from gnomon.hardware import catalogue
+
+BUDGET = 26 / 32
+"""Share of a device's memory that jobs may fill together (CoGNN keeps 26 of 32 GB)."""
+QOS_TARGET = 0.95
+"""Share of its speed alone that a running job keeps."""
+
+May = Callable[[Active, Active, Forecasts], float]
+"""(running, joining) -> what the pair gains over the running job alone; 0 or less to keep them apart."""
+
+
+def sharing(may: May, order: Callable[[Sequence[Active], Forecasts], Sequence[Active]]) -> Decide:
+    """A policy that starts jobs alone where it can, and beside others where `may` allows."""
+
+    def decide(state: State, forecasts: Forecasts) -> Sequence[Decision]:
+        free = list(state.free)
+        out = []
+        waiting = []
+        hosts = [(active, active.allocation) for active in state.running if not active.beside]
+        for active in order(state.queue, forecasts):
+            found = fit(state, free, active.job, active.job.devices)
+            if found is None:
+                waiting.append(active)
+            else:
+                take(free, found)
+                out.append(Decision(active.job.id, found))
+                hosts.append((active, found))
+        taken: set[str] = set()
+        for active in waiting:
+            best, gain = None, 0.0
+            for host, held in hosts:
+                if host.job.id in taken or devices_of(held) != active.job.devices or host.job.slice:
+                    continue
+                if not _memory_fits(state, host, held, active.job, forecasts):
+                    continue
+                worth = may(host, active, forecasts)
+                if worth > gain:
+                    best, gain = (host, held), worth
+            if best is not None:
+                taken.add(best[0].job.id)
+                out.append(Decision(active.job.id, best[1], best[0].job.id))
+        return out
+
+    return decide
+
+
+def _memory_fits(state: State, host: Active, held: Allocation, job: Job, forecasts: Forecasts) -> bool:
+    """Whether both fit within the budget; where neither says what it takes, that is not known and they stay apart."""
+    count = job.devices
+    needed = forecasts.memory_bytes(host.job, count), forecasts.memory_bytes(job, count)
+    if not all(needed):
+        return False
+    pool = state.machines.pools[state.machines.pool_of[held[0][0]]]
+    return sum(needed) <= BUDGET * catalogue.device(pool.device).memory_bytes
+
+
+def _together(host: Active, joining: Active, forecasts: Forecasts) -> float:
+    """What two jobs do in a second over what one does."""
+    return forecasts.beside(host.job, joining.job) + forecasts.beside(joining.job, host.job) - 1.0
+
+
+def _qos(host: Active, joining: Active, forecasts: Forecasts) -> float:
+    keeps = forecasts.beside(host.job, joining.job)
+    return forecasts.beside(joining.job, host.job) if keeps >= QOS_TARGET else 0.0
+
+
+def _by_submission(queue: Sequence[Active], forecasts: Forecasts) -> Sequence[Active]:
+    return queue
+
+
+def _small_and_large(queue: Sequence[Active], forecasts: Forecasts) -> Sequence[Active]:
+    """The smallest, the largest, the next smallest … by memory (CoGNN's balanced memory)."""
+    ranked = sorted(queue, key=lambda each: (forecasts.memory_bytes(each.job, each.job.devices), each.index))
+    out = []
+    while ranked:
+        out.append(ranked.pop(0))
+        if ranked:
+            out.append(ranked.pop())
+    return out
+
+
+def _policy(name: str, paper: str, about: str, decide: Decide) -> Policy:
+    return Policy(name=name, paper=paper, about=about, decide=decide, needs="memory and interference")
+
+
+GANDIVA = _policy(
+    "gandiva",
+    "Xiao et al., OSDI 2018",
+    "two jobs share devices where together they do more than one",
+    sharing(_together, _by_submission),
+)
+COGNN = _policy(
+    "cognn",
+    "Sun et al., SC 2022",
+    "as gandiva, small and large memory in turn",
+    sharing(_together, _small_and_large),
+)
+QOS = _policy(
+    "qos",
+    "Zhao et al., Parallel Computing 2022",
+    "a job joins another only if that keeps 95% of its speed",
+    sharing(_qos, _by_submission),
+)

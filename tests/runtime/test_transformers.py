@@ -26,6 +26,8 @@ SAMPLE = (
     "bert",
     "t5",
     "vit",
+    "bloom",
+    "mpt",
 )
 
 

@@ -58,6 +58,7 @@ OP_KINDS = (
     "softcap",  # cap · tanh(x / cap)
     "cast",
     "row_stats",  # one number a row (mean of squares, then rsqrt); only in lowered blocks
+    "alibi",  # positions -> bias of (positions, positions, heads): linear biases in place of positions
     "timestep",  # sinusoidal features of a diffusion time
     "opaque",  # what no other kind says: the ATen ops of one call, in `captured`
 )

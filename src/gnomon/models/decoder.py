@@ -98,6 +98,8 @@ class DecoderConfig(DecoderSizes):
     """Bias of lm_head (Phi)."""
     rotary: bool = True
     """Rotary positions."""
+    alibi: bool = False
+    """Linear biases of the scores in place of positions."""
     rotated: tuple[bool, ...] = (True,)
     """Which layers have them, repeated, where `rotary`: three of four in SmolLM 3."""
     position_rows: int = 0
@@ -214,6 +216,7 @@ def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
         sizes.attention(window=kind.window),
         rotary=kind.rotary,
         joined_qk_norm=c.joined_qk_norm,
+        alibi=c.alibi,
         values_are_keys=sizes is not c,
         scale=c.query_scale,
         dropout=c.attention_dropout,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gnomon.errors import GraphError
-from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Tensor, product
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Tensor, kv_dim, product
 
 BATCH = Dim(name="batch")
 """Sequences in a microbatch; the workload gives it."""
@@ -71,6 +71,8 @@ class Attention(Projections):
     """Whether a token sees only earlier ones and itself."""
     rotary: bool = True
     """Rotary position embedding of q and k."""
+    alibi: bool = False
+    """Linear biases of the scores (BLOOM, MPT)."""
     joined_qk_norm: bool = False
     """The norms of q and k go over all heads at once."""
     sinks: bool = False
@@ -169,9 +171,16 @@ def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str
         scale=a.scale,
         softcap=a.softcap,
         dropout=a.dropout,
+        bias=_linear_biases(b, path, a.heads) if a.alibi else "",
         sinks=b.parameter(f"{path}.sinks", a.heads) if a.sinks else "",
     )
     return b.linear(f"{path}.o_proj", core, out=(hidden,), contract=(a.heads, a.head_dim), bias=a.out_bias)
+
+
+def _linear_biases(b: BlockBuilder, path: str, heads: Dim) -> str:
+    """ALiBi: from positions to what is added to the scores."""
+    places = b.state("position_ids", SEQ, dtype="int64", lifetime="job")
+    return b.op("alibi", f"{path}.alibi", (places,), (SEQ, kv_dim(SEQ), heads))
 
 
 def _norm_over_heads(b: BlockBuilder, path: str, x: str, heads: Dim, head_dim: Dim) -> str:

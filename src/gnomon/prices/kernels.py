@@ -96,6 +96,7 @@ FORWARD: Mapping[str, Steps] = {
     "softcap": Steps(kernels=3, passes=3),  # divide, tanh, multiply
     "cast": Steps(kernels=1),
     "timestep": Steps(kernels=5),
+    "alibi": Steps(kernels=2),  # distances, times slopes
 }
 """Forward of the kinds that `stream` prices."""
 

@@ -90,6 +90,8 @@ RUNNABLE: Mapping[str, Usual] = {
     "phi": Usual(eps=1e-5, fraction=0.5),
     "starcoder2": Usual(eps=1e-5),
     "falcon": Usual(eps=1e-5),
+    "bloom": Usual(eps=1e-5),
+    "mpt": Usual(eps=1e-5),
     "opt": Usual(eps=1e-5, first_position=2),
     "gptj": Usual(eps=1e-5, interleaved=True),
     "gpt_bigcode": Usual(eps=1e-5),

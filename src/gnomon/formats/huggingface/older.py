@@ -170,7 +170,8 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore("n_embed", "num_attention_heads", "num_hidden_layers", "pretraining_tp", "slow_but_exact", "seq_length")
     k.ignore("offset_alibi", "bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
     k.ignore("skip_bias_add", "skip_bias_add_qkv", "unk_token_id")
-    notes.append(ALIBI)
+    if not wanted.complete:
+        notes.append(ALIBI)
     return decoder(
         DecoderConfig(
             name=name,
@@ -179,6 +180,7 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             activation="gelu_tanh",
             rotary=False,
             embed_norm=True,
+            alibi=wanted.complete,
             dropout=k.number("hidden_dropout", 0.0),
             attention_dropout=k.number("attention_dropout", 0.0),
         )
@@ -300,7 +302,8 @@ def _mpt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     if k.number("emb_pdrop", 0.0):
         notes.append(EMBED_DROPOUT)
     k.ignore("max_seq_len", "learned_pos_emb", "init_config", "init_device", "tokenizer_name", "verbose")
-    notes.append(ALIBI)
+    if not wanted.complete:
+        notes.append(ALIBI)
     return decoder(
         DecoderConfig(
             name=name,
@@ -309,6 +312,7 @@ def _mpt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             gated=False,
             activation="gelu",
             rotary=False,
+            alibi=wanted.complete,
             dropout=k.number("resid_pdrop", 0.0),
             attention_dropout=a.number("attn_pdrop", 0.0),
         )

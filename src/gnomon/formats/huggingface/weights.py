@@ -156,6 +156,19 @@ def led(*ones: int) -> Rule:
     return make
 
 
+def of_each_head(index: int) -> Rule:
+    """Of q, k and v that stand side by side in every head (BLOOM)."""
+
+    def make(name: str, p: Parameter) -> list[Piece]:
+        heads, width, *inner = p.atoms
+        view = (heads, 3, width, *inner)
+        pick = ((0, heads), (index, index + 1), *((0, n) for n in view[2:]))
+        order = (0, *range(2, len(view)))
+        return [Piece(tensor=name, shape=(3 * p.shape[0], *p.shape[1:]), view=view, pick=pick, order=order)]
+
+    return make
+
+
 def _joined(names: Mapping[str, str]) -> Callable[[Mapping[str, Parameter]], dict[str, tuple[str, Rule]]]:
     """Linears that a file has as one, one after the other: theirs by ours, `q_proj k_proj v_proj` -> `qkv_proj`."""
 
@@ -292,6 +305,36 @@ FAMILIES: Mapping[str, Family] = {
             (r"\.down_proj\.", ".dense_4h_to_h."),
         ),
         joined={"q_proj k_proj v_proj": "query_key_value"},
+        copies=HEAD,
+    ),
+    "bloom": Family(
+        names=(
+            (r"\.embed_tokens\.", ".word_embeddings."),
+            (r"\.embed_layernorm\.", ".word_embeddings_layernorm."),
+            (r"^model\.norm\.", "transformer.ln_f."),
+            (r"^model\.", "transformer."),
+            (r"\.layers\.", ".h."),
+            (r"\.self_attn\.o_proj\.", ".self_attention.dense."),
+            (r"\.self_attn\.[qkv]_proj\.", ".self_attention.query_key_value."),
+            (r"\.up_proj\.", ".dense_h_to_4h."),
+            (r"\.down_proj\.", ".dense_4h_to_h."),
+        ),
+        rules=tuple((rf"\.{letter}_proj\.", of_each_head(index)) for index, letter in enumerate("qkv")),
+        copies=HEAD,
+    ),
+    "mpt": Family(
+        names=(
+            (r"\.embed_tokens\.", ".wte."),
+            (r"^model\.norm\.", "transformer.norm_f."),
+            (r"^model\.", "transformer."),
+            (r"\.layers\.", ".blocks."),
+            (r"\.self_attn\.o_proj\.", ".attn.out_proj."),
+            (r"\.self_attn\.", ".attn."),
+            (r"\.input_layernorm\.", ".norm_1."),
+            (r"\.post_attention_layernorm\.", ".norm_2."),
+            (r"\.mlp\.", ".ffn."),
+        ),
+        joined={"q_proj k_proj v_proj": "Wqkv"},
         copies=HEAD,
     ),
     "gpt_neo": Family(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
+from gnomon.runtime.ops.alibi import alibi
 from gnomon.runtime.ops.attention import attention, rotary
 from gnomon.runtime.ops.elementwise import activation, add, glu, modulate, mul, scale, softcap, unchanged
 from gnomon.runtime.ops.image import conv2d, mse, timestep, upsample
@@ -21,6 +22,7 @@ from gnomon.runtime.ops.views import concat, patchify, pool, rename, reshape, sp
 
 FUNCTIONS: Mapping[str, Function] = {
     "attention": attention,
+    "alibi": alibi,
     "rotary": rotary,
     "norm": norm,
     "activation": activation,

@@ -1,8 +1,9 @@
 """Integers that a model reads and nobody trains: positions, and how far apart two positions are, in buckets.
 
 `places(block, name, positions)` makes the state `name` of a block from the positions of its tokens. Which integers
-follows from the embedding that reads it: its attribute `first` is the row of the first token (OPT, RoBERTa), and
-a table of two dims of positions has T5's buckets, with `two_sided` and `max_distance`.
+follows from the op that reads it: `alibi` has positions as they are; of an embedding the attribute `first` is the row
+of the first token (OPT, RoBERTa), and a table of two dims of positions has T5's buckets, with `two_sided` and
+`max_distance`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def places(block: Block, name: str, positions: Tensor) -> Tensor:
     """positions: of the tokens, (positions) or, in rows that hold several documents, (rows, positions)."""
     reader = next((op for op in block.ops if op.kind == "embedding" and op.inputs[0] == name), None)
     dims = block.tensor(name).dims
+    if any(op.kind == "alibi" and op.inputs[0] == name for op in block.ops):
+        return positions
     if reader is None or len(dims) > 2 or (len(dims) == 2 and positions.ndim > 1):
         raise PlanError(f"block {block.name!r}: the runtime has no values for the state {name!r}")
     if len(dims) == 1:

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gnomon.errors import GnomonError
+from gnomon.formats.huggingface.numerics import numerics_of
 from gnomon.formats.huggingface.parts import Wanted
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.huggingface.weights import layout
@@ -326,6 +327,8 @@ def theirs(model: Any, given: Mapping[str, Tensor]) -> Tensor:
 
 def compare(kind: str, folder: Path) -> Compared:
     """In float64."""
+    if not CONFIGS[kind]:
+        return Compared(kind=kind, refusal=str(numerics_of({"model_type": kind})))
     with quiet(), Wide():
         model = build(kind)
         model.save_pretrained(folder / "weights")

@@ -1,7 +1,8 @@
 """Runtime: a plan carried out on `torch.distributed`, by interpreting the same Program that the simulator plays.
 
 `Executor(graph, plan, workload)` is one rank; `.step(batch)` trains one step and `.measured_step(batch)` returns its
-Timeline too. `pretrained` reads and writes folders of weights, `generate` writes a few words. Needs torch. Left out: prediction.
+Timeline too. `pretrained` reads and writes folders of weights, `generate` writes a few words. Needs torch. Left out:
+prediction.
 """
 
 from gnomon.runtime.apply import apply as apply

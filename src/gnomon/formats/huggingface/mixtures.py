@@ -225,12 +225,14 @@ def _minimax_m2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore("layernorm_mlp_beta", *ROUTER_KEYS)
     if k.raw("quantization_config") is not None:
         notes.append(QUANTISED)
-    notes.append(HEAD_NORMS)
+    if not wanted.complete:
+        notes.append(HEAD_NORMS)
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
             qk_norm=True,
+            joined_qk_norm=wanted.complete,
             mixture=_same_width(k, router="sigmoid", router_bias=True),
         )
     )
@@ -251,8 +253,20 @@ def _granitemoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", *ROUTER_KEYS)
-    free_multipliers(k, notes)
-    return decoder(DecoderConfig(name=name, **sizes_of(k), qkv_bias=bias, out_bias=bias, mixture=_same_width(k)))
+    if not wanted.complete:
+        free_multipliers(k, notes)
+    k.ignore("residual_multiplier", "logits_scaling")
+    return decoder(
+        DecoderConfig(
+            name=name,
+            **sizes_of(k),
+            qkv_bias=bias,
+            out_bias=bias,
+            embed_scale=k.number("embedding_multiplier", 1.0) if wanted.complete else 0.0,
+            query_scale=k.number("attention_multiplier", 1.0) if wanted.complete else 0.0,
+            mixture=_same_width(k),
+        )
+    )
 
 
 def _phimoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:

@@ -96,6 +96,9 @@ RUNNABLE: Mapping[str, Usual] = {
     "gptj": Usual(eps=1e-5, interleaved=True),
     "gpt_bigcode": Usual(eps=1e-5),
     "gpt_neo": Usual(eps=1e-5),
+    "minimax_m2": Usual(base=5_000_000.0),
+    "granitemoe": Usual(logits="/logits_scaling"),
+    "ernie4_5_moe": Usual(eps=1e-5, base=500_000.0, interleaved=True),
     "olmoe": Usual(eps=1e-5, normalised=False),
     "glm4_moe": Usual(eps=1e-5, fraction=0.5),
     "dots1": Usual(),
@@ -108,7 +111,7 @@ def numerics_of(values: Mapping[str, Any]) -> Numerics | str:
     kind = values.get("model_type")
     usual = RUNNABLE.get(str(kind))
     if usual is None:
-        return f"model_type {kind!r} is predicted, and not run yet; these run: {', '.join(sorted(RUNNABLE))}"
+        return f"model_type {kind!r} is predicted, and not run yet; docs/weights.md lists the {len(RUNNABLE)} that are"
     eps = next((float(values[key]) for key in EPS_KEYS if values.get(key) is not None), usual.eps)
     given = values.get("rope_parameters") or values.get("rope_scaling") or {}
     layered = {key: inner for key, inner in given.items() if isinstance(inner, Mapping)}

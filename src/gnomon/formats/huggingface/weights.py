@@ -169,6 +169,18 @@ def of_each_head(index: int) -> Rule:
     return make
 
 
+def half(index: int) -> Rule:
+    """Of experts (experts, 2 × out, in) in one tensor, the gate's rows before those of up."""
+
+    def make(name: str, p: Parameter) -> list[Piece]:
+        experts, out, inner = p.atoms
+        pick = ((0, experts), (index, index + 1), (0, out), (0, inner))
+        view = (experts, 2, out, inner)
+        return [Piece(tensor=name, shape=(experts, 2 * out, inner), view=view, pick=pick, order=(0, 2, 3))]
+
+    return make
+
+
 def _joined(names: Mapping[str, str]) -> Callable[[Mapping[str, Parameter]], dict[str, tuple[str, Rule]]]:
     """Linears that a file has as one, one after the other: theirs by ours, `q_proj k_proj v_proj` -> `qkv_proj`."""
 
@@ -335,6 +347,34 @@ FAMILIES: Mapping[str, Family] = {
             (r"\.mlp\.", ".ffn."),
         ),
         joined={"q_proj k_proj v_proj": "Wqkv"},
+        copies=HEAD,
+    ),
+    "minimax_m2": Family(
+        names=(
+            (r"\.mlp\.gate\.e_score", ".block_sparse_moe.e_score"),
+            (r"\.mlp\.", ".block_sparse_moe."),
+            (r"\.gate_proj\.", ".w1."),
+            (r"\.up_proj\.", ".w3."),
+            (r"\.down_proj\.", ".w2."),
+        ),
+        rules=EXPERTS,
+        ignored=TABLES,
+        copies=HEAD,
+    ),
+    "granitemoe": Family(
+        names=(
+            (r"\.mlp\.gate\.", ".block_sparse_moe.router.layer."),
+            (r"\.mlp\.experts\.(gate|up)_proj\.", ".block_sparse_moe.input_linear."),
+            (r"\.mlp\.experts\.down_proj\.", ".block_sparse_moe.output_linear."),
+        ),
+        rules=((r"\.gate_proj\.", half(0)), (r"\.up_proj\.", half(1))),
+        ignored=TABLES,
+        copies=HEAD,
+    ),
+    "ernie4_5_moe": Family(
+        names=((r"\.mlp\.gate\.e_score", ".mlp.moe_statics.e_score"),),
+        rules=((r"e_score_correction_bias$", led(1)), *EXPERTS),
+        ignored=TABLES,
         copies=HEAD,
     ),
     "gpt_neo": Family(

@@ -6,21 +6,25 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from runtime.alone import alone
-from runtime.hf_models import Wide, build, inputs_of, quiet
-from torch import Tensor
-from torch.nn import functional
 
-from gnomon.errors import InputError, PlanError
-from gnomon.formats.huggingface.safetensors import read_header
-from gnomon.models.lora import Adapters, with_adapters
-from gnomon.plans import Plan, Precision, Schedule, Workload
-from gnomon.runtime import adapters, pretrained
-from gnomon.runtime.alone import Alone
-from gnomon.runtime.execute import Executor
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
 
-pytest.importorskip("transformers")
+from runtime.alone import alone  # noqa: E402
+from runtime.hf_models import Wide, build, inputs_of, quiet  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from gnomon.errors import InputError, PlanError  # noqa: E402
+from gnomon.formats.huggingface.safetensors import read_header  # noqa: E402
+from gnomon.models.lora import Adapters, with_adapters  # noqa: E402
+from gnomon.plans import Plan, Precision, Schedule, Workload  # noqa: E402
+from gnomon.runtime import adapters, pretrained  # noqa: E402
+from gnomon.runtime.alone import Alone  # noqa: E402
+from gnomon.runtime.execute import Executor  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 PLAN = Plan(schedule=Schedule(name="one_f_one_b", num_microbatches=2), precision=FP64)
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import pytest
 
-from gnomon.models.dit import DitConfig, dit
-from gnomon.models.unet import unet, unet_tiny
-from gnomon.runtime.alone import Alone
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from torch import Tensor  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from gnomon.models.dit import DitConfig, dit  # noqa: E402
+from gnomon.models.unet import unet, unet_tiny  # noqa: E402
+from gnomon.runtime.alone import Alone  # noqa: E402
+
+pytestmark = pytest.mark.torch
 
 Named = Callable[[str], Tensor]
 """A parameter by its name."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from gnomon.graph import OP_KINDS
-from gnomon.runtime.ops import ENGINE, FUNCTIONS
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from gnomon.graph import OP_KINDS  # noqa: E402
+from gnomon.runtime.ops import ENGINE, FUNCTIONS  # noqa: E402
+
+pytestmark = pytest.mark.torch
 
 LOWERED = {"softmax", "matmul", "repeat", "row_stats"}
 """Kinds that attention and norms become where kernels are not fused; the runtime runs the ops before that."""

@@ -8,9 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runtime.hf_models import compare
 
-pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+
+from runtime.hf_models import compare  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
 LIMIT = 1e-9
 SAMPLE = (
     "llama (llama3 rotary)",

@@ -9,18 +9,34 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import torch
-from runtime.hf_models import build, quiet
 
-from gnomon.errors import InputError
-from gnomon.formats.huggingface.safetensors import header_of, read_header
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.runtime.execute import Executor
-from gnomon.runtime.launch import launch
-from gnomon.runtime.pretrained import export, load, model_of, values_of
-from gnomon.runtime.weights import Folder
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
 
-pytest.importorskip("transformers")
+from runtime.hf_models import build, quiet  # noqa: E402
+
+from gnomon.cli import main  # noqa: E402
+from gnomon.cli.run import begins  # noqa: E402
+from gnomon.errors import InputError  # noqa: E402
+from gnomon.formats.huggingface.safetensors import header_of, read_header  # noqa: E402
+from gnomon.plans import (  # noqa: E402
+    Layout,
+    Mesh,
+    Optimizer,
+    Plan,
+    PlanFile,
+    Precision,
+    Schedule,
+    Workload,
+    save_plan_file,
+)
+from gnomon.runtime.execute import Executor  # noqa: E402
+from gnomon.runtime.launch import launch  # noqa: E402
+from gnomon.runtime.pretrained import export, load, model_of, values_of  # noqa: E402
+from gnomon.runtime.weights import Folder  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
 TWO = Schedule(name="one_f_one_b", num_microbatches=2)
 PLANS = {
@@ -163,3 +179,45 @@ def test_names_without_the_model_s_prefix_are_read(folders: dict[str, Path], tmp
     _rewritten(folder, rename)
     mine, theirs = load(folder).parameters.flat, load(folders["gpt2"]).parameters.flat
     assert mine is not None and theirs is not None and torch.equal(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Llama of bytes, and a plan for its config.json."""
+    import transformers
+
+    path = tmp_path_factory.mktemp("planned")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    with quiet():
+        config = transformers.LlamaConfig(vocab_size=256, max_position_embeddings=64, **sizes)
+        transformers.LlamaForCausalLM(config).to(torch.float32).save_pretrained(path / "model")
+    plan = PlanFile(
+        model=str(path / "model"),
+        on="local",
+        stack="gnomon",
+        plan=Plan(schedule=TWO, precision=FP32),
+        workload=Workload(global_batch_size=4, seq_len=16),
+    )
+    save_plan_file(plan, path / "plan.toml")
+    (path / "text").mkdir()
+    (path / "text" / "a.txt").write_text("the loss goes down, line by line of this text. " * 200)
+    return path
+
+
+def test_gnomon_run_begins_with_weights_and_exports_them(planned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, new = planned / "model", planned / "new"
+    words = ["run", str(planned / "plan.toml"), "--data", str(planned / "text"), "--steps", "2"]
+    assert main([*words, "--weights", str(model), "--export", str(new)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"parameters begin as the weights in {model}" in out and f"wrote {new}: the weights" in out
+    before, after = load(model).parameters.flat, load(new).parameters.flat
+    assert before is not None and after is not None and 0 < (before - after).abs().max() < 0.1
+    assert main([*words, "--weights", str(model), "--export", str(model)]) == 2
+    assert "is the folder that the model came from" in " ".join(capsys.readouterr().err.split())
+
+
+def test_gnomon_run_says_that_parameters_are_random_and_what_it_does_not_read(planned: Path) -> None:
+    (said,) = begins(str(planned / "model"), None, 7)
+    assert "random numbers of seed 7" in said and "model.safetensors beside its config.json is not read" in said
+    (said,) = begins("llama-tiny", None, 0)
+    assert said == "parameters begin as random numbers of seed 0"

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     check_methods(file.plan, "run")
     found = predict(graph, machines, file.plan, file.workload, with_own(_stack(file), machines, options, said))
     notes += tuple(said)
-    notes += _begins(file.model, options.weights, options.seed)
+    notes += begins(file.model, options.weights, options.seed)
     notes += _check_memory(found) if device == "cpu" else (UNTRIED,)
     if any(each.kind != KINDS[device] for each in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
@@ -144,7 +144,7 @@ def _source(options: argparse.Namespace, file: PlanFile) -> Path:
     return _folder(options.weights or parse_adapters(file.model)[0])
 
 
-def _begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
+def begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
     """What the parameters begin as, said."""
     if weights is not None:
         return (f"parameters begin as the weights in {weights}",)

@@ -84,7 +84,7 @@ def step(back: BackwardBlock, phase: str) -> GradOp:
 
 
 def test_every_kind_has_a_rule() -> None:
-    apart = {*CONTRACTIONS, *VIEWS, "attention", "state_space"}
+    apart = {*CONTRACTIONS, *VIEWS, "attention", "state_space", "opaque"}
     assert set(FORWARD) == set(OP_KINDS) - apart
     assert set(BACKWARD) == {*FORWARD, "accumulate"}
 

@@ -13,9 +13,11 @@ pytestmark = pytest.mark.torch
 
 LOWERED = {"softmax", "matmul", "repeat", "row_stats"}
 """Kinds that attention and norms become where kernels are not fused; the runtime runs the ops before that."""
+CAPTURED = {"opaque"}
+"""Kinds that run as the ATen ops that were captured (`ops.captured`)."""
 REFUSED = {"state_space"}
 """Kinds that the runtime refuses by name."""
 
 
 def test_every_kind_has_a_torch_function() -> None:
-    assert set(OP_KINDS) == {*FUNCTIONS, *ENGINE} | LOWERED | REFUSED
+    assert set(OP_KINDS) == {*FUNCTIONS, *ENGINE} | LOWERED | CAPTURED | REFUSED

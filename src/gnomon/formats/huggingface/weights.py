@@ -447,6 +447,10 @@ FAMILIES: Mapping[str, Family] = {
 FAMILIES = {**FAMILIES, "mt5": FAMILIES["t5"], "xlm-roberta": FAMILIES["roberta"]}
 
 
+PREDICTORS = ("deepseek_v3", "glm4_moe")
+"""Types whose files have a multi-token prediction module after the last layer, which is not part of the model here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Where a Graph's weights lie."""
@@ -478,7 +482,11 @@ def layout(graph: Graph, model_type: str) -> Layout:
             rule = next((rule for pattern, rule in family.rules if re.search(pattern, name)), whole)
         made[name] = tuple(rule(_renamed(theirs, family.names), parameter))
     copies = {theirs: made[ours][0].tensor for theirs, ours in family.copies if ours in made and theirs not in made}
-    return Layout(pieces=made, ignored=family.ignored, copies=copies)
+    ignored = family.ignored
+    if model_type in PREDICTORS:
+        numbers = [int(found[1]) for name in made if (found := re.match(r"model\.layers\.(\d+)\.", name))]
+        ignored = (*ignored, rf"^model\.layers\.{max(numbers, default=-1) + 1}\.")
+    return Layout(pieces=made, ignored=ignored, copies=copies)
 
 
 def _renamed(name: str, names: Sequence[tuple[str, str]]) -> str:

@@ -158,8 +158,8 @@ def asked_for(message: str) -> Iterator[tuple[str, ...]]:
     for option in ("vocab-size", "seq-len", "micro-batch-size"):
         if f"--{option}" in message:
             yield (f"--{option}", STAND_IN.get(option, "1"))
-    for name in dict.fromkeys(re.findall(r"--set ([\w.-]+)=", message)):
-        yield ("--set", f"{name}={STAND_IN.get(name.rpartition('.')[2], '1')}")
+    for name, value in dict(re.findall(r"--set ([\w.-]+)=([\w.-]*)", message)).items():
+        yield ("--set", f"{name}={value or STAND_IN.get(name.rpartition('.')[2], '1')}")
 
 
 def reason(message: str) -> str:

@@ -237,6 +237,25 @@ modules:
         recompute="full",
         dtypes="bf16 bf16 fp32",
     ),
+    "xtuner": Case(
+        name="file.py",
+        text="""
+from xtuner.model import SupervisedFinetune
+llm_name_or_path = "meta-llama/Llama-2-7b-hf"
+max_length = 2048
+pack_to_max_length = True
+batch_size = 1
+accumulative_counts = 4 * 4
+optim_type = AdamW
+max_norm = 1
+model = dict(type=SupervisedFinetune, llm=dict(torch_dtype=torch.float16, quantization_config=dict(load_in_4bit=True)),
+    lora=dict(type=LoraConfig, r=64))
+""",
+        parameters=6.9,
+        trained=0.16,
+        batch=(1, 128, 2048),
+        recompute="full",
+    ),
 }
 """Format -> one of its files."""
 
@@ -279,13 +298,47 @@ def test_a_key_that_nobody_knows_is_listed_and_strict_refuses_it(name: str, tmp_
     text = case.text.rstrip()
     inside = name == "gpt-neox"
     text = f'{text[:-1]}, "frobnicate": 3 }}' if inside else f"{text}\nfrobnicate: 3\n"
-    path = tmp_path / "file.yaml"
+    text = text.replace("frobnicate: 3", "frobnicate = 3") if name == "xtuner" else text
+    path = tmp_path / case.name
     path.write_text(text, encoding="utf-8")
     found = programs.find(name)
     job = found.read(path, Given(devices=case.devices))
     assert any(str(field).startswith("frobnicate = 3") for field in job.unexpressed)
     with pytest.raises(InputError, match="frobnicate"):
         found.read(path, Given(devices=case.devices, strict=True))
+
+
+REGISTRY = """
+def base() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 8192, max_context_length=8192),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+
+def large() -> Trainer.Config:
+    config = base()
+    config.model_spec = model_registry("70B")
+    config.parallelism.tensor_parallel_degree = 4
+    config.activation_checkpoint = FullAC.Config()
+    return config
+"""
+
+
+def test_torchtitans_registry_is_read_and_never_run(tmp_path: Path) -> None:
+    (tmp_path / "llama3").mkdir()
+    path = tmp_path / "llama3/config_registry.py"
+    path.write_text(f"raise SystemExit\n{REGISTRY}", encoding="utf-8")
+    found = programs.recognised(path)
+    assert found is not None and found.name == "torchtitan"
+    with pytest.raises(InputError, match="--set config=base"):
+        found.read(path, Given(devices=8))
+    job = found.read(path, Given(devices=8, settings={"config": "large"}))
+    assert (job.plan.mesh.tp, job.plan.mesh.dp_shard, job.plan.saved.preset) == (4, 2, "full")
+    assert (job.plan.schedule.micro_batch_size, job.workload.seq_len) == (2, 8192)
+    assert round(job.graph().num_parameters() / 1e9, 1) == 70.6
+    assert found.read(path, Given(devices=8, settings={"config": "base"})).plan.mesh.dp_shard == 8
 
 
 def test_what_is_given_beside_a_file_is_in_place_of_it(tmp_path: Path) -> None:

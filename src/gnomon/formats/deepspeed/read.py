@@ -98,6 +98,16 @@ OPTIMIZERS = {
     "Muon": "muon",
 }
 
+OTHER_OPTIMIZERS = {
+    "Lamb": "priced as AdamW: a norm of each layer's update besides",
+    "FusedLamb": "priced as AdamW: a norm of each layer's update besides",
+    "Adagrad": "priced as AdamW, which has one state more: memory is too large",
+    "OneBitAdam": "priced as AdamW, as in its first steps: later ones send one bit a gradient, so too slow",
+    "ZeroOneAdam": "priced as AdamW: it sends one bit a gradient, and not in every step, so too slow",
+    "OneBitLamb": "priced as AdamW, as in its first steps: later ones send one bit a gradient, so too slow",
+}
+"""Updates that no plan says -> how a prediction with AdamW errs."""
+
 
 def read_deepspeed(
     source: str | Path,
@@ -297,7 +307,12 @@ def optimizer_of(f: Fields) -> Optimizer:
     stage = f.integer("zero_optimization.stage", 0, least=0)
     if stage > 3:
         f.fail("zero_optimization.stage", f"{stage}: ZeRO has stages 0 to 3")
-    kind = f.choice("optimizer.type", OPTIMIZERS, "AdamW")
+    name = f.text("optimizer.type", "AdamW")
+    if name not in OPTIMIZERS and name in OTHER_OPTIMIZERS:
+        f.report("optimizer.type", OTHER_OPTIMIZERS[name])
+        kind = "adamw"
+    else:
+        kind = f.choice("optimizer.type", OPTIMIZERS, "AdamW")
     if not f.has("optimizer.type"):
         f.notes.append("optimizer.type: not given, so the optimizer is the model code's; AdamW is assumed")
     device = f.raw("zero_optimization.offload_optimizer.device")

@@ -112,7 +112,7 @@ def _read(path: Path, given: Given) -> Job:
     each = f.raw("trainer.per_device_parallelism")
     data = max(1, (given.devices or 1) // tp)
     micro = each if isinstance(each, int) and each > 0 else max(1, total // data)
-    sharded = f.raw("trainer.fsdp_axis") is not None
+    sharded = f.raw("trainer.fsdp_axis") is not None or not f.given("trainer.fsdp_axis")  # "embed" where not given
     asked = Training(
         model=_network(f, given),
         micro=micro * tp if isinstance(each, int) and each > 0 else micro,
@@ -122,7 +122,7 @@ def _read(path: Path, given: Given) -> Job:
         tp=tp,
         recompute=flag(f, "model.gradient_checkpointing", True),
         precision=_precision(f),
-        stack=chosen(stack("pytorch-fsdp"), "XLA compiles the step", launch="compiled"),
+        stack=chosen(stack("pytorch-fsdp"), "XLA compiles the step", launch_mode="compiled"),
     )
     f.note_default("compiler", "XLA", "a JAX program: overlap and fusion are the compiler's; read as torch.compile's")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())

@@ -113,7 +113,7 @@ def _read(path: Path, given: Given) -> Job:
         recompute=policy not in KEEPS_ALL,
         precision=precision,
         clip=f.number("gradient_clipping_threshold", 1.0) > 0,
-        stack=chosen(stack("pytorch-fsdp"), "XLA compiles the step", launch="compiled"),
+        stack=chosen(stack("pytorch-fsdp"), "XLA compiles the step", launch_mode="compiled"),
     )
     f.note_default("compiler", "XLA", "a JAX program: overlap and fusion are the compiler's; read as torch.compile's")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())

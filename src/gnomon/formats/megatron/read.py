@@ -128,6 +128,9 @@ def read_megatron(
     try:
         job = job_of(fields, given=replace(given, devices=given.devices or stated), name=name)
     except InputError as error:
+        if "missing key 'hidden_size'" in str(error) or "without --num-experts" in str(error):
+            elsewhere = f"; it may be in ${unset[0]}, which the script does not set" if unset else ""
+            raise InputError(f"{error}: the script does not say its network{elsewhere}; {GIVE_MODEL}") from None
         if unset and "missing key" in str(error):
             raise InputError(
                 f"{error}; or it is in ${unset[0]}, which the script does not set: --set {unset[0]}=…"

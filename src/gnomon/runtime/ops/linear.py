@@ -56,9 +56,10 @@ class _Linear(torch.autograd.Function):
         weight, bias, gather = ctx.weight, ctx.bias, ctx.gather
         grad = ctx.enter(grad)
         dx = grad @ weight.matrix if ctx.needs_input_grad[0] else None
-        if not ctx.saved_tensors:  # frozen
+        saved = ctx.saved_tensors  # asked for once: what is computed again is handed out once
+        if not saved:  # frozen
             return dx, None, None, None, None, None, None, None
-        home = ctx.saved_tensors[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
+        home = saved[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
 
         def weight_grad() -> None:
             rows = grad.flatten(0, -2)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import PlanError
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
+from gnomon.prediction import predict
 from gnomon.schema import dump, load
-from gnomon.software import GROUPS, Fact, Stack, with_facts
+from gnomon.software import GROUPS, Fact, Stack, beyond, stack, with_facts
 
 
 def test_a_stack_needs_a_source_for_every_field() -> None:
@@ -33,6 +35,25 @@ def test_every_field_drives_something() -> None:
     read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     used = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert [name for name in GROUPS if name not in read and name not in used] == []
+
+
+def test_what_a_record_does_not_list_is_named() -> None:
+    zero, vpp = Optimizer(zero=3), Schedule(name="interleaved_one_f_one_b", virtual_stages=2, micro_batch_size=1)
+    wide = Plan(mesh=Mesh(dp_shard=4), optimizer=zero)
+    assert beyond(stack("megatron-lm"), wide) == ("ZeRO 3 (it has 0, 1)",)
+    assert beyond(stack("torchtitan"), wide) == beyond(stack("megatron-lm"), Plan()) == ()
+    assert beyond(Stack(name="unknown", version=""), wide) == ()
+    split = Plan(mesh=Mesh(pp=4), schedule=Schedule(name="zero_bubble_h1"))
+    assert beyond(stack("megatron-lm"), split) == (
+        "schedule zero_bubble_h1 (it has one_f_one_b, interleaved_one_f_one_b)",
+    )
+    looped, gathered = Plan(mesh=Mesh(pp=2), schedule=vpp), Plan(mesh=Mesh(cp=2), layout=Layout(context="all_gather"))
+    assert any("interleaved" in each for each in beyond(stack("deepspeed"), looped))
+    assert beyond(stack("nanotron"), gathered) == ("context parallelism by all_gather (it has ring)",)
+    with_note = predict(
+        "llama-tiny", "1x4xh100-sxm", wide, Workload(global_batch_size=4, seq_len=256), stack("megatron")
+    )
+    assert "stack 'megatron-lm' is not known to run ZeRO 3 (it has 0, 1)" in with_note.assumptions
 
 
 def test_a_name_of_a_field_is_in_one_group() -> None:

@@ -30,6 +30,7 @@ from gnomon.cli.request import (
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
+from gnomon.formats import programs
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
@@ -40,7 +41,8 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
-from gnomon.request.model import with_inputs
+from gnomon.request.exported import Target, based, comes_back, exportable, lacks, target
+from gnomon.request.model import read_config, with_inputs
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
 from gnomon.search.mixed.best_first import TRIES
@@ -80,6 +82,8 @@ class Asked:
     goal: Goal
     assumed: list[str]
     """What was not said, and how it was filled in."""
+    target: Target | None = None
+    """The program whose files say the plans that are offered."""
 
     @staticmethod
     def read(options: argparse.Namespace) -> Asked:
@@ -111,7 +115,15 @@ class Asked:
         cut = options.layers_per_stage
         if cut is not None:
             fixed |= _stages_of(cut, options)
+        to = None
+        if not is_mixed(machines) and options.stack in programs.stacks():
+            config = read_config(options.model)[0]
+            to = target(stack, config, graph, machines, workload)
+        if why := lacks(base, to):
+            assumed.append(f"no file of {stack.name} says these plans: {why}")
+        base = based(base, to, precision=options.precision is None)
         return Asked(
+            target=to,
             graph=graph,
             notes=notes,
             machines=machines,
@@ -242,13 +254,17 @@ def _search(asked: Asked, top: int, budget: Budget, *, unlike: bool) -> Result:
 
 def _searched(options: argparse.Namespace, asked: Asked, budget: Budget) -> Answer:
     """The search, uneven stages, and the choices beyond both."""
-    found, stages = _with_stages(options, _found(options, asked, budget), budget)
+    exact = exportable(_found(options, asked, budget), asked.target)
+    found, stages = _with_stages(options, exact, budget)
+    if stages is not None and not comes_back(found.best[0], asked.target):
+        found, stages = exact, None
     if asked.chosen.asked and asked.stack is PLAIN_STACK:
         asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
+    refined = asked.chosen.refined(found, budget)
     return Answer(
         found=found,
         stages=stages,
-        refined=asked.chosen.refined(found, budget),
+        refined=refined if refined is None or comes_back(refined.found, asked.target) else None,
         replicas=_replicas(found, asked) if options.uneven_replicas else None,
     )
 

@@ -53,3 +53,5 @@ class Format:
     """The job of a file. Raises InputError or FormatError with the fix."""
     write: Callable[[Asked], Draft] | None = None
     """A plan as one of its files; None where it is read only."""
+    stack: str = ""
+    """Record of what the program does (`gnomon.software`), of one whose files can be written."""

@@ -33,6 +33,17 @@ def written() -> tuple[str, ...]:
     return tuple(name for name in names() if find(name).write is not None)
 
 
+def stacks() -> tuple[str, ...]:
+    """Records of the programs that plans are exported to."""
+    return tuple(each.stack for each in map(find, names()) if each.write is not None and each.stack)
+
+
+def of_stack(stack: str) -> Format | None:
+    """The format that plans for a stack are exported to; None where there is none."""
+    found = (find(name) for name in names())
+    return next((each for each in found if each.write is not None and each.stack == stack), None)
+
+
 def find(name: str) -> Format:
     """The format of a program. InputError with the nearest for a name that there is not."""
     if name not in names():

@@ -39,7 +39,7 @@ from gnomon.program import Structure, validate
 from gnomon.schema import to_mapping
 from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
-from gnomon.software import Stack
+from gnomon.software import Stack, beyond
 from gnomon.timeline import Timeline
 
 PLAIN_STACK = Stack(name="unstated", version="")
@@ -204,6 +204,7 @@ class Timed:
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         check_methods(plan)
         kernels, assumed, stack = kernels_of(stack)
+        assumed += tuple(f"stack {stack.name!r} is not known to run {what}" for what in beyond(stack, plan))
         count, size = batch(plan, workload)
         workers = _workers(plan, graph, machines, workload, size, kernels, stack)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())

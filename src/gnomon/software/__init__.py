@@ -13,3 +13,4 @@ from gnomon.software.record import OwnNumber as OwnNumber
 from gnomon.software.record import OwnRuns as OwnRuns
 from gnomon.software.record import Stack as Stack
 from gnomon.software.record import with_facts as with_facts
+from gnomon.software.runs import beyond as beyond

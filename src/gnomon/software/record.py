@@ -256,6 +256,18 @@ class Runs:
     """The same with more than one pipeline rank, where those are fewer."""
     contexts: tuple[Literal["ring", "all_gather", "ulysses", "none"], ...] = ()
     """How it exchanges context with cp > 1; `none`: it has no context parallelism. Empty while unknown."""
+    axes: tuple[Literal["dp_replicate", "tp", "cp", "pp", "ep"], ...] = ()
+    """Axes of the mesh over which it divides ranks, beside dp_shard. Empty while unknown."""
+    sequence_parallel: tuple[bool, ...] = ()
+    """Whether it divides sequences between its tensor-parallel regions, where tp > 1: both where that is a choice."""
+    keep_gathered: tuple[bool, ...] = ()
+    """Whether it keeps what was gathered for the backward, or gathers again; both where that is a choice."""
+    overlapped: tuple[bool, ...] = ()
+    """Whether gradients are reduced and parameters gathered beside computing; both where that is a choice."""
+    gathers_ahead: tuple[Literal[1, 2, 3], ...] = ()
+    """ZeRO stages at which it gathers parameters beside computing, where those are not all."""
+    recompute: tuple[Literal["none", "selective", "full", "offload"], ...] = ()
+    """What it can recompute, by the presets of a plan. Empty while unknown."""
     overlaps: tuple[str, ...] = ()
     """Fields of `Overlap` that it honours."""
     choices: tuple[str, ...] = ()

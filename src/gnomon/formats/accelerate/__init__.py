@@ -29,4 +29,5 @@ FORMAT = Format(
     looks=_looks,
     read=_read,
     write=draft,
+    stack="pytorch-fsdp",
 )

@@ -31,4 +31,5 @@ FORMAT = Format(
     looks=_looks,
     read=_read,
     write=draft,
+    stack="deepspeed",
 )

@@ -36,4 +36,5 @@ FORMAT = Format(
     looks=_looks,
     read=_read,
     write=draft,
+    stack="megatron-lm",
 )

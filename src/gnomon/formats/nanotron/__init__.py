@@ -23,5 +23,11 @@ def _read(path: Path, given: Given) -> Job:
 
 
 FORMAT = Format(
-    name="nanotron", program="huggingface/nanotron 2411b02", files="YAML", looks=_looks, read=_read, write=draft
+    name="nanotron",
+    program="huggingface/nanotron 2411b02",
+    files="YAML",
+    looks=_looks,
+    read=_read,
+    write=draft,
+    stack="nanotron",
 )

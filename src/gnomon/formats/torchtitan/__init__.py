@@ -42,4 +42,5 @@ FORMAT = Format(
     looks=_looks,
     read=_read,
     write=draft,
+    stack="torchtitan",
 )

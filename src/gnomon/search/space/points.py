@@ -35,6 +35,9 @@ MOST_VIRTUAL_STAGES = 8
 """Virtual stages of a pipeline rank that are tried, at most; more only where they are fixed. Each adds messages whose
 launches and waits predictions see too little of: no run on record has more than six."""
 
+WAYS = ("none", "selective", "full", "offload")
+"""What may become of activations."""
+
 CHUNK_TOKENS = 2048
 """Pieces of a sequence are not cut smaller over cp unless asked to."""
 
@@ -140,6 +143,9 @@ class Space:
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that the stack runs with several pipeline ranks."""
 
+    gathers_ahead: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages at which the stack gathers parameters beside computing, where a point overlaps."""
+
     cut: int = 0
     """Tensor-parallel ranks, at most, between which products are cut, a part travelling while another is computed,
     wherever sequences are divided among these ranks too. See `splits`."""
@@ -177,7 +183,7 @@ class Space:
             overlap=replace(
                 base.overlap,
                 grad_reduce=point.overlap,
-                param_gather=point.overlap,
+                param_gather=point.overlap and point.zero in self.gathers_ahead,
                 splits=self.splits(point.tp, sequence_parallel=point.sequence_parallel),
             ),
         )
@@ -368,6 +374,7 @@ def make_space(
         num_layers=num_layers,
         experts=bool(experts),
         zero_in_pipeline=(stack.runs.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
+        gathers_ahead=(stack.runs.gathers_ahead if stack else ()) or (0, 1, 2, 3),
         cut=cut_ranks(cluster, base.mesh) if "async_tp" in beyond and not base.overlap.splits else 0,
         repeated=repeated_layers(graph),
         **choices,  # type: ignore[arg-type]
@@ -477,8 +484,24 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
 
 
 def _of_record(stack: Stack) -> list[Limit]:
-    """ZeRO stages and ways to exchange context that a stack's record does not name, where it names any."""
-    found = []
+    """What a stack's record does not name, where it names any: axes, ZeRO stages, ways to exchange context, to divide
+    sequences, to overlap and to recompute."""
+    found, runs = list[Limit](), stack.runs
+    if runs.axes:
+        why = f"stack {stack.name} divides ranks over dp_shard, {', '.join(runs.axes)} only"
+        lacks_axes = [axis for axis in ("dp_replicate", "tp", "cp", "pp", "ep") if axis not in runs.axes]
+        found += [Limit(field=axis, op=">", value=1, why=why) for axis in lacks_axes]
+    for field, able in (
+        ("sequence_parallel", runs.sequence_parallel),
+        ("keep_gathered", runs.keep_gathered),
+        ("overlap", runs.overlapped),
+    ):
+        if len(able) == 1:
+            why = f"under stack {stack.name} {field} is always {str(able[0]).lower()}"
+            found.append(Limit(field=field, op="=", value=not able[0], why=why))
+    if runs.recompute:
+        why = f"stack {stack.name} recomputes {' or '.join(runs.recompute)}"
+        found += [Limit(field="recompute", op="=", value=way, why=why) for way in WAYS if way not in runs.recompute]
     if stack.runs.zero:
         why = f"stack {stack.name} runs only ZeRO {', '.join(map(str, stack.runs.zero))}"
         lacks = [stage for stage in (0, 1, 2, 3) if stage not in stack.runs.zero]

@@ -1,0 +1,130 @@
+"""Plans as the file of the program that will run them says them: what is offered for a stack is what can be exported.
+
+`based(base, …)` gives a search the precision, buckets and overlap that every file of the program has; `exportable`
+returns a search's plans as their files are read back, priced as that; `comes_back` says whether a plan that was changed
+since is still the same in its file. Stacks without an exporter are left as they are. Leaves out what a program runs as
+axes, ZeRO stages and schedules: that is in its record (`software`), which bounds the search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gnomon.errors import GnomonError
+from gnomon.formats import programs
+from gnomon.formats.export import asked_for
+from gnomon.formats.job import Job, ModelConfig
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Mesh, Plan, Workload
+from gnomon.prediction import Prediction, predict
+from gnomon.search import Found, Result
+from gnomon.software import Stack
+
+SAME = 1e-3
+"""Steps of a plan and of its file that differ by no more are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A program that plans are for, and the work."""
+
+    format: programs.Format
+    config: ModelConfig | None
+    graph: Graph
+    machines: Cluster
+    workload: Workload
+    stack: Stack
+
+    def job(self, plan: Plan) -> Job:
+        """A plan's file, read back. GnomonError where the program has no such plan."""
+        assert self.format.write is not None
+        near = max(node.count for node in self.machines.nodes)
+        return self.format.write(asked_for("plan", self.config, self.graph, plan, self.workload, near)).job
+
+    def predicted(self, plan: Plan) -> tuple[Plan, Prediction]:
+        """A plan as its file has it, with its prediction. GnomonError where there is none."""
+        job = self.job(plan)
+        stack = replace(job.stack, own=self.stack.own)
+        return job.plan, predict(self.graph, self.machines, job.plan, self.workload, stack)
+
+
+def target(
+    stack: Stack, config: ModelConfig | None, graph: Graph, machines: Cluster, workload: Workload
+) -> Target | None:
+    """None for a stack that nothing is exported to, and for work that no job file says."""
+    found = programs.of_stack(stack.name) if workload.seq_len else None
+    if found is None:
+        return None
+    return Target(format=found, config=config, graph=graph, machines=machines, workload=workload, stack=stack)
+
+
+def _trial(base: Plan, to: Target) -> Plan:
+    """A plan that the program surely has, if it has the model."""
+    runs, devices = to.stack.runs, to.machines.num_devices
+    pp = 2 if (not runs.axes or "pp" in runs.axes) and devices % 2 == 0 else 1
+    batch = to.workload.batch_size
+    ranks = max((n for n in range(1, devices // pp + 1) if devices // pp % n == 0 and batch % n == 0), default=1)
+    return replace(
+        base,
+        mesh=Mesh(pp=pp, dp_shard=ranks),
+        schedule=replace(base.schedule, micro_batch_size=1),
+        optimizer=replace(base.optimizer, zero=max(runs.zero, default=0)),
+    )
+
+
+def lacks(base: Plan, to: Target | None) -> str:
+    """Why the program has no file for the model, if it has none: its plans are then those of its record alone."""
+    if to is None:
+        return ""
+    try:
+        to.job(_trial(base, to))
+    except GnomonError as error:
+        return str(error)
+    return ""
+
+
+def based(base: Plan, to: Target | None, *, precision: bool) -> Plan:
+    """The plan that a search starts from, with what every file of the program has: buckets, messages, the last block
+    and, where it is open, precision. As it is for a model that the program has not."""
+    if to is None:
+        return base
+    try:
+        usual = to.job(_trial(base, to)).plan
+    except GnomonError:
+        return base
+    return replace(
+        base,
+        precision=usual.precision if precision else base.precision,
+        overlap=replace(
+            base.overlap, bucket_bytes=usual.overlap.bucket_bytes, pipeline_sends=usual.overlap.pipeline_sends
+        ),
+        optimizer=replace(base.optimizer, keep_last_block=usual.optimizer.keep_last_block),
+    )
+
+
+def exportable(found: Result, to: Target | None) -> Result:
+    """The plans of a search as their files have them, the fastest first; less those that no file says. As it is where
+    no plan is left, which `gnomon export` then explains."""
+    if to is None:
+        return found
+    best = []
+    for each in found.best:
+        try:
+            plan, prediction = to.predicted(each.plan)
+        except GnomonError:
+            continue
+        if prediction.tightest.peak_bytes <= max(found.limit_bytes, each.prediction.tightest.peak_bytes):
+            best.append(replace(each, plan=plan, prediction=prediction))
+    return replace(found, best=tuple(sorted(best, key=lambda each: each.step_s))) if best else found
+
+
+def comes_back(each: Found, to: Target | None) -> bool:
+    """Whether a plan's file gives the plan's step."""
+    if to is None:
+        return True
+    try:
+        _, prediction = to.predicted(each.plan)
+    except GnomonError:
+        return False
+    return abs(prediction.step_s / each.step_s - 1) <= SAME

@@ -17,7 +17,7 @@ from gnomon.plans import Goal, Offload, Plan, Precision, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds.families import Job
-from gnomon.search.budget import More, always
+from gnomon.search.budget import More, always, until
 from gnomon.search.exact.solve import solve
 from gnomon.search.refinement.choices import runs
 from gnomon.search.requests import LEAST, SPARING, check_request, explain_illegal, explain_too_large
@@ -25,6 +25,9 @@ from gnomon.search.results import Found, Result
 from gnomon.search.space.points import BEYOND, Limit, Space, make_space, parse_limit
 from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
+
+ON_HOST_S = 10.0
+"""Processor time for each look whether a plan fits with its update on the host, where none fits without."""
 
 
 def plan(
@@ -140,7 +143,8 @@ def _on_host(found: Result, fixed: Mapping[str, object], limits: Iterable[Limit]
             )
         except PlanError:
             continue
-        best = solve(graph, cluster, found.workload, space, found.stack, found.goal, top=1).best
+        more = until(ON_HOST_S)
+        best = solve(graph, cluster, found.workload, space, found.stack, found.goal, top=1, more=more).best
         if best and host_memory(best[0].prediction).fits:
             return (
                 f"; with {what} on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "

@@ -259,5 +259,5 @@ def test_stacks_keep_their_zero_stages_and_axes_over_kinds() -> None:
     assert space.cp == space.ep == (1,) and max(space.virtual_stages) == 4
     megatron = stack("megatron-lm")
     within = make_mixed_space(graph, mixed, WORKLOAD, stack=megatron)
-    allowed = set(megatron.zero_in_pipeline or (0, 1, 2, 3))
+    allowed = set(megatron.runs.zero_in_pipeline or (0, 1, 2, 3))
     assert {point.zero for point in within.points() if point.pp > 1} <= allowed

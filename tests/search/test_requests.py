@@ -69,7 +69,7 @@ def test_what_the_stack_lacks() -> None:
         ("llm-foundry", {"cp": 2}, "cp = 2 is asked for, but stack llm-foundry has no context parallelism"),
         ("deepspeed", {"context": "ring"}, "stack deepspeed exchanges context only by ulysses"),
         ("megatron-lm", {"schedule": "zero_bubble_v"}, "stack megatron-lm runs only .*one_f_one_b"),
-        ("deepspeed", {"zero": 3, "pp": 2}, "can run on"),
+        ("deepspeed", {"zero": 3, "pp": 2}, "divides ranks over dp_shard, tp only"),
     ],
 )
 def test_what_a_stacks_record_rules_out(name: str, fixed: dict[str, object], said: str) -> None:

@@ -40,8 +40,8 @@ def offered(to: Target, seed: str, count: int, *, flat: bool = False) -> list[Pl
     points = [point for point in space.points() if not flat or point.pp == 1]
     random, found = Random(seed), list[Plan]()
     while len(found) < count:
-        plan = space.plan(random.choice(points))
         try:
+            plan = space.plan(random.choice(points))
             predict(to.graph, to.machines, plan, to.workload, to.stack)
         except GnomonError:  # a combination that no plan has, as experts that do not divide
             continue
@@ -58,7 +58,7 @@ def test_what_is_offered_for_a_program_comes_back_from_its_file(model: str, name
         return
     for plan in offered(to, f"{model} {name}", 3):
         try:
-            said, prediction = to.predicted(plan)  # what `gnomon plan` offers
+            said, prediction = to.offered(plan)  # as `gnomon plan` does
         except GnomonError:  # what it leaves out, as experts over groups that the program makes otherwise
             continue
         again, repeated = to.predicted(said)
@@ -72,7 +72,10 @@ def test_the_search_for_a_program_knows_what_its_files_say(name: str) -> None:
     of buckets, and what a file sets in the program, are left (5%)."""
     to = to_program("llama-3.1-8b", name)
     for plan in offered(to, name, 3, flat=True):
-        said, prediction = to.predicted(plan)
+        try:
+            said, prediction = to.predicted(plan)
+        except GnomonError:
+            continue
         before = predict(to.graph, to.machines, plan, to.workload, to.stack)
         assert prediction.step_s == pytest.approx(before.step_s, rel=0.05), said
 

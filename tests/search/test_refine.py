@@ -143,7 +143,7 @@ def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
         assert set(program.runs.choices) <= {*NAMES}, name
         for each in every(program, allow=NAMES):
             assert each.name in program.runs.choices or each.name in program.runs.overlaps  # type: ignore[attr-defined]
-    assert "prefetch" in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
+    assert "reshard_after_forward" in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
     assert "optimizer_offload" not in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
 
 

@@ -39,7 +39,7 @@ def test_every_field_drives_something() -> None:
 
 def test_what_a_record_does_not_list_is_named() -> None:
     zero, vpp = Optimizer(zero=3), Schedule(name="interleaved_one_f_one_b", virtual_stages=2, micro_batch_size=1)
-    wide = Plan(mesh=Mesh(dp_shard=4), optimizer=zero)
+    wide = Plan(mesh=Mesh(dp_shard=4), optimizer=zero, schedule=Schedule(micro_batch_size=1))
     assert beyond(stack("megatron-lm"), wide) == ("ZeRO 3 (it has 0, 1)",)
     assert beyond(stack("torchtitan"), wide) == beyond(stack("megatron-lm"), Plan()) == ()
     assert beyond(Stack(name="unknown", version=""), wide) == ()

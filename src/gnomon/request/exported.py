@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gnomon.errors import GnomonError
+from gnomon.errors import GnomonError, PlanError
 from gnomon.formats import programs
 from gnomon.formats.export import asked_for
 from gnomon.formats.job import Job, ModelConfig
@@ -47,6 +47,14 @@ class Target:
         job = self.job(plan)
         stack = replace(job.stack, own=self.stack.own)
         return job.plan, predict(self.graph, self.machines, job.plan, self.workload, stack)
+
+    def offered(self, plan: Plan) -> tuple[Plan, Prediction]:
+        """The same, of a plan whose file, written again, is still the same plan. GnomonError for others."""
+        said, prediction = self.predicted(plan)
+        _, again = self.predicted(said)
+        if abs(again.step_s / prediction.step_s - 1) > SAME:
+            raise PlanError(f"{self.format.name} reads back another plan from the file of what it reads back")
+        return said, prediction
 
 
 def target(
@@ -111,7 +119,7 @@ def exportable(found: Result, to: Target | None) -> Result:
     best = []
     for each in found.best:
         try:
-            plan, prediction = to.predicted(each.plan)
+            plan, prediction = to.offered(each.plan)
         except GnomonError:
             continue
         if prediction.tightest.peak_bytes <= max(found.limit_bytes, each.prediction.tightest.peak_bytes):

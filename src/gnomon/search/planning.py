@@ -143,8 +143,8 @@ def _on_host(found: Result, fixed: Mapping[str, object], limits: Iterable[Limit]
             )
         except PlanError:
             continue
-        more = until(ON_HOST_S)
-        best = solve(graph, cluster, found.workload, space, found.stack, found.goal, top=1, more=more).best
+        budget = until(ON_HOST_S)
+        best = solve(graph, cluster, found.workload, space, found.stack, found.goal, top=1, more=budget).best
         if best and host_memory(best[0].prediction).fits:
             return (
                 f"; with {what} on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "

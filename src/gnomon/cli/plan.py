@@ -29,8 +29,9 @@ from gnomon.cli.request import (
 )
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.cli.values import quantity
-from gnomon.errors import InputError
+from gnomon.errors import GnomonError, InputError
 from gnomon.formats import programs
+from gnomon.formats.job import ModelConfig
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
@@ -117,8 +118,7 @@ class Asked:
             fixed |= _stages_of(cut, options)
         to = None
         if not is_mixed(machines) and options.stack in programs.stacks():
-            config = read_config(options.model)[0]
-            to = target(stack, config, graph, machines, workload)
+            to = target(stack, _config(options.model), graph, machines, workload)
         if why := lacks(base, to):
             assumed.append(f"no file of {stack.name} says these plans: {why}")
         base = based(base, to, precision=options.precision is None)
@@ -377,6 +377,14 @@ def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -
 
 def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Plan:
     return Plan(precision=given_precision(options, machines, assumed), optimizer=Optimizer(clip=not options.no_clip))
+
+
+def _config(model: str) -> ModelConfig | None:
+    """The sizes that files of other programs say; None for a model that is no preset and no config.json."""
+    try:
+        return read_config(model)[0]
+    except GnomonError:
+        return None
 
 
 def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:

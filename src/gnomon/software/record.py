@@ -332,6 +332,8 @@ class Stack:
 
     def changed(self, facts: tuple[Fact, ...] | None = None, **values: object) -> Stack:
         """The record with other values of fields, in whatever group they are, and with other facts where given."""
+        if unknown := sorted(values.keys() - GROUPS.keys()):
+            raise PlanError(f"stack {self.name!r} has no field {unknown[0]!r}{nearest(unknown[0], GROUPS)}")
         parts = {group: getattr(self, group) for group in {GROUPS[name] for name in values} if group}
         for group, part in parts.items():
             parts[group] = replace(part, **{name: value for name, value in values.items() if GROUPS[name] == group})

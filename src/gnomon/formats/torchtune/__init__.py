@@ -107,7 +107,7 @@ def _read(path: Path, given: Given) -> Job:
         f.note_default("dataset.packed", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
     record = stack("pytorch-fsdp")
     if flag(f, "compile"):
-        record = chosen(record, "compile", launch_mode="compiled", norm="fused", activation="fused", rotary="fused")
+        record = chosen(record, "compile", launch_mode="compiled", norm="fused", activation="fused")
     clip = f.raw("clip_grad_norm")
     single = "single_device" in path.name
     asked = Training(

@@ -26,6 +26,12 @@ class Frozen(Parameters):
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Nothing: it is not trained."""
 
+    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Nothing."""
+
+    def add_rows(self, name: str, at: Tensor, rows: Tensor) -> None:
+        """Nothing."""
+
 
 def frozen_of(
     slots: Sequence[Slot], dtype: torch.dtype, values: Callable[[Slot], Tensor], device: torch.device

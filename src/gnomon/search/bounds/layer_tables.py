@@ -138,7 +138,7 @@ def split(kinds: Kinds, plan: Plan) -> Split:
     return Split(order=tuple(order), counts=counts, repeated=tuple(repeated))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # a key of what is kept of it: arrays are not compared
 class KindTable:
     """Numbers of each kind on one rank: arrays [kinds, microbatch sizes]. Seconds are as the stack runs them."""
 

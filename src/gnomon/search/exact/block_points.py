@@ -80,7 +80,7 @@ class Opening:
         self._shardings: dict[object, Sharding] = {}
         self._acts: dict[object, Actions] = {}
         self._inside: dict[object, Doubles] = {}
-        self._coming: dict[tuple[int, bool], Doubles] = {}
+        self._coming: dict[object, Doubles] = {}
 
     def block(self, family: Family, schedule: str, virtual: int, column: int) -> Block:
         """A block by what it is of."""
@@ -240,7 +240,7 @@ class Opening:
         block, sharding = group.block, self._shardings_of(group)[0]
         table, counts, column = sharding.table, block.pipeline.split.counts, block.column
         adding, copying = self._adding(sharding, block.count), sharding.copying
-        key = id(table), id(block.pipeline), sharding.zero == 3, adding.tobytes(), copying.tobytes()
+        key = table, block.pipeline.name, sharding.zero == 3, adding.tobytes(), copying.tobytes()
         if key not in self._acts:  # of all microbatch sizes
             if len(self._acts) >= KEPT:
                 self._acts.clear()
@@ -275,7 +275,7 @@ class Opening:
         rows = flight(block.schedule, block.family.pp, block.virtual, block.count)
         frees = bool(self.job.stack.gradients.split_backward_frees)
         table, column, pipeline = block.family.table, block.column, block.pipeline
-        key = id(table), column, id(pipeline), by_layer, extra.tobytes()
+        key = table, column, pipeline.name, by_layer, extra.tobytes()
         if key not in self._inside:
             self._inside[key] = inside_bytes(table, column, pipeline, extra, by_layer=by_layer)
         return held_bytes(table, column, pipeline, rows, self._inside[key], frees=frees, waiting=waiting)
@@ -291,14 +291,14 @@ class Opening:
         return self._held(block, extra, by_layer=zero == 3)
 
     def _unsharded(self, sharding: Sharding, *, split_backward: bool) -> Doubles:
-        key = id(sharding), split_backward
+        key = sharding, split_backward
         if key not in self._coming:
             self._coming[key] = unsharded(sharding, split_backward=split_backward)
         return self._coming[key]
 
     def sharding(self, family: Family, replicas: int, shards: int, zero: int) -> Sharding:
         """One way of sharding a family."""
-        key = (id(family.table), family.pp, replicas, shards, zero)
+        key = (family.table, family.pp, replicas, shards, zero)
         if key not in self._shardings:
             self._shardings[key] = Sharding(family, replicas, shards, zero)
         return self._shardings[key]

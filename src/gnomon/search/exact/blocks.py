@@ -116,13 +116,13 @@ class Blocks:
         self._scheduled: dict[tuple[int, int], _Legal] = {}
         self._choices: dict[object, Choices] = {}
         self._static: dict[object, Doubles] = {}
-        self._work: dict[int, Doubles] = {}
-        self._adding: dict[int, Doubles] = {}
+        self._work: dict[KindTable, Doubles] = {}
+        self._adding: dict[KindTable, Doubles] = {}
         self._rooms: dict[int, float] = {}
         self._counts: dict[int, Doubles] = {}
-        self._acts: dict[tuple[int, int], Actions] = {}
+        self._acts: dict[object, Actions] = {}
         """Of the family whose rows are made."""
-        self._firsts: dict[tuple[int, int, int], tuple[float, Doubles]] = {}
+        self._firsts: dict[object, tuple[float, Doubles]] = {}
         self._layers = np.array([len(kind.layers) for kind in job.kinds.kinds], float)
 
     def families(self) -> Iterator[tuple[float, Family]]:
@@ -161,7 +161,7 @@ class Blocks:
         """
         if not self.prune:
             return 0.0
-        key = id(family.table)
+        key = family.table
         if key not in self._work:
             self._work[key] = self._layers_s(family.table)
         counts = self._every_count(family)
@@ -182,7 +182,7 @@ class Blocks:
 
     def adding(self, table: KindTable) -> Doubles:
         """[kinds] seconds of adding weight gradients up, the least of all ZeRO stages."""
-        key = id(table)
+        key = table
         if key not in self._adding:
             parts = [adding_s(table, self.job, divided=divided) for divided in (False, True)]
             self._adding[key] = np.minimum(*parts)
@@ -248,7 +248,7 @@ class Blocks:
 
     def acts(self, family: Family, pipeline: Pipeline) -> Actions:
         """Actions of every microbatch size, whatever the sharding."""
-        key = id(family.table), id(pipeline)
+        key = family.table, pipeline.name
         if key not in self._acts:
             none = np.zeros(len(self._layers))
             counts = pipeline.split.counts
@@ -312,7 +312,7 @@ class Blocks:
 
     def _first_rank(self, family: Family, pipeline: Pipeline) -> tuple[float, Doubles]:
         """(bytes that the first rank holds between steps, [microbatch sizes] that a unit holds on it), at least."""
-        key = id(family.table), family.dp, id(pipeline)
+        key = family.table, family.dp, pipeline.name
         if key not in self._firsts:
             kept = (pipeline.split.counts[pipeline.rank_of == 0] @ family.table.kept_bytes).min(axis=0)
             self._firsts[key] = float(self.static(family, pipeline)[:, 0].min()) + self.workspace, kept
@@ -320,7 +320,7 @@ class Blocks:
 
     def static(self, family: Family, pipeline: Pipeline) -> Doubles:
         """[kept, ranks] bytes that stay on a rank between steps."""
-        key = family.tp, family.cp, family.ep, family.dp, family.layout, id(pipeline)
+        key = family.tp, family.cp, family.ep, family.dp, family.layout, pipeline.name
         if key not in self._static:
             table, parts = family.table, pipeline.split
             elements = parts.counts @ table.elements

@@ -48,7 +48,7 @@ SLACK = 1e-9
 """Bounds are lowered by this share: sums of floats are rounded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # a key of what is kept of it
 class LayerTable:
     """Sums over the graph's layers before each one, on one kind of device: shape (layers + 1), or (layers + 1, sizes)
     of many sizes of a worker's microbatch."""

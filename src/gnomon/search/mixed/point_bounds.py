@@ -249,7 +249,7 @@ class Bounds:
         holder = rank == (0 if shape.turned else shape.pp - 1)
         table, ways = tables.every(block, rank), self.ways(shape, workers, rank)
         kind = shape.kinds[rank]
-        key = id(table), column, ways, zero, under_way, shape.virtual, not rank, holder, kind
+        key = table, column, ways, zero, under_way, shape.virtual, not rank, holder, kind
         if key not in self._most:
             room = self.limits[kind] - tables.workspace[kind]
             held = self._held_by(table, column, zero, ways, under_way, shape.virtual, first=not rank, holder=holder)

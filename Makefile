@@ -1,4 +1,5 @@
 # make test       everything CI checks: format, lint, types, tests. Makes $(VENV) first; needs Python >= 3.11 and PyPI
+# make check      the same for what needs neither torch nor a search: about two minutes on two cores
 # make demo       predicts, measures this machine, trains a small Llama on it, compares (scripts/demo.sh); files in demo/
 # make lint       make test without the tests
 # make format     rewrite the files as the formatter wants them
@@ -21,10 +22,18 @@ WORKERS := auto
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal
 PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: test demo drift lint format install clean
+.PHONY: test check demo drift lint format install clean
 
 test: lint
 	$(PYTEST)
+
+# Rooms whose tests take seconds, and the checks of structure. What searches, runs torch or starts processes is left to
+# `make test`.
+QUICK := graph hardware plans orders program sharding timeline simulate lowering software models methods prices formats \
+    report test_rooms.py test_cases.py test_schema.py test_units.py
+
+check: lint
+	$(PYTEST) -m "not torch" $(addprefix tests/,$(QUICK))
 
 demo: $(STAMP)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh

@@ -17,10 +17,10 @@ from runtime.test_slowdown import machine  # noqa: E402
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
-from gnomon.runtime import Record, Text, launch, train  # noqa: E402
+from gnomon.runtime import Record, launch, train  # noqa: E402
 from gnomon.runtime.checkpoint import METADATA, RECORD  # noqa: E402
 from gnomon.runtime.progress import Progress  # noqa: E402
-from gnomon.runtime.train import check_unused  # noqa: E402
+from gnomon.runtime.train import check_unused, corpus_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -65,74 +65,6 @@ def test_a_signal_to_one_rank_ends_all_and_resume_goes_on_to_the_same_losses(
         assert [r.step for r in after] == [6, 7, 8, 9, 10, 11, 12]
         assert [r.loss for r in (*before, *after)] == [r.loss for r in whole]
         assert before[-1].validation_loss is not None
-
-
-def test_a_batch_follows_from_seed_and_step_alone(data: Path) -> None:
-    text = Text.read(data)
-    ids = text.batch(3, seed=1, sequences=4, seq_len=16)
-    assert ids.shape == (4, 17)
-    assert torch.equal(ids, Text.read(data).batch(3, seed=1, sequences=4, seq_len=16))
-    assert not torch.equal(ids, text.batch(4, seed=1, sequences=4, seq_len=16))
-    assert not torch.equal(ids, text.batch(3, seed=2, sequences=4, seq_len=16))
-
-
-def test_held_out_files_are_chosen_by_name() -> None:
-    files = [(f"{i}.txt", bytes([65 + i % 26]) * 10) for i in range(200)]
-    text, fewer = Text.of(files), Text.of(files[:150])
-    assert len(text.training) + len(text.validation) == 200 * 11
-    assert 0.01 < len(text.validation) / (200 * 11) < 0.12
-    assert bytes(text.validation).startswith(bytes(fewer.validation))
-
-
-def test_the_standard_library_is_text_that_every_machine_has() -> None:
-    text = Text.read(limit_bytes=1 << 20)
-    assert len(text.training) > 1 << 19
-    assert b"import" in bytes(text.training)
-
-
-def test_a_single_file_is_divided() -> None:
-    """And so are files that all fall to one side: the last twentieth is held out."""
-    text = Text.of([("input.txt", bytes(range(65, 91)) * 100)])
-    assert (len(text.training), len(text.validation)) == (2471, 130)
-    assert bytes(text.training) + bytes(text.validation) == bytes(range(65, 91)) * 100 + b"\0"
-
-
-def test_a_sequence_cannot_be_longer_than_the_text() -> None:
-    text = Text.of([(f"{i}.txt", b"ab") for i in range(100)])
-    with pytest.raises(InputError, match="a sequence takes 1001 bytes, but there are .* give more text"):
-        text.check(1000)
-    text.check(1)
-
-
-def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file.txt").write_text("text")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "picture.png").write_bytes(b"1234")
-    for name, said in (
-        ("nowhere", "does not exist; name a folder"),
-        ("file.txt", "is not a folder"),
-        ("empty", "no text in it; files that count end in .py"),
-        ("other", "no text in it"),
-    ):
-        with pytest.raises(InputError, match=said):
-            Text.read(tmp_path / name)
-
-    def refused(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refused)
-    with pytest.raises(InputError, match="file.txt': Permission denied; make it readable"):
-        Text.read(tmp_path)
-
-
-def test_a_folder_that_may_not_be_listed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("os.scandir", refused)
-    with pytest.raises(InputError, match="Permission denied"):
-        Text.read(tmp_path)
 
 
 def test_a_new_run_does_not_mix_with_an_earlier_ones_checkpoints(tmp_path: Path) -> None:
@@ -193,6 +125,6 @@ def test_a_narrow_terminal_loses_what_says_least(width: int, shown: str) -> None
     assert len(line) <= width
 
 
-def test_a_vocabulary_below_bytes_is_refused(data: Path) -> None:
-    with pytest.raises(PlanError, match="256 or more"):
-        replace(training.job(data, training.ALONE, 1), graph=llama(replace(training.CONFIG, vocab_size=99)))
+def test_a_vocabulary_below_the_tokens_is_refused(data: Path) -> None:
+    with pytest.raises(PlanError, match="need a vocabulary of 256, and bytes has 99"):
+        corpus_of(replace(training.job(data, training.ALONE, 1), graph=llama(replace(training.CONFIG, vocab_size=99))))

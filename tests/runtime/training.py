@@ -13,7 +13,7 @@ from runtime.parity import FP32
 
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Outcome, Record, train
+from gnomon.runtime import Executor, Job, Outcome, Record, Source, train
 
 CONFIG = LlamaConfig(
     name="bytes", num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=2, head_dim=16, ffn_size=64, vocab_size=256
@@ -30,9 +30,14 @@ PLANS = {
 }
 
 
+def source(data: Path) -> Source:
+    """The text of a test; its tokens lie beside it."""
+    return Source(path=data, cache=data.parent / f"{data.name}-tokens")
+
+
 def job(data: Path, plan: Plan, steps: int, **more: object) -> Job:
     workload = Workload(global_batch_size=8, seq_len=32)
-    given = Job(graph=llama(CONFIG), plan=plan, workload=workload, steps=steps, data=data, quiet=True)
+    given = Job(graph=llama(CONFIG), plan=plan, workload=workload, steps=steps, data=source(data), quiet=True)
     return replace(given, settings=replace(given.settings, lr=1e-2), **more)  # type: ignore[arg-type]
 
 

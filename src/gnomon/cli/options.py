@@ -68,13 +68,14 @@ _RUN = """\
 PLAN.toml is a plan file, as gnomon plan writes it: model, machines, batch and
 plan. It is run by Gnomon's runtime (pip install gnomon[torch]) in as many
 processes as it has ranks, started here, or by the torchrun that this is run in.
-A token is a byte; text held out is never trained on. ^C and SIGTERM write a
-checkpoint; --resume goes on from it to the same losses.
+A token is a byte, or one of --tokenizer; text held out is never trained on. ^C
+and SIGTERM write a checkpoint; --resume goes on from it to the same losses.
 
 examples:
   gnomon run plan.toml --steps 100 --timeline measured.timeline
   gnomon run plan.toml --data ~/books --checkpoints saved --resume
   gnomon run plan.toml --weights path/to/hf_folder
+  gnomon run plan.toml --data chats.jsonl --tokenizer path/to/tokenizer.json
 
 exit status: 0 done; 2 the request is wrong, or a process failed; 130 or 143
 stopped by ^C or SIGTERM."""
@@ -109,6 +110,15 @@ worker adds up to the difference of the steps.
 example:
   gnomon compare predicted.timeline measured.timeline"""
 
+
+_DATA = """\
+Reads text as gnomon run --data does and counts its documents, tokens and rows;
+damaged files are named with their line. Tokens are kept in ~/.cache/gnomon/data
+and made once. -o writes them as a pair of files that Megatron-LM reads too.
+
+examples:
+  gnomon data ~/books
+  gnomon data corpus.jsonl --tokenizer path/to/tokenizer.json -o corpus"""
 
 _CALIBRATE = """\
 Measures this machine with the operations that `gnomon run` executes: products,
@@ -159,6 +169,7 @@ def parser() -> argparse.ArgumentParser:
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
     _parity(_command(commands, "parity", "a plan against the plain model, in small", _PARITY))
+    _data(_command(commands, "data", "what a corpus holds as tokens; writes Megatron's format", _DATA))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
     _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
@@ -261,10 +272,41 @@ def _validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
+def _data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="PATH", help="as --data of gnomon run")
+    add_text_options(parser)
+    parser.add_argument("--seq-len", type=count, default=2048, metavar="N", help="of the rows that are counted; 2048")
+    parser.add_argument("-o", "--output", type=some, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """How text becomes tokens, and tokens rows."""
+    parser.add_argument(
+        "--tokenizer", type=some, metavar="FILE", help="tokenizer.json or its folder; default bytes as tokens"
+    )
+    parser.add_argument(
+        "--chat-template", type=some, metavar="FILE", help="for messages; default the one beside the tokenizer"
+    )
+    parser.add_argument(
+        "--column", type=some, metavar="NAME", help="with the text, of records; default text, messages or prompt"
+    )
+    parser.add_argument(
+        "--packing",
+        choices=("stream", "documents"),
+        help="rows cut from one stream of text, or of whole documents that do not see each other; default stream, and "
+        "documents where only a part is to be learnt",
+    )
+
+
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
     parser.add_argument(
-        "--data", type=some, metavar="FOLDER", help="text to train on; default Python's standard library"
+        "--data",
+        type=some,
+        metavar="PATH",
+        help="text to train on: a folder or file of text, .jsonl, .parquet, a saved dataset, or Megatron's PREFIX; "
+        "default Python's standard library",
     )
     parser.add_argument(
         "--weights", type=some, metavar="FOLDER", help="safetensors and config.json to begin with; default random"
@@ -272,6 +314,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export", type=some, metavar="FOLDER", help="write the weights at the end, as safetensors with config.json"
     )
+    add_text_options(parser)
     parser.add_argument("--steps", type=count, default=200, metavar="N", help="in all, with those before a resume; 200")
     parser.add_argument("--lr", type=rate, default=1e-3, metavar="RATE", help="of AdamW; 0.001")
     parser.add_argument(

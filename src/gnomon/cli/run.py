@@ -65,8 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """Read, predict, train, tell."""
     file = read_plan(options.plan)
     graph, notes = read_model(file.model)
-    if find_spec("torch") is None:
-        raise InputError("running a plan needs torch, which is not installed: pip install gnomon[torch]")
+    need_torch("running a plan")
     machines = parse_cluster(file.on)
     device = _device(file, machines, options.device)
     said: list[str] = []
@@ -229,9 +228,9 @@ def _job(
         program=found.structure.program if rewrites(file.plan) else None,
         workload=file.workload,
         steps=options.steps,
-        data=None if options.data is None else Path(options.data).expanduser(),
         weights=None if options.weights is None else _folder(options.weights),
         export=None if options.export is None else (_folder(options.export), _source(options, file)),
+        data=source_of(options),
         settings=settings,
         seed=options.seed,
         validate_every=options.steps // VALIDATIONS if options.steps >= SHORT else 0,
@@ -247,12 +246,30 @@ def _job(
     )
 
 
+def need_torch(what: str) -> None:
+    """InputError where torch is not installed."""
+    if find_spec("torch") is None:
+        raise InputError(f"{what} needs torch, which is not installed: pip install gnomon[torch]")
+
+
+def source_of(options: argparse.Namespace) -> Any:
+    """The text that was asked for."""
+    paths = {
+        name: None if getattr(options, option) is None else Path(getattr(options, option)).expanduser()
+        for name, option in (("path", "data"), ("tokenizer", "tokenizer"), ("chat_template", "chat_template"))
+    }
+    return resolve_name("gnomon.runtime.data:Source")(
+        **paths, column=options.column or "", packing=options.packing or ""
+    )
+
+
 def _resume_command(options: argparse.Namespace) -> str:
     """The same command with --resume."""
     words = ["gnomon", "run", options.plan, "--steps", str(options.steps)]
-    for name in ("weights", "export", "data", "checkpoints", "timeline", "device"):
+    paths = ("weights", "export", "data", "tokenizer", "chat_template", "column", "packing")
+    for name in (*paths, "checkpoints", "timeline", "device"):
         if (value := getattr(options, name)) is not None:
-            words += [f"--{name}", value]
+            words += [f"--{name.replace('_', '-')}", value]
     for name in ("seed", "lr"):
         words += [f"--{name}", str(getattr(options, name))]
     return " ".join(quote(word) for word in [*words, "--resume"])
@@ -260,7 +277,6 @@ def _resume_command(options: argparse.Namespace) -> str:
 
 def _before(file: PlanFile, found: Prediction, notes: Sequence[str], options: argparse.Namespace) -> tuple[str, ...]:
     tokens = file.workload.global_batch_size * file.workload.seq_len
-    where = options.data or "the Python standard library's source"
     return (
         *wrapped(f"{found.model} on {file.on}: {describe(file.plan, file.workload)}", indent=""),
         *wrapped(
@@ -268,7 +284,7 @@ def _before(file: PlanFile, found: Prediction, notes: Sequence[str], options: ar
             f"{show_bytes(found.tightest.peak_bytes)} a rank",
             indent="",
         ),
-        *wrapped(f"training {options.steps} steps on {where}, bytes as tokens", indent=""),
+        *wrapped(f"training {options.steps} steps on {source_of(options).describe()}", indent=""),
         *(line for note in notes for line in wrapped(note, bullet="- ")),
     )
 

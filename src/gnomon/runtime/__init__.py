@@ -6,7 +6,8 @@ prediction.
 """
 
 from gnomon.runtime.apply import apply as apply
-from gnomon.runtime.data import Text as Text
+from gnomon.runtime.data import Corpus as Corpus
+from gnomon.runtime.data import Source as Source
 from gnomon.runtime.evaluate import evaluate as evaluate
 from gnomon.runtime.execute import Executor as Executor
 from gnomon.runtime.execute import StepResult as StepResult

@@ -34,7 +34,7 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Workload
 from gnomon.program import Program
 from gnomon.runtime.checkpoint import load, newest, save
-from gnomon.runtime.data import VOCAB_SIZE, Text
+from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor, size_named
 from gnomon.runtime.launch import BACKENDS, SIGNALS, launch, own_device
@@ -56,7 +56,7 @@ class Job:
     """What to train, on what, for how long."""
 
     graph: Graph
-    """The model; its vocabulary has at least 256 entries."""
+    """The model."""
     plan: Plan
     """How it runs."""
     workload: Workload
@@ -66,12 +66,12 @@ class Job:
     None: what `lower` makes of the plan."""
     steps: int
     """Steps from the very beginning, those before a resume included."""
-    data: Path | None = None
-    """Folder of text; None is the standard library's own source."""
     weights: Path | None = None
     """Folder in Hugging Face's layout that parameters begin as; None for random ones by the seed."""
     export: tuple[Path, Path] | None = None
     """(folder to write the weights to at the end, folder or config.json of the model that the plan is for)."""
+    data: Source = Source()
+    """Text, and how it becomes tokens."""
     settings: AdamWSettings = AdamWSettings()
     """The update."""
     seed: int = 0
@@ -100,8 +100,6 @@ class Job:
     """What every rank computes on."""
 
     def __post_init__(self) -> None:
-        if (vocab := size_named(self.graph, "vocab")) < VOCAB_SIZE:
-            raise PlanError(f"bytes need a vocabulary of {VOCAB_SIZE} or more, not {vocab}")
         if self.steps < 1:
             raise PlanError(f"steps = {self.steps} must be at least 1")
 
@@ -145,10 +143,12 @@ class Outcome:
     had them; None where the system does not say."""
     process_peak_bytes: int = 0
     """Most memory that rank 0's process had, libraries and all."""
-    training_bytes: int = 0
-    """Of text to train on."""
-    validation_bytes: int = 0
-    """Of text held out."""
+    training_tokens: int = 0
+    """There are to train on."""
+    validation_tokens: int = 0
+    """Held out."""
+    epochs: float = 0.0
+    """How often all steps together read the text."""
 
     @property
     def warm(self) -> int:
@@ -171,6 +171,8 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
     threads: of torch, in each process. RunError if a process ends before its time; SystemExit (130, 143) if a signal
     ended the processes started here, after their checkpoint.
     """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        corpus_of(job)  # text becomes tokens once, before processes wait for each other
     try:
         with _agent_silent():
             function = train if "TORCHELASTIC_RUN_ID" in os.environ else _train_or_leave
@@ -236,11 +238,31 @@ def _train_or_leave(job: Job) -> Outcome:
     return outcome
 
 
+def corpus_of(job: Job) -> Corpus:
+    """The job's tokens, made if they are not there. InputError for text that cannot be read or is too short, PlanError
+    for a model whose vocabulary is too small."""
+
+    def say(line: str) -> None:
+        if not job.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    corpus = Corpus.open(job.data, say)
+    corpus.check(job.workload.seq_len)
+    if (vocab := size_named(job.graph, "vocab")) < corpus.vocab_size:
+        raise PlanError(
+            f"the tokens of {corpus.where} need a vocabulary of {corpus.vocab_size:,}, and {job.graph.name} has "
+            f"{vocab:,}; take the model's own tokenizer"
+        )
+    return corpus
+
+
 def train(job: Job) -> Outcome:
     """How it went, with a record of each step that this call ran. All ranks of the job must call it."""
     with _asked_to_end() as asked:
-        text = Text.read(job.data)
-        text.check(job.workload.seq_len)
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            corpus_of(job)
+        dist.barrier()
+        corpus = corpus_of(job)
         device = own_device(BACKENDS[job.device])
         executor = Executor(
             job.graph,
@@ -254,7 +276,7 @@ def train(job: Job) -> Outcome:
         )
         executor.watch()
         done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
-        loop = _Loop(job, executor, text, done)
+        loop = _Loop(job, executor, corpus, done)
         loop.ask_the_machine()
         for step in range(done + 1, job.steps + 1):
             loop.step(step)
@@ -269,8 +291,8 @@ def train(job: Job) -> Outcome:
 class _Loop:
     """What is known between two steps."""
 
-    def __init__(self, job: Job, executor: Executor, text: Text, done: int) -> None:
-        self.job, self.executor, self.text, self.done = job, executor, text, done
+    def __init__(self, job: Job, executor: Executor, corpus: Corpus, done: int) -> None:
+        self.job, self.executor, self.corpus, self.done = job, executor, corpus, done
         self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
         self.records: list[Record] = []
         self.timelines: list[Timeline] = []
@@ -284,6 +306,9 @@ class _Loop:
         tokens = job.workload.global_batch_size * job.workload.seq_len
         says = not job.quiet and dist.get_rank() == 0
         expected = job.expected_step_s
+        if says:
+            for note in corpus.notes:
+                print("\n".join(wrap(note, 80)), file=sys.stderr, flush=True)
         self.progress = Progress(steps=job.steps, tokens=tokens, expected_step_s=expected) if says else None
 
     def ask_the_machine(self) -> None:
@@ -299,7 +324,7 @@ class _Loop:
     def step(self, step: int) -> None:
         """Trains one step."""
         began, queued = perf_counter(), waited_s()
-        batch = self.text.batch(step, seed=self.job.seed, **self.size)
+        batch = self.corpus.batch(step, seed=self.job.seed, **self.size)
         if step in self.measured:
             result, timeline = self.executor.measured_step(batch, memory=True)
             said = [f"step {step}, of median length among {len(self.measured)} measured ones"]
@@ -319,7 +344,7 @@ class _Loop:
         """Validates, reports and saves as is due after the step; whether it was the last. asked: signal, or 0."""
         job, last = self.job, bool(asked) or step == self.job.steps
         if last or (job.validate_every and step % job.validate_every == 0):
-            held_out = evaluate(self.executor, self.text.validation_batch(0, **self.size))
+            held_out = evaluate(self.executor, self.corpus.validation_batch(0, **self.size))
             self.records[-1] = replace(self.records[-1], validation_loss=held_out)
         self._show(last)
         due = job.checkpoint_every and step % job.checkpoint_every == 0
@@ -363,8 +388,9 @@ class _Loop:
             slowdown_said=self.slowdown_said,
             waited=self._waited(),
             process_peak_bytes=process_peak_bytes(),
-            training_bytes=len(self.text.training),
-            validation_bytes=len(self.text.validation),
+            training_tokens=self.corpus.training.size,
+            validation_tokens=self.corpus.validation.size,
+            epochs=self.corpus.epochs(self.job.steps, **self.size),
         )
 
     def _waited(self) -> float | None:

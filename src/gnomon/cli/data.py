@@ -1,0 +1,86 @@
+"""`gnomon data`: what a corpus holds as tokens, and the same tokens as a pair of files in Megatron-LM's format.
+
+`run(options)` reads the text as `gnomon run` does, so that damaged files are found before a run, and returns 0. Leaves
+out training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from gnomon.cli.run import need_torch, source_of
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.report.tables import wrapped
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read, count, write where that was asked."""
+    need_torch("reading a corpus")
+    source = source_of(options)
+    corpus = resolve_name("gnomon.runtime.data:Corpus").open(source, lambda line: print(line, file=sys.stderr))
+    corpus.check(options.seq_len)
+    rows = {name: corpus.rows(side, options.seq_len) for side, name in enumerate(("training", "validation"))}
+    written = _write(source, Path(options.output).expanduser()) if options.output else ()
+    found = {
+        "schema": "gnomon.data/1",
+        "source": corpus.where,
+        "packing": corpus.packing,
+        "least_vocabulary": corpus.vocab_size,
+        "identity": corpus.identity,
+        "notes": list(corpus.notes),
+        "seq_len": options.seq_len,
+        **{name: _side(getattr(corpus, name), rows[name], options.seq_len) for name in rows},
+    }
+    if options.json:
+        print_json(found)
+        return 0
+    print_lines((*wrapped(source.describe(), indent=""), *_lines(found), *written))
+    return 0
+
+
+def _side(side: Any, rows: Any, seq_len: int) -> dict[str, float]:
+    """Numbers of one side. filled: share of the positions of its rows that hold a token."""
+    positions = len(rows) * seq_len
+    taken = int(rows.lengths.sum()) - (len(rows.lengths) if len(rows) else 0)
+    return {
+        "documents": len(side.starts),
+        "tokens": side.size,
+        "longest": int(side.lengths.max()),
+        "rows": len(rows),
+        "filled": min(1.0, taken / positions) if positions else 0.0,
+    }
+
+
+def _lines(found: dict[str, Any]) -> tuple[str, ...]:
+    out = []
+    for name, said in (("training", "to train on"), ("validation", "held out")):
+        side = found[name]
+        filled = "" if found["packing"] == "stream" else f", {side['filled'] * 100:.1f} % filled"
+        out.append(
+            f"{said}: {side['documents']:,} documents of {side['tokens']:,} tokens, the longest {side['longest']:,}; "
+            f"{side['rows']:,} rows of {found['seq_len']:,}{filled}"
+        )
+    return tuple(line for text in (*out, *found["notes"]) for line in wrapped(text, bullet="- "))
+
+
+def _write(source: Any, prefix: Path) -> tuple[str, ...]:
+    """Copies the tokens to PREFIX.bin and PREFIX.idx."""
+    if source.megatron is not None:
+        raise InputError(f"{source.path} is in Megatron's format already")
+    for end in (".bin", ".idx"):
+        if prefix.with_name(prefix.name + end).exists():
+            raise InputError(f"{prefix}{end} exists; give another -o, or remove it")
+    folder = resolve_name("gnomon.runtime.data:store")(source)
+    try:
+        for end in (".bin", ".idx"):
+            shutil.copyfile(folder / f"tokens{end}", prefix.with_name(prefix.name + end))
+    except OSError as error:
+        raise InputError(f"cannot write {prefix}.bin: {error.strerror}; give another -o") from error
+    lost = "" if not (folder / "learn.idx").is_file() else ", without which tokens are to be learnt"
+    return (f"wrote {prefix}.bin and {prefix}.idx: all documents in Megatron-LM's format{lost}",)

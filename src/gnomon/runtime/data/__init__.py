@@ -1,0 +1,9 @@
+"""Data: text, conversations and tokens in the formats that people have them in, as the batches of a training run."""
+
+from gnomon.runtime.data.corpus import Corpus as Corpus
+from gnomon.runtime.data.encode import BYTES as BYTES
+from gnomon.runtime.data.encode import Encoder as Encoder
+from gnomon.runtime.data.megatron import Tokens as Tokens
+from gnomon.runtime.data.megatron import Writer as Writer
+from gnomon.runtime.data.store import Source as Source
+from gnomon.runtime.data.store import store as store

@@ -55,7 +55,7 @@ def read(folder: Path, world_size: int) -> dict[tuple[str, str], parity.Curve]:
 def refused(folder: Path, copy: Path) -> list[str]:
     """What is said of a checkpoint of another batch, and of one whose files were emptied."""
     shutil.copytree(folder, copy, dirs_exist_ok=True)
-    for file in copy.glob("step-*/*.distcp"):
+    for file in copy.glob("step-*/*.safetensors"):
         file.write_bytes(b"")
     found = []
     for at, workload in ((folder, replace(parity.WORKLOAD, global_batch_size=4)), (copy, parity.WORKLOAD)):

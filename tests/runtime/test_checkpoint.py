@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +18,15 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import parity, resharded  # noqa: E402
+from runtime.alone import alone  # noqa: E402
 
-from gnomon.runtime import launch  # noqa: E402
-from gnomon.runtime.checkpoint import METADATA, RECORD, boxes, newest  # noqa: E402
+from gnomon.errors import InputError, RunError  # noqa: E402
+from gnomon.models.llama import llama  # noqa: E402
+from gnomon.runtime import (
+    Executor,  # noqa: E402
+    launch,  # noqa: E402
+)
+from gnomon.runtime.checkpoint import RECORD, FolderLock, Saver, boxes, load, newest, problems_of, save  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -55,18 +67,130 @@ def test_training_goes_on_under_another_plan(world_size: int, folder: Path, writ
 def test_another_batch_or_a_broken_file_is_said(folder: Path, written: dict[str, parity.Curve], tmp_path: Path) -> None:
     said = launch(resharded.refused, 1, folder / "1f1b", tmp_path)[0]
     assert "another model, precision or batch" in said[0]
-    assert "cannot be read" in said[1] and "remove it" in said[1]
+    assert "is whole" in said[1] and "has 0 bytes and was written with" in said[1] and "remove" in said[1]
 
 
-def test_what_is_not_whole_is_not_taken(tmp_path: Path) -> None:
-    for name, files in {
-        "step-000001": (RECORD, METADATA),
-        "step-000002": (RECORD,),
-        "step-000003": (METADATA,),
-        ".step-000004.partial": (RECORD, METADATA),
-    }.items():
-        (tmp_path / name).mkdir()
-        for file in files:
-            (tmp_path / name / file).touch()
-    assert newest(tmp_path) == tmp_path / "step-000001"
-    assert newest(tmp_path / "nowhere") is None
+@pytest.fixture(scope="module")
+def executor() -> Iterator[Executor]:
+    """One rank, after a step."""
+    with alone():
+        plan = replace(parity.PLANS["one device"], precision=parity.FP64)
+        made = Executor(llama(parity.CONFIG), plan, parity.WORKLOAD, seed=7, settings=parity.SETTINGS)
+        made.step(parity.batch(0))
+        yield made
+        made.leave()
+
+
+@pytest.fixture(scope="module")
+def two(executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with checkpoints of steps 1 and 2, which hold the same."""
+    folder = tmp_path_factory.mktemp("two")
+    for step in (1, 2):
+        save(folder, executor, step, identity={"seed": "7", "data": "books"})
+    return folder
+
+
+def flipped(path: Path, at: int) -> None:
+    """Turns a byte of a file over."""
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 0xFF
+    path.write_bytes(raw)
+
+
+def parameters(executor: Executor) -> torch.Tensor:
+    held = executor.stages[0].parameters_
+    return torch.cat([held.shard, executor.state.adam[0].first, executor.state.adam[0].second])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_anywhere_is_found_and_the_checkpoint_before_is_taken(
+    seed: int, executor: Executor, two: Path, tmp_path: Path
+) -> None:
+    """Of the newest one: a byte of any file turned over, or a file cut off, emptied or gone."""
+    drawn, folder, said = random.Random(seed), tmp_path / "copy", list[str]()
+    shutil.copytree(two, folder)
+    before = parameters(executor).clone()
+    victim = drawn.choice(sorted((folder / "step-000002").iterdir()))
+    size = victim.stat().st_size
+    match seed % 4:
+        case 0 | 1:
+            flipped(victim, drawn.randrange(size))
+        case 2:
+            victim.write_bytes(victim.read_bytes()[: drawn.randrange(size)])
+        case _:
+            victim.unlink()
+    executor.stages[0].parameters_.shard.add_(1)
+    assert load(folder, executor, say=said.append) == 1
+    assert torch.equal(parameters(executor), before)
+    assert len(said) == 1 and "step-000002" in said[0] and said[0].endswith("taking the checkpoint before it")
+    assert problems_of(folder / "step-000002") and not problems_of(folder / "step-000001")
+
+
+def test_when_none_is_whole_a_run_does_not_begin_anew_in_silence(executor: Executor, two: Path, tmp_path: Path) -> None:
+    shutil.copytree(two, tmp_path / "copy")
+    for step in ("step-000001", "step-000002"):
+        (tmp_path / "copy" / step / RECORD).write_text("{")
+    assert newest(tmp_path / "copy") is None
+    with pytest.raises(InputError, match=r"no checkpoint in .* is whole .*gnomon.json is damaged or cut off"):
+        load(tmp_path / "copy", executor, say=lambda line: None)
+    assert load(tmp_path / "nowhere", executor) == 0
+
+
+def test_nothing_in_a_checkpoint_is_unpickled(executor: Executor, two: Path, tmp_path: Path) -> None:
+    """Neither torch's metadata nor what stands in place of our own files; paths lead to no other folder."""
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (tmp_path / "was here",))  # type: ignore[return-value]
+
+    folder = tmp_path / "copy"
+    shutil.copytree(two, folder)
+    evil = pickle.dumps(Evil())
+    (folder / "step-000001" / ".metadata").write_bytes(evil)
+    for file in (folder / "step-000002").iterdir():
+        file.write_bytes(evil)
+    assert load(folder, executor, say=lambda line: None) == 1
+    assert not (tmp_path / "was here").exists()
+    said = json.loads((two / "step-000002" / RECORD).read_text())
+    said["files"][0]["name"] = "../step-000001/" + said["files"][0]["name"]
+    (folder / "step-000002" / RECORD).write_text(json.dumps(said))
+    assert "its checksum is of other contents" in problems_of(folder / "step-000002")[0]
+
+
+def test_a_run_goes_on_only_from_its_own_settings(executor: Executor, two: Path) -> None:
+    same = {"seed": "7", "data": "books"}
+    assert load(two, executor, identity=same) == 2
+    with pytest.raises(InputError, match=r"seed was 7 and is 8; data was books and is web.*--override seed,data"):
+        load(two, executor, identity={"seed": "8", "data": "web"}, override=())
+    assert load(two, executor, identity={"seed": "8", "data": "books"}, override=("seed",)) == 2
+
+
+def test_a_checkpoint_is_of_the_moment_it_was_begun(executor: Executor, tmp_path: Path) -> None:
+    """Training goes on while it is written; the two newest are kept."""
+    began, saver = parameters(executor).clone(), Saver(tmp_path, executor, keep=2)
+    for step in (1, 2, 3):
+        saver.start(step)
+    executor.stages[0].parameters_.shard.add_(1)
+    assert saver.finish() == tmp_path / "step-000003" and saver.finish() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+    saver.close()
+    load(tmp_path, executor)
+    assert torch.equal(parameters(executor), began)
+
+
+def test_parameters_that_are_no_numbers_are_not_kept(executor: Executor, two: Path, tmp_path: Path) -> None:
+    shutil.copytree(two, tmp_path / "copy")
+    executor.stages[0].parameters_.shard[3] = float("nan")
+    with pytest.raises(RunError, match="not finite after step 3: training diverged .*step-000002 is whole"):
+        save(tmp_path / "copy", executor, 3)
+    assert load(tmp_path / "copy", executor) == 2
+    assert torch.isfinite(parameters(executor)).all()
+
+
+def test_two_runs_do_not_share_a_folder(executor: Executor, tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    lock.take()
+    with pytest.raises(InputError, match="another run writes checkpoints to"):
+        Saver(tmp_path, executor)
+    lock.free()
+    Saver(tmp_path, executor).close()

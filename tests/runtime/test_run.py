@@ -220,7 +220,11 @@ FULL_DISK = ("bash", "-c", 'ulimit -f 16; exec "$@"', "-", *GNOMON)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_clear_error(folder: Folder) -> None:
-    status, out, err = folder.run(*TRAIN, "--steps", "4", "--checkpoints", "saved", prefix=FULL_DISK)
+    (folder.path / "text").mkdir()
+    for i in range(30):
+        (folder.path / "text" / f"{i}.txt").write_text(f"some text, line {i}; " * 16)
+    small = (*TRAIN, "--data", "text")
+    status, out, err = folder.run(*small, "--steps", "4", "--checkpoints", "saved", prefix=FULL_DISK)
     assert status == 2, (out, err)
     said = err.rstrip().split("\n")[-1]
     assert said.startswith("gnomon: cannot write a checkpoint to 'saved': ")
@@ -261,8 +265,8 @@ def test_a_mistake_that_only_the_processes_see_is_the_users(folder: Folder) -> N
     status, out, err = folder.run("run", "plan.toml", "--data", "empty")
     assert status == 2
     assert [line for line in err.split("\n") if line] == [
-        f"gnomon: {'empty'}: no text in it; files that count end in .py, .txt, .md, .rst, .c, .h, .json, .toml, "
-        ".html, .tex"
+        "gnomon: empty: no text in it; files that count end in .py, .txt, .md, .rst, .c, .h, .json, .toml, "
+        ".html, .tex, .jsonl, .ndjson, .jsonl.gz, .ndjson.gz or .parquet"
     ]
 
 

@@ -18,7 +18,6 @@ from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.runtime import Record, launch, train  # noqa: E402
-from gnomon.runtime.checkpoint import METADATA, RECORD  # noqa: E402
 from gnomon.runtime.progress import Progress  # noqa: E402
 from gnomon.runtime.train import check_unused, corpus_of  # noqa: E402
 
@@ -71,8 +70,6 @@ def test_a_new_run_does_not_mix_with_an_earlier_ones_checkpoints(tmp_path: Path)
     check_unused(tmp_path / "nowhere")
     check_unused(tmp_path)
     (tmp_path / "step-000012").mkdir()
-    for name in (RECORD, METADATA):
-        (tmp_path / "step-000012" / name).touch()
     with pytest.raises(InputError, match="step-000012 is from an earlier run; go on from it with --resume"):
         check_unused(tmp_path)
 

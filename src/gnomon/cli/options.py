@@ -325,6 +325,10 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--checkpoints", type=some, metavar="DIR", help="also at the end; default PLAN.checkpoints, when stopped"
     )
     parser.add_argument("--checkpoint-every", type=count, metavar="N", help="steps; 100 with --checkpoints")
+    parser.add_argument("--keep", type=count, default=2, metavar="N", help="newest checkpoints that are kept; 2")
+    parser.add_argument(
+        "--override", type=some, metavar="NAMES", help="with --resume: what may differ, of seed,lr,optimizer,data"
+    )
     parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -33,7 +33,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Workload
 from gnomon.program import Program
-from gnomon.runtime.checkpoint import load, newest, save
+from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor, size_named
@@ -84,8 +84,12 @@ class Job:
     """Steps between them; 0 for none on the way."""
     checkpoint_at_end: bool = True
     """Whether a run that is not stopped leaves a checkpoint too."""
+    keep: int = 2
+    """Newest checkpoints that are kept."""
     resume: bool = False
-    """Go on from the newest checkpoint, if there is one."""
+    """Go on from the newest whole checkpoint, if there is one."""
+    override: tuple[str, ...] = ()
+    """What may differ from the run that wrote it: `seed`, `lr`, `optimizer`, `data`."""
     resume_with: str = ""
     """The command that goes on after a stop, to be shown then."""
     measure: bool = False
@@ -275,13 +279,19 @@ def train(job: Job) -> Outcome:
             values=None if job.weights is None else values_of(job.weights, job.graph),
         )
         executor.watch()
-        done = load(job.checkpoints, executor) if job.checkpoints is not None and job.resume else 0
+        identity, done = identity_of(job, corpus), 0
+        if job.checkpoints is not None and job.resume:
+            done = load(job.checkpoints, executor, identity=identity, override=job.override)
         loop = _Loop(job, executor, corpus, done)
         loop.ask_the_machine()
-        for step in range(done + 1, job.steps + 1):
-            loop.step(step)
-            if loop.ends(step, _anyone(asked)):
-                break
+        try:
+            for step in range(done + 1, job.steps + 1):
+                loop.step(step)
+                if loop.ends(step, *_anyone(asked, busy=loop.saver is not None and loop.saver.busy)):
+                    break
+        finally:
+            if loop.saver is not None:
+                loop.saver.close()
         if job.export is not None and not loop.stopped:
             export(executor, job.export[0], model=job.export[1])
         executor.leave()
@@ -299,6 +309,9 @@ class _Loop:
         self.measured = _measured_steps(done, job.steps) if job.measure else frozenset()
         self.stopped = 0
         self.checkpoint: Path | None = None
+        self.saver: Saver | None = None
+        if job.checkpoints is not None:
+            self.saver = Saver(job.checkpoints, executor, identity=identity_of(job, corpus), keep=job.keep)
         self.slowdown: float | None = None
         self.slowdown_said = ""
         self.waits: list[float] = []
@@ -340,20 +353,38 @@ class _Loop:
         self.waits.append(waited_since(queued))
         self.records.append(Record(step=step, loss=loss, grad_norm=float(result.grad_norm), step_s=taken))
 
-    def ends(self, step: int, asked: int) -> bool:
-        """Validates, reports and saves as is due after the step; whether it was the last. asked: signal, or 0."""
+    def ends(self, step: int, asked: int, busy: bool) -> bool:
+        """Validates, reports and saves as is due after the step; whether it was the last. asked: signal, or 0. busy:
+        whether any rank still writes the checkpoint before. RunError where training diverged."""
+        self._check_loss(step)
+        if self.saver is not None and not busy:
+            self.checkpoint = self.saver.finish() or self.checkpoint
         job, last = self.job, bool(asked) or step == self.job.steps
         if last or (job.validate_every and step % job.validate_every == 0):
             held_out = evaluate(self.executor, self.corpus.validation_batch(0, **self.size))
             self.records[-1] = replace(self.records[-1], validation_loss=held_out)
         self._show(last)
         due = job.checkpoint_every and step % job.checkpoint_every == 0
-        if job.checkpoints is not None and (asked or due or (last and job.checkpoint_at_end)):
-            self.checkpoint = save(job.checkpoints, self.executor, step)
+        at_end = bool(asked) or (last and (due or job.checkpoint_at_end))
+        if self.saver is not None and (at_end or due):
+            self.saver.start(step, copy=not at_end)
+        if self.saver is not None and last:
+            self.checkpoint = self.saver.finish() or self.checkpoint
         if asked:
             self.stopped = asked
             self._say_stopped(step)
         return last
+
+    def _check_loss(self, step: int) -> None:
+        """RunError on every rank for a loss that is no number: nothing is learnt after it."""
+        if math.isfinite(loss := self.records[-1].loss):
+            return
+        left = None
+        if self.saver is not None:
+            self.saver.finish()
+            left = newest(self.saver.folder)
+        after = f"the checkpoint {left} is from before it: go on from it with a lower --lr" if left else "no checkpoint"
+        raise RunError(f"the loss of step {step} is {loss}: training diverged, so the run ended; {after}")
 
     def _show(self, last: bool) -> None:
         record = self.records[-1]
@@ -410,11 +441,17 @@ def _measured_steps(done: int, steps: int) -> frozenset[int]:
     return frozenset(first + i * (steps - first) // max(1, count - 1) for i in range(count))
 
 
-def _anyone(asked: Sequence[int]) -> int:
-    """The signal that any rank was sent, or 0: it may reach one of them only."""
-    flag = torch.tensor(max(asked, default=0))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return int(flag)
+def _anyone(asked: Sequence[int], *, busy: bool) -> tuple[int, bool]:
+    """(the signal that any rank was sent, or 0: it may reach one of them only; whether any rank is busy)."""
+    flags = torch.tensor([max(asked, default=0), int(busy)])
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return int(flags[0]), bool(flags[1])
+
+
+def identity_of(job: Job, corpus: Corpus) -> dict[str, str]:
+    """What a run goes on from beside model, precision and batch."""
+    rest = replace(job.settings, lr=AdamWSettings.lr)
+    return {"seed": str(job.seed), "lr": str(job.settings.lr), "optimizer": repr(rest), "data": corpus.identity}
 
 
 @contextmanager
@@ -436,8 +473,8 @@ def _asked_to_end() -> Iterator[list[int]]:
 
 def check_unused(folder: Path) -> None:
     """InputError if the folder has checkpoints: a run that does not resume from them would mix with them."""
-    if (found := newest(folder)) is not None:
+    if found := checkpoints(folder):
         raise InputError(
-            f"{found} is from an earlier run; go on from it with --resume, or give another folder (--checkpoints), or "
-            f"remove {folder}"
+            f"{found[-1]} is from an earlier run; go on from it with --resume, or give another folder (--checkpoints), "
+            f"or remove {folder}"
         )

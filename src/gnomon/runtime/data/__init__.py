@@ -1,4 +1,8 @@
-"""Data: text, conversations and tokens in the formats that people have them in, as the batches of a training run."""
+"""Data: text, conversations and tokens in the formats that people have them in, as the batches of a training run.
+
+`Corpus.open(Source(path=…, tokenizer=…))` is the whole of it: what `batch(step)` returns is a function of seed and step.
+Leaves out pictures and sound.
+"""
 
 from gnomon.runtime.data.corpus import Corpus as Corpus
 from gnomon.runtime.data.encode import BYTES as BYTES

@@ -1,0 +1,179 @@
+"""The tensors of a checkpoint: a safetensors file for each rank, in whose header every tensor has a checksum.
+
+`write_file(path, tensors)` writes one; `problems_of(path)` reads a whole checkpoint again and says what is damaged;
+`Reader(path)` copies what a rank wants from whichever files have it. Nothing is unpickled. Leaves out which tensors
+there are (`pieces`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import InputError
+from gnomon.formats.safetensors import Entry, header_of, read_header
+from gnomon.runtime.checkpoint.pieces import Piece
+from gnomon.runtime.checkpoint.record import File, Record, read_record
+from gnomon.runtime.weights import DTYPES, NAMES
+
+BLOCK_BYTES = 64 << 20
+"""Read at once while checksums are compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kept:
+    """A tensor that is to be written."""
+
+    whole: tuple[int, ...]
+    value: Tensor
+    """On the CPU, contiguous; nobody writes to it until it is in the file."""
+
+
+def write_file(path: Path, tensors: Mapping[str, Kept]) -> File:
+    """Writes a rank's file and forces it to disk. tensors: by `Piece.key`."""
+    raw = {key: memoryview(kept.value.reshape(-1).view(torch.uint8).numpy()) for key, kept in tensors.items()}
+    said = {key: [list(kept.whole), sha256(raw[key]).hexdigest()] for key, kept in tensors.items()}
+    shapes = {key: (NAMES[kept.value.dtype], tuple(kept.value.shape)) for key, kept in tensors.items()}
+    first, header = header_of(shapes, {"pieces": json.dumps(said, separators=(",", ":"))})
+    with path.open("wb", buffering=0) as out:
+        _all(out.fileno(), memoryview(first))
+        for key in header.entries:
+            _all(out.fileno(), raw[key])
+        os.fsync(out.fileno())
+    return File(name=path.name, bytes=header.nbytes, header=sha256(first).hexdigest())
+
+
+def _all(out: int, data: memoryview) -> None:
+    """One write may take less than it is given."""
+    while data.nbytes:
+        data = data[os.write(out, data[: 1 << 30]) :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A piece as it lies in a file."""
+
+    file: str
+    entry: Entry
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    checksum: str
+
+
+def stored(path: Path, file: File) -> dict[str, Stored]:
+    """Pieces of one file by key. InputError for a file that is not the one that was written."""
+    at = path / file.name
+    try:
+        if (size := at.stat().st_size) != file.bytes:
+            raise InputError(f"{at} has {size:,} bytes and was written with {file.bytes:,}")
+        with at.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            opened.seek(0)
+            first = opened.read(min(8 + length, file.bytes))
+    except OSError as error:
+        raise InputError(f"{at} cannot be read: {error.strerror}") from error
+    if sha256(first).hexdigest() != file.header:
+        raise InputError(f"{at} is damaged: its header has another checksum")
+    header = read_header(at)
+    said = json.loads(header.metadata["pieces"])
+    found = {}
+    for key, entry in header.entries.items():
+        whole, checksum = said[key]
+        places = key.rpartition("@")[2]
+        offset = tuple(int(place) for place in places.split(",")) if places else ()
+        found[key] = Stored(file=file.name, entry=entry, whole=tuple(whole), offset=offset, checksum=checksum)
+    return found
+
+
+def problems_of(path: Path, part: slice = slice(None)) -> list[str]:
+    """What is damaged in a checkpoint, file by file; empty for a whole one. part: of its files."""
+    try:
+        record = read_record(path)
+    except InputError as error:
+        return [str(error)]
+    found = []
+    for file in record.files[part]:
+        try:
+            found += _damaged(path / file.name, stored(path, file))
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+def _damaged(path: Path, pieces: Mapping[str, Stored]) -> Iterable[str]:
+    with path.open("rb") as opened:
+        for key, piece in pieces.items():
+            opened.seek(piece.entry.begin)
+            digest, left = sha256(), piece.entry.end - piece.entry.begin
+            while left:
+                block = opened.read(min(left, BLOCK_BYTES))
+                if not block:
+                    break
+                digest.update(block)
+                left -= len(block)
+            if left or digest.hexdigest() != piece.checksum:
+                yield f"{path} is damaged: {key} has another checksum"
+
+
+class Reader:
+    """A checkpoint's tensors, mapped."""
+
+    def __init__(self, path: Path, record: Record) -> None:
+        self.path, self.record = path, record
+        self.maps: dict[str, Tensor] = {}
+        self.by_name: dict[str, list[Stored]] = {}
+        for file in record.files:
+            for key, piece in stored(path, file).items():
+                self.by_name.setdefault(key.rpartition("@")[0], []).append(piece)
+
+    def tensor(self, piece: Stored) -> Tensor:
+        """As it lies in its file."""
+        if piece.file not in self.maps:
+            at = self.path / piece.file
+            self.maps[piece.file] = torch.from_file(str(at), shared=False, size=at.stat().st_size, dtype=torch.uint8)
+        raw = self.maps[piece.file][piece.entry.begin : piece.entry.end]
+        dtype = DTYPES[piece.entry.dtype]
+        if piece.entry.begin % dtype.itemsize:
+            raw = raw.clone()
+        return raw.view(dtype).view(piece.entry.shape)
+
+    def fill(self, wanted: Piece) -> None:
+        """Copies a box of a tensor into place. InputError where the checkpoint has not all of it."""
+        found = self.by_name.get(wanted.name, [])
+        if not found or found[0].whole != wanted.whole:
+            raise InputError(
+                f"the checkpoint {self.path} has no {wanted.name} of shape {wanted.whole}; it is of another model"
+            )
+        done = sum(self._copy(piece, wanted) for piece in found)
+        if done < wanted.value.numel():
+            raise InputError(f"the checkpoint {self.path} has only a part of {wanted.name}; it is not whole")
+
+    def _copy(self, piece: Stored, wanted: Piece) -> int:
+        """Elements that were copied."""
+        shape = wanted.value.shape
+        low = [max(a, b) for a, b in zip(piece.offset, wanted.offset, strict=True)]
+        ends = zip(piece.offset, piece.entry.shape, wanted.offset, shape, strict=True)
+        high = [min(a + m, b + n) for a, m, b, n in ends]
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            return 0
+        wanted.value[_within(low, high, wanted.offset)] = self.tensor(piece)[_within(low, high, piece.offset)]
+        return prod(b - a for a, b in zip(low, high, strict=True))
+
+    def whole(self, name: str) -> Tensor:
+        """One tensor put together."""
+        first = self.by_name[name][0]
+        out = torch.empty(first.whole, dtype=DTYPES[first.entry.dtype])
+        self.fill(Piece(name=name, whole=first.whole, offset=(0,) * len(first.whole), value=out))
+        return out
+
+
+def _within(low: Sequence[int], high: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset, strict=True))

@@ -1,0 +1,91 @@
+"""What a rank has of each parameter and optimizer state, as boxes of the whole tensor: `pieces(executor)`.
+
+A rank's part is a range of a flat buffer, which is a few boxes of the whole parameter (`boxes`), so any plan can read
+what any other wrote. Leaves out files (`files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import PlanError
+from gnomon.runtime.execute import Executor
+from gnomon.runtime.optim import MATRIX_RULES
+from gnomon.runtime.parameters import Range, Slot
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(offsets, sizes)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """A box of a parameter or state, and where this rank has it."""
+
+    name: str
+    """`parameters/model.layers.0.mlp.up_proj.weight`, `first/…`, `second/…` or `master/…`."""
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    value: Tensor
+    """A view, of the box's shape."""
+
+    @property
+    def key(self) -> str:
+        """Its name in a file."""
+        return f"{self.name}@{','.join(map(str, self.offset))}"
+
+
+def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
+    """Elements low to high of a tensor in row-major order, as boxes, in order. Each is contiguous."""
+    if low >= high:
+        return
+    if len(shape) <= 1:
+        yield ((low,), (high - low,)) if shape else ((), ())
+        return
+    row_size = int(torch.Size(shape[1:]).numel())
+    row, start = divmod(low, row_size)
+    if start or high - low < row_size:
+        stop = min(row_size, start + high - low)
+        for offset, size in boxes(shape[1:], start, stop):
+            yield (row, *offset), (1, *size)
+        yield from boxes(shape, low + stop - start, high)
+        return
+    rows = (high - low) // row_size
+    yield (row, *[0] * (len(shape) - 1)), (rows, *shape[1:])
+    yield from boxes(shape, low + rows * row_size, high)
+
+
+def pieces(executor: Executor, *, writes: bool) -> Iterator[Piece]:
+    """What a rank writes; or what it reads, which under ZeRO 1 and 2 is every part of the parameters."""
+    for held, adam in executor.parameters():
+        if adam.factored or adam.kind in MATRIX_RULES:
+            raise PlanError(
+                f"the runtime does not write checkpoints of {adam.kind}'s states yet; use another optimizer"
+            )
+        states = {"first": adam.first, "second": adam.second, "master": held.master}
+        for name, state in states.items():
+            if state is not None:
+                yield from _of_buffer(name, state, held.mine, held.slots)
+        if writes or held.flat is None:
+            yield from _of_buffer("parameters", held.shard, held.mine, held.slots)
+        else:
+            yield from _of_buffer("parameters", held.flat, (0, held.size), held.slots)
+
+
+def _of_buffer(kind: str, buffer: Tensor, part: Range, slots: Iterable[Slot]) -> Iterator[Piece]:
+    """Pieces of a buffer that has the elements `part` of the flat one."""
+    for slot in slots:
+        low, high = max(slot.start, part[0]), min(slot.stop, part[1])
+        at = low - part[0]
+        for offset, size in boxes(slot.shape, low - slot.start, high - slot.start):
+            count = torch.Size(size).numel()
+            yield Piece(
+                name=f"{kind}/{slot.name}",
+                whole=slot.whole,
+                offset=tuple(a + b for a, b in zip(slot.offset, offset, strict=True)),
+                value=buffer[at : at + count].view(size),
+            )
+            at += count

@@ -1,0 +1,130 @@
+"""`gnomon.json`: what a checkpoint is of, and which files it has, with a checksum of each and of itself.
+
+`Record` is what it says; `read_record(path)` checks it without reading a tensor. Identity is what a run goes on from: a
+run with another seed, learning rate or data is refused, unless it names what may differ. Leaves out tensors (`files`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import InputError
+from gnomon.runtime.execute import Executor
+
+FORMAT = "gnomon.checkpoint/2"
+RECORD = "gnomon.json"
+STEP = re.compile(r"step-\d{6,}")
+FIXED = ("model", "precision", "batch")
+"""What no run can go on from when it differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One rank's file."""
+
+    name: str
+    bytes: int
+    header: str
+    """SHA-256 of what it begins with, in which every tensor has its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a checkpoint says of itself."""
+
+    step: int
+    updates: int
+    """Of the optimizer."""
+    identity: Mapping[str, str]
+    """What it goes on from: model, precision, batch, and what the run added (seed, settings, data)."""
+    plan: str
+    """That wrote it, for people."""
+    files: tuple[File, ...]
+
+
+def identity_of(executor: Executor) -> dict[str, str]:
+    """Model, precision and batch of a run."""
+    work = executor.workload
+    return {
+        "model": f"{executor.graph.name} {sha256(repr(executor.graph).encode()).hexdigest()[:16]}",
+        "precision": repr(executor.plan.precision),
+        "batch": f"{work.global_batch_size} sequences of {work.seq_len}",
+    }
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Writes it, with a checksum of its own."""
+    values = {"format": FORMAT, **asdict(record)}
+    with (folder / RECORD).open("w") as out:
+        json.dump({**values, "checksum": _checksum(values)}, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def read_record(path: Path) -> Record:
+    """That of the checkpoint `path`. InputError for one that is half-written, damaged, or of another program."""
+    try:
+        values = json.loads((path / RECORD).read_text("utf-8"))
+        said = values.pop("checksum")
+    except FileNotFoundError:
+        other = "it was written by torch's own checkpoints, which are pickles" if (path / ".metadata").exists() else ""
+        raise InputError(f"{path} has no {RECORD}: {other or 'it is half-written'}") from None
+    except OSError as error:
+        raise InputError(f"{path / RECORD} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path / RECORD} is damaged or cut off") from error
+    if said != _checksum(values):
+        raise InputError(f"{path / RECORD} is damaged: its checksum is of other contents")
+    if values.pop("format", None) != FORMAT:
+        raise InputError(f"{path} is of another version of Gnomon; {FORMAT} is read")
+    files = tuple(File(**file) for file in values.pop("files"))
+    if any(Path(file.name).name != file.name for file in files):
+        raise InputError(f"{path / RECORD} names files outside of its folder")
+    return Record(**values, files=files)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Folders that are named as checkpoints, in order of steps, whole or not."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
+
+
+def newest(folder: Path) -> Path | None:
+    """The last checkpoint whose files are all there and as long as its record says, or None."""
+    for path in reversed(checkpoints(folder)):
+        try:
+            record = read_record(path)
+            if all((path / file.name).stat().st_size == file.bytes for file in record.files):
+                return path
+        except (InputError, OSError):
+            continue
+    return None
+
+
+def check_identity(path: Path, said: Mapping[str, str], now: Mapping[str, str], override: Iterable[str] = ()) -> None:
+    """InputError unless a run may go on from the checkpoint. override: names of what may differ."""
+    differs = {name: (said[name], now[name]) for name in now if name in said and said[name] != now[name]}
+    if fixed := [name for name in FIXED if name in differs]:
+        what = "; ".join(f"{name}: {differs[name][0][:200]}, not {differs[name][1][:200]}" for name in fixed)
+        raise InputError(
+            f"{path} was written by another model, precision or batch ({what}); resume with those, or use a new folder"
+        )
+    if left := [name for name in differs if name not in set(override)]:
+        what = "; ".join(f"{name} was {differs[name][0]} and is {differs[name][1]}" for name in left)
+        raise InputError(
+            f"{path} is of a run with other settings ({what}); resume with those, or go on with the new ones by "
+            f"--override {','.join(left)}"
+        )

@@ -1,0 +1,189 @@
+"""Writing checkpoints: each rank its own file, into a hidden folder that is renamed once all are there.
+
+`Saver.start` copies what a rank has and writes it in a thread while training goes on; `Saver.finish` waits for all
+ranks, writes `gnomon.json` and renames. A failure anywhere is one RunError on every rank, and earlier checkpoints stay.
+Parameters that are not finite are not written. Leaves out when to save (`train`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gnomon.errors import InputError, RunError
+from gnomon.runtime.checkpoint.files import Kept, write_file
+from gnomon.runtime.checkpoint.lock import FolderLock
+from gnomon.runtime.checkpoint.pieces import Piece, pieces
+from gnomon.runtime.checkpoint.record import File, Record, checkpoints, identity_of, newest, write_record
+from gnomon.runtime.execute import Executor
+
+KEEP = 2
+"""Newest checkpoints that are kept."""
+
+
+class Saver:
+    """Checkpoints of one run, one at a time."""
+
+    def __init__(
+        self, folder: Path, executor: Executor, *, identity: Mapping[str, str] | None = None, keep: int = KEEP
+    ) -> None:
+        """identity: what the run adds to model, precision and batch."""
+        self.folder, self.executor, self.keep = folder, executor, keep
+        self.identity = {**identity_of(executor), **(identity or {})}
+        self.step = 0
+        self.pending: Future[File] | None = None
+        self.pool = ThreadPoolExecutor(1, "checkpoint")
+        self.lock = FolderLock(folder)
+        if dist.get_rank() == 0 and folder.is_dir():
+            self.lock.take()
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank still writes."""
+        return self.pending is not None and not self.pending.done()
+
+    def start(self, step: int, *, copy: bool = True) -> None:
+        """Begins a checkpoint after `step` steps; all ranks must call it. copy: of everything, so that training may go
+        on while it is written. RunError if it cannot be begun, or an earlier one failed."""
+        self.finish()
+        self.executor.synchronise()
+        self.step = step
+        first = dist.get_rank() == 0
+        said = ""
+        try:
+            if first:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.lock.take()
+                shutil.rmtree(self._partial, ignore_errors=True)
+                self._partial.mkdir()
+        except (OSError, InputError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+        mine = list(pieces(self.executor, writes=True))
+        if not said and not all(bool(torch.isfinite(p.value).all()) for p in mine if p.name.startswith("parameters/")):
+            said = f"parameters are not finite after step {step}: training diverged"
+        chosen = self._agreed(said, mine)
+        kept = {p.key: Kept(whole=p.whole, value=_on_host(p, copy)) for p in mine if p.key in chosen}
+        target = self._partial / f"rank-{dist.get_rank():05}.safetensors"
+        self.pending = self.pool.submit(write_file, target, kept)
+
+    @property
+    def _partial(self) -> Path:
+        return self.folder / f".step-{self.step:06}.partial"
+
+    def _agreed(self, said: str, mine: Sequence[Piece]) -> set[str]:
+        """Keys that this rank writes: of those that several have, the one with the least to write does."""
+        everyone: list[tuple[str, dict[str, int]]] = [("", {})] * dist.get_world_size()
+        dist.all_gather_object(everyone, (said, {p.key: p.value.nbytes for p in mine}))
+        self._fail([(rank, why) for rank, (why, _) in enumerate(everyone) if why])
+        holders: dict[str, list[int]] = {}
+        for rank, (_, keys) in enumerate(everyone):
+            for key in keys:
+                holders.setdefault(key, []).append(rank)
+        load = [0] * len(everyone)
+        chosen = set()
+        for key, ranks in holders.items():
+            writer = min(ranks, key=lambda rank: (load[rank], rank))
+            load[writer] += everyone[writer][1][key]
+            if writer == dist.get_rank():
+                chosen.add(key)
+        return chosen
+
+    def finish(self) -> Path | None:
+        """Waits for all ranks and completes the checkpoint; None if none was begun. All ranks must call it."""
+        if self.pending is None:
+            return None
+        found: File | str
+        try:
+            found = self.pending.result()
+        except OSError as error:
+            found = error.strerror or str(error)
+        self.pending = None
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, found)
+        self._fail([(rank, why) for rank, why in enumerate(everyone) if isinstance(why, str)])
+        said = ""
+        if dist.get_rank() == 0:
+            try:
+                self._complete(everyone)
+            except OSError as error:
+                said = error.strerror or str(error)
+        told = [said]
+        dist.broadcast_object_list(told)
+        self._fail([(0, told[0])] if told[0] else [])
+        return self.folder / f"step-{self.step:06}"
+
+    def close(self) -> None:
+        """Ends the thread and lets other runs have the folder."""
+        self.pool.shutdown()
+        self.lock.free()
+
+    def _complete(self, files: Sequence[File]) -> None:
+        """What rank 0 does when all files are there."""
+        done = self.folder / f"step-{self.step:06}"
+        updates = max((adam.steps for _, adam in self.executor.parameters()), default=0)
+        record = Record(
+            step=self.step,
+            updates=updates,
+            identity=self.identity,
+            plan=self.executor.plan.mesh.describe(),
+            files=tuple(files),
+        )
+        write_record(self._partial, record)
+        if done.exists():
+            shutil.rmtree(done)
+        self._partial.rename(done)
+        _to_disk(self.folder)
+        for old in checkpoints(self.folder)[: -self.keep]:
+            shutil.rmtree(old)
+
+    def _fail(self, failed: Sequence[tuple[int, str]]) -> None:
+        """RunError on every rank for the first that failed."""
+        if not failed:
+            return
+        if dist.get_rank() == 0:
+            shutil.rmtree(self._partial, ignore_errors=True)
+        rank, why = failed[0]
+        left = newest(self.folder)
+        after = f"{left} is whole: go on from it with --resume" if left else "there is no earlier one"
+        what = "" if "finite" in why else ". Make room there, or give another folder (--checkpoints)"
+        raise RunError(
+            f"cannot write a checkpoint to {str(self.folder)!r}: {why} (rank {rank}), so the run ended; {after}{what}"
+        )
+
+
+def _on_host(piece: Piece, copy: bool) -> torch.Tensor:
+    value = piece.value.detach()
+    return value.clone() if copy and value.device.type == "cpu" else value.cpu().contiguous()
+
+
+def _to_disk(folder: Path) -> None:
+    """The folder's own entries, where the system can."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def save(
+    folder: Path, executor: Executor, step: int, *, identity: Mapping[str, str] | None = None, keep: int = KEEP
+) -> Path:
+    """Writes `folder/step-000120` after 120 steps and returns its path; all ranks must call it.
+
+    RunError on all ranks if any of them cannot write its part; checkpoints from before are left as they are.
+    """
+    saver = Saver(folder, executor, identity=identity, keep=keep)
+    try:
+        saver.start(step, copy=False)
+        done = saver.finish()
+    finally:
+        saver.close()
+    assert done is not None
+    return done

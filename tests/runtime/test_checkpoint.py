@@ -22,11 +22,17 @@ from runtime.alone import alone  # noqa: E402
 
 from gnomon.errors import InputError, RunError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
-from gnomon.runtime import (
-    Executor,  # noqa: E402
-    launch,  # noqa: E402
+from gnomon.runtime import Executor, launch  # noqa: E402
+from gnomon.runtime.checkpoint import (  # noqa: E402
+    RECORD,
+    FolderLock,
+    Saver,
+    boxes,
+    load,
+    newest,
+    problems_of,
+    save,
 )
-from gnomon.runtime.checkpoint import RECORD, FolderLock, Saver, boxes, load, newest, problems_of, save  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

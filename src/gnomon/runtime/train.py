@@ -450,7 +450,7 @@ def _anyone(asked: Sequence[int], *, busy: bool) -> tuple[int, bool]:
 
 def identity_of(job: Job, corpus: Corpus) -> dict[str, str]:
     """What a run goes on from beside model, precision and batch."""
-    rest = replace(job.settings, lr=AdamWSettings.lr)
+    rest = replace(job.settings, lr=0.0)
     return {"seed": str(job.seed), "lr": str(job.settings.lr), "optimizer": repr(rest), "data": corpus.identity}
 
 

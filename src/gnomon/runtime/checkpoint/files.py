@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import InputError
-from gnomon.formats.safetensors import Entry, header_of, read_header
+from gnomon.formats.huggingface.safetensors import Entry, header_of, read_header
 from gnomon.runtime.checkpoint.pieces import Piece
 from gnomon.runtime.checkpoint.record import File, Record, read_record
 from gnomon.runtime.weights import DTYPES, NAMES
@@ -39,7 +39,7 @@ class Kept:
 
 def write_file(path: Path, tensors: Mapping[str, Kept]) -> File:
     """Writes a rank's file and forces it to disk. tensors: by `Piece.key`."""
-    raw = {key: memoryview(kept.value.reshape(-1).view(torch.uint8).numpy()) for key, kept in tensors.items()}
+    raw = {key: kept.value.reshape(-1).view(torch.uint8).numpy().data for key, kept in tensors.items()}
     said = {key: [list(kept.whole), sha256(raw[key]).hexdigest()] for key, kept in tensors.items()}
     shapes = {key: (NAMES[kept.value.dtype], tuple(kept.value.shape)) for key, kept in tensors.items()}
     first, header = header_of(shapes, {"pieces": json.dumps(said, separators=(",", ":"))})
@@ -99,7 +99,7 @@ def problems_of(path: Path, part: slice = slice(None)) -> list[str]:
         record = read_record(path)
     except InputError as error:
         return [str(error)]
-    found = []
+    found: list[str] = []
     for file in record.files[part]:
         try:
             found += _damaged(path / file.name, stored(path, file))

@@ -1,6 +1,6 @@
 """Data: text, conversations and tokens in the formats that people have them in, as the batches of a training run.
 
-`Corpus.open(Source(path=…, tokenizer=…))` is the whole of it: what `batch(step)` returns is a function of seed and step.
+`Corpus.open(Source(path=…, tokenizer=…))` is the whole of it: `batch(step)` is a function of seed and step only.
 Leaves out pictures and sound.
 """
 

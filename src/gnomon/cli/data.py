@@ -10,12 +10,12 @@ import argparse
 import shutil
 import sys
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from gnomon.cli.run import need_torch, source_of
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
+from gnomon.late import load_late
 from gnomon.report.tables import wrapped
 
 
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Read, count, write where that was asked."""
     need_torch("reading a corpus")
     source = source_of(options)
-    corpus = resolve_name("gnomon.runtime.data:Corpus").open(source, lambda line: print(line, file=sys.stderr))
+    corpus = load_late("gnomon.runtime.data:Corpus").open(source, lambda line: print(line, file=sys.stderr))
     corpus.check(options.seq_len)
     rows = {name: corpus.rows(side, options.seq_len) for side, name in enumerate(("training", "validation"))}
     written = _write(source, Path(options.output).expanduser()) if options.output else ()
@@ -76,7 +76,7 @@ def _write(source: Any, prefix: Path) -> tuple[str, ...]:
     for end in (".bin", ".idx"):
         if prefix.with_name(prefix.name + end).exists():
             raise InputError(f"{prefix}{end} exists; give another -o, or remove it")
-    folder = resolve_name("gnomon.runtime.data:store")(source)
+    folder = load_late("gnomon.runtime.data:store")(source)
     try:
         for end in (".bin", ".idx"):
             shutil.copyfile(folder / f"tokens{end}", prefix.with_name(prefix.name + end))

@@ -1,4 +1,7 @@
-"""One run at a time writes to a folder of checkpoints: `FolderLock`."""
+"""One run at a time writes to a folder of checkpoints: `FolderLock`.
+
+It ends with the process that holds it, however that ends. Leaves out folders on file systems without locks.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Read, count, write where that was asked."""
     need_torch("reading a corpus")
     source = source_of(options)
-    corpus = load_late("gnomon.runtime.data:Corpus").open(source, lambda line: print(line, file=sys.stderr))
+    corpus = load_late("gnomon.runtime.data.corpus:Corpus").open(source, lambda line: print(line, file=sys.stderr))
     corpus.check(options.seq_len)
     rows = {name: corpus.rows(side, options.seq_len) for side, name in enumerate(("training", "validation"))}
     written = _write(source, Path(options.output).expanduser()) if options.output else ()
@@ -76,7 +76,7 @@ def _write(source: Any, prefix: Path) -> tuple[str, ...]:
     for end in (".bin", ".idx"):
         if prefix.with_name(prefix.name + end).exists():
             raise InputError(f"{prefix}{end} exists; give another -o, or remove it")
-    folder = load_late("gnomon.runtime.data:store")(source)
+    folder = load_late("gnomon.runtime.data.store:store")(source)
     try:
         for end in (".bin", ".idx"):
             shutil.copyfile(folder / f"tokens{end}", prefix.with_name(prefix.name + end))

@@ -206,7 +206,7 @@ def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[str,
         return (f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",)
     if not resume:
         load_late("gnomon.runtime.train:check_unused")(folder)
-    elif load_late("gnomon.runtime.checkpoint:newest")(folder) is None:
+    elif load_late("gnomon.runtime.checkpoint.record:newest")(folder) is None:
         return (f"no checkpoint in {folder} to go on from: starting at the beginning",)
     return ()
 
@@ -260,7 +260,7 @@ def source_of(options: argparse.Namespace) -> Any:
         name: None if getattr(options, option) is None else Path(getattr(options, option)).expanduser()
         for name, option in (("path", "data"), ("tokenizer", "tokenizer"), ("chat_template", "chat_template"))
     }
-    return load_late("gnomon.runtime.data:Source")(**paths, column=options.column or "", packing=options.packing or "")
+    return load_late("gnomon.runtime.data.store:Source")(**paths, column=options.column or "", packing=options.packing or "")
 
 
 def _resume_command(options: argparse.Namespace) -> str:

@@ -260,7 +260,9 @@ def source_of(options: argparse.Namespace) -> Any:
         name: None if getattr(options, option) is None else Path(getattr(options, option)).expanduser()
         for name, option in (("path", "data"), ("tokenizer", "tokenizer"), ("chat_template", "chat_template"))
     }
-    return load_late("gnomon.runtime.data.store:Source")(**paths, column=options.column or "", packing=options.packing or "")
+    return load_late("gnomon.runtime.data.store:Source")(
+        **paths, column=options.column or "", packing=options.packing or ""
+    )
 
 
 def _resume_command(options: argparse.Namespace) -> str:

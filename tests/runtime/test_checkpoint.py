@@ -104,8 +104,10 @@ def flipped(path: Path, at: int) -> None:
 
 
 def parameters(executor: Executor) -> torch.Tensor:
-    held = executor.stages[0].parameters_
-    return torch.cat([held.shard, executor.state.adam[0].first, executor.state.adam[0].second])
+    """All that a checkpoint holds, in one."""
+    ((held, adam),) = executor.parameters()
+    assert adam.first is not None and adam.second is not None
+    return torch.cat([held.shard, adam.first, adam.second])
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -356,10 +356,14 @@ def _on_host(f: Fields, stage: int) -> bool:
 def overlap_of(f: Fields, stage: int, reduce: str) -> Overlap:
     """overlap_comm is on by default at stage 3 only; buckets are counted in elements."""
     together = f.flag("zero_optimization.overlap_comm", stage == 3)
+    if stage == 3 and not together:
+        why = "gradients are reduced beside backward here all the same, parameters gathered when needed: too fast"
+        f.note_default("zero_optimization.overlap_comm", "false", why)
     elements = int(f.number("zero_optimization.reduce_bucket_size", 5e8))
     size = {"fp32": 4, "bf16": 2, "fp16": 2}[reduce]
     return Overlap(
-        grad_reduce=together,
+        grad_reduce=together or stage == 3,
         param_gather=together and stage == 3,
+        prefetch=0 if stage == 3 and not together else Overlap().prefetch,
         bucket_bytes=max(1, elements * size) if stage in (1, 2) else None,
     )

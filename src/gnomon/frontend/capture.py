@@ -89,6 +89,7 @@ def captured(
         tree = _tree(module, example_inputs)
         trace = _record(module, tree, given, meta, dtype)
         second, other = _again(module, tree, given, declared, first, trace, meta, dtype)
+    trace.outputs.sort(key=lambda index: len(trace.values[index].shape) > 0)  # a loss comes first
     notes += [*changed, *trace.notes]
     sizes = Sizes(first, second, other)
     live = live_steps(trace)

@@ -107,7 +107,7 @@ class Converter:
         embeddings.sort(key=lambda k: -self.trace.values[k.operands[1]].shape[0])
         for place, found in enumerate(embeddings):
             rows = self.rows[found.operands[1]]
-            self.axes.role(rows[0], "vocab" if place == 0 else "positions")
+            self.axes.role(rows[0], "vocab" if place == 0 else "rows")
             self.axes.role(rows[1], "hidden")
         linears = [k for k in self.kinds.values() if k.kind == "linear"]
         vocab = self.trace.values[embeddings[0].operands[1]].shape[0] if embeddings else 0

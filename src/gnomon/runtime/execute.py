@@ -10,7 +10,7 @@ Left out: clocks (`measure`), data, and what is inside a stage (`apply`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -135,11 +135,13 @@ class Executor:
         program: Program | None = None,
         device: torch.device = CPU,
         values: Callable[[Slot], Tensor | None] | None = None,
+        states: Mapping[str, Tensor] | None = None,
     ) -> None:
         """program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
         needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,
         where all that it holds lies; `launch` gives every process its own. values: of parameters at step 0
-        (`pretrained.values_of`); None: random ones by the seed. `torch.distributed` must be initialised.
+        (`pretrained.values_of`); None: random ones by the seed. states: buffers of a captured model by
+        name. `torch.distributed` must be initialised.
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         count, size = batch_of(plan, workload)
@@ -175,6 +177,8 @@ class Executor:
         self.stages = apply(
             graph, plan, self.groups, seed=seed, capacity=workload.router.capacity, device=device, values=values
         )
+        for part in self.stages.values():
+            part.states = states or {}
         mesh, here = self.groups.mesh, self.groups.here
         self.num_units, self.rows_of_unit = count, size
         held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]

@@ -1,0 +1,74 @@
+"""A captured model under a plan: an `Executor` that begins with the module's own weights, and gives them back by name.
+
+`executor(module, found, plan, workload)` runs in every process of a job; `weights_of(executor)` is the way back, for
+plans whose ranks hold all parameters. Leaves out data, which the caller gives by the names of the module's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.errors import PlanError
+from gnomon.frontend.capture import Captured
+from gnomon.plans import Plan, Workload
+from gnomon.runtime.execute import Executor
+from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.parameters import Slot
+
+
+def executor(
+    module: nn.Module,
+    found: Captured,
+    plan: Plan,
+    workload: Workload,
+    *,
+    settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
+) -> Executor:
+    """The rank's part of a job on the module, whose loss is the mean over the labels of a whole step. PlanError where
+    the module's forward returns no loss, or the plan asks for what the runtime does not do."""
+    graph = found.graph
+    call, loss = graph.source(graph.outputs[0])
+    made = None if call is None else next(op for op in graph.block(call.block).ops if loss.name in op.outputs)
+    if made is None or made.kind != "cross_entropy":
+        raise PlanError(
+            f"{graph.name} returns no loss that is a mean cross-entropy: let its forward return "
+            f"torch.nn.functional.cross_entropy(logits, labels)"
+        )
+    if plan.saved.preset != "none" or plan.saved.rules:
+        raise PlanError("the runtime does not recompute layers of a captured model yet; give saved.preset = none")
+    states = {**{name: x.clone() for name, x in module.named_buffers()}, **found.constants}
+    states |= {name: x.detach() for name, x in module.named_parameters() if not x.requires_grad}
+    return Executor(
+        graph, plan, workload, settings=settings, values=values_of(dict(module.named_parameters())), states=states
+    )
+
+
+def values_of(held: Mapping[str, Tensor]) -> Callable[[Slot], Tensor | None]:
+    """This rank's parts of named tensors."""
+
+    def values(slot: Slot) -> Tensor | None:
+        whole = held.get(slot.name)
+        if whole is None:
+            return None
+        part = whole.detach().to(torch.float64).reshape(slot.whole)
+        for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
+            part = part.narrow(dim, first, length)
+        return part
+
+    return values
+
+
+def weights_of(job: Executor) -> dict[str, Tensor]:
+    """The parameters that this rank holds, by the module's names. PlanError under ZeRO, where a rank updates a part and
+    gathers the others in the next step, and under tp, where it holds parts."""
+    if job.plan.optimizer.zero or job.plan.mesh.tp > 1:
+        raise PlanError("weights are given back of plans whose ranks hold all of them: ZeRO 0 and tp = 1")
+    found: dict[str, Tensor] = {}
+    for stage in job.stages.values():
+        parameters = stage.parameters_
+        for slot in parameters.slots:
+            found[slot.name] = parameters.value(slot.name).clone()
+    return found

@@ -1,0 +1,55 @@
+"""A captured model trains under plans as its module does, from the module's weights and back to its names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from frontend.train import PLANS, SETTINGS, WORKLOAD, batches, module, run  # noqa: E402
+from torch import nn  # noqa: E402
+
+from gnomon.errors import PlanError  # noqa: E402
+from gnomon.frontend.capture import captured  # noqa: E402
+from gnomon.plans import Saved  # noqa: E402
+from gnomon.runtime.captured_job import executor  # noqa: E402
+from gnomon.runtime.launch import launch  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_captured_model_trains_as_its_module() -> None:
+    plain = module().eval()
+    optimizer = torch.optim.AdamW(
+        plain.parameters(), lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay
+    )
+    wanted = []
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = plain(**batch)
+        loss.backward()
+        optimizer.step()
+        wanted.append(float(loss.detach()))
+    by_rank = launch(run, 2)
+    for name in PLANS:
+        losses = [sum(by_rank[rank][name][0][step] for rank in by_rank) for step in range(len(wanted))]
+        assert losses == pytest.approx(wanted, rel=1e-12), name
+    trained = by_rank[0]["dp"][1]
+    assert set(trained) == {own for own, _ in plain.named_parameters()}
+    for own, x in plain.named_parameters():
+        assert torch.allclose(trained[own].view(x.shape), x, rtol=1e-9, atol=1e-9), own
+
+
+def test_a_module_without_a_loss_is_not_trained() -> None:
+    linear = nn.Linear(8, 8)
+    found = captured(linear, (torch.randn(2, 8),))
+    with pytest.raises(PlanError, match="returns no loss"):
+        executor(linear, found, PLANS["dp"], WORKLOAD)
+
+
+def test_recompute_of_a_captured_model_is_refused() -> None:
+    found = captured(module(), {name: x[:2] for name, x in batches()[0].items()}, training=False)
+    with pytest.raises(PlanError, match="does not recompute"):
+        executor(module(), found, replace(PLANS["dp"], saved=Saved(preset="full")), WORKLOAD)

@@ -68,7 +68,6 @@ def weights_of(job: Executor) -> dict[str, Tensor]:
         raise PlanError("weights are given back of plans whose ranks hold all of them: ZeRO 0 and tp = 1")
     found: dict[str, Tensor] = {}
     for stage in job.stages.values():
-        parameters = stage.parameters_
-        for slot in parameters.slots:
-            found[slot.name] = parameters.value(slot.name).clone()
+        for parameters in stage.held:
+            found |= {slot.name: parameters.value(slot.name).clone() for slot in parameters.slots}
     return found

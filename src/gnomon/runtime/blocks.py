@@ -121,7 +121,8 @@ class BlockRun:
             home = self.homes[name]
             leave.append(steps(made, home, self.dims[name], self.axes))
             enter.append(steps(home, Sharding(shards=made.shards), self.dims[name], self.axes))
-        sums = strategy.inputs[0].dim_of("etp") is not None and strategy.outputs[0].dim_of("etp") is None
+        first = strategy.inputs[0].dim_of("etp") if strategy.inputs else None  # what makes positions reads nothing
+        sums = first is not None and strategy.outputs[0].dim_of("etp") is None
         if op.kind == "grouped_linear" and len(op.inputs) > 2 and sums:
             raise PlanError(f"{op.path}: the runtime does not divide the width of experts with biases; use etp = 1")
         site = Site(op=op, block=self.block, strategy=strategy.name, axes=self.axes, keep_gathered=self.keep_gathered)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import parity  # noqa: E402
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure  # noqa: E402
 
 from gnomon.lowering import lower  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Plan  # noqa: E402
-from gnomon.runtime.watchdog import Heard, message, where  # noqa: E402
+from gnomon.runtime.watchdog import STATUS, Heard, _tell, message, where  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -46,3 +49,12 @@ def test_ranks_that_all_stand_still_are_reported_and_none_is_stopped() -> None:
     assert found is not None
     assert found[0].startswith("no rank has gone on for 300 s: rank 0 waits at row 3, ")
     assert not found[1]
+
+
+def test_what_it_tells_is_the_error_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's elastic agent reads the file of the process that ended first."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    _tell("rank 1 has stopped", ends=True)
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=STATUS, error_file=str(tmp_path / "error.json"))
+    assert isinstance(failure.message, dict)
+    assert failure.message["message"] == "RunError: rank 1 has stopped"

@@ -70,6 +70,7 @@ class Watchdog:
         self._heard: dict[int, tuple[str, float]] = {}
         self._over = threading.Event()
         self._store = PrefixStore("gnomon.watchdog", _store())
+        self._write(0.0)  # so that one that stops before its first look is missed too
         self._thread = threading.Thread(target=self._watch, name="gnomon watchdog", daemon=True)
         self._thread.start()
 
@@ -89,8 +90,7 @@ class Watchdog:
         if self.row != self._seen:
             self._seen, self._since = self.row, monotonic()
         stood = monotonic() - self._since
-        mine = Heard(self.rank, socket.gethostname(), os.getpid(), stood, self.row)
-        self._store.set(str(self.rank), json.dumps([*_fields(mine), time()]))
+        mine = self._write(stood)
         if stood < min(self.silent_s, self.stuck_s):
             return
         found = message(self.program, self._others(mine), silent_s=self.silent_s, stuck_s=self.stuck_s)
@@ -110,6 +110,11 @@ class Watchdog:
                 _wake(one.pid)
         sys.stderr.flush()
         os._exit(STATUS)
+
+    def _write(self, stood: float) -> Heard:
+        mine = Heard(self.rank, socket.gethostname(), os.getpid(), stood, self.row)
+        self._store.set(str(self.rank), json.dumps([*_fields(mine), time()]))
+        return mine
 
     def _others(self, mine: Heard) -> list[tuple[Heard, float]]:
         """Each rank with the seconds since it wrote something new, by this rank's own clock."""
@@ -188,5 +193,5 @@ def _tell(said: str, *, ends: bool) -> None:
     if path is None or not ends:
         print(f"gnomon: {said}", file=sys.stderr, flush=True)
         return
-    extra = {"py_callstack": "", "timestamp": str(int(time()))}
+    extra = {"py_callstack": said, "timestamp": str(int(time()))}
     Path(path).write_text(json.dumps({"message": {"message": f"RunError: {said}", "extraInfo": extra}}))

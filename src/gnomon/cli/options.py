@@ -131,6 +131,18 @@ example:
   gnomon calibrate && gnomon predict llama-tiny --on local --precision fp32"""
 
 
+_COMPILE = """\
+Compiles a module with torch.compile(module, backend="gnomon") for this CPU and
+says what was made of it. FUNCTION takes nothing and returns the module (or a
+function) and a tuple of example inputs. --explain prints, for each group of
+operations that became one kernel, its tiles, where each edge lives (registers,
+scratch in L1 or L2, memory), its traffic, what bounds it, and its time:
+predicted, measured, and ATen's. Needs torch and g++.
+
+example:
+  gnomon compile model.py:build --explain"""
+
+
 _CATALOGUE = """\
 Clusters are nodes that can be named after --on, stacks the programs that may
 run a job, schedules the orders of a pipeline. Without KIND: how many of each
@@ -172,6 +184,7 @@ def parser() -> argparse.ArgumentParser:
     _data(_command(commands, "data", "what a corpus holds as tokens; writes Megatron's format", _DATA))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
+    _compile(_command(commands, "compile", "what the compiler makes of a PyTorch model", _COMPILE))
     _export(_command(commands, "export", "a plan file as another program's job file", _EXPORT))
     fleet_options(_command(commands, "fleet", "many jobs on one cluster: replay a trace under a policy", FLEET_TEXT))
     kinds = ("devices", "clusters", "models", "stacks", "schedules", "methods")
@@ -338,6 +351,13 @@ def _run(parser: argparse.ArgumentParser) -> None:
 def _parity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
     parser.add_argument("--ranks", type=at_most(64), default=8, metavar="N", help="most processes; default 8")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _compile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="FILE.py:FUNCTION", help="returns (module, inputs)")
+    parser.add_argument("--explain", action="store_true", help="groups, tiles, memory levels, traffic, times")
+    parser.add_argument("--train", action="store_true", help="the backward too")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

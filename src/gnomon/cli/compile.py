@@ -1,0 +1,54 @@
+"""`gnomon compile`: a model of one's own through the compiler, and what it made of it.
+
+`run(options)` imports FILE:FUNCTION, which returns a module (or function) and its example inputs, compiles and
+calls it, and with --explain prints groups, tiles, memory levels, traffic and times. Returns 0. Leaves out
+models that are Graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.late import load_late
+
+
+def run(options: argparse.Namespace) -> int:
+    built = _built(options.model)
+    try:
+        compiled = load_late("gnomon.compiler.command:compiled")
+    except ImportError as error:
+        raise InputError(f"gnomon compile needs PyTorch ({error}): pip install 'gnomon[torch]'") from None
+    made = compiled(*built, train=options.train)
+    if options.json:
+        print_json(made["data"])
+    else:
+        print_lines(made["lines"] if options.explain else made["summary"])
+    return 0
+
+
+def _built(text: str) -> tuple[Any, tuple[Any, ...]]:
+    """What the user's function returns: (module, inputs)."""
+    path, _, name = text.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise InputError(f"{text!r} is not FILE.py:FUNCTION with a file that exists")
+    spec = spec_from_file_location("gnomon_compiled_model", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be imported as Python")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        built = getattr(module, name)()
+    except Exception as error:
+        raise InputError(f"{text} failed: {type(error).__name__}: {error}") from error
+    if not (
+        isinstance(built, tuple) and len(built) == 2 and callable(built[0]) and isinstance(built[1], (tuple, list))
+    ):
+        raise InputError(
+            f"{text} must return (module, inputs): a module or function, and a tuple of its example inputs"
+        )
+    return built[0], tuple(built[1])

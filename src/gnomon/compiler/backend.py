@@ -1,0 +1,135 @@
+"""`torch.compile(model, backend="gnomon")`: Dynamo's graphs through AOTAutograd to programs of groups and ATen
+calls.
+
+`gnomon` is the backend that the entry point of `torch_dynamo_backends` names; it needs no import. Inference and
+training, static and symbolic shapes. Whatever goes wrong inside becomes one line in the log and PyTorch's own
+operations. Leaves out what is compiled (`program`) and whether it is kept (`gate`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from gnomon.compiler.build import has_compiler, libraries
+from gnomon.compiler.gate import Trial
+from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
+
+log = logging.getLogger("gnomon.compiler")
+_said: set[str] = set()
+
+reports: list[Compiled] = []
+"""What was compiled in this process, the newest last; `gnomon compile --explain` reads it. At most `KEPT`."""
+KEPT = 64
+
+
+def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    """The backend. Options are accepted and ignored, so that code written for another backend runs."""
+    if not has_compiler():
+        say_once("no C++ compiler was found (g++ or CXX): backend 'gnomon' runs PyTorch's own operations")
+        return module.forward
+    through = aot_autograd(
+        fw_compiler=compile_graph,
+        bw_compiler=compile_graph,
+        inference_compiler=compile_graph,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return through(module, inputs)  # type: ignore[no-any-return]
+
+
+def say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        log.warning("%s", message)
+
+
+def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A boxed function of an ATen graph."""
+    try:
+        made = Compiled(module)
+    except Exception as error:  # a mistake of ours must not stop a model that runs in eager
+        say_once(f"a graph stays PyTorch's own operations: {type(error).__name__}: {error}")
+        log.debug("why", exc_info=True)
+        return make_boxed_func(module.forward)  # type: ignore[no-any-return]
+    return made.boxed()
+
+
+class Compiled:
+    """One graph: its program, and the function that runs it, first on trial and then with what the trials chose."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        self.program: Program = program(module.graph, environment_of(module.graph))
+        functions = libraries([p.kernel.source for p in self.program.planned])
+        for planned, function in zip(self.program.planned, functions, strict=True):
+            planned.function = function
+        self.trials: dict[int, Trial] = {}
+        self.lock = threading.Lock()
+        self.final = False
+        self.function = write(self.program, self._on_trial)
+        if not self.trials:
+            self.final = True
+        if len(reports) >= KEPT:
+            del reports[0]
+        reports.append(self)
+
+    def boxed(self) -> Callable[[list[Any]], Any]:
+        def call(args: list[Any]) -> Any:
+            if self.final:
+                return self.function(args)
+            return self._first(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        call.compiled = self  # type: ignore[attr-defined]
+        return call
+
+    def _first(self, args: list[Any]) -> Any:
+        """A call while groups are on trial; one at a time, and the last trial ends it."""
+        with self.lock:
+            if self.final:
+                return self.function(args)
+            out = self.function(args)
+            if all(trial.kept is not None for trial in self.trials.values()):
+                self.function = write(self.program, self._chosen)
+                self.final = True
+            return out
+
+    def kept(self, planned: Planned) -> bool:
+        trial = self.trials.get(planned.number)
+        return trial is not None and bool(trial.kept)
+
+    def _chosen(self, writer: Writer, planned: Planned) -> list[str]:
+        return writer.kernel_lines(planned) if self.kept(planned) else writer.aten_lines(planned)
+
+    def _on_trial(self, writer: Writer, planned: Planned) -> list[str]:
+        if planned.function is None:
+            return writer.aten_lines(planned)
+        names = [writer.name(n) for n in planned.inputs]
+        symbols = sorted(writer.symbols_of(planned))
+        made = f"({', '.join(writer.name(n) for n in planned.outputs)},)"
+        functions = {}
+        for which, lines in (("run", writer.kernel_lines(planned)), ("aten", writer.aten_lines(planned))):
+            body = [*lines, f"return {made}"]
+            functions[which] = f"def {which}({', '.join([*names, *symbols])}):\n" + "\n".join(LINES + x for x in body)
+        scope = dict(writer.scope())
+        exec("\n".join(functions.values()), scope)
+        trial = Trial(planned.kernel.source, scope["run"], scope["aten"])
+        self.trials[planned.number] = trial
+        return [f"{made} = {writer.constant(trial)}({', '.join([*names, *symbols])})"]
+
+
+def environment_of(graph: torch.fx.Graph) -> Any:
+    """The ShapeEnv of a graph's symbols, or None where all sizes are numbers."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for part in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(part, torch.SymInt):
+                return part.node.shape_env
+    return None

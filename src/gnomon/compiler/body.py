@@ -1,0 +1,270 @@
+"""The body of a group: what is computed for each point of its domain, as a list of instructions in order.
+
+A `Body` has axes (the domain), memory that it reads (`Input`) and the instructions; a value varies along some
+axes and is the same along the others, so a row's maximum is a value without the row's axis. `Tensor` is how a
+tensor of the graph lies on the axes. Returns bodies that are copied before a trial (`copy`), so that a rule
+that does not fit leaves no trace. Leaves out order and memory levels (`stages`) and text (`nest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from gnomon.compiler.sizes import Size, equal, product, quotient
+
+KINDS = {
+    torch.float32: "F",
+    torch.bfloat16: "F",
+    torch.float64: "D",
+    torch.int64: "L",
+    torch.int32: "L",
+    torch.int16: "L",
+    torch.int8: "L",
+    torch.uint8: "L",
+    torch.bool: "B",
+}
+"""Memory type -> the kind of vector that it is computed in (cpp/vector.h)."""
+
+RANK = "BLFD"
+"""Kinds from the narrowest: what two of them are computed in is the later."""
+
+REDUCTIONS = ("sum", "prod", "max", "min", "peak", "any", "all")
+"""`peak` is `max` where a NaN may be lost, for sums that see it themselves."""
+
+
+class UnfitError(Exception):
+    """An operation cannot be part of this group; it says why. Never reaches a user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One value. `attr`: a constant, an axis, axes that a reduction sums, the slot that a load reads."""
+
+    op: str
+    args: tuple[int, ...] = ()
+    kind: str
+    axes: frozenset[int] = frozenset()
+    attr: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """Memory of the graph that a body reads: `node`'s buffer from element `offset`, `strides` by axis (0 where absent).
+
+    `index`: the value that chooses a row of it, `index_stride` elements a row, of `rows`. Bits, zeros and routes of the
+    memory will be facts here too."""
+
+    node: Any
+    dtype: torch.dtype
+    strides: dict[int, Size]
+    offset: Size = 0
+    index: int | None = None
+    index_stride: Size = 0
+    rows: Size = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor of the graph inside a body: each of its dims is a row-major list of axes (none: size 1 or broadcast)."""
+
+    value: int
+    sizes: tuple[Size, ...]
+    dims: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class External:
+    """A tensor of the graph that lies in memory: a view of the buffer that `node` makes."""
+
+    node: Any
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class Body:
+    axes: list[Size] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    code: list[Instruction] = field(default_factory=list)
+    tensors: dict[Any, Tensor] = field(default_factory=dict)
+    """Node of the graph -> where it lies; nodes with several results are `(node, i)`."""
+    known: dict[Instruction, int] = field(default_factory=dict)
+
+    def copy(self) -> Body:
+        return Body(
+            axes=list(self.axes),
+            inputs=list(self.inputs),
+            code=list(self.code),
+            tensors=dict(self.tensors),
+            known=dict(self.known),
+        )
+
+    # ---- values
+    def emit(self, op: str, *args: int, kind: str, axes: Iterable[int] | None = None, attr: Any = None) -> int:
+        """The value of an instruction; the same one twice is one."""
+        along = frozenset(axes) if axes is not None else frozenset().union(*(self.code[a].axes for a in args))
+        made = Instruction(op=op, args=args, kind=kind, axes=along, attr=attr)
+        if made not in self.known:
+            self.known[made] = len(self.code)
+            self.code.append(made)
+        return self.known[made]
+
+    def const(self, value: float | int | bool, kind: str) -> int:
+        plain = bool(value) if kind == "B" else int(value) if kind == "L" else float(value)
+        return self.emit("const", kind=kind, axes=(), attr=repr(plain))
+
+    def cast(self, value: int, kind: str) -> int:
+        here = self.code[value]
+        if here.kind == kind:
+            return value
+        if here.op == "const":
+            return self.const(
+                {"True": 1, "False": 0}.get(here.attr, None) or float(here.attr.replace("False", "0")), kind
+            )
+        return self.emit("cast", value, kind=kind)
+
+    def reduce(self, op: str, value: int, axes: Iterable[int]) -> int:
+        """Along axes; those along which the value does not vary count by their size."""
+        here = self.code[value]
+        over = frozenset(axes)
+        kept = over & here.axes
+        if kept:
+            value = self.emit(op, value, kind=here.kind, axes=here.axes - kept, attr=tuple(sorted(kept)))
+        if op == "sum" and over - kept:
+            value = self.emit("mul", value, self.extent(over - kept, here.kind), kind=here.kind)
+        elif op == "prod" and over - kept:
+            raise UnfitError("a product of equal values")
+        return value
+
+    def extent(self, axes: Iterable[int], kind: str) -> int:
+        """How many points lie along these axes."""
+        return self.emit("extent", kind=kind, axes=(), attr=tuple(sorted(axes)))
+
+    # ---- where tensors lie
+    def split(self, axis: int, inner: Size) -> int:
+        """Divide an axis in (outer, inner); returns the inner axis, the outer keeps its number."""
+        outer = quotient(self.axes[axis], inner)
+        if outer is None:
+            raise UnfitError("an axis that does not divide")
+        fresh = len(self.axes)
+        self.axes[axis] = outer
+        self.axes.append(inner)
+
+        def along(axes: Iterable[int]) -> tuple[int, ...]:
+            return tuple(b for a in axes for b in ((a, fresh) if a == axis else (a,)))
+
+        for i, ins in enumerate(self.code):
+            if ins.op in ("index", "is_at") and ins.attr == axis:
+                raise UnfitError("an index along an axis that is divided")
+            attr = tuple(sorted(along(ins.attr))) if ins.op in (*REDUCTIONS, "extent") else ins.attr
+            self.code[i] = replace(ins, axes=frozenset(along(ins.axes)), attr=attr)
+        self.known = {ins: i for i, ins in reversed(list(enumerate(self.code)))}
+        for i, inp in enumerate(self.inputs):
+            if axis in inp.strides:
+                step = inp.strides[axis]
+                self.inputs[i] = replace(inp, strides={**inp.strides, axis: product((step, inner)), fresh: step})
+        for key, tensor in self.tensors.items():
+            self.tensors[key] = replace(tensor, dims=tuple(along(dim) for dim in tensor.dims))
+        return fresh
+
+    def load(self, source: External, dims: Sequence[tuple[int, ...]]) -> Tensor:
+        """Read memory whose dims lie on these axes."""
+        strides: dict[int, Size] = {}
+        varies = []
+        for size, stride, dim in zip(source.sizes, source.strides, dims, strict=True):
+            step = stride
+            for axis in reversed(dim):
+                varies.append(axis)
+                if not equal(step, 0):
+                    if axis in strides:
+                        raise UnfitError("a diagonal")
+                    strides[axis] = step
+                step = product((step, self.axes[axis]))
+            if not dim and not equal(size, 1):
+                raise UnfitError("a dim without an axis")
+        slot = self.slot(Input(node=source.node, dtype=source.dtype, strides=strides, offset=source.offset))
+        value = self.emit("load", kind=kind_of(source.dtype), axes=strides, attr=slot)
+        return Tensor(value=value, sizes=source.sizes, dims=tuple(dims), dtype=source.dtype)
+
+    def slot(self, wanted: Input) -> int:
+        for i, known in enumerate(self.inputs):
+            if known == wanted:
+                return i
+        self.inputs.append(wanted)
+        return len(self.inputs) - 1
+
+    def place(self, sizes: Sequence[Size], known: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, ...], ...]:
+        """Axes for each dim of a shape, given those of some; the others take, in order, axes that are not taken yet
+        and multiply to their size, and new axes where the body has none left."""
+        out: list[tuple[int, ...]] = []
+        taken = {a for dim in known if dim for a in dim}
+        free = [a for a in range(len(self.axes)) if a not in taken]
+        for size, dim in zip(sizes, known, strict=True):
+            if dim is not None or equal(size, 1):
+                out.append(dim or ())
+                continue
+            found, free = self._axes_of(size, free)
+            out.append(found)
+        return tuple(out)
+
+    def _axes_of(self, size: Size, free: list[int]) -> tuple[tuple[int, ...], list[int]]:
+        for start in range(len(free)):
+            total: Size = 1
+            for stop in range(start, len(free)):
+                total = product((total, self.axes[free[stop]]))
+                if equal(total, size):
+                    return tuple(free[start : stop + 1]), free[stop + 1 :]
+        for i, axis in enumerate(free):  # an axis that holds this dim and the next ones
+            rest = quotient(self.axes[axis], size)
+            if rest is not None and not equal(rest, 1):
+                return (axis,), [self.split(axis, rest), *free[i + 1 :]]
+        self.axes.append(size)
+        return (len(self.axes) - 1,), free
+
+    def reshape(self, tensor: Tensor, sizes: Sequence[Size]) -> Tensor:
+        """The same elements in the same order under other dims."""
+        atoms: list[int] = []
+        for size, axes in zip(tensor.sizes, tensor.dims, strict=True):
+            if not axes and not equal(size, 1):
+                raise UnfitError("a view of a broadcast")
+            atoms += axes
+        dims = []
+        for size in sizes:
+            have: Size = 1
+            dim: list[int] = []
+            while not equal(have, size):
+                if not atoms:
+                    raise UnfitError("a view that does not divide")
+                axis = atoms.pop(0)
+                need = quotient(size, have)
+                if need is None:
+                    raise UnfitError("a view that does not divide")
+                if quotient(need, self.axes[axis]) is None:
+                    rest = quotient(self.axes[axis], need)
+                    if rest is None:
+                        raise UnfitError("a view that does not divide")
+                    atoms.insert(0, self.split(axis, rest))
+                    # what was placed before keeps its axes: only this one is divided, and it is whole in no other dim
+                have = product((have, self.axes[axis]))
+                dim.append(axis)
+            dims.append(tuple(dim))
+        if atoms:
+            raise UnfitError("a view that does not divide")
+        return replace(tensor, sizes=tuple(sizes), dims=tuple(dims))
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    if dtype not in KINDS:
+        raise UnfitError(f"{dtype} has no vector kind")
+    return KINDS[dtype]
+
+
+def wider(*kinds: str) -> str:
+    return max(kinds, key=RANK.index)

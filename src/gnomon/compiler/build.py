@@ -1,0 +1,169 @@
+"""Text of kernels compiled and loaded: g++ in parallel, kept on disk by content, verified before it is loaded.
+
+`libraries` takes sources and gives functions, None where a source does not compile. A file's name holds the key
+of what made it (source, headers, flags, compiler) and the digest of its bytes, so that processes may write at
+the same time and a damaged file is made again. Leaves out what is worth compiling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from gnomon.compiler.machine import InstructionSet, cxx, this_machine
+
+log = logging.getLogger("gnomon.compiler")
+HEADERS = Path(__file__).with_name("cpp")
+FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-ffp-contract=fast",
+    "-Wno-psabi",
+)
+FUNCTION = "gnomon_kernel"
+Function = Callable[..., int]
+
+_loaded: dict[str, Function | None] = {}
+_lock = threading.Lock()
+
+
+def cache_folder() -> Path:
+    """GNOMON_CACHE, else the user's cache folder."""
+    asked = os.environ.get("GNOMON_CACHE")
+    if asked:
+        return Path(asked)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "gnomon" / "compiler"
+
+
+@cache
+def _compiler() -> tuple[str, str] | None:
+    """(path, version) of a compiler that answers."""
+    path = cxx()
+    if path is None:
+        return None
+    try:
+        version = subprocess.run([path, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return (path, version.stdout.strip()) if version.returncode == 0 else None
+
+
+def has_compiler() -> bool:
+    return _compiler() is not None
+
+
+@cache
+def _headers() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(HEADERS.glob("*.h")))
+
+
+def key_of(source: str, isa: InstructionSet | None = None, extra: Sequence[str] = ()) -> str:
+    """What a source compiles to depends on this alone."""
+    isa = isa or this_machine().isa
+    compiler = _compiler()
+    said = "\0".join((source, _headers(), *FLAGS, *isa.flags, *extra, compiler[1] if compiler else "", _openmp()))
+    return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+
+@cache
+def _openmp() -> str:
+    """The folder of the OpenMP that torch itself uses: a second pool of threads would halve both."""
+    folder = Path(torch.__file__).parent / "lib"
+    return str(folder) if (folder / "libgomp.so.1").exists() else ""
+
+
+def command(source: Path, target: Path, isa: InstructionSet, extra: Sequence[str] = ()) -> list[str]:
+    compiler = _compiler()
+    assert compiler is not None
+    linked = [f"-L{_openmp()}", f"-Wl,-rpath,{_openmp()}"] if _openmp() else []
+    return [
+        compiler[0],
+        *FLAGS,
+        *isa.flags,
+        f'-DGNOMON_ISA="{isa.header}"',
+        f"-I{HEADERS}",
+        *extra,
+        str(source),
+        "-o",
+        str(target),
+        *linked,
+    ]
+
+
+def libraries(sources: Sequence[str]) -> list[Function | None]:
+    """A function for each source, in order; those that are new are compiled beside each other."""
+    keys = [key_of(source) for source in sources]
+    with _lock:
+        missing = {key: source for key, source in zip(keys, sources, strict=True) if key not in _loaded}
+    if missing:
+        with ThreadPoolExecutor(max_workers=max(1, min(this_machine().cores, len(missing)))) as pool:
+            made = list(pool.map(_one, missing.items()))
+        with _lock:
+            for key, function in zip(missing, made, strict=True):
+                _loaded.setdefault(key, function)
+    return [_loaded[key] for key in keys]
+
+
+def _one(item: tuple[str, str]) -> Function | None:
+    key, source = item
+    try:
+        path = _on_disk(key) or compiled(key, source)
+        return None if path is None else function_of(path)
+    except OSError as error:
+        log.warning("kernels cannot be kept or loaded (%s): their operations stay PyTorch's", error)
+        return None
+
+
+def function_of(path: Path) -> Function:
+    function = getattr(ctypes.CDLL(str(path)), FUNCTION)
+    function.restype = ctypes.c_int
+    return function  # type: ignore[no-any-return]
+
+
+def _on_disk(key: str) -> Path | None:
+    """A file of this key whose bytes are what its name says; others of the key are removed."""
+    for path in cache_folder().glob(f"{key}-*.so"):
+        if digest(path) == path.stem.rpartition("-")[2]:
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+
+
+def compiled(key: str, source: str) -> Path | None:
+    """Compile into the cache; None (and a line in the log) where the compiler refuses."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work:
+        text, target = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
+        text.write_text(source, encoding="utf-8")
+        done = subprocess.run(command(text, target, this_machine().isa), capture_output=True, text=True)
+        if done.returncode:
+            log.warning("a kernel does not compile, its operations stay PyTorch's: %s", done.stderr[:2000])
+            log.debug("%s", source)
+            return None
+        final = folder / f"{key}-{digest(target)}.so"
+        os.replace(target, final)
+    return final

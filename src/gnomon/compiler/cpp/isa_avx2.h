@@ -1,0 +1,12 @@
+// AVX2 with FMA: eight floats a vector. What GCC's generic vectors cannot say in one instruction.
+#define VW 8
+typedef float F __attribute__((vector_size(32)));
+ALWAYS F vsqrt(F x) { return __builtin_ia32_sqrtps256(x); }
+ALWAYS F vfloor(F x) { return __builtin_ia32_roundps256(x, 1 | 8); }
+ALWAYS F vnearest(F x) { return __builtin_ia32_roundps256(x, 0 | 8); }
+// past the caches: nobody reads it before it would have left them; p on a vector's boundary
+ALWAYS void st_past(float* p, F v) { __builtin_ia32_movntps256(p, v); }
+ALWAYS void st_past_end() { __builtin_ia32_sfence(); }
+// a > b ? a : b, so b where one is a NaN
+ALWAYS F larger(F a, F b) { return __builtin_ia32_maxps256(a, b); }
+ALWAYS F smaller(F a, F b) { return __builtin_ia32_minps256(a, b); }

@@ -1,0 +1,127 @@
+// Vectors of VW lanes, the same for every instruction set: F float, D double, L 64-bit integers, B masks (0 or -1).
+// Loads and stores take memory types (float, double, bf16, integers, bool); a last part of a row has n < VW lanes.
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#define ALWAYS static inline __attribute__((always_inline, unused))
+#include GNOMON_ISA
+typedef double D __attribute__((vector_size(8 * VW)));
+typedef int64_t L __attribute__((vector_size(8 * VW)));
+typedef int32_t B __attribute__((vector_size(4 * VW)));
+typedef uint32_t U __attribute__((vector_size(4 * VW)));
+struct bf16 { uint16_t bits; };
+struct mask32 { int32_t bits; };  // a mask kept in scratch
+#define INF __builtin_inff()
+#define NANF __builtin_nanf("")
+extern "C" double exp(double) noexcept; extern "C" double log(double) noexcept; extern "C" double log1p(double) noexcept;
+extern "C" double expm1(double) noexcept; extern "C" double tanh(double) noexcept; extern "C" double erf(double) noexcept;
+extern "C" double sin(double) noexcept; extern "C" double cos(double) noexcept; extern "C" double pow(double, double) noexcept;
+extern "C" float sinf(float) noexcept; extern "C" float cosf(float) noexcept; extern "C" float powf(float, float) noexcept;
+extern "C" float log1pf(float) noexcept; extern "C" float expm1f(float) noexcept; extern "C" float tanf(float) noexcept;
+
+// one value in every lane
+ALWAYS F splat(float x) { F z = {}; return z + x; }
+ALWAYS D splatD(double x) { D z = {}; return z + x; }
+ALWAYS L splatL(int64_t x) { L z = {}; return z + x; }
+ALWAYS B splatB(bool x) { B z = {}; return z - (int32_t)x; }
+ALWAYS B lanes() { B r; for (int i = 0; i < VW; i++) r[i] = i; return r; }
+ALWAYS L lanesL() { L r; for (int i = 0; i < VW; i++) r[i] = i; return r; }
+// the lane at which a position is t; positions of a row fit 32 bits
+ALWAYS B at_lane(L t, int64_t j) { return lanes() == (int32_t)(t[0] - j); }
+ALWAYS B first(int n) { return lanes() < n; }
+
+// kinds
+ALWAYS F toF(F x) { return x; }
+ALWAYS F toF(D x) { return __builtin_convertvector(x, F); }
+ALWAYS F toF(L x) { return __builtin_convertvector(x, F); }
+ALWAYS F toF(B x) { return __builtin_convertvector(-x, F); }
+ALWAYS D toD(F x) { return __builtin_convertvector(x, D); }
+ALWAYS D toD(D x) { return x; }
+ALWAYS D toD(L x) { return __builtin_convertvector(x, D); }
+ALWAYS D toD(B x) { return __builtin_convertvector(-x, D); }
+ALWAYS L toL(F x) { return __builtin_convertvector(x, L); }
+ALWAYS L toL(D x) { return __builtin_convertvector(x, L); }
+ALWAYS L toL(L x) { return x; }
+ALWAYS L toL(B x) { return __builtin_convertvector(-x, L); }
+ALWAYS B toB(B x) { return x; }
+ALWAYS B toB(F x) { return x != 0.0f; }
+ALWAYS B toB(L x) { return __builtin_convertvector(x != 0, B); }
+ALWAYS B toB(D x) { return __builtin_convertvector(x != 0.0, B); }
+
+ALWAYS F sel(B c, F a, F b) { return c ? a : b; }
+ALWAYS B sel(B c, B a, B b) { return c ? a : b; }
+ALWAYS L sel(B c, L a, L b) { L m = __builtin_convertvector(c, L); return (m & a) | (~m & b); }
+ALWAYS D sel(B c, D a, D b) { return (D)sel(c, (L)a, (L)b); }
+
+// memory: whole vectors, first n lanes, and lanes `s` apart
+template <class T> struct mem { typedef T V __attribute__((vector_size(sizeof(T) * VW))); };
+template <class T> ALWAYS typename mem<T>::V raw(const T* p) { typename mem<T>::V v; memcpy(&v, p, sizeof v); return v; }
+ALWAYS F up(mem<uint16_t>::V v) { return (F)(__builtin_convertvector(v, U) << 16); }
+ALWAYS mem<uint16_t>::V down(F x) {
+    U u = (U)x;
+    U r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    B nan = x != x;
+    r = ((U)nan & 0x7fc0u) | (~(U)nan & r);
+    return __builtin_convertvector(r, mem<uint16_t>::V);
+}
+ALWAYS F ld(const float* p) { return raw(p); }
+ALWAYS D ld(const double* p) { return raw(p); }
+ALWAYS F ld(const bf16* p) { return up(raw((const uint16_t*)p)); }
+ALWAYS L ld(const int64_t* p) { return raw(p); }
+ALWAYS L ld(const int32_t* p) { return __builtin_convertvector(raw(p), L); }
+ALWAYS L ld(const int16_t* p) { return __builtin_convertvector(raw(p), L); }
+ALWAYS L ld(const int8_t* p) { return __builtin_convertvector(raw(p), L); }
+ALWAYS L ld(const uint8_t* p) { return __builtin_convertvector(raw(p), L); }
+ALWAYS B ld(const bool* p) { return __builtin_convertvector(raw((const uint8_t*)p), B) != 0; }
+template <class T> ALWAYS auto ld(const T* p, int n) { T b[VW] = {}; for (int i = 0; i < n; i++) b[i] = p[i]; return ld(b); }
+template <class T> ALWAYS auto lds(const T* p, int64_t s, int n) { T b[VW] = {}; for (int i = 0; i < n; i++) b[i] = p[i * s]; return ld(b); }
+ALWAYS B ld(const mask32* p) { B v; memcpy(&v, p, sizeof v); return v; }
+ALWAYS void st(mask32* p, B v) { memcpy(p, &v, sizeof v); }
+ALWAYS F ld1(const float* p) { return splat(*p); }
+ALWAYS D ld1(const double* p) { return splatD(*p); }
+ALWAYS F ld1(const bf16* p) { uint32_t u = (uint32_t)p->bits << 16; float f; memcpy(&f, &u, 4); return splat(f); }
+ALWAYS B ld1(const bool* p) { return splatB(*p); }
+template <class T> ALWAYS L ld1(const T* p) { return splatL(*p); }
+
+ALWAYS void st(float* p, F v) { memcpy(p, &v, sizeof v); }
+ALWAYS void st(double* p, D v) { memcpy(p, &v, sizeof v); }
+ALWAYS void st(bf16* p, F v) { auto u = down(v); memcpy(p, &u, sizeof u); }
+ALWAYS void st(int64_t* p, L v) { memcpy(p, &v, sizeof v); }
+ALWAYS void st(int32_t* p, L v) { auto u = __builtin_convertvector(v, mem<int32_t>::V); memcpy(p, &u, sizeof u); }
+ALWAYS void st(int16_t* p, L v) { auto u = __builtin_convertvector(v, mem<int16_t>::V); memcpy(p, &u, sizeof u); }
+ALWAYS void st(int8_t* p, L v) { auto u = __builtin_convertvector(v, mem<int8_t>::V); memcpy(p, &u, sizeof u); }
+ALWAYS void st(uint8_t* p, L v) { auto u = __builtin_convertvector(v, mem<uint8_t>::V); memcpy(p, &u, sizeof u); }
+ALWAYS void st(bool* p, B v) { auto u = __builtin_convertvector(-v, mem<uint8_t>::V); memcpy(p, &u, sizeof u); }
+template <class T, class V> ALWAYS void st(T* p, V v, int n) { T b[VW]; st(b, v); for (int i = 0; i < n; i++) p[i] = b[i]; }
+template <class T, class V> ALWAYS void sts(T* p, int64_t s, V v, int n) { T b[VW]; st(b, v); for (int i = 0; i < n; i++) p[i * s] = b[i]; }
+
+// a NaN on either side is the result, as torch's maximum and amax have it
+ALWAYS F maxi(F a, F b) { return a == a ? larger(a, b) : a; }
+ALWAYS F mini(F a, F b) { return a == a ? smaller(a, b) : a; }
+// either side where one is a NaN: for sums that see the NaN themselves
+ALWAYS F peak(F a, F b) { return larger(a, b); }
+ALWAYS D peak(D a, D b) { return sel(__builtin_convertvector(a > b, B), a, b); }
+ALWAYS D maxi(D a, D b) { return (D)(((L)((a > b) | (a != a)) & (L)a) | (~(L)((a > b) | (a != a)) & (L)b)); }
+ALWAYS D mini(D a, D b) { return (D)(((L)((a < b) | (a != a)) & (L)a) | (~(L)((a < b) | (a != a)) & (L)b)); }
+ALWAYS L maxi(L a, L b) { L m = a > b; return (m & a) | (~m & b); }
+ALWAYS L mini(L a, L b) { L m = a < b; return (m & a) | (~m & b); }
+ALWAYS F absv(F x) { return (F)((B)x & 0x7fffffff); }
+ALWAYS D absv(D x) { return (D)((L)x & 0x7fffffffffffffffLL); }
+ALWAYS L absv(L x) { L m = x >> 63; return (x ^ m) - m; }
+#define EACH(T, f, x) ({ T r_; for (int i_ = 0; i_ < VW; i_++) r_[i_] = f(x[i_]); r_; })
+ALWAYS D vsqrt(D x) { return EACH(D, __builtin_sqrt, x); }
+ALWAYS D vfloor(D x) { return EACH(D, __builtin_floor, x); }
+ALWAYS D vnearest(D x) { return EACH(D, __builtin_nearbyint, x); }
+ALWAYS F vceil(F x) { return -vfloor(-x); }
+ALWAYS D vceil(D x) { return -vfloor(-x); }
+ALWAYS F vtrunc(F x) { return sel(x < 0.0f, vceil(x), vfloor(x)); }
+ALWAYS D vtrunc(D x) { return EACH(D, __builtin_trunc, x); }
+
+// sums of lanes, in a fixed order
+template <class V> ALWAYS auto hsum(V v) { auto s = v[0]; for (int i = 1; i < VW; i++) s += v[i]; return s; }
+template <class V> ALWAYS auto hprod(V v) { auto s = v[0]; for (int i = 1; i < VW; i++) s *= v[i]; return s; }
+ALWAYS float hsum(F v) { float t[VW]; memcpy(t, &v, sizeof v); for (int w = VW / 2; w; w /= 2) for (int i = 0; i < w; i++) t[i] += t[i + w]; return t[0]; }
+template <class V> ALWAYS auto hmax(V v) { auto s = v[0]; for (int i = 1; i < VW; i++) s = (v[i] > s || v[i] != v[i]) ? v[i] : s; return s; }
+template <class V> ALWAYS auto hmin(V v) { auto s = v[0]; for (int i = 1; i < VW; i++) s = (v[i] < s || v[i] != v[i]) ? v[i] : s; return s; }
+ALWAYS bool any(B v) { int32_t s = 0; for (int i = 0; i < VW; i++) s |= v[i]; return s != 0; }
+ALWAYS bool all(B v) { int32_t s = -1; for (int i = 0; i < VW; i++) s &= v[i]; return s != 0; }

@@ -1,0 +1,180 @@
+"""What the compiler did and why: groups, tiles, the level of each edge, traffic, what bounds each, predicted and
+measured.
+
+`explained` gives plain data, `lines` the text of `gnomon compile --explain`. The predicted time of a group is
+the larger of its bytes at this machine's measured bandwidth and its vector instructions at its measured rate;
+both are measured once a process. Leaves out what ATen runs, which is only counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import torch
+
+from gnomon.compiler.backend import Compiled
+from gnomon.compiler.body import REDUCTIONS
+from gnomon.compiler.build import libraries
+from gnomon.compiler.machine import Machine, this_machine
+from gnomon.compiler.program import Planned, symbols_in
+from gnomon.compiler.sizes import hint, product
+from gnomon.compiler.stages import COST
+from gnomon.compiler.tiles import Nest, Tiling, tiling
+
+RATE = """#include "vector.h"
+#include "math.h"
+extern "C" int gnomon_kernel(const int64_t* d, float* x) {
+    F a = splat(0);
+    for (int64_t k = 0; k < d[0]; k++)
+        for (int64_t j = 0; j < 1024; j += VW) a = a + vexp(ld(x + j));
+    st(x, a * 1e-30f);
+    return 0;
+}
+"""
+RATE_INSTRUCTIONS = 14
+
+
+@cache
+def bytes_per_s() -> float:
+    """What reading one array that no cache holds and writing another moves; the best of five."""
+    a = torch.zeros(1 << 23)
+    out = torch.zeros_like(a)
+    return 2 * a.numel() * 4 / min(_seconds(lambda: torch.add(a, 1.0, out=out)) for _ in range(5))
+
+
+@cache
+def instructions_per_s() -> float:
+    """Vector instructions a second and core, on a polynomial whose data lies in the first cache."""
+    [function] = libraries([RATE])
+    if function is None:
+        return 2e9
+    x, repeat = torch.zeros(1024), 400
+    array = (ctypes.c_int64 * 1)(repeat)
+    best = min(_seconds(lambda: function(array, ctypes.c_void_p(x.data_ptr()))) for _ in range(5))
+    return repeat * (1024 // this_machine().isa.lanes) * RATE_INSTRUCTIONS / best
+
+
+def _seconds(call: Any) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def explained(made: Compiled) -> dict[str, Any]:
+    """One compiled graph as data."""
+    aten = Counter(
+        str(unit.target).removeprefix("aten.")
+        for unit in made.program.units
+        if isinstance(unit, torch.fx.Node) and unit.op == "call_function"
+    )
+    groups = [_group(made, planned) for planned in made.program.planned]
+    return {"groups": groups, "aten": dict(aten.most_common())}
+
+
+def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
+    nest, environment = planned.kernel.nest, made.program.environment
+    rows = hint(product(nest.sizes[a] for a in nest.outer), environment)
+    points = hint(product(nest.sizes[a] for a in nest.inner), environment)
+    last = hint(nest.sizes[nest.inner[-1]], environment) if nest.inner else 1
+    tile = tiling(nest, rows, last, this_machine())
+    moved = _bytes(planned, environment)
+    work = _instructions(nest) * rows * points / this_machine().isa.lanes
+    workers = torch.get_num_threads() if tile.parallel else 1
+    memory_s, compute_s = sum(moved.values()) / bytes_per_s(), work / instructions_per_s() / workers
+    trial = made.trials.get(planned.number)
+    verdict = trial.verdict if trial is not None else {}
+    return {
+        "operations": [str(node.target).removeprefix("aten.").removesuffix(".default") for node in planned.group.work],
+        "rows": rows,
+        "points": points,
+        "symbols": symbols_in(planned),
+        "tile": {"rows": tile.chunk, "points": tile.tile, "tasks": tile.chunks * tile.tiles, "parallel": tile.parallel},
+        "passes": len(nest.passes),
+        "edges": _edges(nest, tile, this_machine()),
+        "bytes": moved,
+        "bound": "memory" if memory_s >= compute_s else "compute",
+        "predicted_s": max(memory_s, compute_s),
+        "measured_s": verdict.get("kernel_s"),
+        "aten_s": verdict.get("aten_s"),
+        "kept": made.kept(planned),
+        "why": verdict.get("wrong", ""),
+    }
+
+
+def _bytes(planned: Planned, environment: Any) -> dict[str, int]:
+    """Bytes that must come from and go to memory: each element once."""
+    nest = planned.kernel.nest
+    read = 0
+    for slot in planned.kernel.slots:
+        inp = nest.body.inputs[slot]
+        axes = set(inp.strides)
+        if inp.index is not None:
+            axes |= set(nest.outer)
+        read += inp.dtype.itemsize * hint(product(nest.sizes[a] for a in axes), environment)
+    written = sum(
+        out.dtype.itemsize * hint(product(nest.sizes[a] for a in out.strides), environment) for out in nest.outputs
+    )
+    return {"read": read, "written": written}
+
+
+def _instructions(nest: Nest) -> int:
+    """Vector instructions for the points of one vector, over all passes."""
+    made = sum(_own(nest, i) for step in nest.passes for i in step.values)
+    return made + sum(len(step.stores) + len(step.read_back) + len(step.reductions) for step in nest.passes)
+
+
+def _own(nest: Nest, value: int) -> int:
+    ins = nest.body.code[value]
+    return COST.get(ins.op, 1) if ins.op not in REDUCTIONS else 0
+
+
+def _edges(nest: Nest, tile: Tiling, machine: Machine) -> list[str]:
+    """Where values that more than one pass uses live; all others are in registers."""
+    row = tile.tile * len(nest.scratch) * 8
+    level = "L1" if row <= machine.l1_bytes else "L2" if row <= machine.l2_bytes else "L3"
+    out = []
+    seen: dict[int, int] = {}
+    for n, step in enumerate(nest.passes):
+        for value, where in sorted(step.read_back.items()):
+            name = nest.body.code[value].op
+            place = f"scratch in {level}" if where == "scratch" else where
+            out.append(f"{name} of pass {seen.get(value, 0) + 1} -> pass {n + 1}: {place}")
+        for value in step.values:
+            if value in seen and nest.body.code[value].op not in ("const", "extent", "load", "take"):
+                out.append(f"{nest.body.code[value].op} of pass {seen[value] + 1} -> pass {n + 1}: computed again")
+            seen.setdefault(value, n)
+    return out
+
+
+def lines(made: dict[str, Any], title: str) -> list[str]:
+    out = [title]
+    for n, group in enumerate(made["groups"]):
+        state = "kept" if group["kept"] else f"given back to ATen{': ' + group['why'] if group['why'] else ''}"
+        tile = group["tile"]
+        out += [
+            f"  group {n}: {' + '.join(group['operations'])} ({state})",
+            f"    domain    {group['rows']} rows x {group['points']} points"
+            + (f", any {', '.join(group['symbols'])}" if group["symbols"] else ""),
+            f"    tiles     {tile['rows']} rows x {tile['points']} points, {tile['tasks']} tasks"
+            + (" beside each other" if tile["parallel"] else " of one worker"),
+            f"    passes    {group['passes']} over a row; " + ("; ".join(group["edges"]) or "all edges in registers"),
+            f"    memory    reads {_mib(group['bytes']['read'])}, writes {_mib(group['bytes']['written'])};"
+            f" bound by {group['bound']}",
+            f"    time      predicted {_us(group['predicted_s'])}, measured {_us(group['measured_s'])},"
+            f" ATen {_us(group['aten_s'])}",
+        ]
+    calls = ", ".join(f"{count} {name}" if count > 1 else name for name, count in made["aten"].items())
+    out.append(f"  ATen: {calls or 'nothing'}")
+    return out
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.2f} MiB" if count >= 10_000 else f"{count} B"
+
+
+def _us(seconds: float | None) -> str:
+    return "not timed" if seconds is None else f"{seconds * 1e6:.0f} us"

@@ -1,0 +1,166 @@
+"""Each group is tried once on its first inputs: equal to eager within its dtype, and not slower; else it is given
+back.
+
+`Trial` runs kernel and ATen on the same inputs, compares, times both in turn and remembers the verdict by what
+decides it (kernel, sizes, threads), in the process and on disk, so that layers that are alike are tried once
+and a second process does not time again. Returns ATen's results while it tries. Leaves out repair: a group that
+is wrong is ATen's for good.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnomon.compiler.build import cache_folder, key_of
+
+log = logging.getLogger("gnomon.compiler")
+SLOWER = 1.03
+"""A kernel is kept while it takes at most this times ATen's time: below it the difference is noise."""
+REPEATS, ENOUGH_S = 7, 0.15
+TOLERANCE = {
+    torch.float64: (1e-9, 1e-10),
+    torch.float32: (2e-4, 1e-5),
+    torch.bfloat16: (4e-2, 2e-2),
+}
+"""(relative, in units of the largest element) by dtype; sums are in another order than eager's."""
+
+NEAR = 4.0
+"""Times eager's own distance from the result in double that a kernel may be away from it."""
+
+_verdicts: dict[str, dict[str, Any]] = {}
+_lock = threading.Lock()
+
+
+class Trial:
+    """A callable in a group's place: gives ATen's results, and its verdict in `kept` once it has been called."""
+
+    def __init__(self, source: str, run: Callable[..., Any], aten: Callable[..., Any]) -> None:
+        self.source, self.run, self.aten = source, run, aten
+        self.kept: bool | None = None
+        self.verdict: dict[str, Any] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        wanted = self.aten(*args)
+        key = _key(self.source, args)
+        with _lock:
+            known = _verdicts.get(key)
+        if known is None:
+            known = self._tried(key, args, wanted)
+            with _lock:
+                _verdicts[key] = known
+        self.verdict, self.kept = known, bool(known["kept"])
+        return wanted
+
+    def _tried(self, key: str, args: tuple[Any, ...], wanted: Any) -> dict[str, Any]:
+        made = self.run(*args)
+        wrong = different(made, wanted)
+        if wrong and not as_exact(made, wanted, self.aten, args):
+            log.warning("a kernel differs from eager (%s): its operations stay PyTorch's", wrong)
+            return {"kept": False, "wrong": wrong}
+        stored = _read(key)
+        if stored is not None:
+            return stored
+        kernel_s, aten_s = _times(self.run, self.aten, args)
+        verdict = {"kept": kernel_s <= SLOWER * aten_s, "kernel_s": kernel_s, "aten_s": aten_s}
+        _write(key, verdict)
+        return verdict
+
+
+def different(made: Any, wanted: Any) -> str:
+    """What is unequal between a kernel's results and eager's, or nothing."""
+    for n, (a, b) in enumerate(zip(made, wanted, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
+            return f"result {n}: {a.dtype} {tuple(a.shape)} in place of {b.dtype} {tuple(b.shape)}"
+        if not a.numel():
+            continue
+        if not b.dtype.is_floating_point:
+            if not torch.equal(a, b):
+                return f"result {n}: other {b.dtype} values"
+            continue
+        relative, least = TOLERANCE[b.dtype]
+        finite = b[torch.isfinite(b)]
+        top = float(finite.abs().max()) if finite.numel() else 1.0
+        if not torch.allclose(a, b, rtol=relative, atol=max(least * top, 1e-30), equal_nan=True):
+            apart = float((a.double() - b.double()).abs().nan_to_num().max())
+            return f"result {n}: {apart:.3g} apart, largest {top:.3g}"
+    return ""
+
+
+def as_exact(made: Any, wanted: Any, aten: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether results that differ are as near to those in double as eager's are: where terms cancel (the gradient of a
+    norm's own length) nothing of either is left but rounding."""
+    try:
+        wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+        exact = aten(*wide)
+        for a, b, c in zip(made, wanted, exact, strict=True):
+            if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
+                return False
+            if not a.is_floating_point():
+                if not torch.equal(a, b):
+                    return False
+                continue
+            ours, theirs = (float((t.double() - c.double()).abs().max()) for t in (a, b))
+            if not ours <= NEAR * theirs:
+                return False
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _times(run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, float]:
+    """The least seconds of each, taken in turn: what disturbs one call only ever adds. One thread is timed by its
+    own CPU time, which others on the machine disturb less."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    best = [float("inf"), float("inf")]
+    spent = 0.0
+    for _ in range(REPEATS):
+        for which, call in enumerate((run, aten)):
+            start = clock()
+            call(*args)
+            took = clock() - start
+            best[which] = min(best[which], took)
+            spent += took
+        if spent > ENOUGH_S:
+            break
+    return best[0], best[1]
+
+
+def _key(source: str, args: tuple[Any, ...]) -> str:
+    """What a verdict depends on: sizes by powers of two, so that a new length asks nothing new."""
+    sizes = [f"{a.dtype}{[(int(s) - 1).bit_length() for s in a.shape]}" for a in args if isinstance(a, torch.Tensor)]
+    return f"{key_of(source)}-{torch.get_num_threads()}-{hash_of(','.join(sizes))}"
+
+
+def hash_of(text: str) -> str:
+    return key_of(text)[:12]
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / f"{key}.json"
+
+
+def _read(key: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(_path(key).read_text(encoding="utf-8"))
+        return found if isinstance(found.get("kept"), bool) else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _write(key: str, verdict: dict[str, Any]) -> None:
+    path = _path(key)
+    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        part.write_text(json.dumps(verdict), encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        log.debug("a verdict is not kept: %s", error)

@@ -1,0 +1,97 @@
+"""The machine that code is made for: vector width, caches, cores, the compiler and its flags.
+
+`this_machine()` reads it once. A new instruction set is one row of `SETS` and one header in cpp/. Leaves out
+bandwidths, which `bandwidth` measures where somebody asks for predicted times.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionSet:
+    name: str
+    header: str
+    flags: tuple[str, ...]
+    lanes: int
+    """Floats in a vector."""
+    needs: frozenset[str]
+    """Flags of /proc/cpuinfo."""
+
+
+SETS = (
+    InstructionSet(
+        name="avx512",
+        header="isa_avx512.h",
+        flags=("-march=x86-64-v4", "-mprefer-vector-width=512"),
+        lanes=16,
+        needs=frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"}),
+    ),
+    InstructionSet(
+        name="avx2",
+        header="isa_avx2.h",
+        flags=("-march=x86-64-v3",),
+        lanes=8,
+        needs=frozenset({"avx2", "fma", "f16c", "bmi2"}),
+    ),
+    InstructionSet(name="generic", header="isa_generic.h", flags=(), lanes=4, needs=frozenset()),
+)
+"""From the widest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    isa: InstructionSet
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    line_bytes: int
+    cores: int
+    model: str
+
+
+@cache
+def this_machine() -> Machine:
+    flags, model = _cpuinfo()
+    wanted = os.environ.get("GNOMON_ISA_NAME")
+    isa = next(s for s in SETS if (s.name == wanted if wanted else s.needs <= flags))
+    return Machine(
+        isa=isa,
+        l1_bytes=_cache("index0", 32 << 10),
+        l2_bytes=_cache("index2", 512 << 10),
+        l3_bytes=_cache("index3", 16 << 20),
+        line_bytes=64,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        model=model,
+    )
+
+
+@cache
+def cxx() -> str | None:
+    """The C++ compiler, or None: CXX where it is set, else g++, c++ or clang++."""
+    asked = os.environ.get("CXX")
+    return next((path for name in ([asked] if asked else ["g++", "c++"]) if (path := shutil.which(name))), None)
+
+
+def _cpuinfo() -> tuple[frozenset[str], str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset(), platform.machine()
+    found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    found = {key.strip(): value.strip() for key, value in found.items()}
+    return frozenset(found.get("flags", "").split()), found.get("model name", platform.machine())
+
+
+def _cache(which: str, default: int) -> int:
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu0/cache/{which}/size").read_text(encoding="utf-8").strip()
+        return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
+    except (OSError, ValueError, KeyError):
+        return default

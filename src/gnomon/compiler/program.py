@@ -1,0 +1,479 @@
+"""From a graph to a Python function: groups called as kernels, all else as ATen, memory freed at its last use.
+
+`Program` plans what runs in which order and writes the function's text, once with every group on trial and once
+with what the trials chose. What a group reads is found through views by strides, so views between groups cost
+nothing. Operations with effects (random numbers, writes) keep their order. Leaves out the trial itself
+(`gate`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gnomon.compiler.body import UnfitError
+from gnomon.compiler.check import check_body, check_nest
+from gnomon.compiler.groups import Group, fake, groups, rebuilt, root, worth
+from gnomon.compiler.machine import this_machine
+from gnomon.compiler.nest import Kernel, kernel
+from gnomon.compiler.rules.views import VIEWS
+from gnomon.compiler.sizes import Size, product, size_of, sizes_of, symbols, text
+from gnomon.compiler.tiles import Output, nest, output, tiling
+
+LINES = "    "
+
+
+@dataclass(slots=True)
+class Planned:
+    """A group with its outputs and its kernel."""
+
+    group: Group
+    outputs: list[torch.fx.Node]
+    kernel: Kernel
+    number: int
+    function: Callable[..., int] | None = None
+
+    @property
+    def inputs(self) -> list[torch.fx.Node]:
+        """Nodes that must have run before the group, as a kernel or by ATen."""
+        return leaves(self.group)
+
+
+@dataclass(slots=True)
+class Program:
+    graph: torch.fx.Graph
+    environment: Any
+    planned: list[Planned]
+    units: list[Planned | torch.fx.Node]
+    """What runs, in order."""
+    constants: dict[str, Any] = field(default_factory=dict)
+    names: dict[Any, str] = field(default_factory=dict)
+
+
+def leaves(group: Group) -> list[torch.fx.Node]:
+    """What a group's members read that is not of the group: memory, behind any views, and numbers."""
+    inside = set(group.members)
+    found: dict[torch.fx.Node, None] = {}
+    waiting = [arg for node in group.members for arg in node.all_input_nodes]
+    seen: set[torch.fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in inside:
+            continue
+        seen.add(node)
+        if root(node) is node:
+            found[node] = None
+        else:
+            waiting += node.all_input_nodes
+    return sorted(found, key=lambda node: node._sort_key)
+
+
+def program(graph: torch.fx.Graph, environment: Any) -> Program:
+    """Groups, their outputs as those who read them ask, and an order of all that runs."""
+    kept = groups(graph)
+    while True:
+        outputs = _asked(graph, kept)
+        planned, refused = _planned(kept, outputs, environment)
+        if not refused:
+            break
+        kept = [g for group in kept for g in ([group] if group not in refused else _shorter(group))]
+    made = Program(graph=graph, environment=environment, planned=planned, units=[])
+    made.units = _ordered(made)
+    return made
+
+
+def _shorter(group: Group) -> list[Group]:
+    """A group without its last member of work: what it made could not be stored."""
+    members = list(group.members)
+    while members:
+        last = members.pop()
+        if last.target is operator.getitem:  # an operation goes with all of its results
+            members = [m for m in members if m is not last.args[0] and last.args[0] not in m.args]
+        body = rebuilt(members)
+        if body is not None:
+            left = Group(members=members, body=body)
+            return [left] if worth(left) else []
+    return []
+
+
+def _asked(graph: torch.fx.Graph, kept: Sequence[Group]) -> dict[int, list[torch.fx.Node]]:
+    """For each group, the members whose memory somebody outside it reads."""
+    of = {node: n for n, group in enumerate(kept) for node in group.members}
+    asked: dict[int, dict[torch.fx.Node, None]] = {n: {} for n in range(len(kept))}
+    seen: set[torch.fx.Node] = set()
+    entered: set[int] = set()
+    waiting = [graph.output_node()]
+    waiting += [node for node in graph.nodes if _has_effects(node)]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in of and node.target not in VIEWS:
+            n = of[node]
+            asked[n][node] = None
+            if n not in entered:
+                entered.add(n)
+                waiting += leaves(kept[n])
+            continue
+        waiting += node.all_input_nodes
+    return {n: sorted(nodes, key=lambda node: node._sort_key) for n, nodes in asked.items()}
+
+
+def _planned(
+    kept: Sequence[Group], outputs: dict[int, list[torch.fx.Node]], environment: Any
+) -> tuple[list[Planned], list[Group]]:
+    made: list[Planned] = []
+    refused: list[Group] = []
+    for n, group in enumerate(kept):
+        if not outputs[n]:
+            continue
+        try:
+            body = group.body.copy()
+            outs = [_output(body, node) for node in outputs[n]]
+            check_body(body)
+            loops = nest(body, outs, environment)
+            check_nest(loops)
+        except UnfitError:
+            refused.append(group)
+            continue
+        made.append(Planned(group=group, outputs=outputs[n], kernel=kernel(loops), number=len(made)))
+    return made, refused
+
+
+def _output(body: Any, node: torch.fx.Node) -> Output:
+    value = fake(node)
+    if value is None:
+        raise UnfitError("an operation whose results are asked for together")
+    return output(body, node, body.tensors[node], sizes_of(value.stride()))
+
+
+def _has_effects(node: torch.fx.Node) -> bool:
+    """Writes, random numbers, calls that are not plain functions: they run, and in the order of the graph."""
+    if node.op != "call_function":
+        return node.op in ("call_module", "call_method")
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _ordered(made: Program) -> list[Planned | torch.fx.Node]:
+    """Units in an order that keeps the graph's where it can: those ready first, the earliest first."""
+    member = {node: p for p in made.planned for node in p.group.members if node in p.outputs}
+    units: dict[int, Planned | torch.fx.Node] = {}
+    place = {node: i for i, node in enumerate(made.graph.nodes)}
+    unit_of: dict[torch.fx.Node, int] = {}
+    needs: dict[int, set[int]] = {}
+
+    def visit(start: torch.fx.Node) -> None:
+        waiting = [start]
+        while waiting:
+            node = waiting.pop()
+            if node in unit_of:
+                continue
+            if node in member:
+                p = member[node]
+                number = 2 * max(place[m] for m in p.group.members) + 1
+                unit_of.update(dict.fromkeys(p.outputs, number))
+                units[number] = p
+                waiting += p.inputs
+            else:
+                unit_of[node] = 2 * place[node]
+                units[2 * place[node]] = node
+                waiting += node.all_input_nodes
+
+    visit(made.graph.output_node())
+    for node in made.graph.nodes:
+        if _has_effects(node):
+            visit(node)
+    before: int | None = None
+    for number, unit in sorted(units.items()):
+        asks = unit.inputs if isinstance(unit, Planned) else unit.all_input_nodes
+        needs[number] = {unit_of[a] for a in asks} - {number}
+        if not isinstance(unit, Planned) and _has_effects(unit):
+            if before is not None:
+                needs[number].add(before)
+            before = number
+            if isinstance(unit.target, torch._ops.OpOverload) and unit.target._schema.is_mutable:
+                needs[number] |= _earlier_readers(made, unit, units, unit_of, number)
+    return _topological(units, needs)
+
+
+def _earlier_readers(
+    made: Program, write: torch.fx.Node, units: dict[int, Any], unit_of: dict[torch.fx.Node, int], number: int
+) -> set[int]:
+    """Units that read memory before it is written."""
+    written = {root(a) for a in write.all_input_nodes}
+    readers = set()
+    for other, unit in units.items():
+        asks = unit.inputs if isinstance(unit, Planned) else unit.all_input_nodes
+        first = min(m._sort_key for m in unit.group.members) if isinstance(unit, Planned) else unit._sort_key
+        if other != number and first < write._sort_key and any(root(a) in written for a in asks):
+            readers.add(other)
+    return readers
+
+
+def _topological(units: dict[int, Any], needs: dict[int, set[int]]) -> list[Any]:
+    users: dict[int, list[int]] = {}
+    for number, asks in needs.items():
+        for a in asks:
+            users.setdefault(a, []).append(number)
+    left = {number: len(asks) for number, asks in needs.items()}
+    ready = [number for number, count in left.items() if not count]
+    heapq.heapify(ready)
+    out = []
+    while ready:
+        number = heapq.heappop(ready)
+        out.append(units[number])
+        for user in users.get(number, ()):
+            left[user] -= 1
+            if not left[user]:
+                heapq.heappush(ready, user)
+    if len(out) != len(units):
+        raise UnfitError("groups that wait for each other")
+    return out
+
+
+# ---- text
+class Writer:
+    """Writes the function of a program. Values that are no literals are constants."""
+
+    def __init__(self, made: Program) -> None:
+        self.made = made
+        self.constants: dict[str, Any] = {"_empty": torch.empty_strided}
+        self.symbols = _symbol_sources(made)
+
+    def name(self, node: torch.fx.Node) -> str:
+        return _plain(node.name)
+
+    def constant(self, value: Any) -> str:
+        name = f"_c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def argument(self, arg: Any) -> str:
+        if isinstance(arg, torch.fx.Node):
+            return self.name(arg)
+        if arg is None or isinstance(arg, (bool, int, str)):
+            return repr(arg)
+        if isinstance(arg, float):
+            return repr(arg) if arg == arg and abs(arg) != float("inf") else f"float({str(arg)!r})"
+        if isinstance(arg, (list, tuple)):
+            inside = ", ".join(self.argument(a) for a in arg)
+            return f"[{inside}]" if isinstance(arg, list) else f"({inside}{',' if len(arg) == 1 else ''})"
+        if isinstance(arg, slice):
+            return f"slice({self.argument(arg.start)}, {self.argument(arg.stop)}, {self.argument(arg.step)})"
+        return self.constant(arg)
+
+    def aten(self, node: torch.fx.Node) -> str:
+        """One operation by ATen."""
+        if node.op == "get_attr":
+            value = self.made.graph.owning_module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            return f"{self.name(node)} = {self.constant(value)}"
+        args = [self.argument(a) for a in node.args] + [f"{k}={self.argument(v)}" for k, v in node.kwargs.items()]
+        if node.target is operator.getitem and isinstance(node.args[1], int):
+            return f"{self.name(node)} = {args[0]}[{args[1]}]"
+        if node.op == "call_method":
+            return f"{self.name(node)} = {args[0]}.{node.target}({', '.join(args[1:])})"
+        return f"{self.name(node)} = {self.constant(_fast(node.target))}({', '.join(args)})"
+
+    def size(self, value: Size) -> str:
+        return text(value)
+
+    def kernel_lines(self, planned: Planned) -> list[str]:
+        """Allocate outputs, call the kernel, and ATen in its place where an index was out of range."""
+        nest = planned.kernel.nest
+        out = []
+        for node, o in zip(planned.outputs, nest.outputs, strict=True):
+            shape = ", ".join(self.size(s) for s in o.shape)
+            strides = ", ".join(self.size(s) for s in o.memory)
+            comma = "," if len(o.shape) == 1 else ""
+            dtype = self.constant(o.dtype)
+            out.append(f"{self.name(node)} = _empty(({shape}{comma}), ({strides}{comma}), dtype={dtype})")
+        names = sorted({str(s) for size in self._host_sizes(planned) for s in symbols(size)})
+        table = self.constant(Table(planned, names))
+        array = f"{table}({', '.join(names)})" if names else self.constant(self.constants[table]())
+        pointers = []
+        for slot in planned.kernel.slots:
+            inp = nest.body.inputs[slot]
+            pointer = f"{self.name(inp.node)}.data_ptr()"
+            if not (isinstance(inp.offset, int) and inp.offset == 0):
+                pointer += f" + {self.size(inp.offset * inp.dtype.itemsize)}"
+            pointers.append(pointer)
+        pointers += [f"{self.name(node)}.data_ptr()" for node in planned.outputs]
+        function = self.constant(_typed(planned.function, 1 + len(pointers)))
+        call = f"{function}({', '.join([array, *pointers])})"
+        if not _may_fail(planned):
+            return [*out, call]
+        return [*out, f"if {call}:", *(LINES + line for line in self.aten_lines(planned))]
+
+    def scope(self) -> dict[str, Any]:
+        return {**self.constants, **_SIZE_FUNCTIONS}
+
+    def symbols_of(self, planned: Planned) -> set[str]:
+        return set(symbols_in(planned))
+
+    def _host_sizes(self, planned: Planned) -> Iterable[Size]:
+        nest = planned.kernel.nest
+        return [*planned.kernel.sizes, *(nest.sizes[a] for a in (*nest.outer, *nest.inner))]
+
+    def aten_lines(self, planned: Planned) -> list[str]:
+        """The group's members, each by ATen."""
+        outside = set(planned.inputs)
+        wanted: set[torch.fx.Node] = set()
+        waiting: list[torch.fx.Node] = list(planned.outputs)
+        while waiting:
+            node = waiting.pop()
+            if node not in wanted and node not in outside:
+                wanted.add(node)
+                waiting += node.all_input_nodes
+        return [self.aten(node) for node in sorted(wanted, key=lambda node: node._sort_key)]
+
+
+class Table:
+    """The array of sizes that a kernel is given, kept for every set of the symbols' values that came."""
+
+    def __init__(self, planned: Planned, names: Sequence[str]) -> None:
+        nest = planned.kernel.nest
+        self.nest = nest
+        self.names = tuple(names)
+        rows = product(nest.sizes[a] for a in nest.outer)
+        points = nest.sizes[nest.inner[-1]] if nest.inner else 1
+        body = ", ".join(text(size) for size in (rows, points, *planned.kernel.sizes))
+        scope: dict[str, Any] = dict(_SIZE_FUNCTIONS)
+        exec(f"def sizes({', '.join(self.names)}):\n    return ({body},)", scope)
+        self.sizes = scope["sizes"]
+        self.known: dict[tuple[int, ...], Any] = {}
+
+    def __call__(self, *values: int) -> Any:
+        array = self.known.get(values)
+        if array is None:
+            rows, points, *rest = self.sizes(*values)
+            t = tiling(self.nest, rows, points, this_machine())
+            every = (t.chunk, t.chunks, t.tile, t.tiles, int(t.parallel), int(t.past), *rest)
+            array = (ctypes.c_int64 * len(every))(*every)
+            if len(self.known) > 4096:
+                self.known.clear()
+            self.known[values] = array
+        return array
+
+
+_SIZE_FUNCTIONS: dict[str, Any] = {}
+exec("import math, torch", _SIZE_FUNCTIONS)
+
+
+def _may_fail(planned: Planned) -> bool:
+    body = planned.kernel.nest.body
+    return any(ins.op in ("take", "check") for ins in body.code)
+
+
+def _typed(function: Any, count: int) -> Any:
+    """The library's function with its arguments' types said, so that plain integers are pointers."""
+    if function is None:
+        return None
+    typed = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *([ctypes.c_void_p] * (count - 1)))
+    return typed(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+
+def _fast(target: Any) -> Any:
+    return target._op if isinstance(target, torch._ops.OpOverload) else target
+
+
+def _plain(name: str) -> str:
+    return "n_" + "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+
+
+def _symbol_sources(made: Program) -> dict[str, str]:
+    """Symbol -> Python that gives its value from the arguments."""
+    out: dict[str, str] = {}
+    inputs = [n for n in made.graph.nodes if n.op == "placeholder"]
+    for node in inputs:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            size = size_of(value)
+            if not isinstance(size, int) and size.is_Symbol:
+                out.setdefault(str(size), _plain(node.name))
+    for node in inputs:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            for which in ("shape", "stride"):
+                said = value.shape if which == "shape" else value.stride()
+                for i, part in enumerate(said):
+                    size = size_of(part)
+                    if not isinstance(size, int) and size.is_Symbol:
+                        out.setdefault(
+                            str(size), f"{_plain(node.name)}.{which if which == 'shape' else 'stride()'}[{i}]"
+                        )
+    return out
+
+
+def write(made: Program, lines_of: Callable[[Writer, Planned], list[str]]) -> Callable[[list[Any]], Any]:
+    """The program as a function of the list of its arguments, which it empties."""
+    writer = Writer(made)
+    inputs = [n for n in made.graph.nodes if n.op == "placeholder"]
+    lines = ["def call(args):"]
+    if inputs:
+        lines.append(f"    {', '.join(writer.name(n) for n in inputs)}, = args")
+    lines.append("    args.clear()")
+    for symbol in sorted({s for p in made.planned for s in symbols_in(p)}):
+        lines.append(f"    {symbol} = {writer.symbols[symbol]}")
+    last = _last_uses(made)
+    for unit in made.units:
+        if isinstance(unit, Planned):
+            lines += [LINES + line for line in lines_of(writer, unit)]
+        elif unit.op == "output":
+            lines.append(f"    return {writer.argument(unit.args[0])}")
+        elif unit.op != "placeholder":
+            lines.append(LINES + writer.aten(unit))
+        gone = last.get(id(unit), [])
+        if gone and not (isinstance(unit, torch.fx.Node) and unit.op == "output"):
+            lines.append(f"    del {', '.join(writer.name(n) for n in gone)}")
+    scope = writer.scope()
+    exec(compile("\n".join(lines), "<gnomon>", "exec"), scope)
+    function: Callable[[list[Any]], Any] = scope["call"]
+    function.text = "\n".join(lines)  # type: ignore[attr-defined]
+    return function
+
+
+def symbols_in(planned: Planned) -> list[str]:
+    """Names of the symbols that a group's sizes are made of."""
+    return sorted({str(s) for size in _all_sizes(planned) for s in symbols(size)})
+
+
+def _all_sizes(p: Planned) -> Iterable[Size]:
+    nest = p.kernel.nest
+    yield from p.kernel.sizes
+    for out in nest.outputs:
+        yield from (*out.shape, *out.memory)
+    for slot in p.kernel.slots:
+        yield nest.body.inputs[slot].offset
+    yield from nest.sizes.values()
+
+
+def _last_uses(made: Program) -> dict[int, list[torch.fx.Node]]:
+    """Unit -> tensors that nobody needs after it."""
+    last: dict[torch.fx.Node, int] = {}
+    for n, unit in enumerate(made.units):
+        if isinstance(unit, Planned):
+            for node in (*unit.inputs, *unit.outputs):
+                last[node] = n
+        else:
+            last[unit] = n
+            for node in unit.all_input_nodes:
+                last[node] = n
+    out: dict[int, list[torch.fx.Node]] = {}
+    present = {n for n in made.graph.nodes if n.op == "placeholder"}
+    for unit in made.units:
+        present |= set(unit.outputs) if isinstance(unit, Planned) else {unit}
+    for node, n in last.items():
+        if node in present and node.op != "output":
+            out.setdefault(id(made.units[n]), []).append(node)
+    return out

@@ -1,0 +1,170 @@
+"""Softmax, layer norm, RMS norm, group norm and batch norm in inference, with their backward.
+
+Each is a row's reductions stitched with what consumes them: one group reads a row once from memory and works on
+it in cache. Weights' gradients are sums down the columns of the same group. Leaves out batch norm in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gnomon.compiler.body import Tensor, UnfitError
+from gnomon.compiler.lowering import Dims, Lowering, axes_in
+from gnomon.compiler.rules.reduce import variance_of
+from gnomon.compiler.values import Value, exp, log, rsqrt
+
+aten = torch.ops.aten
+
+
+def _rows(node: Lowering, self: Any, dim: int) -> tuple[Value, Dims, tuple[int, ...]]:
+    x, dims = node.whole(self)
+    if not dims:
+        raise UnfitError("a softmax of one number")
+    return x, dims, axes_in(dims, [dim % len(dims)])
+
+
+def softmax(node: Lowering, self: Any, dim: int, half_to_float: bool) -> Tensor:
+    x, dims, axes = _rows(node, self, dim)
+    e = exp(x - x.peak(axes))
+    return node.result(e * (1.0 / e.sum(axes)), dims)
+
+
+def log_softmax(node: Lowering, self: Any, dim: int, half_to_float: bool) -> Tensor:
+    x, dims, axes = _rows(node, self, dim)
+    shifted = x - x.peak(axes)
+    return node.result(shifted - log(exp(shifted).sum(axes)), dims)
+
+
+def _pair(node: Lowering, a: Any, b: Any) -> tuple[Value, Value, Dims]:
+    dims = node.dims_of(node.shape(a), [a, b])
+    return node.operand(a, dims), node.operand(b, dims), dims
+
+
+def softmax_backward(node: Lowering, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Tensor:
+    g, y, dims = _pair(node, grad_output, output)
+    axes = axes_in(dims, [dim % len(dims)]) if dims else ()
+    scaled = g * y
+    return node.result(scaled - y * scaled.sum(axes), dims)
+
+
+def log_softmax_backward(node: Lowering, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Tensor:
+    g, y, dims = _pair(node, grad_output, output)
+    axes = axes_in(dims, [dim % len(dims)]) if dims else ()
+    return node.result(g - exp(y) * g.sum(axes), dims)
+
+
+def _affine(node: Lowering, tensor: Any, dims: Dims) -> Value | None:
+    return None if tensor is None else node.operand(tensor, dims)
+
+
+def layer_norm(node: Lowering, input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    x, dims = node.whole(input)
+    over = range(len(dims) - len(normalized_shape), len(dims))
+    spread, average = variance_of(x, axes_in(dims, over), 0)
+    rstd = rsqrt(spread + eps)
+    y = (x - average) * rstd
+    w, b = _affine(node, weight, dims), _affine(node, bias, dims)
+    y = y if w is None else y * w
+    y = y if b is None else y + b
+    kept = node.kept(dims, over, True)
+    out = node.out
+    return node.result(y, dims, out[0]), node.result(average, kept, out[1]), node.result(rstd, kept, out[2])
+
+
+def layer_norm_backward(
+    node: Lowering,
+    grad_out: Any,
+    input: Any,
+    normalized_shape: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    output_mask: Any,
+) -> Any:
+    g, x, dims = _pair(node, grad_out, input)
+    over = range(len(dims) - len(normalized_shape), len(dims))
+    axes = axes_in(dims, over)
+    average, scale = node.operand(mean, dims), node.operand(rstd, dims)
+    normal = (x - average) * scale
+    w = _affine(node, weight, dims)
+    outer = axes_in(dims, range(over.start))
+    inner = tuple(dims[i] for i in over)
+    made: list[Tensor | None] = [None, None, None]
+    if output_mask[0]:
+        gw = g if w is None else g * w
+        made[0] = node.result(scale * (gw - gw.mean(axes) - normal * (gw * normal).mean(axes)), dims, node.out[0])
+    if output_mask[1]:
+        made[1] = node.result((g * normal).sum(outer), inner, node.out[1])
+    if output_mask[2]:
+        made[2] = node.result(g.sum(outer), inner, node.out[2])
+    return tuple(made)
+
+
+def rms_norm(node: Lowering, input: Any, normalized_shape: Any, weight: Any, eps: Any) -> Any:
+    x, dims = node.whole(input)
+    over = range(len(dims) - len(normalized_shape), len(dims))
+    if eps is None:
+        eps = torch.finfo(node.out[0].dtype).eps
+    rstd = rsqrt((x * x).mean(axes_in(dims, over)) + eps)
+    w = _affine(node, weight, dims)
+    y = x * rstd if w is None else x * rstd * w
+    return node.result(y, dims, node.out[0]), node.result(rstd, node.kept(dims, over, True), node.out[1])
+
+
+def rms_norm_backward(
+    node: Lowering, grad_out: Any, input: Any, normalized_shape: Any, rstd: Any, weight: Any, output_mask: Any
+) -> Any:
+    g, x, dims = _pair(node, grad_out, input)
+    over = range(len(dims) - len(normalized_shape), len(dims))
+    axes = axes_in(dims, over)
+    scale = node.operand(rstd, dims)
+    w = _affine(node, weight, dims)
+    normal = x * scale
+    made: list[Tensor | None] = [None, None]
+    if output_mask[0]:
+        gw = g if w is None else g * w
+        made[0] = node.result(scale * (gw - normal * (gw * normal).mean(axes)), dims, node.out[0])
+    if output_mask[1]:
+        outer = axes_in(dims, range(over.start))
+        made[1] = node.result((g * normal).sum(outer), tuple(dims[i] for i in over), node.out[1])
+    return tuple(made)
+
+
+def batch_norm_inference(
+    node: Lowering, input: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> Any:
+    shape = node.shape(input)
+    dims = node.dims_of(shape, [input])
+    x = node.operand(input, dims)
+
+    def channel(tensor: Any) -> Value:
+        made = node.made(tensor)
+        if made is not None:
+            raise UnfitError("statistics made in the group")
+        return Value(node.body, node.body.load(node.external(tensor), (dims[1],)).value)
+
+    scale = rsqrt(channel(var) + eps)
+    scale = scale if weight is None else scale * channel(weight)
+    y = (x - channel(mean)) * scale
+    y = y if bias is None else y + channel(bias)
+    for other in node.out[1:]:
+        if other.numel() != 0:
+            raise UnfitError("batch norm that keeps statistics")
+    return node.result(y, dims, node.out[0]), None, None
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten._softmax.default: softmax,
+    aten._log_softmax.default: log_softmax,
+    aten._softmax_backward_data.default: softmax_backward,
+    aten._log_softmax_backward_data.default: log_softmax_backward,
+    aten.native_layer_norm.default: layer_norm,
+    aten.native_layer_norm_backward.default: layer_norm_backward,
+    aten._fused_rms_norm.default: rms_norm,
+    aten._fused_rms_norm_backward.default: rms_norm_backward,
+    aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
+}

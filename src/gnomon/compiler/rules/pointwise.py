@@ -1,0 +1,383 @@
+"""Operations that treat each element alone: arithmetic, comparisons, activations and their backward.
+
+A formula takes `Value`s and plain numbers under the names of ATen's schema and gives a `Value`. Leaves out
+random numbers, which stay ATen's so that a seed gives what eager gives, and integers narrower than 64 bits,
+which wrap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from gnomon.compiler.body import Tensor, UnfitError, kind_of
+from gnomon.compiler.lowering import Lowering
+from gnomon.compiler.sizes import sizes_of
+from gnomon.compiler.values import (
+    Value,
+    erf,
+    exp,
+    log,
+    maximum,
+    minimum,
+    one,
+    real,
+    rsqrt,
+    sigmoid,
+    sqrt,
+    tanh,
+    where,
+)
+
+aten = torch.ops.aten
+SQRT_HALF, SQRT_2_OVER_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
+
+
+def pointwise(formula: Callable[..., Any], node: Lowering, *args: Any, **named: Any) -> Tensor:
+    """Operands broadcast to the output, computed in its kind where that is a floating type, cast to it."""
+    tensors = [a for a in (*args, *named.values()) if isinstance(a, torch.fx.Node)]
+    for operand in tensors:
+        if not isinstance(operand.meta.get("val"), torch.Tensor):
+            raise UnfitError("a number that is known when called")
+    out = node.out
+    dims = node.dims_of(sizes_of(out.shape), tensors)
+    floating = out.dtype.is_floating_point
+    narrow = (torch.int8, torch.int16, torch.int32, torch.uint8)
+    if formula in WRAPS and (out.dtype in narrow):
+        raise UnfitError("integers that wrap")
+
+    def value(arg: Any) -> Any:
+        if not isinstance(arg, torch.fx.Node):
+            return arg
+        made = node.operand(arg, dims)
+        return made.to(kind_of(out.dtype)) if floating and made.kind != "B" else made
+
+    made = formula(*(value(a) for a in args), **{key: value(a) for key, a in named.items()})
+    if not isinstance(made, Value):
+        raise UnfitError("a plain number")
+    return node.result(made, dims)
+
+
+def add(self: Value, other: Any, *, alpha: Any = 1) -> Value:
+    return self + (other if alpha == 1 else other * alpha)
+
+
+def sub(self: Value, other: Any, *, alpha: Any = 1) -> Value:
+    return self - (other if alpha == 1 else other * alpha)
+
+
+def rsub(self: Value, other: Any, alpha: Any = 1) -> Value:
+    return other - (self if alpha == 1 else self * alpha)
+
+
+def mul(self: Any, other: Any) -> Value:
+    if isinstance(self, Value) and isinstance(other, Value) and self.kind == other.kind == "B":
+        return self & other
+    return self * other  # type: ignore[no-any-return]
+
+
+def div(self: Value, other: Any) -> Value:
+    return self / other
+
+
+def div_mode(self: Value, other: Any, *, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return self / other
+    raise UnfitError("division that rounds")
+
+
+def power(self: Value, exponent: Any) -> Value:
+    if isinstance(exponent, Value):
+        a, b = real(self)._both(exponent)
+        return a._two("pow", b)
+    if self.kind == "L":
+        raise UnfitError("a power of integers")
+    if exponent == 2:
+        return self * self
+    if exponent == 3:
+        return self * self * self
+    if exponent == 4:
+        return (self * self) * (self * self)
+    if exponent == 1:
+        return self
+    if exponent == 0.5:
+        return sqrt(self)
+    if exponent == -0.5:
+        return rsqrt(self)
+    if exponent == -1:
+        return 1.0 / self
+    return self._two("pow", float(exponent))
+
+
+def clamp(self: Value, min: Any = None, max: Any = None) -> Value:
+    made = self if min is None else maximum(self, min)
+    return made if max is None else minimum(made, max)
+
+
+def gelu(self: Value, *, approximate: str = "none") -> Value:
+    x = self
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x))))
+    return 0.5 * x * (1.0 + erf(x * SQRT_HALF))
+
+
+def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none") -> Value:
+    x = self
+    if approximate == "tanh":
+        inner = tanh(SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x)))
+        slope = (1.0 - inner * inner) * (SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * (x * x)))
+        return grad_output * (0.5 * (1.0 + inner) + 0.5 * x * slope)
+    cdf = 0.5 * (1.0 + erf(x * SQRT_HALF))
+    pdf = exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
+    return grad_output * (cdf + x * pdf)
+
+
+def silu_backward(grad_output: Value, self: Value) -> Value:
+    s = sigmoid(self)
+    return grad_output * (s * (1.0 + self * (1.0 - s)))
+
+
+def threshold_backward(grad_output: Value, self: Value, threshold: Any) -> Value:
+    return where(self.le(threshold), 0, grad_output)
+
+
+def softplus(self: Value, beta: float = 1, threshold: float = 20) -> Value:
+    scaled = self * beta
+    return where(scaled.gt(threshold), self, one("log1p", exp(minimum(scaled, threshold))) / beta)
+
+
+def softplus_backward(grad_output: Value, self: Value, beta: float, threshold: float) -> Value:
+    z = sigmoid(self * beta)
+    return where((self * beta).gt(threshold), grad_output, grad_output * z)
+
+
+def leaky_relu(self: Value, negative_slope: float = 0.01) -> Value:
+    return where(self.gt(0), self, self * negative_slope)
+
+
+def leaky_relu_backward(grad_output: Value, self: Value, negative_slope: float, self_is_result: bool) -> Value:
+    return where(self.gt(0), grad_output, grad_output * negative_slope)
+
+
+def elu(self: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
+    return where(self.gt(0), self * scale, one("expm1", self * input_scale) * (alpha * scale))
+
+
+def hardtanh(self: Value, min_val: float = -1, max_val: float = 1) -> Value:
+    return minimum(maximum(self, min_val), max_val)
+
+
+def hardtanh_backward(grad_output: Value, self: Value, min_val: float, max_val: float) -> Value:
+    return where(self.le(min_val) | self.ge(max_val), 0, grad_output)
+
+
+def hardsigmoid(self: Value) -> Value:
+    return minimum(maximum(self + 3.0, 0.0), 6.0) / 6.0
+
+
+def hardswish(self: Value) -> Value:
+    return self * hardsigmoid(self)
+
+
+def hardswish_backward(grad_output: Value, self: Value) -> Value:
+    inside = where(self.le(3.0), grad_output * (self / 3.0 + 0.5), grad_output)
+    return where(self.lt(-3.0), 0, inside)
+
+
+def sign(self: Value) -> Value:
+    return self.gt(0).to(self.kind) - self.lt(0).to(self.kind)
+
+
+def logical(op: str, self: Value, other: Value) -> Value:
+    a, b = self.to("B"), other.to("B")
+    return {"and": a & b, "or": a | b, "xor": a ^ b}[op]
+
+
+def bits(op: str, self: Value, other: Any) -> Value:
+    right = other if isinstance(other, Value) else self.like(other)
+    return {"and": lambda: self & right, "or": lambda: self | right, "xor": lambda: self ^ right}[op]()
+
+
+def masked_fill(self: Value, mask: Value, value: Any) -> Value:
+    return where(mask, value.to(self.kind) if isinstance(value, Value) else self.like(value).to(self.kind), self)
+
+
+def select(condition: Value, self: Any, other: Any) -> Value:
+    return where(condition, self, other)
+
+
+def addcmul(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
+    return self + (tensor1 * tensor2 if value == 1 else tensor1 * tensor2 * value)
+
+
+def addcdiv(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
+    return self + (tensor1 / tensor2 if value == 1 else tensor1 * value / tensor2)
+
+
+def lerp(self: Value, end: Value, weight: Any) -> Value:
+    return self + (end - self) * weight
+
+
+def copy(self: Value, **_: Any) -> Value:
+    return self
+
+
+def sigmoid_backward(grad_output: Value, output: Value) -> Value:
+    return grad_output * (output * (1.0 - output))
+
+
+def tanh_backward(grad_output: Value, output: Value) -> Value:
+    return grad_output * (1.0 - output * output)
+
+
+def square(self: Value) -> Value:
+    return self * self
+
+
+def isinf(self: Value) -> Value:
+    return one("abs", real(self)).eq(math.inf)
+
+
+def compare(op: str, self: Value, other: Any) -> Value:
+    return self.compare(op, other)
+
+
+def logit(self: Value, eps: float | None = None) -> Value:
+    x = self if eps is None else minimum(maximum(self, eps), 1 - eps)
+    return log(x / (1.0 - x))
+
+
+def backward_of_dropout(grad_output: Value, mask: Value, scale: float) -> Value:
+    return grad_output * mask.to(grad_output.kind) * scale
+
+
+def filled(node: Lowering, value: Any) -> Tensor:
+    if not isinstance(value, (int, float, bool)):
+        raise UnfitError("filled with a number that is known when called")
+    dims = node.dims_of(sizes_of(node.out.shape), [])
+    kind = kind_of(node.out.dtype)
+    return node.result(Value(node.body, node.body.const(value, kind)), dims)
+
+
+def full(node: Lowering, size: Any, fill_value: Any, **_: Any) -> Tensor:
+    return filled(node, fill_value)
+
+
+def full_like(node: Lowering, self: Any, fill_value: Any, **_: Any) -> Tensor:
+    return filled(node, fill_value)
+
+
+def _unary(op: str, as_real: bool = True) -> Callable[[Value], Value]:
+    def formula(self: Value) -> Value:
+        return one(op, real(self) if as_real else self)
+
+    return formula
+
+
+def _rounding(op: str) -> Callable[[Value], Value]:
+    def formula(self: Value) -> Value:
+        return self if self.kind in "BL" else one(op, self)
+
+    return formula
+
+
+FORMULAS: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: add,
+    aten.add.Scalar: add,
+    aten.sub.Tensor: sub,
+    aten.sub.Scalar: sub,
+    aten.rsub.Scalar: rsub,
+    aten.rsub.Tensor: rsub,
+    aten.mul.Tensor: mul,
+    aten.mul.Scalar: mul,
+    aten.div.Tensor: div,
+    aten.div.Scalar: div,
+    aten.div.Tensor_mode: div_mode,
+    aten.pow.Tensor_Scalar: power,
+    aten.pow.Tensor_Tensor: power,
+    aten.square.default: square,
+    aten.neg.default: lambda self: -self,
+    aten.abs.default: _unary("abs", False),
+    aten.exp.default: exp,
+    aten.log.default: log,
+    aten.log1p.default: _unary("log1p"),
+    aten.expm1.default: _unary("expm1"),
+    aten.sqrt.default: sqrt,
+    aten.rsqrt.default: rsqrt,
+    aten.reciprocal.default: lambda self: 1.0 / real(self),
+    aten.sigmoid.default: sigmoid,
+    aten.tanh.default: tanh,
+    aten.erf.default: erf,
+    aten.sin.default: _unary("sin"),
+    aten.cos.default: _unary("cos"),
+    aten.floor.default: _rounding("floor"),
+    aten.ceil.default: _rounding("ceil"),
+    aten.trunc.default: _rounding("trunc"),
+    aten.round.default: _rounding("nearest"),
+    aten.sign.default: sign,
+    aten.relu.default: lambda self: maximum(self, 0),
+    aten.gelu.default: gelu,
+    aten.silu.default: lambda self: self * sigmoid(self),
+    aten.softplus.default: softplus,
+    aten.leaky_relu.default: leaky_relu,
+    aten.elu.default: elu,
+    aten.hardtanh.default: hardtanh,
+    aten.hardswish.default: hardswish,
+    aten.hardsigmoid.default: hardsigmoid,
+    aten.logit.default: logit,
+    aten.clamp.default: clamp,
+    aten.clamp.Tensor: clamp,
+    aten.clamp_min.default: lambda self, min: maximum(self, min),
+    aten.clamp_max.default: lambda self, max: minimum(self, max),
+    aten.maximum.default: maximum,
+    aten.minimum.default: minimum,
+    aten.where.self: select,
+    aten.masked_fill.Scalar: masked_fill,
+    aten.masked_fill.Tensor: masked_fill,
+    aten.addcmul.default: addcmul,
+    aten.addcdiv.default: addcdiv,
+    aten.lerp.Scalar: lerp,
+    aten.lerp.Tensor: lerp,
+    aten.logical_and.default: partial(logical, "and"),
+    aten.logical_or.default: partial(logical, "or"),
+    aten.logical_xor.default: partial(logical, "xor"),
+    aten.logical_not.default: lambda self: ~self.to("B"),
+    aten.bitwise_and.Tensor: partial(bits, "and"),
+    aten.bitwise_or.Tensor: partial(bits, "or"),
+    aten.bitwise_xor.Tensor: partial(bits, "xor"),
+    aten.bitwise_not.default: lambda self: ~self,
+    aten.isnan.default: lambda self: self.ne(self),
+    aten.isinf.default: isinf,
+    aten.gelu_backward.default: gelu_backward,
+    aten.silu_backward.default: silu_backward,
+    aten.threshold_backward.default: threshold_backward,
+    aten.softplus_backward.default: softplus_backward,
+    aten.leaky_relu_backward.default: leaky_relu_backward,
+    aten.hardtanh_backward.default: hardtanh_backward,
+    aten.hardswish_backward.default: hardswish_backward,
+    aten.sigmoid_backward.default: sigmoid_backward,
+    aten.tanh_backward.default: tanh_backward,
+    aten.native_dropout_backward.default: backward_of_dropout,
+    aten.clone.default: copy,
+    aten._to_copy.default: copy,
+    torch.ops.prims.convert_element_type.default: lambda self, dtype: self,
+    **{
+        getattr(getattr(aten, op), overload): partial(compare, op)
+        for op in ("lt", "gt", "le", "ge", "eq", "ne")
+        for overload in ("Tensor", "Scalar")
+    },
+}
+WRAPS = (add, sub, rsub, mul, square)
+"""Operations whose result may not fit the integers that it is stored as."""
+
+RULES: dict[Any, Callable[..., Any]] = {
+    **{op: partial(pointwise, formula) for op, formula in FORMULAS.items()},
+    aten.full.default: full,
+    aten.full_like.default: full_like,
+    aten.zeros_like.default: lambda node, self, **_: filled(node, 0),
+    aten.ones_like.default: lambda node, self, **_: filled(node, 1),
+}

@@ -1,0 +1,76 @@
+"""Sizes of dims: plain integers, or expressions of symbols that are known when a graph is called.
+
+Returns what a pass may conclude (equal, divides) and the Python text that computes a size from the symbols'
+values. Nothing here guards: a fact that is not known statically counts as false, so that one compilation stays
+right for all shapes. Leaves out ranges and likely values, which only choose among tiles (`hint`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+Size = Any
+"""An `int`, or a sympy expression of the ShapeEnv's symbols."""
+
+_PRINTER = PythonPrinter()
+
+
+def size_of(value: int | torch.SymInt) -> Size:
+    """The size that a shape or stride of a fake tensor says."""
+    return _plain(value.node.expr) if isinstance(value, torch.SymInt) else int(value)
+
+
+def sizes_of(values: Iterable[int | torch.SymInt]) -> tuple[Size, ...]:
+    return tuple(size_of(value) for value in values)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    return _plain(math.prod(sizes))
+
+
+def equal(a: Size, b: Size) -> bool:
+    """Whether two sizes are the same for every value of their symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    difference = _plain(a - b)
+    return isinstance(difference, int) and difference == 0
+
+
+def quotient(a: Size, b: Size) -> Size | None:
+    """a / b where that is whole for every value of the symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    ratio = a / b
+    if isinstance(ratio, float):
+        return None
+    top, bottom = ratio.as_numer_denom()
+    return _plain(top) if bottom == 1 else None
+
+
+def hint(size: Size, environment: Any) -> int:
+    """A likely value: that of the inputs which were traced. `environment`: the ShapeEnv, or None."""
+    if isinstance(size, int):
+        return size
+    known = getattr(environment, "backed_var_to_val", None) or getattr(environment, "var_to_val", {})
+    value = size.subs(known)
+    return int(value) if value.is_Integer else 64
+
+
+def text(size: Size) -> str:
+    """Python that computes it; the symbols are names."""
+    return str(size) if isinstance(size, int) else str(_PRINTER.doprint(size))
+
+
+def symbols(size: Size) -> set[Any]:
+    return set() if isinstance(size, int) else set(size.free_symbols)
+
+
+def _plain(size: Size) -> Size:
+    if isinstance(size, int):
+        return size
+    return int(size) if size.is_Integer else size

@@ -1,0 +1,211 @@
+"""Values of a body as rules write them: `x * sigmoid(x)`, `exp(x - x.max(axes))`.
+
+A `Value` is an instruction of a `Body` with Python's operators; functions here are those of cpp/math.h. Kinds
+are made equal before an operation, as PyTorch promotes; plain numbers take the other side's kind. Leaves out
+where tensors lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gnomon.compiler.body import Body, UnfitError, wider
+
+Number = float | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    body: Body
+    id: int
+
+    @property
+    def kind(self) -> str:
+        return self.body.code[self.id].kind
+
+    @property
+    def axes(self) -> frozenset[int]:
+        return self.body.code[self.id].axes
+
+    def to(self, kind: str) -> Value:
+        return Value(self.body, self.body.cast(self.id, kind))
+
+    def like(self, number: Number) -> Value:
+        kind = self.kind
+        if isinstance(number, float) and kind in "BL":
+            kind = "F"
+        elif not isinstance(number, bool) and kind == "B":
+            kind = "L"
+        return Value(self.body, self.body.const(number, kind))
+
+    def _both(self, other: Value | Number) -> tuple[Value, Value]:
+        right = other if isinstance(other, Value) else self.like(other)
+        kind = wider(self.kind, right.kind)
+        return self.to(kind), right.to(kind)
+
+    def _two(self, op: str, other: Value | Number, kind: str | None = None) -> Value:
+        a, b = self._both(other)
+        if a.kind == "B" and kind is None:
+            a, b = a.to("L"), b.to("L")
+        return Value(self.body, self.body.emit(op, a.id, b.id, kind=kind or a.kind))
+
+    def __add__(self, other: Value | Number) -> Value:
+        return self._two("add", other)
+
+    def __radd__(self, other: Number) -> Value:
+        return self._two("add", other)
+
+    def __sub__(self, other: Value | Number) -> Value:
+        return self._two("sub", other)
+
+    def __rsub__(self, other: Number) -> Value:
+        a, b = self._both(other)
+        return b._two("sub", a)
+
+    def __mul__(self, other: Value | Number) -> Value:
+        return self._two("mul", other)
+
+    def __rmul__(self, other: Number) -> Value:
+        return self._two("mul", other)
+
+    def __truediv__(self, other: Value | Number) -> Value:
+        a, b = self._both(other)
+        if a.kind in "BL":
+            a, b = a.to("F"), b.to("F")
+        return a._two("div", b)
+
+    def __rtruediv__(self, other: Number) -> Value:
+        a, b = self._both(other)
+        return b / a
+
+    def __neg__(self) -> Value:
+        if self.kind == "B":
+            raise UnfitError("minus a bool")
+        return one("neg", self)
+
+    def compare(self, op: str, other: Value | Number) -> Value:
+        a, b = self._both(other)
+        if a.kind == "B":
+            a, b = a.to("L"), b.to("L")
+        return Value(self.body, self.body.emit(op, a.id, b.id, kind="B"))
+
+    def lt(self, other: Value | Number) -> Value:
+        return self.compare("lt", other)
+
+    def gt(self, other: Value | Number) -> Value:
+        return self.compare("gt", other)
+
+    def le(self, other: Value | Number) -> Value:
+        return self.compare("le", other)
+
+    def ge(self, other: Value | Number) -> Value:
+        return self.compare("ge", other)
+
+    def eq(self, other: Value | Number) -> Value:
+        return self.compare("eq", other)
+
+    def ne(self, other: Value | Number) -> Value:
+        return self.compare("ne", other)
+
+    def __and__(self, other: Value) -> Value:
+        return Value(self.body, self.body.emit("and", self.id, other.id, kind=_same(self, other)))
+
+    def __or__(self, other: Value) -> Value:
+        return Value(self.body, self.body.emit("or", self.id, other.id, kind=_same(self, other)))
+
+    def __xor__(self, other: Value) -> Value:
+        return Value(self.body, self.body.emit("xor", self.id, other.id, kind=_same(self, other)))
+
+    def __invert__(self) -> Value:
+        return one("not", self)
+
+    def reduce(self, op: str, axes: Iterable[int]) -> Value:
+        return Value(self.body, self.body.reduce(op, self.id, axes))
+
+    def sum(self, axes: Iterable[int]) -> Value:
+        return self.reduce("sum", axes)
+
+    def max(self, axes: Iterable[int]) -> Value:
+        return self.reduce("max", axes)
+
+    def peak(self, axes: Iterable[int]) -> Value:
+        """The maximum, for what is then subtracted from all values: a NaN need not come through it."""
+        return self.reduce("peak" if self.kind in "FD" else "max", axes)
+
+    def mean(self, axes: Iterable[int]) -> Value:
+        """The sum times 1 / size: a row multiplies once more in place of dividing at each point."""
+        over = tuple(axes)
+        total = self.sum(over)
+        return total * (1.0 / Value(self.body, self.body.extent(over, total.kind)))
+
+
+def _same(a: Value, b: Value) -> str:
+    if a.kind != b.kind or a.kind not in "BL":
+        raise UnfitError("bits of unequal kinds")
+    return a.kind
+
+
+def one(op: str, x: Value) -> Value:
+    return Value(x.body, x.body.emit(op, x.id, kind=x.kind))
+
+
+def real(x: Value) -> Value:
+    """Integers and bools become floats, as in functions of real numbers."""
+    return x.to("F") if x.kind in "BL" else x
+
+
+def exp(x: Value) -> Value:
+    return one("exp", real(x))
+
+
+def log(x: Value) -> Value:
+    return one("log", real(x))
+
+
+def sqrt(x: Value) -> Value:
+    return one("sqrt", real(x))
+
+
+def rsqrt(x: Value) -> Value:
+    return 1.0 / sqrt(x)
+
+
+def tanh(x: Value) -> Value:
+    return one("tanh", real(x))
+
+
+def erf(x: Value) -> Value:
+    return one("erf", real(x))
+
+
+def sigmoid(x: Value) -> Value:
+    return one("sigmoid", real(x))
+
+
+def maximum(a: Value, b: Value | Number) -> Value:
+    return a._two("maximum", b)
+
+
+def minimum(a: Value, b: Value | Number) -> Value:
+    return a._two("minimum", b)
+
+
+def where(condition: Value, a: Value | Number, b: Value | Number) -> Value:
+    """a where the condition holds, else b."""
+    test = condition.to("B")
+    if not isinstance(a, Value):
+        a = b.like(a) if isinstance(b, Value) else Value(test.body, test.body.const(a, "F"))
+    left, right = a._both(b)
+    return Value(test.body, test.body.emit("select", test.id, left.id, right.id, kind=left.kind))
+
+
+def is_at(body: Body, axis: int, wanted: Value) -> Value:
+    """Whether a position along an axis is the wanted one, which is the same for the whole row."""
+    at = wanted.to("L")
+    return Value(body, body.emit("is_at", at.id, kind="B", axes={*at.axes, axis}, attr=axis))
+
+
+def index(body: Body, axis: int) -> Value:
+    """The position along an axis."""
+    return Value(body, body.emit("index", kind="L", axes=(axis,), attr=axis))

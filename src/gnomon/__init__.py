@@ -2,8 +2,8 @@
 
 The public verbs, loaded when first used so that `import gnomon` stays light:
 `gnomon.predict(model, cluster, plan, workload) -> Prediction`, `gnomon.plan(model, cluster, workload)
--> search.Result`; with torch, `gnomon.capture(module, example_inputs) -> Graph`. Everything else is in the
-rooms (`gnomon.plans` …).
+-> search.Result`; with torch, `gnomon.capture(module, example_inputs) -> Graph` and `gnomon.prepare(model, plan)`, a job
+whose steps the caller feeds. Everything else is in the rooms (`gnomon.plans` …).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gnomon.frontend.capture import capture
     from gnomon.request.verbs import plan, predict
+    from gnomon.runtime.job import prepare
 
 __version__ = "0.1.0.dev0"
-__all__ = ["capture", "plan", "predict"]
+__all__ = ["capture", "plan", "predict", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from gnomon.frontend.capture import capture
 
         return capture
+    if name == "prepare":
+        from gnomon.runtime import job
+
+        return job.prepare
     if name in __all__:
         from gnomon.request import verbs
 

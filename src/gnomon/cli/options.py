@@ -19,7 +19,7 @@ from gnomon.cli.options_plan import (
     plan_options,
 )
 from gnomon.cli.terminal import broken
-from gnomon.cli.values import at_most, count, new_file, rate, some
+from gnomon.cli.values import at_most, count, new_file, not_negative, rate, some
 from gnomon.errors import nearest
 from gnomon.late import load_late
 
@@ -111,6 +111,13 @@ example:
   gnomon compare predicted.timeline measured.timeline"""
 
 
+_GENERATE = """\
+A few words from a model on one process, to look at what a run has learnt. There
+is no cache of keys and values: every token runs the whole sequence again.
+
+example:
+  gnomon generate path/to/hf_folder --prompt "Once upon a time" --count 40"""
+
 _DATA = """\
 Reads text as gnomon run --data does and counts its documents, tokens and rows;
 damaged files are named with their line. Tokens are kept in ~/.cache/gnomon/data
@@ -181,6 +188,7 @@ def parser() -> argparse.ArgumentParser:
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
     _parity(_command(commands, "parity", "a plan against the plain model, in small", _PARITY))
+    _generate(_command(commands, "generate", "a few words from a folder of weights", _GENERATE))
     _data(_command(commands, "data", "what a corpus holds as tokens; writes Megatron's format", _DATA))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
@@ -290,6 +298,19 @@ def _data(parser: argparse.ArgumentParser) -> None:
     add_text_options(parser)
     parser.add_argument("--seq-len", type=count, default=2048, metavar="N", help="of the rows that are counted; 2048")
     parser.add_argument("-o", "--output", type=some, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="config.json and safetensors, as gnomon run --export writes")
+    parser.add_argument("--prompt", type=some, required=True, metavar="TEXT", help="what comes before")
+    parser.add_argument("--count", type=count, default=32, metavar="N", help="new tokens at most; 32")
+    parser.add_argument("--tokenizer", type=some, metavar="FILE", help="default the folder's own, or bytes")
+    parser.add_argument(
+        "--temperature", type=not_negative, default=0.0, metavar="T", help="0, the default, takes the likeliest"
+    )
+    parser.add_argument("--top-k", type=count, default=0, metavar="K", help="draw among the K likeliest; all")
+    parser.add_argument("--seed", type=at_most(2**32 - 1, least=0), default=0, metavar="N", help="of what is drawn; 0")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -15,7 +15,6 @@ from statistics import median
 
 from gnomon import schema
 from gnomon.cli.own import IGNORE, NAME, machine_of, runs_folder, stack_file
-from gnomon.cli.run import read_model
 from gnomon.errors import GnomonError, InputError
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.plans import PlanFile, is_plan_file, load_plan_file, save_plan_file
@@ -24,6 +23,7 @@ from gnomon.prediction.measured import MeasuredRun, Refused
 from gnomon.report.own_runs import FEW, OwnFit, fit_own
 from gnomon.report.prediction import describe
 from gnomon.report.tables import percent
+from gnomon.request.runnable import read_runnable_model
 from gnomon.software import Stack
 from gnomon.software import stack as named_stack
 from gnomon.units import show_seconds
@@ -61,7 +61,7 @@ def _own_run(id: str, file: PlanFile, stack: Stack) -> MeasuredRun:
         raise InputError("the plan file does not say what was measured; `gnomon plan --try` writes ones that do")
     return MeasuredRun(
         id=id,
-        graph=read_model(file.model)[0],
+        graph=read_runnable_model(file.model)[0],
         plan=file.plan,
         workload=file.workload,
         stack=stack,

@@ -23,19 +23,15 @@ from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
 from gnomon.errors import InputError, PlanError
-from gnomon.formats.huggingface.runnable import read_runnable
-from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
 from gnomon.methods import check_methods, rewrites
-from gnomon.models.lora import parse_adapters, with_adapters
-from gnomon.models.numerics import PRESETS, with_numerics
-from gnomon.models.presets import known_name, model
 from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
+from gnomon.request.runnable import read_runnable_model
 from gnomon.software import Stack, stack
 from gnomon.timeline import print_timeline
 from gnomon.units import show_bytes
@@ -64,7 +60,7 @@ CHECKPOINT_EVERY = 100
 def run(options: argparse.Namespace) -> int:
     """Read, predict, train, tell."""
     file = read_plan(options.plan)
-    graph, notes = read_model(file.model)
+    graph, notes = read_runnable_model(file.model)
     need_torch("running a plan")
     machines = parse_cluster(file.on)
     device = _device(file, machines, options.device)
@@ -108,29 +104,6 @@ def read_plan(path: str) -> PlanFile:
             f'`schema = "{PlanFile.SCHEMA}"`, as `gnomon plan MODEL --on CLUSTER -o FILE` does'
         )
     return found
-
-
-def read_model(name: str) -> tuple[Graph, tuple[str, ...]]:
-    """(model with all that its results depend on, notes) of a preset, a config.json or its folder; PlanError for a
-    model that the runtime has not."""
-    base, adapters = parse_adapters(name)
-    if adapters is not None:
-        graph, notes = read_model(base)
-        return with_adapters(graph, adapters), (*notes, f"of {base} the adapters alone are trained")
-    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-    if path.suffix == ".json" or path.is_file():
-        text, source = read_source(path)
-        called = path.resolve().parent.name if path.name == "config.json" else path.stem
-        read = read_runnable(text, called or source)
-        return read.graph, read.notes
-    known = known_name(name)
-    numerics = next((found for start, found in PRESETS.items() if known.startswith(start)), None)
-    if numerics is None:
-        raise PlanError(
-            f"the runtime does not run {name!r} by its name: of the presets it has {', '.join(PRESETS)} in all their "
-            f"sizes; give the model's config.json, or one of these"
-        )
-    return with_numerics(model(known), numerics), ()
 
 
 def _folder(name: str) -> Path:

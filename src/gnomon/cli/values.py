@@ -57,6 +57,17 @@ def some(text: str) -> str:
     return text
 
 
+def not_negative(text: str) -> float:
+    """A number from 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text[:64]!r} is no number from 0")
+    return value
+
+
 def rate(text: str) -> float:
     """A finite number above 0."""
     try:

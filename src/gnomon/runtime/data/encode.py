@@ -130,6 +130,13 @@ class Encoder:
         learn = _within(encoding.offsets, spans)
         return Encoded(ids=np.asarray(encoding.ids, np.int64), learn=learn, ends=True)
 
+    def prompt(self, text: str) -> list[int]:
+        """Ids of the beginning of a text."""
+        if self.tokenizer is None:
+            return list(text.encode())
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids[:-1] if len(ids) > 1 and ids[-1] == self.end else ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids."""
         if self.tokenizer is None:

@@ -1,0 +1,39 @@
+"""A model to run, by its name: `read_runnable_model` reads a preset, a config.json or its folder.
+
+Unlike `request.model`, what the name leaves open of the results is an error: a run computes them. Leaves out weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gnomon.errors import PlanError
+from gnomon.formats.huggingface.runnable import read_runnable
+from gnomon.formats.job import read_source
+from gnomon.graph import Graph
+from gnomon.models.lora import parse_adapters, with_adapters
+from gnomon.models.numerics import PRESETS, with_numerics
+from gnomon.models.presets import known_name, model
+
+
+def read_runnable_model(name: str) -> tuple[Graph, tuple[str, ...]]:
+    """(model with all that its results depend on, notes) of a preset, a config.json or its folder; PlanError for a
+    model that the runtime has not."""
+    base, adapters = parse_adapters(name)
+    if adapters is not None:
+        graph, notes = read_runnable_model(base)
+        return with_adapters(graph, adapters), (*notes, f"of {base} the adapters alone are trained")
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.suffix == ".json" or path.is_file():
+        text, source = read_source(path)
+        called = path.resolve().parent.name if path.name == "config.json" else path.stem
+        read = read_runnable(text, called or source)
+        return read.graph, read.notes
+    known = known_name(name)
+    numerics = next((found for start, found in PRESETS.items() if known.startswith(start)), None)
+    if numerics is None:
+        raise PlanError(
+            f"the runtime does not run {name!r} by its name: of the presets it has {', '.join(PRESETS)} in all their "
+            f"sizes; give the model's config.json, or one of these"
+        )
+    return with_numerics(model(known), numerics), ()

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     beside = (tokenizer / "tokenizer.json").is_file() or tokenizer.is_file()
     if options.tokenizer and not beside:
         raise InputError(f"{tokenizer} has no tokenizer.json; name the file or its folder")
-    encoder = load_late("gnomon.runtime.data:Encoder").open(tokenizer if beside else None)
+    encoder = load_late("gnomon.runtime.data.encode:Encoder").open(tokenizer if beside else None)
     model = load_late("gnomon.runtime.pretrained:load")(folder, logits=True)
     ids = encoder.prompt(options.prompt)
     if not ids:

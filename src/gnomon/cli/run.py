@@ -27,6 +27,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
 from gnomon.methods import check_methods, rewrites
+from gnomon.models.lora import parse_adapters
 from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe

@@ -1,12 +1,14 @@
 #!/bin/sh
-# What `make demo` runs, with a heading before each command. Files go to demo/, which is made anew. Needs `gnomon` on
-# the PATH, with torch. Takes about two minutes on two cores, most of it measuring and training.
+# What `make demo` runs, with a heading before each command. Files go to demo/, which is made anew. Needs `gnomon` and
+# `python` on the PATH, with torch and tokenizers. Takes about two minutes on two idle cores, most of it measuring and
+# training. The model, its tokenizer and its first weights are made here: no package ships a small language model.
 set -eu
 cd "$(dirname "$0")/.."
 rm -rf demo
 mkdir demo
 GNOMON_HOME=$PWD/demo
 export GNOMON_HOME
+PROMPT='The following'
 
 # Prints the command as it would be typed, broken before an option where the line is full, and runs it.
 step() {
@@ -14,6 +16,9 @@ step() {
     shift
     line='$ gnomon'
     for word in "$@"; do
+        case $word in
+        *' '*) word="'$word'" ;;
+        esac
         case $word in
         --*)
             if [ ${#line} -gt 56 ]; then
@@ -41,14 +46,28 @@ step 'Plan: what would be the fastest layout?' \
 step 'Measure this machine, with two processes' \
     calibrate --processes 2
 
-step 'Plan a small Llama for it' \
-    plan llama-tiny --on local --global-batch 16 --seq-len 128 --precision fp32 -o demo/plan.toml
+printf '\n\n== A tokenizer and the config.json of a small Llama, made here; code and prose of the Python distribution\n\n'
+printf '$ python scripts/demo_model.py demo\n'
+python scripts/demo_model.py demo
 
-step 'Predict that plan' \
+step 'Plan it for this machine' \
+    plan demo/model --on local --global-batch 16 --seq-len 128 --precision fp32 -o demo/plan.toml
+
+step 'Train it from random weights on code, and write a folder of safetensors' \
+    run demo/plan.toml --data demo/code --tokenizer demo/model --steps 120 --lr 3e-3 --export demo/pretrained
+
+step 'What it writes' \
+    generate demo/pretrained --prompt "$PROMPT" --count 24
+
+step 'Predict the plan' \
     predict --plan demo/plan.toml --timeline demo/predicted.timeline
 
-step 'Train by it for real, on the source of the Python standard library' \
-    run demo/plan.toml --steps 60 --checkpoints demo/checkpoints --timeline demo/measured.timeline
+step 'Fine-tune that folder on prose, by the same plan' \
+    run demo/plan.toml --weights demo/pretrained --data demo/prose.jsonl --tokenizer demo/pretrained --steps 80 \
+    --lr 2e-3 --checkpoints demo/checkpoints --export demo/tuned --timeline demo/measured.timeline
+
+step 'What it writes now' \
+    generate demo/tuned --prompt "$PROMPT" --count 24
 
 step 'Compare: where does the prediction differ from what happened?' \
     compare demo/predicted.timeline demo/measured.timeline

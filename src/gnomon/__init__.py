@@ -2,8 +2,8 @@
 
 The public verbs, loaded when first used so that `import gnomon` stays light:
 `gnomon.predict(model, cluster, plan, workload) -> Prediction`, `gnomon.plan(model, cluster, workload)
--> search.Result`; with torch, `gnomon.capture(module, example_inputs) -> Graph` and `gnomon.prepare(model, plan)`, a job
-whose steps the caller feeds. Everything else is in the rooms (`gnomon.plans` …).
+-> search.Result`; with torch, `gnomon.capture(module, example_inputs) -> Graph` and `gnomon.prepare(model, plan)`, a
+job whose steps the caller feeds. Everything else is in the rooms (`gnomon.plans` …).
 """
 
 from __future__ import annotations

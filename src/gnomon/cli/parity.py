@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
-from gnomon.cli.run import read_model, read_plan
+from gnomon.cli.run import read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.late import load_late
+from gnomon.request.runnable import read_runnable_model
 
 EQUAL, DIFFERS = 0, 1
 
@@ -20,7 +21,7 @@ EQUAL, DIFFERS = 0, 1
 def run(options: argparse.Namespace) -> int:
     """Shrink, train in as many processes as the small plan has ranks, compare, tell."""
     file = read_plan(options.plan)
-    graph, notes = read_model(file.model)
+    graph, notes = read_runnable_model(file.model)
     if find_spec("torch") is None:
         raise InputError("comparing a plan with the plain model needs torch, which is not installed: pip install torch")
     small = load_late("gnomon.runtime.parity:in_small")(graph, file.plan, file.workload, ranks=options.ranks)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What `make demo` runs, with a heading before each command. Files go to demo/, which is made anew. Needs `gnomon` and
-# `python` on the PATH, with torch and tokenizers. Takes about two minutes on two idle cores, most of it measuring and
+# `python` on the PATH, with torch and tokenizers. Takes about three minutes on two idle cores, most of it measuring and
 # training. The model, its tokenizer and its first weights are made here: no package ships a small language model.
 set -eu
 cd "$(dirname "$0")/.."
@@ -57,7 +57,7 @@ step 'Train it from random weights on code, and write a folder of safetensors' \
     run demo/plan.toml --data demo/code --tokenizer demo/model --steps 120 --lr 3e-3 --export demo/pretrained
 
 step 'What it writes' \
-    generate demo/pretrained --prompt "$PROMPT" --count 24
+    generate demo/pretrained --prompt "$PROMPT" --count 32 --temperature 0.7
 
 step 'Predict the plan' \
     predict --plan demo/plan.toml --timeline demo/predicted.timeline
@@ -67,7 +67,7 @@ step 'Fine-tune that folder on prose, by the same plan' \
     --lr 2e-3 --checkpoints demo/checkpoints --export demo/tuned --timeline demo/measured.timeline
 
 step 'What it writes now' \
-    generate demo/tuned --prompt "$PROMPT" --count 24
+    generate demo/tuned --prompt "$PROMPT" --count 32 --temperature 0.7
 
 step 'Compare: where does the prediction differ from what happened?' \
     compare demo/predicted.timeline demo/measured.timeline

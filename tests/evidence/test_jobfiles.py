@@ -40,5 +40,7 @@ def test_a_file_is_tried(more: str, outcome: str, given: str, tmp_path: Path) ->
 
 def test_what_a_refusal_asks_for() -> None:
     assert list(asked_for("give --vocab-size or --set a.b=…")) == [("--vocab-size", "50304"), ("--set", "a.b=1")]
-    assert nearest_devices("; the nearest number of devices is 48") == 48
+    assert nearest_devices("; the nearest number of devices is 48", 8) == 48
+    batch = "global = 96 is not a multiple of micro x data-parallel ranks = 2 x 8 = 16"
+    assert nearest_devices(batch, 16) == 96
     assert (on(8), on(4), on(48)) == ("1x8xh100-sxm", "1x4xh100-sxm", "6x8xh100-sxm")

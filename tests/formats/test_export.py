@@ -429,8 +429,9 @@ def deepspeed_plans(draw: st.DrawFn) -> tuple[str, Plan]:
         schedule=Schedule(micro_batch_size=draw(st.sampled_from([1, 2, 3]))),
         saved=draw(st.sampled_from([Saved(), Saved(preset="full"), Saved(preset="selective")])),
         overlap=Overlap(
-            grad_reduce=together,
+            grad_reduce=together or zero == 3,
             param_gather=together and zero == 3,
+            prefetch=0 if zero == 3 and not together else Overlap().prefetch,
             bucket_bytes=draw(st.integers(1, 2**28)) * 4 if together and zero in (1, 2) else None,
         ),
         optimizer=Optimizer(

@@ -34,6 +34,8 @@ BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
 
 def model_of(path: Path) -> Runnable:
     """The model that a folder's config.json describes. InputError without one."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a folder with {CONFIG} and *.safetensors")
     config = (path if path.is_dir() else path.parent) / CONFIG
     if not config.is_file():
         raise InputError(f"{config.parent} has no {CONFIG}, which says what its weights are of; put it beside them")

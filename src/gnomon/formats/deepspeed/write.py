@@ -96,7 +96,8 @@ def _kind(optimizer: Optimizer) -> str:
 def _zero(asked: Asked) -> dict[str, object]:
     plan = asked.plan
     optimizer, overlap = plan.optimizer, plan.overlap
-    table: dict[str, object] = {"stage": optimizer.zero, "overlap_comm": overlap.grad_reduce}
+    together = overlap.param_gather if optimizer.zero == 3 else overlap.grad_reduce
+    table: dict[str, object] = {"stage": optimizer.zero, "overlap_comm": together}
     if optimizer.zero in (1, 2) and overlap.bucket_bytes is not None:
         table["reduce_bucket_size"] = max(1, overlap.bucket_bytes // (2 if _reduce(plan.precision) in HALVES else 4))
     if optimizer.zero == 3 and plan.mesh.dp_replicate > 1:

@@ -52,3 +52,13 @@ def test_without_a_plan_in_time_the_error_says_what_was_not_looked_at(monkeypatc
     monkeypatch.setattr(sys.modules["gnomon.search.exact.solve"], "OVERTIME", 0)  # the room has a function of that name
     with pytest.raises(PlanError, match=r"fits in 22.0 GiB a device; the budget was spent with [\d,]+ of [\d,]+ plans"):
         gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, goal=Goal(memory_bytes=22 * 2**30), more=questions(1))
+
+
+def test_a_large_request_without_time_to_price_its_families_has_a_plan() -> None:
+    """DeepSeek-V3 on 2,048 H800: what keeps little is tried by the bounds on memory, and counts stay whole."""
+    fixed = {"tp": 1, "cp": 1, "ep": 64, "overlap": True}
+    work = Workload(global_batch_size=15360, seq_len=4096)
+    found = gnomon.plan("deepseek-v3", "256xhgx-h800", work, fixed=fixed, beyond=(), more=questions(40))
+    assert found.best and all(rank.peak_bytes <= found.limit_bytes for rank in found.best[0].prediction.memory)
+    assert found.counts.left and found.counts.covered == found.counts.space
+    assert {each.point.recompute for each in found.best} == {"full"}

@@ -289,7 +289,9 @@ def _covered(found: Result) -> tuple[str, ...]:
     if found.open_s is not None:
         gain = 1 - found.open_s / found.best[0].step_s
         proved = (
-            f"each takes {show_seconds(found.open_s)} a step or more, so the best is within {gain:.1%} of the fastest"
+            "some of them have no bound yet, so a faster one may be among them"
+            if not found.open_s
+            else f"each takes {show_seconds(found.open_s)} a step or more, so the best is within {gain:.1%} of the fastest"
             if gain > 0
             else "none is faster than the best, but alternatives may be missing"
         )

@@ -26,7 +26,7 @@ from gnomon.search.space.points import BEYOND, Limit, Space, make_space, parse_l
 from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
 
-ON_HOST_S = 10.0
+ON_HOST_S = 3.0
 """Processor time for each look whether a plan fits with its update on the host, where none fits without."""
 
 
@@ -108,7 +108,7 @@ def _spent(found: Result) -> str:
     if found.smallest is None:
         return f"{said}; fix a field, as in --zero 3"
     peak = show_bytes(found.smallest.prediction.tightest.peak_bytes)
-    return f"{said}; the smallest of {found.counts.priced:,} that were predicted takes {peak}: use more devices"
+    return f"{said}; the smallest that was predicted takes {peak}: use more devices"
 
 
 def _away(space: Space, beyond: Container[str]) -> Iterator[Space]:

@@ -39,6 +39,7 @@ from gnomon.search.bounds.in_flight import under_way
 from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_memory import least_held, room, state_sizes
 from gnomon.search.bounds.point_time import adding_s
+from gnomon.search.budget import More, always
 from gnomon.search.results import Counts
 from gnomon.search.space.points import Point
 from gnomon.sharding.parameters import shard_ranks
@@ -125,8 +126,9 @@ class Blocks:
         self._firsts: dict[object, tuple[float, Doubles]] = {}
         self._layers = np.array([len(kind.layers) for kind in job.kinds.kinds], float)
 
-    def families(self) -> Iterator[tuple[float, Family]]:
-        """Every family that may run, with a bound; counts what is illegal or a duplicate."""
+    def families(self, more: More = always) -> Iterator[tuple[float, Family]]:
+        """Every family that may run, with a bound; counts what is illegal or a duplicate. more: once there is no time
+        left, families come without a price, under a bound of 0."""
         space = self.space
         for tp, cp, ep, pp, dp in space.axes():
             each = len(space.shardings(dp)) * space.leaves
@@ -150,7 +152,7 @@ class Blocks:
                     if self.prune and self.hopeless(family):
                         self.counts.too_large += legal.blocks * len(choices.kept)
                     elif legal.blocks and choices.kept:
-                        yield self.family_bound(family), family
+                        yield self.family_bound(family) if more() else 0.0, family
 
     def family_bound(self, family: Family) -> float:
         """Seconds that every point of a family takes, at least.
@@ -231,6 +233,11 @@ class Blocks:
                     bounds[*at, way] = self._bounded(family, pipeline, way)
                 chosen = sorted((float(bounds[*at, way][c]), c) for c in wanted)
                 yield Row(family, schedule, virtual, tuple(c for _, c in chosen), tuple(b for b, _ in chosen))
+
+    def row_bound(self, family: Family, schedule: str, virtual: int, column: int) -> float:
+        """Bound on the time of a block, without sharding."""
+        way = "mixed" if partly_split(schedule) else "split" if is_split(schedule) else "whole"
+        return float(self._bounded(family, self.job.pipeline(family.pp, virtual, v_placed(schedule)), way)[column])
 
     def _bounded(self, family: Family, pipeline: Pipeline, way: str) -> Doubles:
         """[microbatch sizes] bound on the time without sharding."""

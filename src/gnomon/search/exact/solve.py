@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import count as counter
+from itertools import islice
 
 from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
@@ -25,6 +27,7 @@ from gnomon.search.budget import More, always
 from gnomon.search.exact.block_points import Group, Opening
 from gnomon.search.exact.blocks import SLACK, Blocks, Row
 from gnomon.search.exact.shortlist import Shortlist, Unlike
+from gnomon.search.exact.sparing import sparest, sparing_points
 from gnomon.search.results import Counts, Found, Result, memory_limit, most_alike, sort_of_point, why_not
 from gnomon.search.space.points import Point, Space
 from gnomon.software import Stack
@@ -72,8 +75,11 @@ DIVE, DEEP = 8, 24
 """After so many predicted plans of which none fits, plans that keep the least are looked for first, until so many
 more were predicted."""
 
-OVERTIME = 1024
-"""Items that are looked at after the budget is spent as long as no plan was found that fits."""
+OVERTIME = 16
+"""Plans that spare memory and are predicted after the budget is spent, as long as none was found that fits."""
+
+FEW = 3
+"""Of these so many that fit are enough."""
 
 _Item = Family | Row | Group | Loose | Stalled | Played | Tight | Point
 
@@ -110,16 +116,17 @@ class Search:
         self.near: list[Found] = []
         self.heap: list[tuple[float, int, _Item]] = []
         self._serial = counter()
-        self.overtime = 0
         self.smallest: Found | None = None
         """Of the plans that were predicted and do not fit, the one with the lowest peak."""
 
     def run(self) -> None:
         """Best first, until nothing that is left can be better."""
-        for bound, family in self.blocks.families():
+        families = list(self.blocks.families(self.more))
+        for bound, family in families:
             self._push(bound, family)
         while self.heap:
-            if not self.more() and (self.best or self._gave_up()):
+            if not self.more():
+                self._look_for_sparing(families)
                 self._stop()
                 break
             bound, _, item = self._next()
@@ -158,10 +165,10 @@ class Search:
         what is worth a look, the one nearest to a plan that keeps the least."""
         if not self.prune or self.best or self.counts.priced < DIVE or self.counts.priced >= DIVE + DEEP:
             return heapq.heappop(self.heap)
-        sparest = next(name for name in ("full", "selective", "offload", "none") if name in self.space.recompute)
+        most = sparest(self.space.recompute)
         at = min(
             range(len(self.heap)),
-            key=lambda i: (_recomputed(self.heap[i][2]) != sparest, -_depth(self.heap[i][2]), self.heap[i][:2]),
+            key=lambda i: (_recomputed(self.heap[i][2]) != most, -_depth(self.heap[i][2]), self.heap[i][:2]),
         )
         found = self.heap[at]
         self.heap[at] = self.heap[-1]
@@ -169,10 +176,19 @@ class Search:
         heapq.heapify(self.heap)
         return found
 
-    def _gave_up(self) -> bool:
-        """Whether no plan that fits is looked for any longer, after the budget is spent."""
-        self.overtime += 1
-        return self.overtime > OVERTIME or self.counts.priced >= DIVE + DEEP
+    def _look_for_sparing(self, families: Iterable[tuple[float, Family]]) -> None:
+        """A plan that fits, if none was found so far, among those that keep the least. Their points stay counted as
+        what they are found in."""
+        if self.best:
+            return
+        most, before = sparest(self.space.recompute), replace(self.counts, why=dict(self.counts.why))
+        wanted = [(bound, family) for bound, family in families if family.recompute == most]
+        priced = [family for bound, family in wanted if bound] or [family for _, family in wanted]
+        for point in islice(sparing_points(self.blocks, priced), OVERTIME):
+            self._price(point)
+            if len(self.best) >= FEW:
+                break
+        self.counts.priced, self.counts.illegal, self.counts.why = before.priced, before.illegal, before.why
 
     def _stop(self) -> None:
         """Counts what is not looked at, and keeps the bound on it."""

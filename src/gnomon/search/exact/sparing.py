@@ -1,0 +1,79 @@
+"""Plans to try once a search's budget is spent and none was found that fits: of each family the ones that keep little.
+
+`sparing_points` orders them by what they hold, from the same bounds on memory as the search (`blocks.held`), and then
+by time. They are few and cheap to name, so that a request on thousands of devices has a plan to show in time. Leaves
+out predicting them (`solve`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from gnomon import orders
+from gnomon.search.bounds.families import Family
+from gnomon.search.exact.blocks import Blocks
+from gnomon.search.space.points import Point, Recompute
+
+ROOMY = 0.85, 0.93
+"""Shares of the room for tensors below which a plan is taken before others: bounds on memory leave something out."""
+
+SAVES_MOST = "full", "selective", "offload", "none"
+"""Ways of recomputing, the one that keeps least first."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A point, the share of the room that it takes at least, and a bound on its time."""
+
+    point: Point
+    share: float
+    time_s: float
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Roomy ones by time, then the others by what they hold."""
+        within = next((i for i, share in enumerate(ROOMY) if self.share <= share), len(ROOMY))
+        return (within, self.time_s) if within < len(ROOMY) else (within, self.share)
+
+
+def sparest(recompute: Iterable[str]) -> str:
+    """Of some ways of recomputing the one that keeps least."""
+    return next(name for name in SAVES_MOST if name in set(recompute))
+
+
+def sparing_points(blocks: Blocks, families: Iterable[Family]) -> Iterator[Point]:
+    """Of each family that recomputes most, at the smallest microbatch: the plan that shards least of those with room to
+    spare, and the plan that holds least; what is most likely to fit, and fast, first."""
+    found = [each for family in families for each in _of_family(blocks, family)]
+    for each in sorted(dict.fromkeys(found), key=lambda each: each.order):
+        yield each.point
+
+
+def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
+    choices, legal = blocks.choices(family), blocks.scheduled(family.pp, family.dp).rows
+    rows = [row for row in legal if row[0] == orders.DEFAULT] or list(legal[:1])
+    if not choices.kept or not rows:
+        return
+    schedule, virtual, columns = rows[0]
+    column = min(columns, key=lambda at: family.micro[at])
+    held = blocks.held(family, schedule, virtual)[:, column] / blocks.room(family)
+    time_s = float(blocks.row_bound(family, schedule, virtual, column))
+    roomy = np.flatnonzero(held <= ROOMY[0])
+    picked = {int(np.argmin(held))}
+    if len(roomy):
+        picked.add(min(roomy.tolist(), key=lambda at: (choices.kept[at][2], not choices.kept[at][3])))
+    layout = family.layout
+    for at in sorted(picked):
+        if held[at] > 1:
+            continue
+        replicas, shards, zero, overlap = choices.kept[at]
+        point = Point(
+            family.tp, family.cp, family.ep, family.pp, replicas, shards, schedule, virtual, family.micro[column],
+            layout.sequence_parallel, layout.keep_gathered, layout.context, cast(Recompute, family.recompute), zero,
+            overlap,
+        )  # fmt: skip
+        yield _Candidate(point, float(held[at]), time_s)

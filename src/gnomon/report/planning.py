@@ -288,13 +288,13 @@ def _covered(found: Result) -> tuple[str, ...]:
     counts = found.counts
     if found.open_s is not None:
         gain = 1 - found.open_s / found.best[0].step_s
-        proved = (
-            "some of them have no bound yet, so a faster one may be among them"
-            if not found.open_s
-            else f"each takes {show_seconds(found.open_s)} a step or more, so the best is within {gain:.1%} of the fastest"
-            if gain > 0
-            else "none is faster than the best, but alternatives may be missing"
-        )
+        if not found.open_s:
+            proved = "some of them have no bound yet, so a faster one may be among them"
+        elif gain > 0:
+            least = show_seconds(found.open_s)
+            proved = f"each takes {least} a step or more, so the best is within {gain:.1%} of the fastest"
+        else:
+            proved = "none is faster than the best, but alternatives may be missing"
         return wrapped(
             f"budget spent: {counts.left:,} of {counts.space:,} plans were not looked at (--budget): {proved}",
             indent="",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -15,7 +16,9 @@ import pytest
 
 from gnomon import __version__, schema
 from gnomon.cli import main, terminal
+from gnomon.errors import PlanError
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Schedule, Workload, save_plan_file
+from gnomon.prediction import predict
 
 LLAMA = ["predict", "llama-3.1-8b", "--on", "4x8xh100-sxm", "--global-batch", "128", "--seq-len", "4096"]
 HF_CONFIG = {
@@ -475,3 +478,45 @@ def test_adapters_are_asked_for_by_options_or_by_the_name(capsys: pytest.Capture
 def test_adapters_that_cannot_be(words: Sequence[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = ask(capsys, "predict", *words, "--on", "1x2xa100-sxm-80gb", "--global-batch", "8")
     assert status == 2 and why in " ".join(err.split())
+
+
+def test_an_encoder_takes_a_size_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["predict", "t5-base", "--on", "1x8xh100-sxm", "--json"]
+    status, out, _ = ask(capsys, *asked)
+    assert status == 0
+    said = next(word for word in json.loads(out)["assumptions"] if "tokens of the encoder" in word)
+    typed = re.findall(r"\((--size) (\S+)\)", said)[0]
+    again = json.loads(ask(capsys, *asked, *typed)[1])
+    assert again["step_s"] == json.loads(out)["step_s"]
+    assert not any("tokens of the encoder" in word for word in again["assumptions"])
+    short = json.loads(ask(capsys, *asked, "--size", "enc_seq=512")[1])
+    assert short["workload"]["sizes"] == [["enc_seq", 512]]
+    assert short["model_flops"] < again["model_flops"]
+
+
+def test_the_advice_about_an_open_size_works_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1))
+    with pytest.raises(PlanError, match="leaves the size of 'enc_seq' open") as refused:
+        predict("t5-base", "1x8xh100-sxm", plan, Workload(global_batch_size=8, seq_len=512))
+    option, typed = re.findall(r"give (--size) (\S+),", str(refused.value))[0]
+    assert ask(capsys, "predict", "t5-base", "--on", "1x8xh100-sxm", "--seq-len", "512", option, typed)[0] == 0
+    spelled = re.findall(r"Workload\(sizes=(.*), \.\.\.\)", str(refused.value))[0]
+    workload = Workload(global_batch_size=8, seq_len=512, sizes=ast.literal_eval(spelled))
+    assert predict("t5-base", "1x8xh100-sxm", plan, workload).step_s > 0
+    assert "no open size 'enc_seq'" in ask(capsys, *LLAMA, "--size", "enc_seq=512")[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "total", "active", "text"),
+    [
+        ("gpt2", 124_439_808, 124_439_808, "124.4 million parameters"),
+        ("mixtral-8x7b", 46_702_792_704, 12_879_925_248, "46.7 billion parameters, 12.88 billion active"),
+    ],
+)
+def test_parameters_are_printed(
+    model: str, total: int, active: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["predict", model, "--on", "4x8xh100-sxm", "--zero", "3"]
+    found = json.loads(ask(capsys, *asked, "--json")[1])
+    assert (found["parameters"], found["active_parameters"]) == (total, active)
+    assert f"\n  {text}\n" in ask(capsys, *asked)[1]

@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 from gnomon import orders, schema
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.formats.huggingface.read import READERS
-from gnomon.graph import Graph
 from gnomon.hardware import Device, Node, catalogue
 from gnomon.methods import MARKS, METHODS, method
 from gnomon.models.presets import PRESETS
@@ -114,20 +112,10 @@ def _model(name: str) -> Mapping[str, Any]:
     return {
         "name": name,
         "parameters": graph.num_parameters(),
-        "active_parameters": _active(graph),
+        "active_parameters": graph.num_active_parameters(),
         "layers": sum(call.repeat for call in graph.calls if call.first is not None),
         "blocks": [block.name for block in graph.blocks],
     }
-
-
-def _active(graph: Graph) -> int:
-    """Parameters that a token meets: of routed experts only those that it visits."""
-    dims = {dim.name: dim.size or 0 for block in graph.blocks for dim in block.dims}
-    idle = 0
-    for name, tensor in graph.parameters().items():
-        if ".experts." in name:
-            idle += prod(dim.size or 1 for dim in tensor.dims) * (dims["experts"] - dims["topk"]) // dims["experts"]
-    return graph.num_parameters() - idle
 
 
 def _one(kind: str, name: str, *, as_json: bool) -> None:

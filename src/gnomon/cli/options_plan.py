@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from gnomon import orders
-from gnomon.cli.values import at_most, count, new_file, some, tokens
+from gnomon.cli.values import at_most, count, named_size, new_file, some, tokens
 
 SHOWN = 5
 """Unlike plans that `gnomon plan` shows."""
@@ -73,6 +73,15 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     ):
         work.add_argument(name, type=count, metavar="N", help=text)
     work.add_argument("--seq-len", type=tokens, metavar="N", help="tokens of a sequence; 8k = 8192")
+    work.add_argument(
+        "--size",
+        dest="sizes",
+        action="append",
+        default=[],
+        type=named_size,
+        metavar="NAME=N",
+        help="of another dim that the model leaves open, as enc_seq=512, the tokens of an encoder; again for more",
+    )
     work.add_argument(
         "--inputs", metavar="INPUTS", help="of a MODEL that is code: NAME=DTYPE[DIM,...], as ids=int64[batch,seq]"
     )

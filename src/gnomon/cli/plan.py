@@ -26,6 +26,7 @@ from gnomon.cli.request import (
     given_batch,
     given_precision,
     given_router,
+    with_sizes,
 )
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.cli.values import quantity
@@ -408,7 +409,8 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
         raise InputError(
             "no batch to plan for; give --global-batch N, the sequences of an optimizer step, or --tokens-per-batch N"
         )
-    return Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad(), graph))
+    workload = Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad(), graph))
+    return with_sizes(workload, graph, options, assumed)
 
 
 def _file(options: argparse.Namespace, found: Result, best: Found, assumed: list[str]) -> PlanFile:

@@ -23,9 +23,10 @@ from gnomon.formats.job import Job, read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters
+from gnomon.models.t5 import ENC_SEQ
 from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
 from gnomon.plans import Fp8, Mesh, Plan, PlanFile, Precision, RouterLoad, Saved, Schedule, Workload, load_plan
-from gnomon.plans.check import learned_positions, sample_tokens
+from gnomon.plans.check import learned_positions, open_dims, sample_tokens
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.model import with_inputs
 from gnomon.search.planning import default_precision
@@ -85,7 +86,7 @@ def read_request(options: argparse.Namespace) -> Request:
     changed = _changed(start, options, machines, keep_mesh=base is not None, keep_precision=filled)
     plan = _with_batch(changed, options, job, assumed)
     given = job.workload if job else file.workload if file else None
-    workload = _workload(graph, plan, options, given, assumed)
+    workload = with_sizes(_workload(graph, plan, options, given, assumed), graph, options, assumed)
     if job is not None:
         notes += notes_of(job)
     name = options.stack if options.stack is not None or file is None else file.stack or None
@@ -302,6 +303,22 @@ def _counts(path: Path) -> tuple[float, ...]:
 def tokens_of(text: str) -> int:
     """A number of tokens in which k and M are 1,024 and its square, as lengths of contexts are named."""
     return parse_count(f"{text[:-1]}{text[-1].upper()}i" if text[-1:] in ("k", "K", "M") else text)
+
+
+def with_sizes(workload: Workload, graph: Graph, options: argparse.Namespace, assumed: list[str]) -> Workload:
+    """The workload with the sizes of `--size`; an encoder that nobody gives one has sequences as long as the
+    decoder's."""
+    given: dict[str, int] = {}
+    for name, size in options.sizes:
+        if given.setdefault(name, size) != size:
+            raise InputError(f"--size gives {name[:40]!r} twice; keep one")
+    sizes = {**dict(workload.sizes), **given}
+    if ENC_SEQ.name in open_dims(graph) and ENC_SEQ.name not in sizes:
+        sizes[ENC_SEQ.name] = longest = max(workload.sequence_lengths(), default=SEQ_LEN)
+        assumed.append(
+            f"tokens of the encoder not given: {longest}, as of the decoder (--size {ENC_SEQ.name}={longest})"
+        )
+    return replace(workload, sizes=tuple(sizes.items())) if sizes else workload
 
 
 def _workload(

@@ -50,6 +50,14 @@ def tokens(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number, as in 8192 or 8k") from None
 
 
+def named_size(text: str) -> tuple[str, int]:
+    """`enc_seq=512`: a dim of a model and its size."""
+    name, equals, size = text.partition("=")
+    if not (equals and name.strip()):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not NAME=N, as in enc_seq=512")
+    return name.strip(), tokens(size)
+
+
 def some(text: str) -> str:
     """Text that is not empty."""
     if not text.strip():

@@ -104,6 +104,20 @@ class Graph:
             total += count
         return total
 
+    def num_active_parameters(self) -> int:
+        """Parameters that a token meets: of routed experts only those that it visits."""
+        idle: dict[str, int] = {}
+        for layer in self._layers:
+            block = self._blocks[layer.call.block]
+            dims = {dim.name.rpartition(".")[2]: dim.size or 0 for dim in block.dims}
+            experts, chosen = dims.get("experts", 0), dims.get("topk", 0)
+            for tensor in block.parameters if chosen else ():
+                if "experts" in tensor.name.split(".") and any(d.name.endswith("experts") for d in tensor.dims):
+                    count = numel(tensor.dims, {})
+                    assert isinstance(count, int), "a parameter has fixed sizes"
+                    idle[layer.call.parameter_name(tensor.name, layer.index)] = count * (experts - chosen) // experts
+        return self.num_parameters() - sum(idle.values())
+
     def num_frozen(self) -> int:
         """Weights that are read and not trained; tied and shared ones count once."""
         found: dict[str, Tensor] = {}

@@ -78,7 +78,7 @@ def problems(
         found += _dims(plan, graph, workload)
     found += [_error(name, text) for name, text in vocabulary_errors(plan, graph)]
     found += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
-    found += _samples(graph, workload)
+    found += [*_samples(graph, workload), *_open_sizes(graph, workload)]
     found += _router(plan, graph, workload)
     unique = dict.fromkeys(found)
     return tuple(sorted(unique, key=lambda problem: problem.severity))
@@ -428,6 +428,32 @@ def sample_tokens(graph: Graph) -> int | None:
     U-Net). None for a model of sequences, whose tokens the workload gives."""
     sizes = [dim.size for block in graph.blocks for dim in block.dims if dim.name == "seq"]
     return None if None in sizes else max((size for size in sizes if size is not None), default=1)
+
+
+def open_dims(graph: Graph) -> tuple[str, ...]:
+    """Dims whose sizes the workload gives beside the batch and the sequence, as `enc_seq` of an encoder-decoder."""
+    atoms = (atom for block in graph.blocks for dim in block.dims for atom in dim.atoms)
+    names = dict.fromkeys(atom.name for atom in atoms if atom.size is None and not atom.same_as)
+    return tuple(name for name in names if name not in ("batch", "seq"))
+
+
+def _open_sizes(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
+    """Whether the workload gives every size that the graph leaves to it, and no other."""
+    if workload is None:
+        return
+    wanted, given = open_dims(graph), dict(workload.sizes)
+    every = {atom.name for block in graph.blocks for dim in block.dims for atom in dim.atoms} if given else set()
+    for name in wanted:
+        if name not in given:
+            yield _error(
+                "size_not_given",
+                f"{graph.name} leaves the size of {name!r} open; give --size {name}=512, or in Python "
+                f"Workload(sizes=(({name!r}, 512),), ...)",
+            )
+    for name in given:
+        if name not in every:
+            known = f"its open sizes are {', '.join(wanted)}" if wanted else "it leaves no size open; leave it out"
+            yield _error("size_not_open", f"{graph.name} has no open size {name!r}{nearest(name, wanted)}; {known}")
 
 
 def _samples(graph: Graph, workload: Workload | None) -> Iterator[Problem]:

@@ -141,6 +141,8 @@ class Prediction:
             "schema": "gnomon.prediction/1",
             "model": self.model,
             "cluster": self.cluster,
+            "parameters": self.pricing.graph.num_parameters() + self.pricing.graph.num_frozen(),
+            "active_parameters": self.pricing.graph.num_active_parameters() + self.pricing.graph.num_frozen(),
             "devices": len(set(self.plan.device_of)),
             "plan": to_mapping(self.plan),
             "workload": to_mapping(self.workload),

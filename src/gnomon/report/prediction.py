@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from gnomon.graph import Graph
 from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Advice, Prediction, RankMemory
 from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
@@ -122,9 +123,26 @@ def _where(rule: SavedRule) -> str:
     return f"{first}{layers}{stages or ' of each stage' * bool(first)}"
 
 
+def parameters(graph: Graph) -> str:
+    """`671.0 billion parameters, 37.6 billion active`, and those of adapters alone that are trained."""
+    trained, frozen, active = graph.num_parameters(), graph.num_frozen(), graph.num_active_parameters()
+    text = f"{_people(trained + frozen)} parameters"
+    text += f", {_people(active + frozen)} active" if active < trained else ""
+    return text + (f", {_people(trained)} trained" if frozen else "")
+
+
+def _people(count: int) -> str:
+    """A count as it is said: `124.4 million`."""
+    for size, word in ((1e9, "billion"), (1e6, "million")):
+        if count >= size:
+            return f"{count / size:.4g} {word}"
+    return f"{count:,}"
+
+
 def _heading(prediction: Prediction) -> tuple[str, ...]:
     first = f"{prediction.model} on {prediction.cluster}"
-    return (*wrapped(first, indent=""), *wrapped(describe(prediction.plan, prediction.workload)))
+    size, plan = parameters(prediction.pricing.graph), describe(prediction.plan, prediction.workload)
+    return (*wrapped(first, indent=""), *wrapped(size), *wrapped(plan))
 
 
 def _speed(prediction: Prediction) -> tuple[str, ...]:

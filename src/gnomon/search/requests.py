@@ -62,7 +62,12 @@ def check_request(
     ep = sizes.get("ep", 1)
     mesh = Mesh(tp=sizes.get("tp", 1), cp=sizes.get("cp", 1), ep=ep, dp_shard=ep)
     plan = Plan(mesh=mesh, precision=base.precision, schedule=Schedule(micro_batch_size=1))
-    one = Workload(global_batch_size=1, seq_len=max(workload.sequence_lengths(), default=1), router=workload.router)
+    one = Workload(
+        global_batch_size=1,
+        seq_len=max(workload.sequence_lengths(), default=1),
+        sizes=workload.sizes,
+        router=workload.router,
+    )
     for problem in problems(plan, graph, None, one):
         if problem.severity == "error" and problem.name not in OPEN:
             raise PlanError(problem.message)

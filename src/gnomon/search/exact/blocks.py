@@ -457,7 +457,8 @@ class Blocks:
             shards = need // np.gcd(need, tp * cp)
             mesh = Mesh(tp=tp, cp=cp, ep=ep, etp=base.mesh.etp, dp_shard=int(shards), order=base.mesh.order)
             plan = Plan(mesh=mesh, layout=layout, precision=base.precision, saved=base.saved)
-            one = Workload(global_batch_size=1, seq_len=self.job.workload.sequence_lengths()[0])
+            given = self.job.workload
+            one = Workload(global_batch_size=1, seq_len=given.sequence_lengths()[0], sizes=given.sizes)
             found = problems(plan, self.job.graph, None, one)
             wrong = [p.name for p in found if p.severity == "error" and p.name != "batch"]
             self._legal[key] = wrong[0] if wrong else ""

@@ -357,7 +357,7 @@ class MixedSearch:
             layout = replace(base.layout, sequence_parallel=sequence, context=block.context)
             mesh = Mesh(tp=tp, cp=cp, ep=ep, dp_shard=ep)
             plan = Plan(mesh=mesh, layout=layout, precision=base.precision, saved=base.saved)
-            one = Workload(global_batch_size=1, seq_len=self.workload.sequence_lengths()[0])
+            one = Workload(global_batch_size=1, seq_len=self.workload.sequence_lengths()[0], sizes=self.workload.sizes)
             found = problems(plan, self.tables.graph, None, one)
             wrong = [p.message for p in found if p.severity == "error" and p.name != "batch"]
             self._legal[key] = wrong[0] if wrong else ""

@@ -258,3 +258,13 @@ def test_any_change_gives_a_graph_or_a_named_error(name: str, data: st.DataObjec
 )
 def test_what_transformers_5_writes_is_the_same_model(name: str, changes: dict[str, Any]) -> None:
     assert from_hf_config(config(name, **changes), "m").graph == from_hf_config(config(name), "m").graph
+
+
+@pytest.mark.parametrize("value", [{}, 10**400, "many"])
+@pytest.mark.parametrize("name", ["gemma-2-9b", "mistral-7b-v0.1"])
+def test_a_number_that_only_results_depend_on_leaves_the_graph_as_it_is(name: str, value: object) -> None:
+    """Two mutated files ended in a TypeError and an OverflowError."""
+    values = json.loads((CONFIGS / f"{name}.json").read_text())
+    read = read_hf_config(json.dumps({**values, "max_position_embeddings": value}), name)
+    assert read.graph == read_hf_config(json.dumps(values), name).graph
+    assert isinstance(read.numerics, str) and "cannot be read" in read.numerics

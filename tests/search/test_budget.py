@@ -10,8 +10,13 @@ import pytest
 
 import gnomon
 from gnomon.errors import PlanError
+from gnomon.hardware import parse_cluster
+from gnomon.models.presets import model
 from gnomon.plans import Goal, Workload
+from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Result
+from gnomon.search.exact.solve import Search
+from gnomon.search.space.points import make_space
 
 WORK = Workload(global_batch_size=64, seq_len=4096)
 
@@ -62,3 +67,12 @@ def test_a_large_request_without_time_to_price_its_families_has_a_plan() -> None
     assert found.best and all(rank.peak_bytes <= found.limit_bytes for rank in found.best[0].prediction.memory)
     assert found.counts.left and found.counts.covered == found.counts.space
     assert {each.point.recompute for each in found.best} == {"full"}
+
+
+def test_families_are_priced_only_while_there_is_time() -> None:
+    """Of DeepSeek-V3 on 2,048 H800 they took the whole budget and more; nothing was left to find a plan."""
+    graph, machines = model("llama-3.1-8b"), parse_cluster("1x8xh100-sxm")
+    space = make_space(graph, machines, WORK)
+    search = Search(graph, machines, WORK, space, PLAIN_STACK, Goal())
+    bounds = [bound for bound, _ in search.blocks.families(questions(3))]
+    assert len(bounds) > 3 and all(bounds[:3]) and not any(bounds[3:])

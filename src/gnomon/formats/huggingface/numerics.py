@@ -108,6 +108,14 @@ RUNNABLE: Mapping[str, Usual] = {
 
 def numerics_of(values: Mapping[str, Any]) -> Numerics | str:
     """Of a parsed config.json; a sentence where its Graph cannot be run."""
+    try:
+        return _read(values)
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        return f"a number that its results depend on cannot be read: {error}; correct it in the file"
+
+
+def _read(values: Mapping[str, Any]) -> Numerics | str:
+    """The same; what Python raises where a value is no number, or none that a float holds."""
     kind = values.get("model_type")
     usual = RUNNABLE.get(str(kind))
     if usual is None:

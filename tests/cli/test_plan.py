@@ -172,10 +172,10 @@ def test_a_spent_budget_is_said_with_what_is_proved(capsys: pytest.CaptureFixtur
     asked = ["plan", "llama-3.1-8b", "--on", "2x8xh100-sxm", "--global-batch", "64", "--seq-len", "4096"]
     assert main([*asked, "--budget", "1us", "--equal-stages", "--no-refine"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "plans were not looked at (--budget): " in said and "fits:" in said
+    assert "plans were not looked at (--budget): some of them have no bound yet" in said and "fits:" in said
     assert main([*asked, "--budget", "1us", "--equal-stages", "--no-refine", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["points"]["not_looked_at"] > 0 and found["others_take_s_or_more"] > 0
+    assert found["points"]["not_looked_at"] > 0 and found["others_take_s_or_more"] == 0  # no time to work out bounds
 
 
 def test_interrupt_ends_a_search_with_its_best_so_far() -> None:

@@ -220,10 +220,10 @@ FULL_DISK = ("bash", "-c", 'ulimit -f 16; exec "$@"', "-", *GNOMON)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_clear_error(folder: Folder) -> None:
-    (folder.path / "text").mkdir()
+    (folder.path / "little").mkdir()
     for i in range(30):
-        (folder.path / "text" / f"{i}.txt").write_text(f"some text, line {i}; " * 16)
-    small = (*TRAIN, "--data", "text")
+        (folder.path / "little" / f"{i}.txt").write_text(f"some text, line {i}; " * 16)
+    small = (*TRAIN, "--data", "little")
     status, out, err = folder.run(*small, "--steps", "4", "--checkpoints", "saved", prefix=FULL_DISK)
     assert status == 2, (out, err)
     said = err.rstrip().split("\n")[-1]

@@ -17,7 +17,7 @@ PLAN_TEXT = """\
 Searches every arrangement of axes, schedules, ZeRO stages, recompute and
 microbatch sizes, and prints the fastest that fits in memory, alternatives with
 other axes, recompute or ZeRO stage with what they lose (--top N: the N fastest,
-however alike), and how many plans were covered. The options of gnomon predict
+diverse or not), and how many plans were covered. The options of gnomon predict
 fix a field; --forbid limits one: tp pp cp ep dp_replicate dp_shard zero
 virtual_stages micro_batch_size schedule recompute sequence_parallel
 keep_gathered context overlap.
@@ -152,7 +152,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the best plan to a plan file")
     parser.add_argument(
-        "--top", type=at_most(1000), metavar="N", help="show the N fastest, however alike; else 5 unlike"
+        "--top", type=at_most(1000), metavar="N", help="show the N fastest plans; default: 5 diverse ones"
     )
     parser.add_argument(
         "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"

@@ -2,7 +2,7 @@
 
 `libraries` takes sources and gives functions, None where a source does not compile. A file's name holds the key
 of what made it (source, headers, flags, compiler) and the digest of its bytes, so that processes may write at
-the same time and a damaged file is made again. Leaves out what is worth compiling.
+the same time and a damaged file is built anew. Leaves out what is worth compiling.
 """
 
 from __future__ import annotations

@@ -356,7 +356,7 @@ def _linear(nest: Nest) -> str:
 
 
 def _unroll(nest: Nest, step: Pass) -> int:
-    """Partial sums beside each other hide the latency of additions; dear passes have enough to do."""
+    """Partial sums beside each other hide the latency of additions; expensive passes have enough to do."""
     if not any(nest.stages.roles[i] != "column" for i in step.reductions):
         return 1
     work = sum(cost(nest.body, nest.body.code[i].args[0]) for i in step.reductions)

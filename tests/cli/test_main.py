@@ -164,6 +164,52 @@ def test_not_fitting_is_status_1_with_advice(capsys: pytest.CaptureFixture[str])
     assert "global batch not given: 8" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--stack megatron-lm --zero 3", "megatron-lm does not run this plan: ZeRO 3 (it has 0, 1)"),
+        ("--stack megatron-lm --pp 2 --schedule zero_bubble_h1", "megatron-lm does not run this plan: schedule zero_"),
+        ("--stack deepspeed --pp 2 --vpp 2", "deepspeed does not run this plan: schedule interleaved_one_f_one_b"),
+        ("--stack nanotron --recompute selective", "nanotron does not run this plan: recompute selective"),
+    ],
+)
+def test_what_a_program_cannot_run_is_said_above_the_numbers(
+    words: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = f"predict llama-tiny --on 1x8xh100-sxm --global-batch 32 --seq-len 64 {words}".split()
+    main(asked)
+    text = capsys.readouterr().out
+    above, _, below = text.partition("\nstep ")
+    assert said in " ".join(above.split()) and "by its record" not in below
+    main([*asked, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["beyond_stack"] and all(
+        any(each in line for line in found["assumptions"]) for each in found["beyond_stack"]
+    )
+
+
+def test_a_plan_beyond_its_program_is_advised_back_and_no_further(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of what a program does not run nothing more is proposed, by `predict` and by `explain`."""
+    plan = Plan(
+        mesh=Mesh(pp=2, dp_shard=8),
+        schedule=Schedule(name="interleaved_one_f_one_b", virtual_stages=2, micro_batch_size=1),
+    )
+    work = Workload(global_batch_size=64, seq_len=4096)
+    file = PlanFile(model="llama-3.1-8b", on="2x8xh100-sxm", stack="deepspeed", workload=work, plan=plan)
+    path = tmp_path / "plan.toml"
+    path.write_text(schema.dump(file), encoding="utf-8")
+    assert main(["predict", "--plan", str(path), "--json"]) == 1
+    advised = [each["change"] for each in json.loads(capsys.readouterr().out)["advice"]]
+    assert "ZeRO stage 1" in advised and not any("ZeRO stage 2" in each or "3" in each for each in advised)
+    assert main(["explain", str(path), "--json"]) == 1
+    reasons = json.loads(capsys.readouterr().out)
+    changes = [each["change"] for each in reasons["changes"]]
+    assert reasons["beyond_stack"] and "ZeRO 0 -> 1" in changes and "schedule one_f_one_b" in changes
+    assert not {"ZeRO 0 -> 2", "ZeRO 0 -> 3", "cp 1 -> 2", "schedule zero_bubble_v"} & {*changes}
+
+
 def test_json_is_the_same_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ask(capsys, *LLAMA, "--zero", "3", "--json")
     found = json.loads(out)

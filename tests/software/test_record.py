@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import PlanError
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
+from gnomon.plans import Layout, Mesh, Offload, Optimizer, Plan, Saved, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.schema import dump, load
-from gnomon.software import GROUPS, Fact, Stack, beyond, stack, with_facts
+from gnomon.software import GROUPS, Fact, Stack, able, beyond, proposes, stack, stacks, with_facts
 
 
 def test_a_stack_needs_a_source_for_every_field() -> None:
@@ -53,7 +53,24 @@ def test_what_a_record_does_not_list_is_named() -> None:
     with_note = predict(
         "llama-tiny", "1x4xh100-sxm", wide, Workload(global_batch_size=4, seq_len=256), stack("megatron")
     )
-    assert "stack 'megatron-lm' is not known to run ZeRO 3 (it has 0, 1)" in with_note.assumptions
+    assert "stack 'megatron-lm' does not run ZeRO 3 (it has 0, 1), by its record" in with_note.assumptions
+
+
+@pytest.mark.parametrize("name", [name for name in stacks() if name != "gnomon"])
+def test_a_plan_of_a_programs_own_file_is_within_its_record(name: str) -> None:
+    """Whatever a file of the program says, the program runs: a Megatron-LM script with its FSDP has ZeRO 3."""
+    for plan in (
+        Plan(mesh=Mesh(dp_shard=2, tp=2, cp=2), optimizer=Optimizer(zero=3), saved=Saved(preset="selective")),
+        Plan(
+            mesh=Mesh(pp=2, dp_shard=2, dp_replicate=2),
+            optimizer=Optimizer(zero=2, offload=Offload(), clip=False),
+            schedule=Schedule(name="v_half", virtual_stages=2, placement="v"),
+            layout=Layout(sequence_parallel=False),
+        ),
+    ):
+        record = stack(name)
+        assert beyond(able(record, plan, "its own file"), plan) == ()
+        assert proposes(record, plan, plan) and (not beyond(record, plan) or not proposes(record, Plan(), plan))
 
 
 def test_a_name_of_a_field_is_in_one_group() -> None:

@@ -31,7 +31,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.model import with_inputs
 from gnomon.search.planning import default_precision
 from gnomon.search.questions.sweep import sequences
-from gnomon.software import Stack
+from gnomon.software import Stack, able
 from gnomon.software import stack as named_stack
 from gnomon.units import parse_count
 
@@ -90,7 +90,8 @@ def read_request(options: argparse.Namespace) -> Request:
     if job is not None:
         notes += notes_of(job)
     name = options.stack if options.stack is not None or file is None else file.stack or None
-    stack = named_stack(name) if name is not None else (job.stack if job else PLAIN_STACK)
+    given_stack = able(job.stack, job.plan, "the job's own file") if job else PLAIN_STACK
+    stack = named_stack(name) if name is not None else given_stack
     stack = with_own(stack, machines, options, assumed)
     return Request(
         graph=graph,

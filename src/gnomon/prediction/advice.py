@@ -15,6 +15,7 @@ from typing import Literal
 from gnomon.errors import GnomonError
 from gnomon.plans import Offload, Plan, Saved
 from gnomon.prediction.predict import Prediction, predict
+from gnomon.software import proposes
 
 TRIES = 24
 """Predictions at most: with 20 ms each, half a second. Fewer, but FEWEST, for jobs of thousands of devices."""
@@ -59,6 +60,8 @@ def advice(prediction: Prediction, *, most: int = 4) -> tuple[Advice, ...]:
         if tries == limit:
             break
         if any(fewer < frozenset(names) for fewer in enough):
+            continue
+        if not proposes(prediction.pricing.stack, plan, changed):
             continue
         tries += 1
         made = _try(prediction, " and ".join(names), changed)

@@ -39,7 +39,7 @@ from gnomon.program import Structure, validate
 from gnomon.schema import to_mapping
 from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
-from gnomon.software import Stack, beyond
+from gnomon.software import Stack, beyond, beyond_lines
 from gnomon.timeline import Timeline
 
 PLAIN_STACK = Stack(name="unstated", version="")
@@ -127,6 +127,12 @@ class Prediction:
         """One line: `fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`. See `RankMemory.verdict`."""
         return self.tightest.sentence
 
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """What the plan asks that the program does not run by its record: as in `software.beyond`. What is predicted
+        is of a program that did."""
+        return beyond(self.pricing.stack, self.plan)
+
     def timeline(self, *, steady: bool = True) -> Timeline:
         """The predicted Timeline of a step: its causes, bytes, FLOPs, and memory by the classes of `memory`.
 
@@ -157,6 +163,7 @@ class Prediction:
             "breakdown_s": dict(self.breakdown),
             "fits": self.fits,
             "verdict": self.verdict,
+            "beyond_stack": list(self.beyond),
             "memory": [rank.to_mapping() for rank in self.memory],
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
@@ -206,7 +213,7 @@ class Timed:
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         check_methods(plan)
         kernels, assumed, stack = kernels_of(stack)
-        assumed += tuple(f"stack {stack.name!r} is not known to run {what}" for what in beyond(stack, plan))
+        assumed += beyond_lines(stack, plan)
         count, size = batch(plan, workload)
         workers = _workers(plan, graph, machines, workload, size, kernels, stack)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())

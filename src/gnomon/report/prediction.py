@@ -14,6 +14,7 @@ from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Advice, Prediction, RankMemory
 from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
 from gnomon.search.refinement.choices import made, show_value
+from gnomon.software import beyond_lines
 from gnomon.units import show_seconds
 
 ROWS = 8
@@ -58,13 +59,35 @@ def prediction_text(
 ) -> tuple[str, ...]:
     """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting, or
     maybe not, empty when nothing that was tried helps, None when nothing was tried."""
-    lines = [*_heading(prediction), "", *_speed(prediction), "", *_breakdown(prediction), "", *_memory(prediction)]
+    lines = [
+        *_heading(prediction),
+        *beyond_stack(prediction),
+        "",
+        *_speed(prediction),
+        "",
+        *_breakdown(prediction),
+        "",
+        *_memory(prediction),
+    ]
     lines += ["", *_verdict(prediction, advice)]
-    taken = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
+    above = beyond_lines(prediction.pricing.stack, prediction.plan)
+    taken = tuple(each for each in dict.fromkeys((*assumed, *prediction.assumptions)) if each not in above)
     for title, entries in (("assumed", taken), ("notes", prediction.notes)):
         if entries:
             lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
     return tuple(lines)
+
+
+def beyond_stack(prediction: Prediction) -> tuple[str, ...]:
+    """What the program does not run of the plan, and what to do; nothing where it runs all of it."""
+    if not prediction.beyond:
+        return ()
+    name = prediction.pricing.stack.name
+    said = (
+        f"{name} does not run this plan: {'; '.join(prediction.beyond)}. The numbers are of a {name} that did. What it "
+        f"does run is found by `gnomon plan --stack {name}`; a program of your own is --stack FILE.toml"
+    )
+    return ("", *wrapped(said, indent=""))
 
 
 def describe(plan: Plan, workload: Workload) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gnomon.prediction import Advice, Prediction, host_memory, traffic
 from gnomon.report.planning import short_plans
-from gnomon.report.prediction import WORDS, describe
+from gnomon.report.prediction import WORDS, beyond_stack, describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.search.questions.reasons import SHARE, Neighbour, Other, Reasons, within_share
 from gnomon.units import show_seconds
@@ -27,6 +27,7 @@ def reasons_text(found: Reasons, *, advice: Sequence[Advice] = ()) -> tuple[str,
     """Lines of at most 80 columns."""
     prediction = found.prediction
     lines = [f"{prediction.model} on {prediction.cluster}", *wrapped(describe(prediction.plan, prediction.workload))]
+    lines += beyond_stack(prediction)
     lines += ["", *wrapped(expected(prediction), indent="")]
     lines += [*wrapped(bounded_by(found), indent=""), *wrapped(prediction.verdict, indent="")]
     if prediction.plan.optimizer.offload is not None or any(r.action == "offload" for r in prediction.plan.saved.rules):
@@ -217,6 +218,7 @@ def reasons_mapping(found: Reasons) -> dict[str, Any]:
     return {
         "schema": "gnomon.reasons/1",
         "step_s": found.prediction.step_s,
+        "beyond_stack": list(found.prediction.beyond),
         "breakdown_s": dict(found.prediction.breakdown),
         "bounded_by": bounded_by(found),
         "network": network(found),

@@ -1,8 +1,8 @@
 """Whether a program runs a plan, as far as its record says.
 
-`beyond(stack, plan)` names what the record leaves out; nothing where the record is silent. `predict` says it beside the
-number, `explain` proposes no such change, and the search has it as limits. Leaves out what no program runs
-(`plans.check`).
+`beyond(stack, plan)` names what the record leaves out; nothing where the record is silent. `predict` says it above the
+numbers, `proposes` keeps advice and `explain` from such changes, and the search has it as limits. Leaves out what no
+program runs (`plans.check`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,59 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gnomon.plans import Plan
-from gnomon.software.record import Stack
+from gnomon.software.record import Stack, with_facts
 
 
 def beyond(stack: Stack, plan: Plan) -> tuple[str, ...]:
     """What a plan asks that the record does not list, one phrase each."""
     return tuple(_beyond(stack, plan))
+
+
+def beyond_lines(stack: Stack, plan: Plan) -> tuple[str, ...]:
+    """The same as sentences."""
+    return tuple(f"stack {stack.name!r} does not run {what}, by its record" for what in beyond(stack, plan))
+
+
+def proposes(stack: Stack, plan: Plan, changed: Plan) -> bool:
+    """Whether a change of a plan asks nothing of the program that the plan has not asked and the record leaves out."""
+    return set(beyond(stack, changed)) <= set(beyond(stack, plan))
+
+
+def able(stack: Stack, plan: Plan, source: str) -> Stack:
+    """The record with what a plan asks, as of a plan that a file of the program itself holds. source: that file."""
+    if not beyond(stack, plan):
+        return stack
+    runs, meshes = stack.runs, [stage.mesh for stage in plan.stages] or [plan.mesh]
+    axes = [axis for axis in ("dp_replicate", "tp", "cp", "ep") if any(getattr(mesh, axis) > 1 for mesh in meshes)]
+    axes += ["pp"] if len(plan.stages) > 1 or plan.mesh.pp > 1 else []
+    asked: dict[str, tuple[object, ...]] = {
+        "schedules": (plan.schedule.name,),
+        "zero": (plan.optimizer.zero,),
+        "zero_in_pipeline": (plan.optimizer.zero,),
+        "contexts": (plan.layout.context,),
+        "axes": tuple(axes),
+        "recompute": (plan.saved.preset,),
+        "sequence_parallel": (plan.layout.sequence_parallel,),
+        "choices": tuple(name for name, chosen, _ in _chosen(plan) if chosen),
+    }
+    listed = {name: getattr(runs, name) for name in asked}
+    values = {
+        name: tuple(dict.fromkeys((*has, *asked[name])))
+        for name, has in listed.items()
+        if (has or name == "choices") and not set(asked[name]) <= set(has)
+    }
+    if "contexts" in values and "none" in values["contexts"]:
+        values["contexts"] = asked["contexts"] if "cp" in axes else ("none",)
+    return with_facts(stack, source, "as read", **values)
+
+
+def _chosen(plan: Plan) -> tuple[tuple[str, bool, str], ...]:
+    """Decisions that a record lists by name: (name, whether the plan takes it, in words)."""
+    return (
+        ("optimizer_offload", plan.optimizer.offload is not None, "an optimizer on the host"),
+        ("parameter_offload", plan.optimizer.offload_parameters, "parameters on the host"),
+        ("async_tp", bool(plan.overlap.splits), "cut products beside their collectives (async_tp)"),
+    )
 
 
 def _beyond(stack: Stack, plan: Plan) -> Iterator[str]:
@@ -37,3 +84,12 @@ def _beyond(stack: Stack, plan: Plan) -> Iterator[str]:
             yield f"{axis} (it divides ranks over dp_shard, {', '.join(runs.axes)})"
     if runs.axes and "pp" not in runs.axes and pipelined:
         yield f"pipelines (it divides ranks over dp_shard, {', '.join(runs.axes)})"
+    if runs.recompute and plan.saved.preset not in runs.recompute:
+        yield f"recompute {plan.saved.preset} (it has {', '.join(runs.recompute)})"
+    divided = plan.layout.sequence_parallel
+    if runs.sequence_parallel and divided not in runs.sequence_parallel and any(mesh.tp > 1 for mesh in meshes):
+        yield f"tensor parallelism {'with' if divided else 'without'} sequence parallelism (it has it the other way only)"
+    known = (*runs.choices, *runs.overlaps)
+    for name, chosen, says in _chosen(plan):
+        if chosen and known and name not in known:
+            yield f"{says} (its choices: {', '.join(known)})"

@@ -22,7 +22,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.search.planning import Loss, lost
 from gnomon.search.questions.stage_changes import evened, stage_changes
 from gnomon.search.refinement.choices import made, show_value
-from gnomon.software import beyond
+from gnomon.software import proposes
 
 GIB = 2**30
 SHARE = Goal().memory_fraction
@@ -135,8 +135,7 @@ def explain(
             told(next(done), total)
         return found
 
-    if not beyond(pricing.stack, plan):  # of a program only what it is known to run
-        moves = tuple((what, changed) for what, changed in moves if not beyond(pricing.stack, changed))
+    moves = tuple((what, changed) for what, changed in moves if proposes(pricing.stack, plan, changed))
     neighbours = tuple(look(what, changed) for what, changed in moves)
     bought = tuple(look(what, changed) for what, changed in less)
     larger = _others(prediction, [look("", each) for each in too_large])

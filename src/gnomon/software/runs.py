@@ -84,11 +84,16 @@ def _beyond(stack: Stack, plan: Plan) -> Iterator[str]:
             yield f"{axis} (it divides ranks over dp_shard, {', '.join(runs.axes)})"
     if runs.axes and "pp" not in runs.axes and pipelined:
         yield f"pipelines (it divides ranks over dp_shard, {', '.join(runs.axes)})"
+    yield from _choices_beyond(stack, plan, tensor_parallel=any(mesh.tp > 1 for mesh in meshes))
+
+
+def _choices_beyond(stack: Stack, plan: Plan, *, tensor_parallel: bool) -> Iterator[str]:
+    runs, divided = stack.runs, plan.layout.sequence_parallel
     if runs.recompute and plan.saved.preset not in runs.recompute:
         yield f"recompute {plan.saved.preset} (it has {', '.join(runs.recompute)})"
-    divided = plan.layout.sequence_parallel
-    if runs.sequence_parallel and divided not in runs.sequence_parallel and any(mesh.tp > 1 for mesh in meshes):
-        yield f"tensor parallelism {'with' if divided else 'without'} sequence parallelism (it has it the other way only)"
+    if tensor_parallel and runs.sequence_parallel and divided not in runs.sequence_parallel:
+        only = "only without" if divided else "only with"
+        yield f"tp {'with' if divided else 'without'} sequence parallelism (it has it {only})"
     known = (*runs.choices, *runs.overlaps)
     for name, chosen, says in _chosen(plan):
         if chosen and known and name not in known:

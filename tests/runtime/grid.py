@@ -311,7 +311,7 @@ def attempt(case: Case) -> Answer:
         curve.append((executor.total_loss(result), float(result.grad_norm)))
     held_out = evaluate(executor, token_ids(STEPS, case.config, case.workload))
     executor.synchronise()
-    left = [*executor.buffers.tensors, *executor.saved, *executor.aside]
+    left = [*executor.buffers.tensors, *executor.compute.saved, *executor.compute.aside]
     assert not left, f"left over after a step: {left[:4]}"
     parts = tuple(
         Part(

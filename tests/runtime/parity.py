@@ -328,7 +328,7 @@ def train(
     for held, _ in executor.parameters():
         for slot, (low, high) in held.pieces():
             found[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].numpy().copy())
-    assert not executor.buffers.tensors and not executor.saved and not executor.aside
+    assert not executor.buffers.tensors and not executor.compute.saved and not executor.compute.aside
     executor.leave()
     return curve, found
 

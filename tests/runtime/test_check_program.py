@@ -21,7 +21,7 @@ from gnomon.program import Program  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.apply import check_plan, holders  # noqa: E402
 from gnomon.runtime.check_program import check_program  # noqa: E402
-from gnomon.runtime.execute import program_of  # noqa: E402
+from gnomon.runtime.rows import program_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 Edit = Callable[[list[list[str]]], None]

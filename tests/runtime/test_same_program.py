@@ -19,8 +19,8 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan, stage_layers  # noqa: E402
 from gnomon.program import parse_program  # noqa: E402
 from gnomon.runtime.arrivals import channels, out_of_order  # noqa: E402
-from gnomon.runtime.execute import program_of  # noqa: E402
 from gnomon.runtime.mesh import coordinates  # noqa: E402
+from gnomon.runtime.rows import program_of  # noqa: E402
 from gnomon.sharding import parameter_collectives, shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch

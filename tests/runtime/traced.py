@@ -77,11 +77,11 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
 
     def called(number: int) -> Callable[..., None]:
         def hook(_: object, inputs: tuple[Tensor, Batch], y: Tensor) -> None:
-            unit = int(inputs[1]["input_ids"][0, 0]) // executor.rows_of_unit
+            unit = int(inputs[1]["input_ids"][0, 0]) // executor.feed.rows_of_unit
             trace.note(f"{number}F{unit}")
             made[id(y.grad_fn)] = f"{number}B{unit}"
             keep.append(y.grad_fn)
-            trace.most_saved = max(trace.most_saved, 1 + len(executor.saved) + len(executor.aside))
+            trace.most_saved = max(trace.most_saved, 1 + len(executor.compute.saved) + len(executor.compute.aside))
 
         return hook
 
@@ -157,7 +157,7 @@ def expected_actions(executor: Executor) -> list[str]:
         elif kind.startswith(("SEND", "RECV")):
             forward = kind.endswith("F")
             other = stage + (1 if forward == kind.startswith("SEND") else -1)
-            peer = executor.plan.stage_ranks[executor.plan_stage[other]][place]
+            peer = executor.plan.stage_ranks[executor.messages.plan_stage[other]][place]
             arrives = other if kind.startswith("SEND") else stage
             tag = (unit * program.num_stages + arrives) * 2 + (not forward)
             text = f"{kind[:4]}>{peer} tag {tag}"

@@ -16,22 +16,22 @@ from gnomon.runtime.stage import Batch
 def evaluate(executor: Executor, batch: Tensor | Batch) -> float:
     """Mean loss over all labels. batch: as of a step, the same on all ranks; all must ask."""
     executor.synchronise()
-    executor.take(batch)
+    executor.feed.take(batch)
     total = torch.zeros((), dtype=torch.float64, device=executor.device)
     executor.buffers.blocks = False
     with torch.no_grad():
-        for unit in range(executor.num_units):
-            given = executor.tokens_of(unit)
+        for unit in range(executor.feed.num_units):
+            given = executor.feed.of_unit(unit)
             for number in sorted(executor.stages):
                 y = _forward(executor, number, unit, given)
                 if executor.stages[number].last:
-                    total += y.double() / executor.counted / executor.groups.mesh.tp
+                    total += y.double() / executor.feed.counted / executor.groups.mesh.tp
                 elif number + 1 in executor.stages:
                     executor.buffers.tensors["X", number + 1, unit] = y
                 else:
                     y = y.contiguous()
                     name = ("X", number + 1, unit)
-                    executor.buffers.leave(name, y, executor.send(y, name, number, number + 1))
+                    executor.buffers.leave(name, y, executor.messages.send(y, name, number, number + 1))
     executor.buffers.wait_sent()
     return executor.total_loss(StepResult(loss=total, grad_norm=total))
 
@@ -41,7 +41,7 @@ def _forward(executor: Executor, number: int, unit: int, given: Batch) -> Tensor
     x = torch.zeros((), device=executor.device)
     if not stage.first:
         if number - 1 not in executor.stages:
-            executor.buffers.tensors[name], work = executor.receive(name, number - 1)
+            executor.buffers.tensors[name], work = executor.messages.receive(name, number - 1)
             work.wait()
         x = executor.buffers.take(name)
     gathers = stage.zero == 3 and all(held.flat is None for held in stage.held if held.zero)

@@ -226,7 +226,7 @@ def _watch(executor: Executor, plain: _Plain, alone: Alone, grads: Tensor, found
 
     def activation(layer: Layer, name: str, value: Tensor) -> None:
         run = next(iter(executor.stages.values())).runs[layer.call.block]
-        key = layer.label, name, executor.unit
+        key = layer.label, name, executor.compute.unit
         if key in seen or name in routed_tensors(run.block) or not value.ndim:
             return  # made again in backward, or rows of other ranks' tokens
         seen.add(key)
@@ -250,8 +250,8 @@ def _local(whole: Tensor, run: BlockRun, name: str, executor: Executor) -> Tenso
     dims = run.block.tensor(name).dims
     if not dims or base(dims[0].name) != "batch":
         return None
-    first = executor.unit * executor.rows_of_unit + executor.first_row
-    part = whole[first : first + executor.local_rows]
+    first = executor.compute.unit * executor.feed.rows_of_unit + executor.feed.first_row
+    part = whole[first : first + executor.feed.local_rows]
     home = run.homes[name]
     for at, dim in enumerate(dims[1:], start=1):
         for atom in dim.atoms:

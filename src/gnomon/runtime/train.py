@@ -36,7 +36,8 @@ from gnomon.program import Program
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.evaluate import evaluate
-from gnomon.runtime.execute import Executor, size_named
+from gnomon.runtime.execute import Executor
+from gnomon.runtime.feed import size_named
 from gnomon.runtime.launch import BACKENDS, SIGNALS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.pretrained import export, values_of

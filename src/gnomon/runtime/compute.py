@@ -1,0 +1,167 @@
+"""What computes: forward and backward of this rank's stages, whole or in halves, and what lives between them.
+
+`Compute` has a function for each such kind of action: F, C and R run a stage, B goes back through it, I computes input
+gradients and puts weight gradients aside, W computes those. Left out: messages, parameters, and what is inside a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from gnomon.graph import Graph
+from gnomon.runtime.buffers import Buffers
+from gnomon.runtime.feed import Feed, size_named
+from gnomon.runtime.held import NOTHING, Kept, kept
+from gnomon.runtime.ops.attention import rotary_tables
+from gnomon.runtime.parameters import Aside
+from gnomon.runtime.rows import Action
+from gnomon.runtime.stage import Stage
+from gnomon.runtime.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a forward leaves for its backward."""
+
+    x: Tensor
+    """Leaf that the stage read."""
+    made: GradientEdge
+    """Where backward begins; what the stage made may be freed before."""
+
+
+class Compute:
+    """Stages of one rank at work."""
+
+    def __init__(
+        self, graph: Graph, stages: Mapping[int, Stage], state: State, buffers: Buffers, feed: Feed, dtype: torch.dtype
+    ) -> None:
+        """dtype: that activations have."""
+        self.stages, self.state, self.buffers, self.feed, self.device = stages, state, buffers, feed, feed.device
+        self.unit = 0
+        """That whose forward runs, or ran last."""
+        self.saved: dict[tuple[int, int], Saved] = {}
+        self.aside: dict[tuple[int, int], list[Aside]] = {}
+        self._kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
+        self._put_aside: dict[int, Kept] = {}  # from I to W
+        self._copies = state.groups.mesh.tp  # tensor-parallel ranks all compute the same loss
+        self._vocab = size_named(graph, "vocab") // state.groups.mesh.tp
+        self._rotary = _angles(graph, feed.workload.seq_len, dtype, feed.device)
+        self._loss_dtype = torch.promote_types(dtype, torch.float32)  # that of `cross_entropy`
+        self.loss = torch.zeros((), device=feed.device)
+
+    def actions(self) -> Mapping[str, Action]:
+        """By kind. LOAD does nothing: ids are in memory, and a stage takes its rows when it runs."""
+        return {
+            "F": self._forward,
+            "B": self._whole_backward,
+            "I": self._input_backward,
+            "W": self._weight_backward,
+            "C": self._forward_unsaved,
+            "R": self._forward_again,
+            "LOAD": lambda stage, unit: None,
+        }
+
+    def new_step(self) -> None:
+        """Begins the loss at 0."""
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def microbatches(self) -> Iterator[Kept]:
+        """What is held between actions for each microbatch."""
+        yield from (self._kept.get(stage, NOTHING) for stage, _ in self.saved)
+        yield from (self._put_aside.get(stage, NOTHING) for stage, _ in self.aside)
+
+    def _run(self, stage: int, unit: int, x: Tensor) -> Tensor:
+        self.state.gathered(stage)
+        self.unit = unit
+        module = self.stages[stage]
+        batch = self.feed.of_unit(unit)
+        recorder = self.buffers.recorder
+        if recorder is None or not recorder.memory or stage in self._kept or not x.requires_grad:
+            y: Tensor = module(x, batch)
+            return y
+        apart = (*self._rotary, *self.feed.batch.values())
+        y, self._kept[stage] = kept(lambda: module(x, batch), x, vocab=self._vocab, apart=apart)
+        return y
+
+    def _input(self, stage: int, unit: int, *, keep: bool = False) -> Tensor:
+        if self.stages[stage].first:
+            return torch.zeros((), device=self.device)
+        name = ("X", stage, unit)
+        self.buffers.wait(name)
+        return self.buffers.tensors[name] if keep else self.buffers.take(name)
+
+    def _output(self, stage: int, unit: int, y: Tensor) -> None:
+        if self.stages[stage].last:
+            self.loss += y.detach().double() / self.feed.counted / self._copies
+        else:
+            self.buffers.tensors["X", stage + 1, unit] = y.detach()
+
+    def _forward(self, stage: int, unit: int) -> None:
+        x = self._input(stage, unit).requires_grad_()
+        y = self._run(stage, unit, x)
+        self.saved[stage, unit] = Saved(x=x, made=get_gradient_edge(y))
+        self._output(stage, unit, y)
+
+    def _forward_unsaved(self, stage: int, unit: int) -> None:
+        with torch.no_grad():
+            self._output(stage, unit, self._run(stage, unit, self._input(stage, unit, keep=True)))
+
+    def _forward_again(self, stage: int, unit: int) -> None:
+        x = self._input(stage, unit).requires_grad_()
+        self.saved[stage, unit] = Saved(x=x, made=get_gradient_edge(self._run(stage, unit, x)))
+
+    def _whole_backward(self, stage: int, unit: int) -> None:
+        self._clear(stage)
+        self._backward(stage, unit)
+
+    def _clear(self, stage: int) -> None:
+        """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced."""
+        if self.stages[stage].zero == 2:
+            self.state.reduced()
+
+    def _backward(self, stage: int, unit: int) -> None:
+        """Through autograd; weight gradients go where the tape puts them."""
+        self.state.gathered(stage)
+        saved = self.saved.pop((stage, unit))
+        if self.stages[stage].last:
+            grad = torch.full((), 1.0 / self.feed.counted, dtype=self._loss_dtype, device=self.device)
+        else:
+            grad = self.buffers.take(("DY", stage, unit))
+        torch.autograd.backward((saved.made,), (grad,))
+        if not self.stages[stage].first:
+            assert saved.x.grad is not None
+            self.buffers.tensors["DY", stage - 1, unit] = saved.x.grad
+
+    def _input_backward(self, stage: int, unit: int) -> None:
+        tape = self.stages[stage].tape
+        tape.aside = []
+        self._backward(stage, unit)
+        self.aside[stage, unit], tape.aside = tape.aside, None
+        if stage in self._kept and stage not in self._put_aside:
+            tensors = [tensor for each in self.aside[stage, unit] for tensor in each.reads]
+            apart = tuple(self.feed.batch.values())
+            self._put_aside[stage] = Kept.of(tensors, vocab=self._vocab, loss=False, apart=apart)
+
+    def _weight_backward(self, stage: int, unit: int) -> None:
+        self._clear(stage)
+        with torch.no_grad():
+            for each in self.aside.pop((stage, unit)):
+                each.weight_grad()
+
+
+def _angles(graph: Graph, positions: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Tables of the model's rotary embeddings, which all microbatches share."""
+    found: list[Tensor] = []
+    for block in graph.blocks:
+        for op in block.ops:
+            if op.kind == "rotary":
+                fraction = op.attr("fraction", 1.0)
+                assert isinstance(fraction, float)
+                width = int((block.tensor(op.inputs[0]).dims[-1].size or 0) * fraction)
+                found += rotary_tables(op.attrs, positions, width, dtype, device)
+    return tuple(found)

@@ -1,0 +1,107 @@
+"""The batch of a step, and which rows and positions of it this rank takes in each microbatch: `Feed`.
+
+Every rank is given the whole batch and reads its own part. Left out: where batches come from (`data`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.plans import Plan, Workload
+from gnomon.plans import batch as batch_of
+from gnomon.runtime.mesh import Groups
+from gnomon.runtime.ops.site import Axis
+from gnomon.runtime.packing import DOCUMENTS, batch_of_ids
+from gnomon.runtime.routes import rows_of
+from gnomon.runtime.stage import Batch
+from gnomon.sharding.homes import is_sequence
+
+
+class Feed:
+    """The batches of one rank."""
+
+    def __init__(
+        self, graph: Graph, plan: Plan, workload: Workload, groups: Groups, stages: Sequence[int], device: torch.device
+    ) -> None:
+        """stages: of the plan, those on this rank. PlanError for batches that the runtime does not divide so."""
+        self.graph, self.workload, self.device = graph, workload, device
+        self.num_units, self.rows_of_unit = batch_of(plan, workload)
+        parts = {rows_of(plan, stage, self.rows_of_unit)[groups.here.data] for stage in stages}
+        if len(parts) > 1:
+            raise PlanError(
+                f"stages {list(stages)} are on the same ranks, but share out microbatches otherwise; make them alike"
+            )
+        ((self.first_row, self.local_rows),) = parts
+        if set(workload.sequence_lengths()) != {workload.seq_len}:
+            raise PlanError("the runtime wants sequences of one length; give workload.seq_len alone")
+        mesh = groups.mesh
+        self.shared_seq = Axis(ranks=mesh.cp, index=groups.here.along["cp"], order=plan.layout.context_order)
+        """How ranks of cp share sequences out."""
+        ways = mesh.cp * (mesh.tp if plan.layout.sequence_parallel else 1)
+        halves = 2 if mesh.cp > 1 and plan.layout.context_order == "zigzag" else 1
+        if workload.seq_len % ways or workload.seq_len % (mesh.cp * halves):
+            raise PlanError(
+                f"ranks divide seq_len = {workload.seq_len} into {ways} parts, under cp in zig-zag order of two pieces "
+                f"each; make it a multiple of {math.lcm(ways, mesh.cp * halves)}"
+            )
+        self.local_positions = workload.seq_len // ways
+        """Of a sequence between layers on this rank."""
+        self.batch: Batch = {}
+        self.counted = self.tokens
+        """Labels of the step, whose mean the loss is."""
+
+    @property
+    def tokens(self) -> int:
+        """Positions of a batch."""
+        return self.num_units * self.rows_of_unit * self.workload.seq_len
+
+    def take(self, batch: Tensor | Batch) -> None:
+        """Makes a batch the step's. PlanError for one of another shape than the plan's, or without an input of the
+        graph."""
+        sequences, seq_len = self.workload.global_batch_size, self.workload.seq_len
+        if isinstance(batch, Tensor):
+            if batch.shape != (sequences, seq_len + 1):
+                raise PlanError(f"a step takes ids of shape {(sequences, seq_len + 1)}, not {tuple(batch.shape)}")
+            batch = batch_of_ids(batch)
+        asked = {tensor.name for tensor in self.graph.inputs}
+        if missing := sorted(asked - set(batch)):
+            raise PlanError(f"{self.graph.name} reads {', '.join(missing)}, which the batch has not")
+        for name, given in batch.items():
+            tokens = name in ("input_ids", "labels", DOCUMENTS) and given.ndim > 1
+            if given.shape[0] != sequences or (tokens and given.shape[1] != seq_len):
+                raise PlanError(
+                    f"{name} has shape {tuple(given.shape)}, and a step takes {sequences} rows of {seq_len} positions"
+                )
+        if DOCUMENTS in batch and self.shared_seq.ranks > 1:
+            raise PlanError("the runtime does not pack documents into rows that ranks divide (cp > 1) yet; use cp = 1")
+        self.batch = {name: given.to(self.device) for name, given in batch.items() if name in {*asked, DOCUMENTS}}
+        labels = batch.get("labels")
+        self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
+
+    def of_unit(self, unit: int) -> Batch:
+        """Rows of a unit on this rank, and its positions of them."""
+        first = unit * self.rows_of_unit + self.first_row
+        given = {name: tensor[first : first + self.local_rows] for name, tensor in self.batch.items()}
+        if self.shared_seq.ranks == 1:
+            return given
+        return {name: self._own_positions(name, tensor) for name, tensor in given.items()}
+
+    def _own_positions(self, name: str, x: Tensor) -> Tensor:
+        """This rank's positions of an input of the graph."""
+        dims = next((tensor.dims for tensor in self.graph.inputs if tensor.name == name), ())
+        for at, dim in enumerate(dims):
+            if is_sequence(dim.name):
+                own = self.shared_seq.positions(x.shape[at] // self.shared_seq.ranks, x.device)
+                x = x.index_select(at, own)
+        return x
+
+
+def size_named(graph: Graph, name: str) -> int:
+    """The size of a dim, wherever the model has it; 0 for none."""
+    return next((dim.size or 0 for block in graph.blocks for dim in block.dims if dim.name == name), 0)

@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from gnomon.graph import OP_KINDS  # noqa: E402
 from gnomon.runtime.ops import ENGINE, FUNCTIONS  # noqa: E402
+from gnomon.runtime.optim import MATRIX_RULES  # noqa: E402
+from gnomon.software.own import REFUSED_KINDS, WHOLE_MATRIX_OPTIMIZERS  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -15,9 +17,11 @@ LOWERED = {"softmax", "matmul", "repeat", "row_stats"}
 """Kinds that attention and norms become where kernels are not fused; the runtime runs the ops before that."""
 CAPTURED = {"opaque"}
 """Kinds that run as the ATen ops that were captured (`ops.captured`)."""
-REFUSED = {"state_space"}
-"""Kinds that the runtime refuses by name."""
 
 
 def test_every_kind_has_a_torch_function() -> None:
-    assert set(OP_KINDS) == {*FUNCTIONS, *ENGINE} | LOWERED | CAPTURED | REFUSED
+    assert set(OP_KINDS) == {*FUNCTIONS, *ENGINE} | LOWERED | CAPTURED | {*REFUSED_KINDS}
+
+
+def test_update_rules_that_look_at_whole_matrices_are_those_of_the_list() -> None:
+    assert set(MATRIX_RULES) == set(WHOLE_MATRIX_OPTIMIZERS)

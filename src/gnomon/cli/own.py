@@ -13,10 +13,7 @@ from pathlib import Path
 
 from gnomon import schema
 from gnomon.hardware import Cluster, local_file
-from gnomon.software import Stack
-
-NAME = "gnomon"
-"""The program whose runs these are: ours."""
+from gnomon.software import Stack, own
 
 IGNORE = "--no-local-calibration"
 """The option that leaves all of this out."""
@@ -24,7 +21,7 @@ IGNORE = "--no-local-calibration"
 
 def stack_file() -> Path:
     """Where the numbers of this machine's runs are kept: beside the file of `gnomon calibrate`."""
-    return local_file().parent / f"local-{NAME}.toml"
+    return local_file().parent / f"local-{own.NAME}.toml"
 
 
 def runs_folder() -> Path:
@@ -45,20 +42,20 @@ def with_own(stack: Stack, machines: Cluster, options: argparse.Namespace, assum
     """The stack with the numbers of this machine's own runs, if it is our own program, without other numbers, and there
     are some for these machines; `assumed` says so, and what is there and not taken."""
     path = stack_file()
-    if stack.name != NAME or stack.own is not None or options.no_local_calibration or not path.is_file():
+    if stack.name != own.NAME or stack.own is not None or options.no_local_calibration or not path.is_file():
         return stack
-    own = schema.load_file(Stack, path).own
+    kept = schema.load_file(Stack, path).own
     archs = {device.arch for device in machines.devices}
-    if own is None or not machine_of(machines) or not archs <= {number.arch for number in own.numbers}:
+    if kept is None or not machine_of(machines) or not archs <= {number.arch for number in kept.numbers}:
         return stack
-    host = own.machine.partition(",")[0]
+    host = kept.machine.partition(",")[0]
     if host != machine_of(machines).partition(",")[0]:
         return stack
-    if own.machine != machine_of(machines):
+    if kept.machine != machine_of(machines):
         assumed.append(
-            f"{own.runs} runs of {own.date} were fitted before this machine was calibrated again, and are left out "
+            f"{kept.runs} runs of {kept.date} were fitted before this machine was calibrated again, and are left out "
             f"(gnomon calibrate --from {runs_folder()} -o {path} fits them again)"
         )
         return stack
-    assumed.append(f"calibrated from {own.runs} runs of {own.date} on this machine; {IGNORE} ignores them")
-    return replace(stack, own=own)
+    assumed.append(f"calibrated from {kept.runs} runs of {kept.date} on this machine; {IGNORE} ignores them")
+    return replace(stack, own=kept)

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from gnomon import schema
-from gnomon.cli.own import IGNORE, NAME, machine_of, runs_folder, stack_file
+from gnomon.cli.own import IGNORE, machine_of, runs_folder, stack_file
 from gnomon.errors import GnomonError, InputError
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.plans import PlanFile, is_plan_file, load_plan_file, save_plan_file
@@ -24,7 +24,7 @@ from gnomon.report.own_runs import FEW, OwnFit, fit_own
 from gnomon.report.prediction import describe
 from gnomon.report.tables import percent
 from gnomon.request.runnable import read_runnable_model
-from gnomon.software import Stack
+from gnomon.software import Stack, own
 from gnomon.software import stack as named_stack
 from gnomon.units import show_seconds
 
@@ -45,7 +45,7 @@ def read_own(source: Path) -> tuple[tuple[MeasuredRun, ...], tuple[Refused, ...]
             if source.is_dir() and not is_plan_file(path):
                 continue
             file = load_plan_file(path)
-            stack = replace(named_stack(file.stack or NAME), own=None)
+            stack = replace(named_stack(file.stack or own.NAME), own=None)
             runs.append(_own_run(path.stem, file, stack))
         except GnomonError as error:
             refused.append(Refused(id=path.stem, reason=str(error)))
@@ -132,7 +132,7 @@ def refit(machines: Cluster) -> Refit:
 def accuracy(machines: Cluster, stack: Stack) -> tuple[str, ...]:
     """A line for each run that is kept of these machines, predicted as now and measured; none where there is none."""
     lines = []
-    for run in _newest(machine_of(machines)) if stack.name == NAME else ():
+    for run in _newest(machine_of(machines)) if stack.name == own.NAME else ():
         try:
             found = predict(run.graph, run.cluster, run.plan, run.workload, stack)
         except GnomonError:

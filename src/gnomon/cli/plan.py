@@ -45,6 +45,7 @@ from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.request.exported import Target, based, comes_back, exportable, lacks, target
 from gnomon.request.model import read_config, with_inputs
+from gnomon.request.runnable import refuse_unrunnable
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
 from gnomon.search.mixed.best_first import TRIES
@@ -52,9 +53,9 @@ from gnomon.search.questions.goals import Question
 from gnomon.search.refinement.choices import fixed_base
 from gnomon.search.refinement.make_fit import Spare
 from gnomon.search.refinement.refine import Refined
-from gnomon.search.stages.dapple import OWN, Dapple, dapple
+from gnomon.search.stages.dapple import Dapple, dapple
 from gnomon.search.stages.uneven import Uneven, uneven
-from gnomon.software import Stack
+from gnomon.software import Stack, own
 from gnomon.software import stack as named_stack
 from gnomon.units import parse_bytes, show_bytes
 
@@ -96,6 +97,7 @@ class Asked:
         machines = parse_cluster(options.on)
         assumed: list[str] = []
         stack, base = _stack(options, machines, assumed), _base(options, machines, assumed)
+        refuse_unrunnable(options.model, stack)
         workload = _workload(options, graph, assumed)
         fixed: dict[str, object] = {
             field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None
@@ -324,10 +326,10 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
 def _replicas(found: Result, asked: Asked) -> Dapple:
     """What DAPPLE's planner finds on the same machines. InputError for a stack that does not run such stages, and for
     what is fixed that its plans do not have."""
-    if found.stack is not PLAIN_STACK and found.stack.name != OWN:
+    if found.stack is not PLAIN_STACK and found.stack.name != own.NAME:
         raise InputError(
             f"stages with other numbers of replicas are not run by {found.stack.name}; leave out --uneven-replicas, or "
-            f"plan for gnomon run with --stack {OWN}"
+            f"plan for gnomon run with --stack {own.NAME}"
         )
     plain = {"zero", "recompute"}
     wrong = [
@@ -367,10 +369,10 @@ def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -
     if options.stack is not None:
         found = named_stack(options.stack)
     elif options.try_:
-        found = named_stack(OWN)
+        found = named_stack(own.NAME)
     elif options.on.partition(":")[0] == "local":
         assumed.append("stack not given: on this machine, Gnomon's own runtime (--stack)")
-        found = named_stack(OWN)
+        found = named_stack(own.NAME)
     else:
         return PLAIN_STACK
     return with_own(found, machines, options, assumed)

@@ -33,8 +33,7 @@ from gnomon.search.refinement.make_fit import Spare
 from gnomon.search.refinement.refine import QUICK, THOROUGH, Effort, Refined, refine
 from gnomon.search.results import Found, Result
 from gnomon.search.space.points import BEYOND
-from gnomon.search.stages.dapple import OWN
-from gnomon.software import Stack
+from gnomon.software import Stack, own
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
 """Fields that are yes or no."""
@@ -158,7 +157,7 @@ def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:
     if options.refine is False:
         raise InputError("--methods are tried with the choices that --no-refine leaves out; drop one of them")
     named = methods_named(options.methods)
-    known = [each for each in named if stack is PLAIN_STACK or (stack.name == OWN and "run" in each.marks)]
+    known = [each for each in named if stack is PLAIN_STACK or (stack.name == own.NAME and "run" in each.marks)]
     lacking = [each.name for each in named if each not in known]
     if lacking and options.methods.strip() != "all":
         raise PlanError(f"--methods {lacking[0]}: stack {stack.name} is not known to run it; leave it out, or --stack")

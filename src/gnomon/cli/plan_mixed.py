@@ -19,8 +19,7 @@ from gnomon.plans import Goal, Plan, PlanFile, Workload, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
 from gnomon.search.mixed.best_first import TRIES
 from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
-from gnomon.search.stages.dapple import OWN
-from gnomon.software import Stack
+from gnomon.software import Stack, own
 
 
 def plan_unlike(
@@ -55,7 +54,7 @@ def plan_unlike(
             more=budget,
         )
     told.end()
-    if stack.name != OWN and found.best[0].point is not None:
+    if stack.name != own.NAME and found.best[0].point is not None:
         notes = (
             *notes,
             "uneven shares and stages of other axes are run by gnomon run; other programs may have no "

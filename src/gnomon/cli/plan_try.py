@@ -40,7 +40,7 @@ from gnomon.report.tables import wrapped
 from gnomon.report.tried import Attempt, Ended, best_of, tried_mapping, tried_text
 from gnomon.schema import save_file
 from gnomon.search import Found
-from gnomon.software import Stack
+from gnomon.software import Stack, own
 from gnomon.units import parse_seconds, show_seconds
 
 WARM_UP = 3
@@ -57,7 +57,7 @@ def check_try(options: argparse.Namespace, machines: Cluster, stack: Stack) -> N
     """InputError or PlanError, before the search, for what cannot be tried: here, by us, or at all."""
     if find_spec("torch") is None:
         raise InputError("--try runs plans with torch, which is not installed: pip install gnomon[torch]")
-    if stack.name != "gnomon":
+    if stack.name != own.NAME:
         raise InputError(
             f"--try runs plans with Gnomon's own runtime, not with {stack.name}; leave --stack out, or plan without "
             f"--try and hand the plan over with gnomon export"

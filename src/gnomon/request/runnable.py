@@ -1,6 +1,7 @@
 """A model to run, by its name: `read_runnable_model` reads a preset, a config.json or its folder.
 
-Unlike `request.model`, what the name leaves open of the results is an error: a run computes them. Leaves out weights.
+Unlike `request.model`, what the name leaves open of the results is an error: a run computes them. `refuse_unrunnable`
+says so before plans are searched for Gnomon's own runtime. Leaves out weights.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from gnomon.graph import Graph
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.numerics import PRESETS, with_numerics
 from gnomon.models.presets import known_name, model
+from gnomon.request.model import is_code
+from gnomon.software import Stack, own
 
 
 def read_runnable_model(name: str) -> tuple[Graph, tuple[str, ...]]:
@@ -37,3 +40,13 @@ def read_runnable_model(name: str) -> tuple[Graph, tuple[str, ...]]:
             f"sizes; give the model's config.json, or one of these"
         )
     return with_numerics(model(known), numerics), ()
+
+
+def refuse_unrunnable(name: str, stack: Stack) -> None:
+    """PlanError for a model that Gnomon's own runtime does not run by this name, where plans for it are asked."""
+    if stack.name != own.NAME or is_code(name):
+        return
+    try:
+        read_runnable_model(name)
+    except PlanError as error:
+        raise PlanError(f"{error}, or plan for another program with --stack (gnomon catalogue stacks)") from None

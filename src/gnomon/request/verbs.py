@@ -15,6 +15,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction
 from gnomon.prediction import predict as predict_values
 from gnomon.request import arguments
+from gnomon.request.runnable import refuse_unrunnable
 from gnomon.search import Limit, Result
 from gnomon.search import plan as plan_values
 from gnomon.search.budget import More, always
@@ -73,11 +74,14 @@ def plan(
         raise InputError(
             f"beyond names {unknown[0]!r}{nearest(str(unknown[0]), BEYOND)}; there are {', '.join(BEYOND)}"
         )
+    graph, program = arguments.graph(model), arguments.stack(stack)
+    if isinstance(model, str):
+        refuse_unrunnable(model, program)
     return plan_values(
-        arguments.graph(model),
+        graph,
         arguments.cluster(cluster),
         arguments.workload(workload),
-        arguments.stack(stack),
+        program,
         arguments.goal(goal),
         base=None if base is None else arguments.plan(base),
         fixed=fixed,

@@ -25,14 +25,15 @@ from gnomon.runtime.initial import initial, tables_of
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import ALONE, Axis
-from gnomon.runtime.optim import MATRIX_RULES
 from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
 from gnomon.runtime.stage import Stage
 from gnomon.sharding import ShardedBlock, shard_graph
+from gnomon.sharding.context import whole_sequence_reason
 from gnomon.sharding.homes import routed_tensors
+from gnomon.software import own
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
-"""What the runtime stores and computes in."""
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Torch's dtypes; those that the runtime computes in are `software.own.DTYPES`."""
 
 
 def apply(
@@ -50,13 +51,15 @@ def apply(
     check_runnable(graph)
     check_plan(plan)
     zero, mesh, here = effective_zero(plan), groups.mesh, groups.here
+    if reason := own.zero_reason(graph, zero):
+        raise PlanError(reason)
     axes = axes_of(plan, groups)
     open_dims = {dim.name for block in graph.blocks for dim in block.dims if dim.size is None}
     # any that axes divide: only parameters are asked for
     sizes = {"batch": 1, "seq": 1} | {name: 2 * mesh.cp * mesh.tp for name in open_dims if name != "batch"}
     sharded = shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
-    if mesh.cp > 1:
-        _check_context(graph, sharded, mesh.cp)
+    if mesh.cp > 1 and (reason := whole_sequence_reason(graph, sharded)):
+        raise PlanError(f"{reason}, which the runtime does not run beside cp = {mesh.cp}; use cp = 1")
     runs = {
         name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered, capacity=capacity)
         for name, block in sharded.items()
@@ -73,10 +76,6 @@ def apply(
                     held.fill(start)
                 found[number] = Stage(graph, part, parts, runs, zero)
                 still = tuple(slots_of(part, sharded, axes, set(), frozen=True))
-                if still and zero == 3:
-                    raise PlanError(
-                        f"{graph.name} has frozen weights, which the runtime does not shard; use zero 0 to 2"
-                    )
                 found[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
                 found[number].presets, found[number].every = presets, plan.saved.every
             number += 1
@@ -146,24 +145,6 @@ def _held(
     return found
 
 
-def _check_context(graph: Graph, sharded: Mapping[str, ShardedBlock], cp: int) -> None:
-    """PlanError for what ranks that hold parts of a sequence do not compute."""
-    for name, block in sharded.items():
-        routed = routed_tensors(block.block)
-        for op in block.block.ops:
-            if op.kind == "attention" and len(op.inputs) > 3:
-                raise PlanError(
-                    f"{graph.name}: {name}/{op.path} adds a bias or sinks to scores, which the runtime does "
-                    f"not divide over cp = {cp}; use cp = 1"
-                )
-        for tensor in block.block.parameters:
-            if tensor.name not in routed and "cp" not in block.partial_grads.get(tensor.name, ()):
-                raise PlanError(
-                    f"{graph.name}: {name} uses {tensor.name} on whole sequences, which the runtime does not run "
-                    f"beside cp = {cp}; use cp = 1"
-                )
-
-
 def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
     """Stages of the Program of each parameter that several of them hold (tied weights). zero: the ZeRO stage in effect;
     under 3 a stage of the Program is a layer."""
@@ -172,50 +153,16 @@ def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
 
 
 def check_plan(plan: Plan) -> None:
-    """PlanError for decisions that the runtime does not carry out, so that none is ignored."""
-    layout, saved, optimizer = plan.layout, plan.saved, plan.optimizer
-    refused = {
-        f"schedule.vocabulary = {plan.schedule.vocabulary!r}": plan.schedule.vocabulary != "ends",
-        "layout.rules": bool(layout.rules),
-        "layout.vocab_parallel = false": not layout.vocab_parallel,
-        "layout.loss_parallel = false": not layout.loss_parallel,
-        "saved.rules without a preset": any(rule.preset is None for rule in saved.rules),
-        "saved.rules beside saved.every": bool(saved.rules) and saved.every > 1,
-        "overlap.splits": bool(plan.overlap.splits),
-        "overlap.experts": plan.overlap.experts,
-        "overlap.bucket_bytes": plan.overlap.bucket_bytes is not None,
-        "optimizer.offload": optimizer.offload is not None,
-        "optimizer.offload_parameters": optimizer.offload_parameters,
-        "optimizer.delay": optimizer.delay > 0,
-        f"optimizer.kind = {optimizer.kind!r}, which looks at whole matrices, with zero or tp that divide them": (
-            optimizer.kind in MATRIX_RULES and divides_matrices(plan)
-        ),
-        "precision.fp8": plan.precision.fp8 is not None,
-        "saved.every under ZeRO 3": saved.every > 1 and optimizer.zero == 3,
-        "placement": plan.device_of != tuple(range(plan.world_size)),
-    }
-    if asked := [name for name, is_asked in refused.items() if is_asked]:
-        raise PlanError(f"the runtime does not carry out {', '.join(asked)} yet; leave it out of the plan")
-
-
-def divides_matrices(plan: Plan) -> bool:
-    """Whether a rank updates parts of matrices."""
-    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
-    return effective_zero(plan) > 0 or any(mesh.tp * mesh.etp > 1 for mesh in meshes)
+    """PlanError for decisions that the runtime does not carry out (`software.own`), so that none is ignored."""
+    if reason := own.plan_reason(plan):
+        raise PlanError(reason)
 
 
 def dtypes(plan: Plan) -> Dtypes:
     """Dtypes of the plan. PlanError for those that the runtime has not, or that it would have to mix."""
     p = plan.precision
-    named = {"param": p.param, "grad": p.grad, "states": p.states, "compute": p.compute, "reduce": p.reduce}
-    for field, name in (*named.items(), ("master", p.master)):
-        if name not in DTYPES and name != "none":
-            raise PlanError(f"the runtime has no {name} for precision.{field}; use one of {', '.join(DTYPES)}")
-    if p.param != p.compute or p.reduce != p.grad:
-        raise PlanError(
-            f"the runtime computes in the dtype that parameters have and reduces gradients as they add up, but compute "
-            f"is {p.compute} with param {p.param}, reduce {p.reduce} with grad {p.grad}; make each pair alike"
-        )
+    if reason := own.precision_reason(p):
+        raise PlanError(reason)
     master = None if p.master in ("none", p.param) else DTYPES[p.master]
     return Dtypes(param=DTYPES[p.param], grad=DTYPES[p.grad], master=master, states=DTYPES[p.states])
 
@@ -299,9 +246,9 @@ def constants(graph: Graph) -> dict[str, float]:
     found = {}
     for layer in graph.layers():
         for op in graph.block(layer.call.block).ops:
-            for place, own in enumerate(op.inputs[1:]):
-                name = layer.call.parameter_name(own, layer.index)
-                if own.endswith((".bias", ".lora_B.weight", ".sinks")) or op.kind == "router":
+            for place, operand in enumerate(op.inputs[1:]):
+                name = layer.call.parameter_name(operand, layer.index)
+                if operand.endswith((".bias", ".lora_B.weight", ".sinks")) or op.kind == "router":
                     found[name] = 0.0
                 elif op.kind == "norm" and not place:
                     found[name] = 1.0 - _number(op, "offset", 0.0)

@@ -7,9 +7,13 @@ finds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 
 from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.sharding.block import ShardedBlock
+from gnomon.sharding.homes import routed_tensors
 
 
 def chunks_of(rank: int, cp: int, order: str) -> tuple[int, ...]:
@@ -69,3 +73,17 @@ def ring_step_pairs(seq_len: int, cp: int, order: str) -> tuple[tuple[int, ...],
         )
         for step in range(cp)
     )
+
+
+def whole_sequence_reason(graph: Graph, sharded: Mapping[str, ShardedBlock]) -> str | None:
+    """What of a model needs whole sequences, where the ranks of cp hold parts; None where nothing does. sharded: its
+    blocks on a mesh with cp > 1."""
+    for name, block in sharded.items():
+        routed = routed_tensors(block.block)
+        for op in block.block.ops:
+            if op.kind == "attention" and len(op.inputs) > 3:
+                return f"{graph.name}: {name}/{op.path} adds a bias or sinks to scores"
+        for tensor in block.block.parameters:
+            if tensor.name not in routed and "cp" not in block.partial_grads.get(tensor.name, ()):
+                return f"{graph.name}: {name} uses {tensor.name} on whole sequences"
+    return None

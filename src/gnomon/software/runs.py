@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gnomon.plans import Plan
+from gnomon.software import own
 from gnomon.software.record import Stack, with_facts
 
 
@@ -66,6 +67,8 @@ def _chosen(plan: Plan) -> tuple[tuple[str, bool, str], ...]:
 
 
 def _beyond(stack: Stack, plan: Plan) -> Iterator[str]:
+    if stack.name == own.NAME:
+        yield from own.lacking(plan)
     runs, zero = stack.runs, plan.optimizer.zero
     meshes = [stage.mesh for stage in plan.stages] or [plan.mesh]
     pipelined = len(plan.stages) > 1 or plan.mesh.pp > 1

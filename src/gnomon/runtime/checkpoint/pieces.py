@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gnomon.errors import PlanError
 from gnomon.runtime.execute import Executor
-from gnomon.runtime.optim import MATRIX_RULES
 from gnomon.runtime.parameters import Range, Slot
+from gnomon.software import own
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(offsets, sizes)."""
@@ -61,7 +61,7 @@ def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
 def pieces(executor: Executor, *, writes: bool) -> Iterator[Piece]:
     """What a rank writes; or what it reads, which under ZeRO 1 and 2 is every part of the parameters."""
     for held, adam in executor.parameters():
-        if adam.factored or adam.kind in MATRIX_RULES:
+        if adam.factored or adam.kind in own.WHOLE_MATRIX_OPTIMIZERS:
             raise PlanError(
                 f"the runtime does not write checkpoints of {adam.kind}'s states yet; use another optimizer"
             )

@@ -19,6 +19,7 @@ from gnomon.runtime.ops.norm import norm
 from gnomon.runtime.ops.routing import router
 from gnomon.runtime.ops.site import Function
 from gnomon.runtime.ops.views import concat, patchify, pool, rename, reshape, split
+from gnomon.software import own
 
 FUNCTIONS: Mapping[str, Function] = {
     "attention": attention,
@@ -59,16 +60,5 @@ ENGINE = ("linear", "grouped_linear", "dispatch", "combine")
 
 def check_runnable(graph: Graph) -> None:
     """PlanError for a model whose Graph leaves some of its mathematics out, or has a kind without a function."""
-    if graph.left_out:
-        raise PlanError(f"{graph.name} cannot be run: {graph.left_out}")
-    for block in graph.blocks:
-        captured = any(op.captured is not None for op in block.ops)  # its buffers are of any dtype
-        packed = [tensor.name for tensor in block.frozen if tensor.dtype not in ("compute", "param")]
-        if packed and not captured:
-            raise PlanError(
-                f"{graph.name}: the runtime does not read weights in four bits ({block.name}/{packed[0]}) yet; give "
-                f"the model +lora in place of +qlora"
-            )
-        for op in block.ops:
-            if op.kind not in FUNCTIONS and op.kind not in ENGINE and op.captured is None:
-                raise PlanError(f"{graph.name}: {block.name}/{op.path}: the runtime has no function for {op.kind} yet")
+    if reason := own.model_reason(graph):
+        raise PlanError(reason)

@@ -38,12 +38,11 @@ from gnomon.search.space.points import (
     Recompute,
     count_layers,
     divisors,
-    has_tied,
     narrowed,
     refuse_divided,
     stack_limits,
 )
-from gnomon.software import Stack
+from gnomon.software import Stack, own
 
 Longs = NDArray[np.int64]
 Form = Literal["replicas", "stages"]
@@ -498,7 +497,9 @@ def make_mixed_space(
         virtual = int(str(fixed["virtual_stages"]))
         choices["schedule"] = tuple(order.name for order in orders.every() if order.takes(virtual))
     refuse_divided(base)
-    choices = narrowed(choices, fixed, [*limits, *(stack_limits(stack, graph, nodes) if stack is not None else ())])
+    choices = narrowed(
+        choices, fixed, [*limits, *(stack_limits(stack, graph, base, nodes) if stack is not None else ())]
+    )
     made = MixedSpace(
         graph=graph,
         base=base,
@@ -508,7 +509,7 @@ def make_mixed_space(
         all_devices=cluster.num_devices,
         microbatches=divisors(workload.batch_size),
         zero_in_pipeline=(stack.runs.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
-        tied_alike=stack is not None and stack.name == "gnomon" and has_tied(graph),
+        tied_alike=stack is not None and stack.name == own.NAME and own.has_tied_weights(graph),
         **choices,  # type: ignore[arg-type]
     )
     return _same(made)

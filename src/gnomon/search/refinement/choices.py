@@ -19,7 +19,7 @@ from gnomon.methods import Method
 from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.search.space.points import Limit, repeated_layers
-from gnomon.software import Stack
+from gnomon.software import Stack, own
 from gnomon.units import parse_bytes, show_bytes
 
 Value = bool | int | str
@@ -308,12 +308,14 @@ def allowed(stack: Stack, *, allow: Iterable[str], forbid: Iterable[Limit], fixe
 
 def runs(stack: Stack, name: str) -> bool:
     """Whether a program is known to carry out a choice; of the unstated one everything is taken for granted."""
+    if stack.name == own.NAME:
+        return name not in own.REFUSED_CHOICES
     return stack.name == "unstated" or name in stack.runs.choices or name in stack.runs.overlaps
 
 
 def runs_value(stack: Stack, of: Choice, value: Value) -> bool:
     """Whether a program that runs a choice has this value of it; of orders, those of Megatron-LM are on record."""
-    if of.name != "order" or stack.name == "unstated":
+    if of.name != "order" or stack.name in ("unstated", own.NAME):
         return True
     return value in (",".join(DENSE_AXES), ",".join(PIPELINE_INSIDE))
 

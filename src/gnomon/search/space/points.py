@@ -15,12 +15,14 @@ from typing import Literal, NamedTuple, get_args
 
 from gnomon import orders
 from gnomon.errors import PlanError, UnpricedError, nearest
-from gnomon.graph import Graph
+from gnomon.graph import Dtypes, Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Workload
 from gnomon.prices.collectives import copy_seconds
-from gnomon.software import Stack
+from gnomon.sharding import shard_graph
+from gnomon.sharding.context import whole_sequence_reason
+from gnomon.software import Stack, own
 
 Recompute = Literal["none", "selective", "full", "offload"]
 """What happens to activations between forward and backward: a preset of recomputation, or `offload`, which recomputes
@@ -333,7 +335,7 @@ def make_space(
             f"several use gnomon.search.plan_mixed, or `gnomon plan`"
         )
     base = base or Plan()
-    if stack is not None and stack.name == "gnomon":
+    if stack is not None and stack.name == own.NAME:
         _check_own(graph, base)
     num_layers = count_layers(graph)
     experts = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
@@ -365,7 +367,7 @@ def make_space(
         able = tuple(order.name for order in orders.every() if order.takes(virtual))
         choices["schedule"] = able or choices["schedule"]
     refuse_divided(base)
-    every = [*limits, *(stack_limits(stack, graph, ranks) if stack is not None else ())]
+    every = [*limits, *(stack_limits(stack, graph, base, ranks) if stack is not None else ())]
     choices = narrowed(choices, fixed or {}, every)
     found = Space(
         base=base,
@@ -462,9 +464,9 @@ def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
     )
 
 
-def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple[Limit, ...]:
-    """What a program does not run, as limits. Gnomon's own runtime refuses some axes (docs/runtime.md); other stacks
-    are limited by the schedules, ZeRO stages and ways to exchange context that their records name. ranks: numbers of
+def stack_limits(stack: Stack, graph: Graph, base: Plan, ranks: Iterable[int] = ()) -> tuple[Limit, ...]:
+    """What a program does not run, as limits: Gnomon's own runtime by `software.own`, other stacks by the schedules,
+    ZeRO stages and ways to exchange context that their records name. base: what does not vary. ranks: numbers of
     tensor-parallel ranks that are open. PlanError for what the search has no bounds of."""
     if stack.messages.p2p_poll_s is not None or stack.launch.checked_collectives:
         raise PlanError(
@@ -474,8 +476,8 @@ def stack_limits(stack: Stack, graph: Graph, ranks: Iterable[int] = ()) -> tuple
     if stack.launch.composed:
         raise PlanError(f"stack {stack.name!r} is a simulator, which runs nothing; plan for the program it stands for")
     found = []
-    if stack.name == "gnomon":
-        found += _own_limits(graph, ranks)
+    if stack.name == own.NAME:
+        found += _own_limits(graph, base, ranks)
     if stack.runs.schedules:
         why = f"stack {stack.name} runs only {', '.join(stack.runs.schedules)}"
         names = [name for name in orders.names() if name not in stack.runs.schedules]
@@ -516,60 +518,18 @@ def _of_record(stack: Stack) -> list[Limit]:
     return found
 
 
-OWN_OPS = {
-    "add": (), "attention": ("causal",), "cross_entropy": None, "embedding": None, "glu": None, "linear": None,
-    "norm": None, "rotary": None,
-}  # fmt: skip
-"""Kinds of operation that Gnomon's runtime computes -> the attributes that it knows; None for all."""
-
-OWN_FUNCTIONS = {"glu": "silu", "norm": "rms"}
-"""Kind of operation -> the one function that Gnomon's runtime has for it."""
-
-OWN_DTYPES = ("fp64", "fp32", "bf16")
-"""What Gnomon's runtime stores and computes in."""
-
-
 def _check_own(graph: Graph, base: Plan) -> None:
-    """PlanError for a model or a precision that Gnomon's own runtime does not run, which no choice of axes helps."""
-    other = "plan for another program with --stack (gnomon catalogue stacks)"
-    for op in (op for block in graph.blocks for op in block.ops):
-        known, attrs = OWN_OPS.get(op.kind, ()), dict(op.attrs)
-        what = "" if op.kind in OWN_OPS else op.kind
-        if not what and known is not None and (unknown := [name for name in attrs if name not in known]):
-            what = f"{op.kind} with {unknown[0]}"
-        if not what and attrs.get("fn", OWN_FUNCTIONS.get(op.kind)) != OWN_FUNCTIONS.get(op.kind):
-            what = f"{op.kind} ({attrs['fn']})"
-        if what:
-            raise PlanError(f"gnomon's runtime runs Llamas and their kin, and {graph.name} has {what}; {other}")
-    p = base.precision
-    dtypes: set[str] = {p.param, p.compute, p.grad, p.reduce, p.states, *({p.master} - {"none"})}
-    if lacks := sorted((dtypes | ({"fp8"} if p.fp8 else set())) - set(OWN_DTYPES)):
-        raise PlanError(
-            f"gnomon's runtime has no {' and no '.join(lacks)}, only {', '.join(OWN_DTYPES)}; use --precision bf16 or "
-            f"fp32, or {other}"
-        )
+    """PlanError for a model, a precision or a decision that Gnomon's own runtime does not run, which no choice of axes
+    helps."""
+    if reason := own.model_reason(graph) or own.precision_reason(base.precision) or own.plan_reason(base):
+        raise PlanError(f"{reason}, or plan for another program with --stack (gnomon catalogue stacks)")
 
 
-def _own_limits(graph: Graph, ranks: Iterable[int]) -> list[Limit]:
-    """Of `gnomon.runtime`: no context or expert parallelism, no padding of what tp does not divide."""
-    why = "gnomon's runtime does not run it"
-    found = [Limit(field=axis, op=">", value=1, why=why) for axis in ("cp", "ep")]
-    vocab = {
-        dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "vocab" and dim.size
-    }
-    found += [
-        Limit(field="tp", op="=", value=tp, why=f"{why}: it does not pad the vocabulary")
-        for tp in ranks
-        if any(size % tp for size in vocab)
-    ]
+def _own_limits(graph: Graph, base: Plan, ranks: Iterable[int]) -> list[Limit]:
+    """What the runtime does not run of this model and base plan, as limits."""
+    found = [Limit(field=name, op="=", value=value, why=why) for name, value, why in own.limits(graph, base, ranks)]
+    mesh, sizes = Mesh(cp=2), {dim.name: 4 for block in graph.blocks for dim in block.dims if dim.size is None}
+    sharded = shard_graph(graph, base.layout, mesh, sizes | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
+    if why := whole_sequence_reason(graph, sharded):
+        found.append(Limit(field="cp", op=">", value=1, why=f"{why}, which the runtime does not divide"))
     return found
-
-
-def has_tied(graph: Graph) -> bool:
-    """Whether a parameter belongs to more than one layer."""
-    names = [
-        name
-        for layer in graph.layers()
-        for name in {layer.call.parameter_name(t.name, layer.index) for t in graph.block(layer.call.block).parameters}
-    ]
-    return len(set(names)) < len(names)

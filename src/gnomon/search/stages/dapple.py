@@ -26,11 +26,10 @@ from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.mixed.bounds import static_bytes
 from gnomon.search.mixed.space import deal_out, equal_layers
-from gnomon.search.space.points import divisors, has_tied
+from gnomon.search.space.points import divisors
 from gnomon.search.stages.replication import Costs, Piece, Pieces, Step, Used, pipelines, place, taken_of
-from gnomon.software import Stack
+from gnomon.software import Stack, own
 
-OWN = "gnomon"
 """The stack that runs such plans."""
 
 KEPT = 6
@@ -224,7 +223,7 @@ def dapple(
     best: Prediction | None = None
     parallel: Prediction | None = None
     predicted = states = 0
-    alike = stack.name == OWN and has_tied(graph)  # what our own runtime asks of tied weights
+    alike = stack.name == own.NAME and own.has_tied_weights(graph)  # what our own runtime asks of tied weights
     for count in tried:
         prices = Prices(graph, cluster, workload, base, count, stack, limit_bytes)
         found, extended = pipelines(prices, KEPT)

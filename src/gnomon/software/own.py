@@ -1,0 +1,194 @@
+"""What Gnomon's own runtime can run: the one list that runtime, search, methods and command line read.
+
+A decision that it learns is one line less of `LACKS`, an op kind one word less of `REFUSED_KINDS`, a dtype one word
+more of `DTYPES`. `plan_reason`, `precision_reason` and `model_reason` say why it does not run something; `limits` says
+what a search must leave out. Leaves out what depends on local sizes or on the process groups at hand: `gnomon.runtime`
+checks that where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gnomon.graph import Graph
+from gnomon.plans import Mesh, Plan, Precision
+
+NAME = "gnomon"
+"""Its stack record, and what it is called in plan files."""
+
+DTYPES = ("fp64", "fp32", "bf16")
+"""What it stores and computes in."""
+
+REFUSED_KINDS = ("state_space",)
+"""Op kinds that models have and it has no torch function for."""
+
+WHOLE_MATRIX_OPTIMIZERS = ("adafactor", "muon")
+"""Update rules that look at whole matrices, and so want them whole on a rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """A decision of a plan that is not carried out."""
+
+    name: str
+    """As a plan file writes it, where fields of `{plan}` are filled in."""
+    asked: Callable[[Plan], bool]
+    """Whether the plan decides so."""
+    choice: str = ""
+    """The choice of `gnomon plan --refine` that would decide so."""
+
+
+LACKS = (
+    Lack(
+        name="schedule.vocabulary = {plan.schedule.vocabulary!r}",
+        asked=lambda plan: plan.schedule.vocabulary != "ends",
+    ),
+    Lack(name="layout.rules", asked=lambda plan: bool(plan.layout.rules)),
+    Lack(name="layout.vocab_parallel = false", asked=lambda plan: not plan.layout.vocab_parallel),
+    Lack(name="layout.loss_parallel = false", asked=lambda plan: not plan.layout.loss_parallel),
+    Lack(
+        name="saved.rules without a preset",
+        asked=lambda plan: any(rule.preset is None for rule in plan.saved.rules),
+        choice="activation_offload",
+    ),
+    Lack(
+        name="saved.rules beside saved.every",
+        asked=lambda plan: bool(plan.saved.rules) and plan.saved.every > 1,
+    ),
+    Lack(name="overlap.splits", asked=lambda plan: bool(plan.overlap.splits), choice="async_tp"),
+    Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
+    Lack(
+        name="overlap.bucket_bytes",
+        asked=lambda plan: plan.overlap.bucket_bytes is not None,
+        choice="bucket_bytes",
+    ),
+    Lack(
+        name="optimizer.offload",
+        asked=lambda plan: plan.optimizer.offload is not None,
+        choice="optimizer_offload",
+    ),
+    Lack(
+        name="optimizer.offload_parameters",
+        asked=lambda plan: plan.optimizer.offload_parameters,
+        choice="parameter_offload",
+    ),
+    Lack(name="optimizer.delay", asked=lambda plan: plan.optimizer.delay > 0),
+    Lack(
+        name="optimizer.kind = {plan.optimizer.kind!r}, which looks at whole matrices, "
+        "with zero or tp that divide them",
+        asked=lambda plan: needs_whole_matrices(plan) and divides_matrices(plan),
+    ),
+    Lack(name="precision.fp8", asked=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
+    Lack(
+        name="saved.every under ZeRO 3",
+        asked=lambda plan: plan.saved.every > 1 and plan.optimizer.zero == 3,
+    ),
+    Lack(name="placement", asked=lambda plan: plan.device_of != tuple(range(plan.world_size))),
+)
+"""Decisions that are refused, so that none is ignored."""
+
+REFUSED_CHOICES = frozenset(lack.choice for lack in LACKS) - {""}
+"""Choices of `gnomon plan --refine` that it does not carry out."""
+
+
+def lacking(plan: Plan) -> tuple[str, ...]:
+    """What the plan decides and is not carried out."""
+    return tuple(lack.name.format(plan=plan) for lack in LACKS if lack.asked(plan))
+
+
+def plan_reason(plan: Plan) -> str | None:
+    """Why it does not run the plan, and what to change; None where nothing is refused."""
+    if asked := lacking(plan):
+        return f"the runtime does not carry out {', '.join(asked)} yet; leave it out of the plan"
+    return None
+
+
+def precision_reason(precision: Precision) -> str | None:
+    """Why it does not compute so; None where it does."""
+    p = precision
+    named = {"param": p.param, "grad": p.grad, "states": p.states, "compute": p.compute, "reduce": p.reduce}
+    for field, name in (*named.items(), ("master", p.master)):
+        if name not in DTYPES and name != "none":
+            return f"the runtime has no {name} for precision.{field}; use one of {', '.join(DTYPES)}"
+    if p.param != p.compute or p.reduce != p.grad:
+        return (
+            f"the runtime computes in the dtype that parameters have and reduces gradients as they add up, but compute "
+            f"is {p.compute} with param {p.param}, reduce {p.reduce} with grad {p.grad}; make each pair alike"
+        )
+    return None
+
+
+def model_reason(graph: Graph) -> str | None:
+    """Why it does not run the model under any plan: its Graph leaves some of its mathematics out, or has an op without
+    a function. None where it does."""
+    if graph.left_out:
+        return f"{graph.name} cannot be run: {graph.left_out}"
+    for block in graph.blocks:
+        captured = any(op.captured is not None for op in block.ops)  # its buffers are of any dtype
+        packed = [tensor.name for tensor in block.frozen if tensor.dtype not in ("compute", "param")]
+        if packed and not captured:
+            return (
+                f"{graph.name}: the runtime does not read weights in four bits ({block.name}/{packed[0]}) yet; give "
+                f"the model +lora in place of +qlora"
+            )
+        for op in block.ops:
+            if op.kind in REFUSED_KINDS and op.captured is None:
+                return f"{graph.name}: {block.name}/{op.path}: the runtime has no function for {op.kind} yet"
+    return None
+
+
+def zero_reason(graph: Graph, zero: int) -> str | None:
+    """Why it does not run the model under a ZeRO stage; None where it does."""
+    if zero == 3 and any(block.frozen for block in graph.blocks):
+        return f"{graph.name} has frozen weights, which the runtime does not shard; use zero 0 to 2"
+    return None
+
+
+def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
+    """Why it does not divide the model over so many ranks; None where it does."""
+    vocabularies = {
+        dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "vocab" and dim.size
+    }
+    if uneven := [size for size in vocabularies if size % tp]:
+        return f"the runtime does not pad the vocabulary, and tp = {tp} does not divide {uneven[0]}"
+    return None
+
+
+def has_tied_weights(graph: Graph) -> bool:
+    """Whether a parameter belongs to more than one layer, which it runs with stages of equal meshes only."""
+    names = [
+        name
+        for layer in graph.layers()
+        for name in {layer.call.parameter_name(t.name, layer.index) for t in graph.block(layer.call.block).parameters}
+    ]
+    return len(set(names)) < len(names)
+
+
+def limits(graph: Graph, base: Plan, ranks: Iterable[int] = ()) -> Iterator[tuple[str, int, str]]:
+    """(axis or `zero`, value, reason) that no plan made from `base` may have. ranks: values of tp that are open."""
+    known = {*lacking(base)}
+    for tp in ranks:
+        reason = tensor_parallel_reason(graph, tp)
+        added = [name for name in lacking(replace(base, mesh=Mesh(tp=tp))) if name not in known]
+        if reason or added:
+            yield "tp", tp, reason or f"the runtime does not carry out {added[0]}"
+    for zero in (0, 1, 2, 3):
+        plan = replace(base, mesh=Mesh(dp_shard=2), optimizer=replace(base.optimizer, zero=zero))
+        reason = zero_reason(graph, zero)
+        added = [name for name in lacking(plan) if name not in known]
+        if reason or added:
+            yield "zero", zero, reason or f"the runtime does not carry out {added[0]}"
+
+
+def divides_matrices(plan: Plan) -> bool:
+    """Whether a rank updates parts of matrices."""
+    meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
+    if any(mesh.tp * mesh.etp > 1 for mesh in meshes):
+        return True
+    return plan.optimizer.zero > 0 and any(mesh.dp_shard * mesh.cp > 1 for mesh in meshes)
+
+
+def needs_whole_matrices(plan: Plan) -> bool:
+    """Whether the plan's update rule looks at whole matrices."""
+    return plan.optimizer.kind in WHOLE_MATRIX_OPTIMIZERS

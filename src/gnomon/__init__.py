@@ -2,8 +2,9 @@
 
 The public verbs, loaded when first used so that `import gnomon` stays light:
 `gnomon.predict(model, cluster, plan, workload) -> Prediction`, `gnomon.plan(model, cluster, workload)
--> search.Result`; with torch, `gnomon.capture(module, example_inputs) -> Graph` and `gnomon.prepare(model, plan)`, a
-job whose steps the caller feeds. Everything else is in the rooms (`gnomon.plans` …).
+-> search.Result`, `gnomon.fit(model, cluster, plan, workload) -> request.fit.Ladder`; with torch,
+`gnomon.capture(module, example_inputs) -> Graph` and `gnomon.prepare(model, plan)`, a job whose steps the caller feeds.
+Everything else is in the rooms (`gnomon.plans` …).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gnomon.frontend.capture import capture
+    from gnomon.request.fit import fit
     from gnomon.request.verbs import plan, predict
     from gnomon.runtime.job import prepare
 
 __version__ = "0.1.0.dev0"
-__all__ = ["capture", "plan", "predict", "prepare"]
+__all__ = ["capture", "fit", "plan", "predict", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from gnomon.runtime import job
 
         return job.prepare
+    if name == "fit":
+        from gnomon.request import fit
+
+        return fit.fit
     if name in __all__:
         from gnomon.request import verbs
 

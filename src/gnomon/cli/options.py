@@ -9,10 +9,12 @@ import argparse
 import sys
 from typing import NoReturn
 
+from gnomon.cli.options_fit import FIT_TEXT, fit_options
 from gnomon.cli.options_fleet import FLEET_TEXT, fleet_options
 from gnomon.cli.options_plan import (
     EXPLAIN_TEXT,
     PLAN_TEXT,
+    add_job_options,
     add_local_option,
     add_run_options,
     explain_options,
@@ -183,6 +185,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
     plan_options(_command(commands, "plan", "the fastest plan that fits, for a model on machines", PLAN_TEXT))
+    fit_options(_command(commands, "fit", "what would make a job fit in memory, and at what price", FIT_TEXT))
     explain_options(_command(commands, "explain", "why a plan is as fast and as large as it is", EXPLAIN_TEXT))
     _validate(_command(commands, "validate", "your measured runs beside their predictions", _VALIDATE))
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
@@ -240,28 +243,7 @@ def _command(commands: argparse._SubParsersAction, name: str, text: str, epilog:
 
 
 def _predict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder, or a job file")
-    parser.add_argument("--on", type=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
-    parser.add_argument("--plan", type=some, metavar="FILE", help="a plan in TOML; the options below change it")
-    parser.add_argument(
-        "--from",
-        dest="source",
-        nargs=2,
-        metavar=("FORMAT", "FILE"),
-        help="an existing job, where its format is not recognised: megatron, torchtitan, deepspeed, axolotl, ...",
-    )
-    job = parser.add_argument_group("beside a job file")
-    job.add_argument("--model", dest="network", type=some, metavar="MODEL", help="the network, in place of the file's")
-    job.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a field of the file (or of config.json), or a variable of a script, by its name there; again for more",
-    )
-    job.add_argument("--vocab-size", type=count, metavar="N", help="rows of the embedding, where a tokenizer decides")
-    job.add_argument("--strict", action="store_true", help="an error for a field that is not known")
+    add_job_options(parser)
     parser.add_argument(
         "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"
     )

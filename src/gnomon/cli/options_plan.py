@@ -1,6 +1,7 @@
-"""Options of `gnomon plan`, and those that it has in common with `gnomon predict`: how a job is run. Only `argparse`.
+"""Options of `gnomon plan`, and those that it, `gnomon predict` and `gnomon fit` share: what a job is, how it is run.
 
-`plan_options(parser)` and `add_run_options(parser)` add them. Leaves out reading them into values.
+`plan_options(parser)`, `add_job_options(parser)` and `add_run_options(parser)` add them; only `argparse`. Leaves out
+reading them into values.
 """
 
 from __future__ import annotations
@@ -62,6 +63,32 @@ def counts(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdigit() for part in parts):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a list of whole numbers, as in 9,8,8,7")
     return tuple(int(part) for part in parts)
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """What a job is: a model and machines, a plan file, or a job file."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder, or a job file")
+    parser.add_argument("--on", type=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
+    parser.add_argument("--plan", type=some, metavar="FILE", help="a plan in TOML; the options below change it")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        nargs=2,
+        metavar=("FORMAT", "FILE"),
+        help="an existing job, where its format is not recognised: megatron, torchtitan, deepspeed, axolotl, ...",
+    )
+    job = parser.add_argument_group("beside a job file")
+    job.add_argument("--model", dest="network", type=some, metavar="MODEL", help="the network, in place of the file's")
+    job.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field of the file (or of config.json), or a variable of a script, by its name there; again for more",
+    )
+    job.add_argument("--vocab-size", type=count, metavar="N", help="rows of the embedding, where a tokenizer decides")
+    job.add_argument("--strict", action="store_true", help="an error for a field that is not known")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:

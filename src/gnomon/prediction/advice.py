@@ -8,12 +8,12 @@ from data to tensor or pipeline parallelism, which are for `search`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Literal
 
 from gnomon.errors import GnomonError
-from gnomon.plans import Offload, Plan, Saved
+from gnomon.plans import Plan
+from gnomon.prediction.changes import micro_batch, offload, parallel, recompute, sequence_parallel, zero
 from gnomon.prediction.predict import Prediction, predict
 from gnomon.software import proposes
 
@@ -41,7 +41,6 @@ class Advice:
 
 Change = tuple[tuple[str, ...], Plan]
 """(each single change in words, the plan with all of them)."""
-Single = tuple[str, Plan]
 
 
 def advice(prediction: Prediction, *, most: int = 4) -> tuple[Advice, ...]:
@@ -87,7 +86,7 @@ def _try(prediction: Prediction, what: str, plan: Plan) -> Advice | None:
 
 def _several(plan: Plan, count: int) -> Iterator[Change]:
     """Plans with `count` changes of different kinds, each taken as far as it goes; those that free most come first."""
-    kinds = (_zero, _recompute, _parallel, _micro_batch, _offload)
+    kinds = (zero, recompute, parallel, micro_batch, offload)
     for chosen in combinations(kinds, count):
         names, changed = [], plan
         for kind in chosen:
@@ -102,69 +101,5 @@ def _several(plan: Plan, count: int) -> Iterator[Change]:
 
 def _changes(plan: Plan) -> Iterator[Change]:
     """Single changes, the least first."""
-    for kind in (_micro_batch, _recompute, _sequence_parallel, _zero, _offload, _parallel):
+    for kind in (micro_batch, recompute, sequence_parallel, zero, offload, parallel):
         yield from (((name,), changed) for name, changed in kind(plan))
-
-
-def _micro_batch(plan: Plan) -> Iterator[Single]:
-    size = plan.schedule.micro_batch_size
-    while size is not None and size > 1 and size % 2 == 0:
-        size //= 2
-        name = f"micro_batch_size {plan.schedule.micro_batch_size} -> {size}"
-        yield name, replace(plan, schedule=replace(plan.schedule, micro_batch_size=size))
-    count = plan.schedule.num_microbatches
-    if plan.schedule.micro_batch_size is None and count is not None:
-        for more in (2 * count, 4 * count):
-            schedule = replace(plan.schedule, num_microbatches=more)
-            yield f"num_microbatches {count} -> {more}", replace(plan, schedule=schedule)
-
-
-def _recompute(plan: Plan) -> Iterator[Single]:
-    presets: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
-    if plan.saved.rules:
-        return
-    for preset in presets[presets.index(plan.saved.preset) + 1 :]:
-        yield f"recompute {preset}", replace(plan, saved=Saved(preset=preset))
-
-
-def _sequence_parallel(plan: Plan) -> Iterator[Single]:
-    if not plan.layout.sequence_parallel and plan.stage_mesh(0).tp > 1:
-        yield "sequence_parallel", replace(plan, layout=replace(plan.layout, sequence_parallel=True))
-
-
-def _zero(plan: Plan) -> Iterator[Single]:
-    stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
-    mesh, over = plan.stage_mesh(0), ""
-    if mesh.dp_shard * mesh.cp == 1:
-        if mesh.dp_replicate == 1 or plan.stages:
-            return
-        over = f" over {mesh.dp_replicate} replicas (dp_shard)"
-        plan = replace(plan, mesh=replace(plan.mesh, dp_shard=mesh.dp_replicate, dp_replicate=1))
-    for zero in stages[plan.optimizer.zero + 1 :]:
-        yield f"ZeRO stage {zero}{over}", replace(plan, optimizer=replace(plan.optimizer, zero=zero))
-
-
-def _offload(plan: Plan) -> Iterator[Single]:
-    if plan.optimizer.offload is None:
-        moved = replace(plan.optimizer, offload=Offload(), clip=False)
-        name = "optimizer on the host" + (", no clipping" if plan.optimizer.clip else "")
-        yield name, replace(plan, optimizer=moved)
-
-
-def _parallel(plan: Plan) -> Iterator[Single]:
-    """Half, then a quarter of the data-parallel ranks, the others for tensor or pipeline parallelism."""
-    mesh, size = plan.mesh, plan.schedule.micro_batch_size
-    if plan.stages:
-        return
-    for ways in (2, 4):
-        if mesh.dp_shard % ways:
-            return
-        layout = replace(plan.layout, sequence_parallel=True)
-        moved = replace(mesh, dp_shard=mesh.dp_shard // ways, tp=mesh.tp * ways)
-        yield f"tp {mesh.tp} -> {moved.tp}", replace(plan, mesh=moved, layout=layout)
-        if moved.dp_shard * mesh.cp * mesh.tp % (mesh.ep * mesh.etp):
-            continue  # a pipeline would leave too few ranks to the experts
-        if size is not None or plan.schedule.num_microbatches:
-            moved = replace(mesh, dp_shard=mesh.dp_shard // ways, pp=mesh.pp * ways)
-            schedule = replace(plan.schedule, layers_per_stage=())  # of other stages
-            yield f"pp {mesh.pp} -> {moved.pp}", replace(plan, mesh=moved, schedule=schedule)

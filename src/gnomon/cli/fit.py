@@ -1,0 +1,122 @@
+"""`gnomon fit`: ways to make a job fit, each with what it frees and costs, and a plan file with the chosen one.
+
+`run(options)` shows every part as soon as it is known, and returns 0 if the job fits or something makes it fit, 1 if
+nothing does. Leaves out the ladder itself (`search.fit`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from gnomon.cli.budget import Budget
+from gnomon.cli.plan_file import plan_file
+from gnomon.cli.request import Request, adapted_name, read_request
+from gnomon.cli.terminal import Progress, print_json, print_lines, written
+from gnomon.cli.values import quantity
+from gnomon.errors import InputError
+from gnomon.hardware import parse_cluster
+from gnomon.plans import PlanFile, load_plan, save_plan_file
+from gnomon.report.fit import alone_text, combined_text, fit_mapping, heading_text, largest_mapping, largest_text
+from gnomon.report.tables import wrapped
+from gnomon.request.fit import FitRequest, Ladder, ladder
+from gnomon.request.model import is_job_file
+from gnomon.search.fit.ladder import Fitting, Rung
+from gnomon.search.fit.largest import largest
+from gnomon.units import parse_bytes
+
+BUDGET = "60s"
+"""Processor time, unless --budget says otherwise."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predict the ladder, print it, write the chosen plan."""
+    asked = read_request(options)
+    named = _named(options) if options.output else ""
+    limit = None if options.memory is None else quantity("--memory", parse_bytes, options.memory)
+    request = FitRequest(
+        graph=asked.graph,
+        cluster=asked.cluster,
+        plan=asked.plan,
+        workload=asked.workload,
+        stack=asked.stack,
+        memory_bytes=limit,
+    )
+    progress = Progress("plans predicted:", 0)
+    with Budget(options.budget, BUDGET) as budget:
+        found = request.fitting(more=budget, told=lambda done: progress.say(f"plans predicted: {done}"))
+        if not options.json:
+            print_lines(heading_text(found))
+        if options.largest is not None:
+            return _largest(options, asked, found, progress)
+        alone = tuple(found.alone())
+        if not options.json:
+            print_lines(alone_text(found, alone))
+        answer = ladder(found, alone)
+    progress.end()
+    chosen = _chosen(answer, options.choose)
+    if options.json:
+        print_json(fit_mapping(found, answer, chosen=chosen, assumed=(*asked.assumed, *asked.notes)))
+    else:
+        print_lines((*combined_text(found, answer, chosen=chosen), *_assumed(asked, found)))
+    if options.output:
+        _write(options, asked, named, answer, chosen)
+    return 0 if answer.fits or answer.combined else 1
+
+
+def _largest(options: argparse.Namespace, asked: Request, found: Fitting, progress: Progress) -> int:
+    """The answer to --largest."""
+    if options.output is not None or options.choose is not None:
+        raise InputError("--largest shows sizes and writes no plan; leave out -o and --choose")
+    sizes = tuple(largest(found, options.largest))
+    progress.end()
+    if options.json:
+        assumed = (*asked.assumed, *asked.notes)
+        print_json(largest_mapping(found, options.largest, sizes, assumed=assumed))
+    else:
+        print_lines((*largest_text(found, options.largest, sizes), *_assumed(asked, found)))
+    return 0 if any(each.size for each in sizes) else 1
+
+
+def _assumed(asked: Request, found: Fitting) -> tuple[str, ...]:
+    taken = tuple(dict.fromkeys((*asked.assumed, *asked.notes, *found.base.assumptions)))
+    return ("", "assumed", *(line for each in taken for line in wrapped(each, bullet="- "))) if taken else ()
+
+
+def _chosen(ladder: Ladder, number: int | None) -> Rung | None:
+    """The rung of `--choose`, or the fastest that fits."""
+    if number is None:
+        return ladder.fastest
+    if number > len(ladder.combined):
+        raise InputError(f"--choose {number}: {len(ladder.combined)} ways to fit were found; give one of their numbers")
+    return ladder.combined[number - 1]
+
+
+def _named(options: argparse.Namespace) -> str:
+    """The model by a name that a plan file can have."""
+    if options.plan is not None and options.model is None:
+        given = load_plan(options.plan)
+        if isinstance(given, PlanFile):
+            return given.model
+    name = adapted_name(options, options.network or options.model)
+    if name is None or options.source is not None and options.network is None or is_job_file(name):
+        raise InputError("-o writes a plan file, which names its model; give the job file's as --model NAME")
+    return name
+
+
+def _write(options: argparse.Namespace, asked: Request, named: str, ladder: Ladder, chosen: Rung | None) -> None:
+    prediction = ladder.base if ladder.fits else chosen.prediction if chosen is not None else None
+    if prediction is None:
+        raise InputError(f"nothing was found that fits, so {options.output} was not written")
+    machines = options.on
+    if machines is None:
+        given = load_plan(options.plan)
+        machines = given.on if isinstance(given, PlanFile) else asked.cluster.name
+    parse_cluster(machines)
+    stack = options.stack
+    given_as = argparse.Namespace(model=named, on=machines, stack=stack)
+    others = (rung.plan for rung in ladder.combined)
+    file = plan_file(given_as, asked.workload, asked.stack, prediction, asked.assumed, others=others)
+    save_plan_file(replace(file, workload=prediction.workload), options.output)
+    if not options.json:
+        print_lines(("", *written(options.output, "run")))

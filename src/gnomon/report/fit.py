@@ -1,0 +1,234 @@
+"""The ladder of `gnomon fit` as text for people and as values for JSON.
+
+`heading_text`, `alone_text` and `combined_text` are its parts in order, so that each can be shown as soon as it is
+known; `fit_mapping` has all of it. Leaves out the full predictions (`report.prediction`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gnomon.prediction import Prediction, host_memory
+from gnomon.report.prediction import describe
+from gnomon.report.tables import Column, number, table_of_plans, wrapped
+from gnomon.request.fit import Ladder
+from gnomon.search.fit.ladder import Fitting, Rung, cost, freed_bytes, helps
+from gnomon.search.fit.largest import Most
+from gnomon.search.fit.options import OPTIONS
+from gnomon.search.fit.why import unhelpful, without_room
+from gnomon.units import show_bytes, show_seconds
+
+GIB = 2**30
+
+COLUMNS = (
+    Column(name="frees GiB"),
+    Column(name="peak GiB"),
+    Column(name="step"),
+    Column(name="%"),
+    Column(name="", align="left"),
+)
+
+
+def heading_text(found: Fitting) -> tuple[str, ...]:
+    """The plan as it is, whether it fits, and by how much not."""
+    base, limit = found.base, _limit(found)
+    over = base.tightest.peak_bytes - limit
+    lines = [f"{base.model} on {base.cluster}", *wrapped(describe(base.plan, base.workload)), ""]
+    lines += wrapped(base.verdict, indent="")
+    if over > 0:
+        lines += wrapped(f"{_gib(over)} GiB too much; a step takes {show_seconds(base.step_s)} by its prediction")
+    elif found.has_room(base):
+        lines += wrapped(
+            f"it fits with {_gib(-over)} GiB to spare; if it ran out all the same, --memory says what it may fill, as "
+            f"in --memory {max(1, int(base.tightest.peak_bytes / GIB * 0.9))}GiB"
+        )
+    if found.limit_bytes is not None:
+        lines += wrapped(f"--memory: {show_bytes(found.limit_bytes)} of a device may be filled")
+    return tuple(lines)
+
+
+def alone_text(found: Fitting, alone: Sequence[Rung]) -> tuple[str, ...]:
+    """Each change by itself; then what does not help, and why."""
+    base = found.base
+    able = [rung for rung in alone if helps(base, rung)]
+    rows = [(rung.what, *_numbers(found, rung)) for rung in able]
+    columns = (Column(name="one change", align="left"), *COLUMNS)
+    lines = ["", *(table_of_plans(columns, rows) if rows else ("no single change frees memory",))]
+    lines += wrapped("%: how much longer a token takes than in the plan as it is", indent="") if rows else ()
+    no = [(rung.what, unhelpful(base, rung)) for rung in alone if not helps(base, rung)]
+    no += list(without_room(base.plan, alone))
+    if no:
+        lines += ["", "what does not help"]
+        lines += [line for what, why in no for line in wrapped(f"{what}: {why}", bullet="- ")]
+    return tuple(lines)
+
+
+def combined_text(found: Fitting, ladder: Ladder, *, chosen: Rung | None = None) -> tuple[str, ...]:
+    """Changes that fit together, and the smaller jobs. chosen: marked with a star."""
+    lines: list[str] = []
+    if ladder.combined:
+        rows = [
+            (f"{i}{'*' if rung is chosen else ''}  {rung.what}", *_numbers(found, rung))
+            for i, rung in enumerate(ladder.combined, 1)
+        ]
+        columns = (Column(name="what fits, fewest changes first", align="left"), *COLUMNS)
+        lines += ["", *table_of_plans(columns, rows)]
+        lines += wrapped("plans that differ in more (gnomon plan) may be faster", indent="")
+        if chosen is not None:
+            first = "fastest" if chosen is ladder.fastest else "chosen"
+            lines += wrapped(f"* {first}: {_host(chosen.prediction)}results: {exactness(chosen)}", indent="")
+    elif not ladder.fits:
+        lines += ["", "no combination of these changes fits: use more devices, or a smaller model"]
+    if not ladder.complete:
+        lines += wrapped("the budget ended before all combinations were looked at (--budget)", indent="")
+    if smaller := [rung for rung in ladder.smaller if rung.prediction is not None]:
+        rows = [(rung.what, *_numbers(found, rung)) for rung in smaller]
+        lines += ["", *table_of_plans((Column(name="another job", align="left"), *COLUMNS), rows)]
+        lines += [
+            line
+            for rung in smaller
+            if not helps(found.base, rung)
+            for line in wrapped(f"{rung.what} does not help: {_unchanged(found.base, rung)}", bullet="- ")
+        ]
+    return tuple(lines)
+
+
+def fit_mapping(found: Fitting, ladder: Ladder, *, chosen: Rung | None, assumed: Sequence[str]) -> dict[str, Any]:
+    """Plain values for JSON, as `gnomon.fit/1`."""
+    base = ladder.base
+    return {
+        "schema": "gnomon.fit/1",
+        "model": base.model,
+        "cluster": base.cluster,
+        "plan": describe(base.plan, base.workload),
+        "fits": ladder.fits,
+        "verdict": base.verdict,
+        "step_s": base.step_s,
+        "peak_bytes": base.tightest.peak_bytes,
+        "limit_bytes": _limit(found),
+        "alone": [_rung(base, rung) for rung in ladder.alone],
+        "no_room_for": [{"option": name, "why": why} for name, why in without_room(base.plan, ladder.alone)],
+        "combined": [_rung(base, rung) for rung in ladder.combined],
+        "chosen": None if chosen is None else list(ladder.combined).index(chosen),
+        "smaller_jobs": [_rung(base, rung) for rung in ladder.smaller],
+        "predictions": ladder.predictions,
+        "complete": ladder.complete,
+        "assumptions": [*assumed, *base.assumptions],
+    }
+
+
+def exactness(rung: Rung) -> str:
+    """How results with a rung compare with those without it: that of its least exact option."""
+    order = ("bitwise", "up to the order of sums", "statistical")
+    words = {
+        "bitwise": "the same to the bit",
+        "up to the order of sums": "the same up to the order of sums",
+        "statistical": "another mathematics, alike in distribution",
+    }
+    used = [option.exactness for option in OPTIONS if option.name in rung.options]
+    return words[max(used, key=order.index, default="bitwise")]
+
+
+def _rung(base: Prediction, rung: Rung) -> dict[str, Any]:
+    found = rung.prediction
+    why = rung.why_not
+    if found is not None and not helps(base, rung):
+        why = unhelpful(base, rung)
+    return {
+        "options": list(rung.options),
+        "changes": list(rung.changes),
+        "fits": rung.fits,
+        "freed_bytes": None if found is None else freed_bytes(base, rung),
+        "peak_bytes": None if found is None else rung.peak_bytes,
+        "step_s": None if found is None else rung.step_s,
+        "time_per_token": None if found is None else 1 + cost(base, rung),
+        "verdict": "" if found is None else found.verdict,
+        "host_bytes": None if found is None else host_memory(found).bytes,
+        "results": exactness(rung),
+        "why_not": why,
+    }
+
+
+def _numbers(found: Fitting, rung: Rung) -> tuple[str, ...]:
+    over = rung.peak_bytes - _limit(found)
+    if rung.fits:
+        word = "fits"
+    elif rung.why_not:
+        word = rung.why_not
+    else:
+        word = f"{_gib(over)} over" if over > 0 else "may not fit"
+    freed = freed_bytes(found.base, rung) / GIB
+    change = f"{cost(found.base, rung) * 100:+.1f}"
+    return f"{freed:.1f}", _gib(rung.peak_bytes), show_seconds(rung.step_s), change, word
+
+
+def _host(prediction: Prediction | None) -> str:
+    if prediction is None:
+        return ""
+    host = host_memory(prediction)
+    if not host.bytes:
+        return ""
+    short = "" if host.fits else f" (its devices' share of the node's: {_gib(host.limit_bytes or 0)})"
+    return f"{_gib(host.bytes)} GiB of a node's host memory{short}; "
+
+
+def _unchanged(base: Prediction, rung: Rung) -> str:
+    if rung.options == ("global_batch",):
+        return "memory is that of one microbatch, whatever their number"
+    return unhelpful(base, rung)
+
+
+def _limit(found: Fitting) -> int:
+    limit = found.base.tightest.limit_bytes
+    return limit if found.limit_bytes is None else min(limit, found.limit_bytes)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}"
+
+
+def largest_text(found: Fitting, what: str, sizes: Sequence[Most]) -> tuple[str, ...]:
+    """The largest size as the plan is, and under each change."""
+    unit = "sequences a microbatch" if what == "batch" else "tokens a sequence"
+    columns = (
+        Column(name=f"largest {what}", align="left"),
+        Column(name=unit),
+        Column(name="peak GiB"),
+        Column(name="step"),
+        Column(name="tokens/s/device"),
+    )
+    base = [each for each in sizes if not each.added]
+    lines = ["", *table_of_plans(columns, [_size(each) for each in base])]
+    if together := [each for each in sizes if each.added]:
+        columns = (replace(columns[0], name="added one by one"), *columns[1:])
+        lines += ["", *table_of_plans(columns, [_size(each) for each in together])]
+    return tuple(lines)
+
+
+def largest_mapping(found: Fitting, what: str, sizes: Sequence[Most], *, assumed: Sequence[str]) -> dict[str, Any]:
+    """Plain values for JSON, as `gnomon.fit.largest/1`."""
+    return {
+        "schema": "gnomon.fit.largest/1",
+        "model": found.base.model,
+        "cluster": found.base.cluster,
+        "what": what,
+        "plan": describe(found.base.plan, found.base.workload),
+        "limit_bytes": _limit(found),
+        "sizes": [
+            {"changes": list(each.changes), "together": each.added, "size": each.size, **_rung(found.base, each.rung)}
+            for each in sizes
+        ],
+        "predictions": found.count,
+        "complete": not found.left,
+        "assumptions": [*assumed, *found.base.assumptions],
+    }
+
+
+def _size(each: Most) -> tuple[str, ...]:
+    found = each.rung.prediction
+    if not each.size or found is None:
+        return each.what, "none", "-" if found is None else _gib(each.rung.peak_bytes), "-", "-"
+    tokens = number(found.tokens_per_s_per_device, 4)
+    return each.what, f"{each.size:,}", _gib(each.rung.peak_bytes), show_seconds(found.step_s), tokens

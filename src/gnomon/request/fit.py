@@ -1,0 +1,110 @@
+"""`gnomon fit` as a request: a plan that is to fit, and what may be filled; `answer` predicts the ladder of changes.
+
+`fit` is the public verb in Python. Leaves out argv (`cli`), and how the ladder is shown (`report.fit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gnomon.errors import InputError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Plan, Workload
+from gnomon.prediction import Prediction
+from gnomon.prediction import predict as predict_values
+from gnomon.request import arguments
+from gnomon.search.budget import More, always
+from gnomon.search.fit.ladder import Fitting, Rung
+from gnomon.software import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRequest:
+    """A job that is to fit."""
+
+    graph: Graph
+    cluster: Cluster
+    plan: Plan
+    """As it is now."""
+    workload: Workload
+    stack: Stack
+    memory_bytes: int | None = None
+    """What may be filled of a device; None is all of it."""
+
+    def __post_init__(self) -> None:
+        least = min(device.memory_bytes for device in self.cluster.devices)
+        if self.memory_bytes is not None and not 0 < self.memory_bytes:
+            raise InputError(f"memory_bytes = {self.memory_bytes}; give what may be filled of a device's {least} bytes")
+
+    def fitting(self, *, more: More = always, told: Callable[[int], None] | None = None) -> Fitting:
+        """The plan predicted, from which the ladder starts."""
+        base = predict_values(self.graph, self.cluster, self.plan, self.workload, self.stack)
+        return Fitting(base=base, limit_bytes=self.memory_bytes, more=more, told=told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """Ways to make a job fit."""
+
+    base: Prediction
+    """The plan as it is."""
+    fits: bool
+    """Whether it fits with room."""
+    alone: tuple[Rung, ...]
+    """Each change by itself, the smallest first."""
+    combined: tuple[Rung, ...]
+    """Changes that fit, together where they must be; the fewest first, then the fastest."""
+    smaller: tuple[Rung, ...]
+    """The job itself made smaller or less exact."""
+    predictions: int
+    """Made for this."""
+    complete: bool
+    """Whether all combinations were looked at."""
+
+    @property
+    def fastest(self) -> Rung | None:
+        """Of what fits."""
+        return min(self.combined, key=lambda rung: rung.step_s, default=None)
+
+
+def ladder(found: Fitting, alone: tuple[Rung, ...]) -> Ladder:
+    """Everything that `gnomon fit` shows. alone: each change by itself, which can be shown before the rest is known."""
+    fits = found.has_room(found.base)
+    return Ladder(
+        base=found.base,
+        fits=fits,
+        alone=alone,
+        combined=() if fits else tuple(found.combined()),
+        smaller=() if fits else tuple(found.asked_less()),
+        predictions=found.count,
+        complete=not found.left,
+    )
+
+
+def fit(
+    model: Graph | str,
+    cluster: Cluster | str,
+    plan: Plan,
+    workload: Workload,
+    stack: Stack | str | None = None,
+    *,
+    memory_bytes: int | None = None,
+    more: More = always,
+) -> Ladder:
+    """Ways to make a plan fit: each change alone and combined, with its prediction.
+
+    model, cluster, stack, and errors: as for `gnomon.predict`. memory_bytes: what may be filled of a device; all of it
+    otherwise. more: a budget (`gnomon.search.budget.until`).
+    """
+    asked = FitRequest(
+        graph=arguments.graph(model),
+        cluster=arguments.cluster(cluster),
+        plan=arguments.plan(plan),
+        workload=arguments.workload(workload),
+        stack=arguments.stack(stack),
+        memory_bytes=memory_bytes,
+    )
+    found = asked.fitting(more=more)
+    return ladder(found, tuple(found.alone()))

@@ -1,0 +1,321 @@
+"""The ladder: what each change of a plan frees and costs, alone and combined, the smallest first.
+
+`alone` predicts every level of every option; `combined` every set of options, in the order of its size, of which no
+smaller set fits, each then taken only as far as it must be. `asked_less` changes the job itself. A `Rung` holds the
+prediction that its numbers are from. Leaves out plans that differ in other ways: that is the exact search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from gnomon.errors import CatalogueError, GnomonError
+from gnomon.hardware import Node, catalogue
+from gnomon.plans import Plan, Workload
+from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.prediction.changes import Single
+from gnomon.search.budget import More, always
+from gnomon.search.fit.options import OPTIONS, ORDER, Option
+
+LARGEST = 5
+"""Options in a combination, at most."""
+EACH = 3
+"""Combinations of one size that are looked into, the fastest; of single changes that fit all are."""
+SHOWN = 10
+"""Combinations that are given back, at most."""
+NOTHING = 0.005
+"""Share of the device under which what a change frees counts as nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One change, or several together."""
+
+    options: tuple[str, ...]
+    """Names of the options."""
+    changes: tuple[str, ...]
+    """What changes, in words."""
+    plan: Plan
+    prediction: Prediction | None
+    """None if it cannot run."""
+    fits: bool = False
+    """Whether every rank has room with it, and the host too."""
+    why_not: str = ""
+    """What it breaks, if it cannot run; or why it does not fit although the devices have room."""
+
+    @property
+    def what(self) -> str:
+        """All changes in a line."""
+        return " + ".join(self.changes)
+
+    @property
+    def step_s(self) -> float:
+        """Of what can run."""
+        assert self.prediction is not None
+        return self.prediction.step_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of its tightest rank."""
+        assert self.prediction is not None
+        return self.prediction.tightest.peak_bytes
+
+
+@dataclass(kw_only=True)
+class Fitting:
+    """A plan that is to fit, with every prediction that was made of its neighbours."""
+
+    base: Prediction
+    limit_bytes: int | None = None
+    """What a rank may fill; None is the device."""
+    options: Sequence[Option] = OPTIONS
+    more: More = always
+    """The budget, asked before each combination."""
+    told: Callable[[int], None] | None = None
+    """Is called with the number of predictions so far."""
+    count: int = 0
+    """Predictions made."""
+    left: bool = False
+    """Whether the budget ended before all combinations were looked at."""
+    _strong: dict[str, str] = field(default_factory=dict)
+    _seen: dict[tuple[Plan, Workload], Prediction | str] = field(default_factory=dict)
+
+    def has_room(self, prediction: Prediction) -> bool:
+        """Whether every rank fits with room, and stays under the limit."""
+        limit = self.limit_bytes
+        return prediction.has_room and (limit is None or prediction.tightest.peak_bytes <= limit)
+
+    def rung(self, options: Sequence[str], changes: Sequence[str], plan: Plan, work: Workload | None = None) -> Rung:
+        """The plan predicted; a plan that was predicted before is not again."""
+        found = self._predicted(plan, work or self.base.workload)
+        bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
+        if isinstance(found, str):
+            return replace(bare, why_not=found)
+        short = host_short(found) if self.has_room(found) else ""
+        return replace(bare, prediction=found, fits=self.has_room(found) and not short, why_not=short)
+
+    def _predicted(self, plan: Plan, work: Workload) -> Prediction | str:
+        key = (plan, work)
+        if key not in self._seen:
+            pricing = self.base.pricing
+            try:
+                self._seen[key] = predict(pricing.graph, pricing.cluster, plan, work, pricing.stack)
+            except GnomonError as error:
+                self._seen[key] = str(error).partition(";")[0]
+            self.count += 1
+            if self.told is not None:
+                self.told(self.count)
+        return self._seen[key]
+
+    def levels(self, option: Option, plan: Plan) -> list[Single]:
+        """Ways to take an option in a plan."""
+        pricing = self.base.pricing
+        return list(option.levels(plan, pricing.graph, pricing.cluster))
+
+    def alone(self) -> Iterator[Rung]:
+        """Every level of every option by itself, and half of what can be taken in part."""
+        plan, graph = self.base.plan, self.base.pricing.graph
+        for option in self.options:
+            amounts = option.amounts(plan, graph)
+            if amounts is not None and amounts.most > 1:
+                words, changed = amounts.part(amounts.most // 2)
+                if (half := self.rung((option.name,), (words,), changed)).prediction is not None:
+                    yield half
+            for words, changed in self.levels(option, plan):
+                yield self.rung((option.name,), (words,), changed)
+
+    def combined(self) -> list[Rung]:
+        """Sets of options that fit where no smaller part of them does, each taken only as far as it must be; by the
+        number of options, and the step."""
+        enough: list[frozenset[str]] = []
+        found: list[Rung] = []
+        for size in range(1, LARGEST + 1):
+            for chosen in combinations(self.options, size):
+                names = frozenset(option.name for option in chosen)
+                if any(fewer <= names for fewer in enough):
+                    continue
+                if not self.more():
+                    self.left = True
+                    break
+                rung = self._strongest(chosen)
+                if rung is not None and rung.fits:
+                    enough.append(names)
+                    found.append(rung)
+        by_size = [sorted((r for r in found if len(r.options) == n), key=_step) for n in range(1, LARGEST + 1)]
+        best = [*sorted(found, key=_step)[:EACH], *by_size[0], *(rung for of in by_size[1:] for rung in of[:EACH])]
+        trimmed = {plan: self._trimmed(rung) for plan, rung in {rung.plan: rung for rung in best}.items()}
+        unique = {rung.plan: rung for rung in trimmed.values()}
+        return sorted(unique.values(), key=lambda rung: (len(rung.options), rung.step_s))[:SHOWN]
+
+    def _strongest(self, chosen: Sequence[Option]) -> Rung | None:
+        """The options together, each as far as it goes, or as far as it can where that cannot run; None where one of
+        them has no room."""
+        made = self.together(chosen)
+        return None if made is None else self.rung(tuple(option.name for option in chosen), *made)
+
+    def together(self, chosen: Sequence[Option]) -> tuple[tuple[str, ...], Plan] | None:
+        """(changes, plan) of several options at their strongest; None where one has no room beside the others."""
+        plan, words = self.base.plan, dict[str, str]()
+        for option in in_order(chosen):
+            levels = self.levels(option, plan)
+            if not levels:
+                return None
+            wanted = self._strongest_alone(option)
+            words[option.name], plan = next((level for level in levels if level[0] == wanted), levels[-1])
+        return tuple(words[option.name] for option in chosen), plan
+
+    def _strongest_alone(self, option: Option) -> str:
+        """Words of the level with the least memory by itself, of several the last; empty where none can run."""
+        if option.name not in self._strong:
+            rungs = [self.rung((option.name,), (words,), plan) for words, plan in self.levels(option, self.base.plan)]
+            able = [rung for rung in reversed(rungs) if rung.prediction is not None]
+            best = min(able, key=lambda rung: rung.peak_bytes, default=None)
+            self._strong[option.name] = "" if best is None else best.what
+        return self._strong[option.name]
+
+    def _trimmed(self, rung: Rung) -> Rung:
+        """A rung that fits with each option taken less far, as long as it still fits and is faster."""
+        chosen = [option for option in self.options if option.name in rung.options]
+        taken = dict(zip(rung.options, [None] * len(chosen), strict=True))
+        best = rung
+        for option in chosen:
+            for made in self._weaker(chosen, dict(taken), option):
+                if made.fits and made.step_s < best.step_s:
+                    best = made
+                    taken[option.name] = made.changes[made.options.index(option.name)]  # type: ignore[assignment]
+        return best
+
+    def _weaker(self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option) -> Iterator[Rung]:
+        """The combination with one option at its other levels, and at the least amount that fits."""
+        plan = self.base.plan
+        count = max(len(self.levels(of, plan)), 3)
+        seen: set[str] = set()
+        for index in range(count):
+            made = self._with(chosen, taken, of, index)
+            if made is not None and made.what not in seen:
+                seen.add(made.what)
+                yield made
+        low, high, best = 0, self._most(chosen, taken, of), None
+        while high - low > 1:  # the least amount that fits, taking for granted that more frees more
+            middle = (low + high) // 2
+            made = self._with(chosen, taken, of, middle, part=True)
+            if made is not None and made.fits:
+                high, best = middle, made
+            else:
+                low = middle
+        if best is not None:
+            yield best
+
+    def _most(self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option) -> int:
+        before = self._before(chosen, taken, of)
+        amounts = None if before is None else of.amounts(before[0], self.base.pricing.graph)
+        return 0 if amounts is None else amounts.most
+
+    def _before(
+        self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option
+    ) -> tuple[Plan, dict[str, str]] | None:
+        """The plan with the other options as they are taken, and their words."""
+        plan, words = self.base.plan, dict[str, str]()
+        for option in in_order(chosen):
+            if option is of:
+                continue
+            made = self._level(option, plan, taken[option.name])
+            if made is None:
+                return None
+            words[option.name], plan = made
+        return plan, words
+
+    def _level(self, option: Option, plan: Plan, wanted: str | None) -> Single | None:
+        """The level of these words, or the last."""
+        levels = self.levels(option, plan)
+        amounts = option.amounts(plan, self.base.pricing.graph)
+        if wanted is not None and amounts is not None:
+            levels += [amounts.part(number) for number in range(1, amounts.most)]
+            return next((level for level in levels if level[0] == wanted), None)
+        return next((level for level in levels if level[0] == wanted), levels[-1] if levels else None)
+
+    def _with(
+        self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option, index: int, *, part: bool = False
+    ) -> Rung | None:
+        """The combination with one option at a level, or at an amount."""
+        before = self._before(chosen, taken, of)
+        if before is None:
+            return None
+        plan, words = before
+        amounts = of.amounts(plan, self.base.pricing.graph) if part else None
+        if amounts is not None:
+            words[of.name], plan = amounts.part(index)
+        else:
+            levels = self.levels(of, plan)
+            if index >= len(levels):
+                return None
+            words[of.name], plan = levels[index]
+        names = tuple(option.name for option in chosen)
+        return self.rung(names, tuple(words[name] for name in names), plan)
+
+    def asked_less(self) -> Iterator[Rung]:
+        """The job itself made smaller or less exact: shorter sequences, fewer of them, narrower gradients and
+        states."""
+        plan, work = self.base.plan, self.base.workload
+        if work.seq_len is not None and work.seq_len > 1:
+            half = replace(work, seq_len=work.seq_len // 2)
+            yield self.rung(("seq_len",), (f"sequences of {work.seq_len // 2} tokens",), plan, half)
+        if work.global_batch_size is not None and work.global_batch_size > 1:
+            half = replace(work, global_batch_size=work.global_batch_size // 2)
+            yield self.rung(("global_batch",), (f"global batch {work.global_batch_size // 2}",), plan, half)
+        precision = plan.precision
+        for name, value in (("grad", precision.param), ("states", precision.param)):
+            if getattr(precision, name) == "fp32" and value != "fp32":
+                words = "gradients" if name == "grad" else "optimizer states"
+                narrow = replace(plan, precision=replace(precision, **{name: value}))  # type: ignore[arg-type]
+                yield self.rung((f"{name}_dtype",), (f"{words} in {value}",), narrow)
+
+
+def host_short(prediction: Prediction) -> str:
+    """What a plan's host memory lacks; empty where it is enough, or nobody says how much there is. Of a node with only
+    some of its devices, such as one V100 of a DGX-1, all of the node's memory may be used."""
+    host = host_memory(prediction)
+    whole = [_of_whole_node(node) for node in prediction.pricing.cluster.nodes]
+    known = [size for size in whole if size is not None]
+    if len(known) < len(whole) or host.bytes <= min(known):
+        return ""
+    return f"host {host.bytes / 2**30:.0f} of {min(known) / 2**30:.0f} GiB"
+
+
+def _of_whole_node(node: Node) -> int | None:
+    """Host memory of the node in the catalogue that a smaller one was cut from; its own where there is none."""
+    try:
+        whole = catalogue.node(node.name)
+    except CatalogueError:
+        return node.host_memory_bytes
+    same = whole.device.name == node.device.name
+    return max(whole.host_memory_bytes or 0, node.host_memory_bytes or 0) or None if same else node.host_memory_bytes
+
+
+def _step(rung: Rung) -> float:
+    return rung.step_s
+
+
+def in_order(chosen: Sequence[Option]) -> list[Option]:
+    """Options in the order in which they are made."""
+    return sorted(chosen, key=lambda each: ORDER.index(each.name) if each.name in ORDER else len(ORDER))
+
+
+def freed_bytes(base: Prediction, rung: Rung) -> int:
+    """What a rung frees on the tightest rank; negative where it takes more."""
+    return base.tightest.peak_bytes - rung.peak_bytes
+
+
+def cost(base: Prediction, rung: Rung) -> float:
+    """Share by which a token takes longer; negative where it is faster."""
+    assert rung.prediction is not None
+    return base.tokens_per_s_per_device / rung.prediction.tokens_per_s_per_device - 1
+
+
+def helps(base: Prediction, rung: Rung) -> bool:
+    """Whether a rung can run and frees something."""
+    if rung.prediction is None:
+        return False
+    return freed_bytes(base, rung) > NOTHING * base.tightest.limit_bytes

@@ -1,0 +1,302 @@
+"""Changes of a plan that spare memory, the smallest first: what each acts on, how far it can go, and how exact it is.
+
+`OPTIONS` lists them. An option has levels (ways to take it, the least first) and, where it can be taken in part,
+amounts (a number of layers, a share). Leaves out what they free and cost, which is predicted (`search.fit.ladder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.methods.method import Exactness
+from gnomon.plans import Offload, Plan, Saved, SavedRule
+from gnomon.prediction import changes
+from gnomon.prediction.changes import Single
+from gnomon.search.refinement.choices import BUCKETS, Value, choice
+from gnomon.search.space.points import repeated_layers
+
+Levels = Callable[[Plan, Graph, Cluster], Iterator[Single]]
+Part = Callable[[int], Single]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """An option that can be taken in part."""
+
+    most: int
+    """Units of the whole."""
+    part: Part
+    """The change with so many units, from 1 to `most`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One kind of change."""
+
+    name: str
+    """In a word, as in JSON."""
+    about: str
+    """What it does."""
+    acts_on: tuple[str, ...]
+    """Classes of memory that it can make smaller, as in `RankMemory.by_class`."""
+    exactness: Exactness
+    """How the results of training compare with those without it."""
+    levels: Levels
+    """Ways to take it, the least first; none where a plan has no room for it."""
+    none: Callable[[Plan], str]
+    """Why a plan has no room for it."""
+    amounts: Callable[[Plan, Graph], Amounts | None] = lambda plan, graph: None
+    """How it can be taken in part; None where it cannot."""
+
+
+def _of_choice(name: str, words: str, values: tuple[Value, ...], after: Callable[[Plan], Plan] = lambda p: p) -> Levels:
+    """Levels of a choice beyond the exact search: the first of `values` that it can take and has not."""
+    found = choice(name)
+
+    def levels(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+        able = found.values(plan, graph, cluster)
+        for value in values:
+            if value in able and found.of(plan) != value:
+                yield words, after(found.make(plan, graph, value))
+
+    return levels
+
+
+def _bucket(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    now = plan.overlap.bucket_bytes
+    if now is None or now > BUCKETS[0]:
+        yield from _of_choice("bucket_bytes", "gradient buckets of 25 MiB", BUCKETS[:1])(plan, graph, cluster)
+
+
+def _layers(plan: Plan, graph: Graph) -> tuple[str, int]:
+    """(selector of the repeated layers, how many of them a stage has)."""
+    name, count = repeated_layers(graph)
+    return f"{name}[0:{count}]", -(-count // plan.num_stages)
+
+
+def _recompute(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    if any(rule.action == "offload" for rule in plan.saved.rules):
+        return
+    yield from changes.recompute(plan)
+
+
+def _recompute_part(plan: Plan, graph: Graph) -> Amounts | None:
+    calls, count = _layers(plan, graph)
+    if plan.saved.rules or plan.saved.preset == "full":
+        return None
+    where = "layers" if plan.num_stages == 1 else "layers of each stage"
+
+    def part(number: int) -> Single:
+        if number == count:
+            return "recompute full", replace(plan, saved=Saved(preset="full"))
+        rule = SavedRule(calls=calls, first_per_stage=number, preset="full")
+        words = f"recompute full in {number} of {count} {where}"
+        return words, replace(plan, saved=replace(plan.saved, rules=(rule,)))
+
+    return Amounts(most=count, part=part)
+
+
+def _activations(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    amounts = _activations_part(plan, graph)
+    if amounts is not None:
+        yield amounts.part(amounts.most)
+
+
+def _activations_part(plan: Plan, graph: Graph) -> Amounts | None:
+    found = choice("activation_offload")
+    if plan.saved.preset != "none" or plan.saved.rules:
+        return None
+    count = _layers(plan, graph)[1]
+    where = "layers" if plan.num_stages == 1 else "layers of each stage"
+
+    def part(number: int) -> Single:
+        how = f" of {number} of {count} {where}" if number < count else ""
+        return f"activations on the host{how}", found.make(plan, graph, number)
+
+    return Amounts(most=count, part=part)
+
+
+PARTS = 20
+"""Of the states, in which they go to the host."""
+
+
+def _states_part(plan: Plan, graph: Graph) -> Amounts | None:
+    whole = next(changes.offload(plan), None)
+    if whole is None:
+        return None
+    words, full = whole
+
+    def part(number: int) -> Single:
+        if number == PARTS:
+            return words, full
+        share = number / PARTS
+        name = words.replace("optimizer on the host", f"{share:.0%} of the optimizer on the host")
+        return name, replace(full, optimizer=replace(full.optimizer, offload=Offload(fraction=share)))
+
+    return Amounts(most=PARTS, part=part)
+
+
+def _parameters(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    words = "parameters on the host" if plan.optimizer.zero == 3 else "parameters on the host (ZeRO 3)"
+    yield from _of_choice("parameter_offload", words, (True,))(plan, graph, cluster)
+
+
+def _tensor_parallel(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    """Inside a node."""
+    node = min(group.node.count for group in cluster.groups)
+    yield from changes.tensor_parallel(plan, max(node // plan.stage_mesh(0).tp, 1))
+
+
+def _context(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    """Half, then a quarter of the data-parallel ranks for context parallelism."""
+    if plan.stages or not any(op.kind == "attention" for block in graph.blocks for op in block.ops):
+        return
+    mesh = plan.mesh
+    for ways in (2, 4):
+        if mesh.dp_shard % ways == 0:
+            yield (
+                f"cp {mesh.cp} -> {mesh.cp * ways}",
+                replace(plan, mesh=replace(mesh, dp_shard=mesh.dp_shard // ways, cp=mesh.cp * ways)),
+            )
+
+
+def _no_shards(plan: Plan) -> str:
+    if plan.optimizer.zero == 3:
+        return "it is ZeRO 3 already"
+    return "no data-parallel ranks to divide over"
+
+
+def _no_ranks(plan: Plan) -> str:
+    return "no data-parallel ranks are left that it could take"
+
+
+def _not_sharded(plan: Plan) -> str:
+    return "only under ZeRO 3" if plan.optimizer.zero < 3 else "the plan has it already"
+
+
+def _of_plan(function: Callable[[Plan], Iterator[Single]]) -> Levels:
+    return lambda plan, _, __: function(plan)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="bucket_bytes",
+        about="smaller buffers to reduce gradients through",
+        acts_on=("gradients", "communication"),
+        exactness="up to the order of sums",
+        levels=_bucket,
+        none=lambda plan: "only below ZeRO 3, where reductions overlap with the backward",
+    ),
+    Option(
+        name="prefetch",
+        about="parameters gathered when a layer is reached, not ahead",
+        acts_on=("parameters",),
+        exactness="bitwise",
+        levels=_of_choice("prefetch", "no prefetch of parameters", (0,)),
+        none=_not_sharded,
+    ),
+    Option(
+        name="reshard_after_forward",
+        about="gathered parameters freed after the forward",
+        acts_on=("parameters",),
+        exactness="bitwise",
+        levels=_of_choice("reshard_after_forward", "reshard after forward", (True,)),
+        none=_not_sharded,
+    ),
+    Option(
+        name="micro_batch_size",
+        about="smaller microbatches, more of them: the same global batch",
+        acts_on=("activations", "logits", "temporary"),
+        exactness="up to the order of sums",
+        levels=_of_plan(changes.micro_batch),
+        none=lambda plan: (
+            "the microbatch cannot be halved: it is "
+            + (f"{plan.schedule.micro_batch_size} sequence" if plan.schedule.micro_batch_size else "the smallest")
+        ),
+    ),
+    Option(
+        name="recompute",
+        about="activations computed again in the backward (activation checkpointing)",
+        acts_on=("activations",),
+        exactness="bitwise",
+        levels=_recompute,
+        none=lambda plan: f"recompute is {'set by layer' if plan.saved.rules else plan.saved.preset} already",
+        amounts=_recompute_part,
+    ),
+    Option(
+        name="sequence_parallel",
+        about="activations between tensor-parallel regions divided over tp",
+        acts_on=("activations", "temporary"),
+        exactness="up to the order of sums",
+        levels=_of_plan(changes.sequence_parallel),
+        none=lambda plan: "only with tp" if plan.stage_mesh(0).tp == 1 else "the plan has it already",
+    ),
+    Option(
+        name="activation_offload",
+        about="activations copied to the host after the forward, and back before the backward",
+        acts_on=("activations",),
+        exactness="bitwise",
+        levels=_activations,
+        none=lambda plan: "only where nothing is recomputed" if plan.saved.preset != "none" else "set by layer already",
+        amounts=_activations_part,
+    ),
+    Option(
+        name="zero",
+        about="optimizer states (1), gradients (2), parameters (3) divided over data-parallel ranks",
+        acts_on=("states", "master", "gradients", "parameters"),
+        exactness="up to the order of sums",
+        levels=_of_plan(changes.zero),
+        none=_no_shards,
+    ),
+    Option(
+        name="optimizer_offload",
+        about="optimizer states and the update on the host (ZeRO-Offload)",
+        acts_on=("states", "master", "gradients"),
+        exactness="up to the order of sums",
+        levels=_of_plan(changes.offload),
+        none=lambda plan: "the optimizer is on the host already",
+        amounts=_states_part,
+    ),
+    Option(
+        name="parameter_offload",
+        about="parameters on the host, copied in before each layer (ZeRO-Infinity)",
+        acts_on=("parameters",),
+        exactness="bitwise",
+        levels=_parameters,
+        none=lambda plan: (
+            "the parameters are on the host already" if plan.optimizer.offload_parameters else "only under ZeRO 3"
+        ),
+    ),
+    Option(
+        name="tp",
+        about="tensor parallelism in place of data parallelism",
+        acts_on=("parameters", "gradients", "states", "master", "activations", "logits"),
+        exactness="up to the order of sums",
+        levels=_tensor_parallel,
+        none=_no_ranks,
+    ),
+    Option(
+        name="pp",
+        about="pipeline stages in place of data parallelism",
+        acts_on=("parameters", "gradients", "states", "master"),
+        exactness="up to the order of sums",
+        levels=_of_plan(changes.pipeline_parallel),
+        none=_no_ranks,
+    ),
+    Option(
+        name="cp",
+        about="sequences divided over ranks that were data-parallel",
+        acts_on=("activations", "logits", "temporary"),
+        exactness="up to the order of sums",
+        levels=_context,
+        none=_no_ranks,
+    ),
+)
+"""The smallest change first: what only the memory allocator sees, then what is computed again, moved, divided, and at
+last another division of the job over its ranks."""
+
+ORDER = ("tp", "pp", "cp", "zero", "parameter_offload", "micro_batch_size")
+"""Options that others depend on: in a combination they are made first."""

@@ -1,0 +1,70 @@
+"""`gnomon fit` on the command line and from Python: a model, a plan file, a job file; the plan that it writes fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gnomon
+from gnomon.cli import main
+from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, load_plan_file
+
+FIXTURES = Path(__file__).parents[1] / "formats" / "fixtures"
+ASKED = ["llama-3.2-1b", "--on", "1x2xa100-sxm-40gb", "--global-batch", "16", "--seq-len", "2048"]
+LIMITED = [*ASKED, "--micro-batch-size", "4", "--memory", "26GiB"]
+
+
+def test_the_chosen_plan_is_written_and_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.toml"
+    assert main(["fit", *LIMITED, "-o", str(path)]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "too much",
+        "one change",
+        "what does not help",
+        "what fits, fewest changes first",
+        "* fastest",
+        "another job",
+    ):
+        assert part in text
+    assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 80
+    file = load_plan_file(path)
+    assert isinstance(file, PlanFile) and file.model == "llama-3.2-1b" and file.runners_up
+    assert main(["predict", "--plan", str(path), "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert predicted["memory"][0]["peak_bytes"] <= 26 * 2**30
+    assert main(["fit", *LIMITED, "--json", "--choose", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    fastest = min(found["combined"], key=lambda rung: rung["step_s"])
+    assert fastest["step_s"] == predicted["step_s"] and found["chosen"] == 0 and not found["fits"]
+    assert main(["fit", "--plan", str(path), "--memory", "26GiB"]) == 0
+    assert "to spare" in capsys.readouterr().out
+
+
+def test_a_job_file_that_ran_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    job, on = str(FIXTURES / "accelerate" / "fsdp1.yaml"), "4x1xa100-sxm-40gb"
+    given = ["fit", "--from", "accelerate", job, "--on", on]
+    assert main([*given, "--model", "llama-3.2-1b", "--micro-batch-size", "16", "--seq-len", "4096", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "gnomon.fit/1" and found["alone"] and not found["fits"] and found["combined"]
+    assert main([*given, "-o", str(tmp_path / "plan.toml")]) == 2
+    assert "--model NAME" in capsys.readouterr().err
+
+
+def test_largest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *LIMITED[:-2], "--memory", "30GiB", "--largest", "batch", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "gnomon.fit.largest/1" and found["sizes"][0]["changes"] == []
+    assert main(["fit", *ASKED, "--largest", "batch", "-o", "x.toml"]) == 2
+    assert "leave out -o" in capsys.readouterr().err
+
+
+def test_in_python() -> None:
+    plan = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(micro_batch_size=4))
+    work = Workload(global_batch_size=16, seq_len=2048)
+    made = gnomon.fit("llama-3.2-1b", "1x2xa100-sxm-40gb", plan, work, memory_bytes=30 * 2**30)
+    assert made.combined and made.fastest is not None and made.fastest.fits
+    with pytest.raises(gnomon.errors.InputError, match="memory_bytes"):
+        gnomon.fit("llama-3.2-1b", "1x2xa100-sxm-40gb", plan, work, memory_bytes=0)

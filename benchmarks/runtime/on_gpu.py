@@ -28,7 +28,7 @@ import torch
 import gnomon
 from gnomon.plans import Plan, Precision, Saved, Schedule, Workload
 from gnomon.request.runnable import read_runnable_model
-from gnomon.runtime import apply, execute, initial
+from gnomon.runtime.parameters import Parameters, Slot
 from gnomon.timeline import NONE, Timeline
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "runtime_gpu.md"
@@ -77,18 +77,17 @@ SMALL = (Case("llama-tiny", 4, 64, 2, "full"), Case("llama-mini", 4, 32, 1))
 
 
 def quick_weights() -> None:
-    """Random weights drawn in single precision: those of `initial` take a minute for 3 billion, and no time that is
+    """Random weights drawn on the GPU: to draw those of `initial` takes a minute for 3 billion, and no time that is
     measured here depends on them."""
 
-    def drawn(name: str, shape: Any, seed: int, dtype: torch.dtype, *, constant: float | None = None) -> torch.Tensor:
-        if constant is not None:
-            return torch.full(tuple(shape), constant, dtype=dtype)
-        where = "cuda" if torch.cuda.is_available() else "cpu"
-        return (torch.randn(tuple(shape), device=where) * 0.02).to("cpu", dtype)
+    def fill(self: Parameters, value: Callable[[Slot], torch.Tensor]) -> None:
+        flat = torch.randn(self.size, device=self.device) * 0.02
+        for slot in self.slots:
+            if len(slot.shape) == 1:
+                flat[slot.start : slot.stop] = 1.0
+        self.master, self.flat = flat.to(self.dtypes.master), flat.to(self.dtypes.param)
 
-    for module in (initial, apply, execute):
-        if hasattr(module, "initial"):
-            module.initial = drawn  # type: ignore[attr-defined]
+    Parameters.fill = fill  # type: ignore[method-assign]
 
 
 def synchronize(device: str) -> None:

@@ -43,7 +43,7 @@ STACK = "gnomon"
 KINDS = {"cpu": "cpu", "cuda": "gpu"}
 """Device of torch -> kind of device in the catalogue."""
 
-UNTRIED = "the runtime on GPUs and NCCL has not been tried by its authors; GiB in progress lines are the host's"
+UNTRIED = "on GPUs the runtime was tried with one H200; several of them, and NCCL, were not"
 
 VALIDATIONS = 5
 """Validations in a run whose user does not say how many."""

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,7 +66,7 @@ def launch(
         max_restarts=0,
         monitor_interval=0.1,
         start_method="spawn",
-        shutdown_timeout=None if "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in os.environ else GRACE_S,
+        **_grace(),
     )
     try:
         with _signals_wait_for_children():
@@ -77,13 +78,20 @@ def launch(
     return results
 
 
+def _grace() -> dict[str, Any]:
+    """How long processes may take to end; torch before 2.12 does not ask."""
+    known = {field.name for field in fields(LaunchConfig)}
+    given = None if "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in os.environ else GRACE_S
+    return {"shutdown_timeout": given} if "shutdown_timeout" in known else {}
+
+
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """Kind of device -> `backend`: beside GPUs, what lies on the host (flags, checkpoints' plans) still goes over gloo."""
 
 
 def own_device(backend: str) -> torch.device:
-    """This process's device: its place on the machine is the number of its GPU."""
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if "nccl" in backend else torch.device("cpu")
+    """This process's device: its place on the machine is the number of its GPU, 0 where no launcher says it."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if "nccl" in backend else torch.device("cpu")
 
 
 @contextmanager

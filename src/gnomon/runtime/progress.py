@@ -15,14 +15,18 @@ from statistics import median
 from time import monotonic
 from typing import TextIO
 
+import torch
+
 LOG_S = 10.0
 """Seconds between lines in a log."""
 SMOOTH = 9
 """Steps whose median is the speed shown."""
 
 
-def process_peak_bytes() -> int:
-    """Most memory that this process has had, libraries and all."""
+def peak_bytes(device: torch.device) -> int:
+    """Most memory that this process has had: on a CPU libraries and all, on a GPU what torch's allocator held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
@@ -46,6 +50,8 @@ class Progress:
     """Of a step."""
     expected_step_s: float | None = None
     """What was predicted."""
+    device: torch.device = torch.device("cpu")
+    """Whose memory is shown."""
     out: TextIO = field(default_factory=lambda: sys.stderr)
     """Where to."""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=SMOOTH))
@@ -78,7 +84,7 @@ class Progress:
         usual = median(self.recent)
         expected = f", expected {self.expected_step_s:.3g}" if self.expected_step_s is not None else ""
         count, left = f"{step:>{len(str(self.steps))}}/{self.steps}", f"{span((self.steps - step) * usual)} left"
-        speed, memory = f"{self.tokens / usual:,.0f}", f"{process_peak_bytes() / 2**30:.2f} GiB"
+        speed, memory = f"{self.tokens / usual:,.0f}", f"{peak_bytes(self.device) / 2**30:.2f} GiB"
         loss_, took = f"loss {loss:.3f}", f"{usual:.3g} s"
         forms = (
             (f"step {count}", loss_, f"{took}/step{expected}", f"{speed} tokens/s", memory, left),

@@ -41,7 +41,7 @@ from gnomon.runtime.feed import size_named
 from gnomon.runtime.launch import BACKENDS, SIGNALS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.pretrained import export, values_of
-from gnomon.runtime.progress import Progress, process_peak_bytes
+from gnomon.runtime.progress import Progress, peak_bytes
 from gnomon.runtime.slowdown import slowdown_now
 from gnomon.runtime.waiting import waited_s, waited_since, without_a_core
 from gnomon.timeline import Timeline
@@ -147,7 +147,7 @@ class Outcome:
     """Share of the steps after warm-up in which the rank that waited most was ready but had no core, as other processes
     had them; None where the system does not say."""
     process_peak_bytes: int = 0
-    """Most memory that rank 0's process had, libraries and all."""
+    """Most memory that rank 0's process had, libraries and all; on a GPU what torch's allocator held there."""
     training_tokens: int = 0
     """There are to train on."""
     validation_tokens: int = 0
@@ -323,7 +323,10 @@ class _Loop:
         if says:
             for note in corpus.notes:
                 print("\n".join(wrap(note, 80)), file=sys.stderr, flush=True)
-        self.progress = Progress(steps=job.steps, tokens=tokens, expected_step_s=expected) if says else None
+        device = executor.device
+        self.progress = (
+            Progress(steps=job.steps, tokens=tokens, expected_step_s=expected, device=device) if says else None
+        )
 
     def ask_the_machine(self) -> None:
         """Says how much slower it is than when it was calibrated, and expects so much; nothing, if it never was."""
@@ -419,7 +422,7 @@ class _Loop:
             slowdown=self.slowdown,
             slowdown_said=self.slowdown_said,
             waited=self._waited(),
-            process_peak_bytes=process_peak_bytes(),
+            process_peak_bytes=peak_bytes(self.executor.device),
             training_tokens=self.corpus.training.size,
             validation_tokens=self.corpus.validation.size,
             epochs=self.corpus.epochs(self.job.steps, **self.size),

@@ -1,7 +1,8 @@
 """`norm`: RMSNorm and LayerNorm over a tensor's last dim, in float32 or wider.
 
-Statistics are kept for backward and what is normed is made again. Attributes: `fn` (rms, layer), `eps`, and `offset`,
-which is added to the weight (Gemma). Groups of channels are in `image`. Leaves out a dim that ranks divide.
+Statistics are kept for backward and what is normed is made again. torch's fused kernels do it where it has them
+(LayerNorm; RMSNorm on GPUs), a kernel for each arithmetic step elsewhere. Attributes: `fn` (rms, layer), `eps`, and
+`offset`, which is added to the weight (Gemma). Groups of channels are in `image`. Leaves out a dim that ranks divide.
 """
 
 from __future__ import annotations
@@ -15,6 +16,50 @@ from gnomon.errors import PlanError
 from gnomon.runtime.ops.image import group_norm
 from gnomon.runtime.ops.site import Site
 from gnomon.runtime.parameters import Weight
+
+
+def _fused(x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, offset: float) -> bool:
+    """Whether torch has one kernel each for forward and backward, which keeps statistics in float32 or wider."""
+    held = [parameter for parameter in (weight, bias) if parameter is not None]
+    if offset or any(parameter.matrix.dtype != x.dtype for parameter in held):
+        return False
+    if x.device.type == "cuda":
+        return center or (hasattr(torch.ops.aten, "_fused_rms_norm") and bias is None)
+    return center and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+class _FusedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, eps: float, offset: float
+    ) -> Tensor:
+        last = [x.shape[-1]]
+        w, b = (None if parameter is None else parameter.matrix for parameter in (weight, bias))
+        out: Tensor
+        if center:
+            out, *kept = torch.native_layer_norm(x, last, w, b, eps)
+        else:
+            out, *kept = torch.ops.aten._fused_rms_norm(x, last, w, eps)
+        ctx.save_for_backward(x, *kept)
+        ctx.weight, ctx.bias = weight, bias
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *kept = ctx.saved_tensors
+        held, last = (ctx.weight, ctx.bias), [x.shape[-1]]
+        matrices = [None if parameter is None else parameter.matrix for parameter in held]
+        wanted = [True, *(parameter is not None for parameter in held)]
+        if len(kept) == 2:
+            backward = torch.ops.aten.native_layer_norm_backward
+            dx, *vectors = backward(grad.contiguous(), x, last, *kept, *matrices, wanted)
+        else:
+            backward = torch.ops.aten._fused_rms_norm_backward
+            dx, *vectors = backward(grad.contiguous(), x, last, *kept, matrices[0], wanted[:2])
+        for parameter, vector in zip(held, vectors, strict=False):
+            if parameter is not None:
+                parameter.tape.run(lambda parameter=parameter, vector=vector: parameter.add(vector), vector)
+        return dx, None, None, None, None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -65,7 +110,7 @@ def norm(site: Site, x: Tensor, *parameters: Weight) -> Tensor:
         raise PlanError(f"{site.op.path}: the runtime norms over a tensor's last dim by rms or layer, not by {fn!r}")
     names = [name.rpartition(".")[2] for name in site.op.inputs[1:]]
     held = dict(zip(names, parameters, strict=True))
-    out: Tensor = _Norm.apply(  # type: ignore[no-untyped-call]
-        x, held.get("weight"), held.get("bias"), fn == "layer", site.attr("eps", 1e-5), site.attr("offset", 0.0)
-    )
+    weight, bias, offset = held.get("weight"), held.get("bias"), site.attr("offset", 0.0)
+    function = _FusedNorm if _fused(x, weight, bias, fn == "layer", offset) else _Norm
+    out: Tensor = function.apply(x, weight, bias, fn == "layer", site.attr("eps", 1e-5), offset)  # type: ignore[no-untyped-call]
     return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+from gnomon.errors import PlanError
 from gnomon.formats.deepspeed.read import OPTIMIZERS, read_deepspeed
 from gnomon.formats.export import Asked, Draft, half_of, need_axes
 from gnomon.plans import Optimizer, Precision, Saved
@@ -18,7 +19,7 @@ PROGRAM = "DeepSpeed 0.19.6"
 HALVES = ("bf16", "fp16")
 
 REASONS = (
-    ("mesh.dp_*", "DeepSpeed divides over all data-parallel ranks; groups of them (MiCS) at ZeRO 3 only"),
+    ("mesh.dp_*", "DeepSpeed divides over all data-parallel ranks"),
     ("layout.*", "AutoTP decides how tensors lie"),
     ("overlap.param_gather", "overlap_comm gathers ahead at ZeRO 3 only"),
     ("overlap.bucket_bytes", "reduce_bucket_size is in elements; it has a default (500,000,000) and no blocks"),
@@ -33,9 +34,16 @@ REASONS = (
 
 
 def draft(asked: Asked) -> Draft:
-    """The file. PlanError for pipelines, context and expert parallelism; InputError for what DeepSpeed refuses."""
+    """The file. PlanError for pipelines, context and expert parallelism and groups of shards; InputError for what
+    DeepSpeed refuses."""
     need_axes(asked, "DeepSpeed's configuration", "pp", "cp", "ep", "etp")
     plan = asked.plan
+    if plan.optimizer.zero == 3 and plan.mesh.dp_replicate > 1:
+        raise PlanError(
+            f"DeepSpeed shards over all data-parallel ranks, and its groups of them (mics_shard_size) are gone from "
+            f"current releases, so dp_replicate = {plan.mesh.dp_replicate} has no place at ZeRO 3; give a plan with "
+            f"dp_replicate = 1, or export it to torchtitan or accelerate, which shard within groups"
+        )
     values: dict[str, object] = {
         "train_batch_size": asked.workload.batch_size,
         "train_micro_batch_size_per_gpu": asked.micro,
@@ -100,8 +108,6 @@ def _zero(asked: Asked) -> dict[str, object]:
     table: dict[str, object] = {"stage": optimizer.zero, "overlap_comm": together}
     if optimizer.zero in (1, 2) and overlap.bucket_bytes is not None:
         table["reduce_bucket_size"] = max(1, overlap.bucket_bytes // (2 if _reduce(plan.precision) in HALVES else 4))
-    if optimizer.zero == 3 and plan.mesh.dp_replicate > 1:
-        table["mics_shard_size"] = plan.mesh.dp_shard
     if optimizer.offload is not None and optimizer.zero > 0:
         ratio = {"ratio": optimizer.offload.fraction} if optimizer.zero == 3 else {}
         table["offload_optimizer"] = {"device": "cpu", **ratio}

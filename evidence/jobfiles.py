@@ -34,8 +34,8 @@ INDEX = Path(__file__).with_name("jobfiles.tsv")
 STAND_IN = {"vocab_size": "50304", "vocab-size": "50304", "seq_len": "4096", "seq-len": "4096"}
 """What is given where a refusal asks for it; 1 for names that are not here."""
 
-MODEL = "llama-3.1-8b"
-"""The network given where a file does not say it."""
+MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3")
+"""Networks given, one after the other, where a file does not say its own: of one kind, and with experts."""
 
 OUTCOMES = ("as it stands", "with one", "refused", "mistake")
 
@@ -154,12 +154,12 @@ def attempt(argv: Sequence[str], *, whole: bool) -> tuple[str | None, int | None
 def asked_for(message: str) -> Iterator[tuple[str, ...]]:
     """Options, one at a time, that a refusal says to give."""
     if "--model" in message:
-        yield ("--model", MODEL)
+        yield from (("--model", model) for model in MODELS)
     for option in ("vocab-size", "seq-len", "micro-batch-size"):
         if f"--{option}" in message:
             yield (f"--{option}", STAND_IN.get(option, "1"))
-    for name, value in dict(re.findall(r"--set ([\w.-]+)=([\w.-]*)", message)).items():
-        yield ("--set", f"{name}={value or STAND_IN.get(name.rpartition('.')[2], '1')}")
+    for name, value in dict(re.findall(r"--set ([\w.-]+)=([\w.,-]*)", message)).items():
+        yield ("--set", f"{name}={value.rstrip(',.') or STAND_IN.get(name.rpartition('.')[2], '1')}")
 
 
 def reason(message: str) -> str:

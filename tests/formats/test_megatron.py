@@ -434,4 +434,4 @@ def test_bridge_overrides_lie_over_what_recipes_share() -> None:
 )
 def test_bridge_refusals(overrides: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        read_megatron_bridge(overrides, model=llama3_1_70b(), devices=16)
+        read_megatron_bridge(overrides, model=llama3_1_70b(), devices=16, given=Given(strict=True))

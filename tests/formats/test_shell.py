@@ -71,7 +71,17 @@ def test_what_is_not_followed_is_listed() -> None:
     ("script", "words"),
     [
         ("for i in 7; do\n A=$i\ndone\npython a.py $A", ("7",)),
-        ("for i in 1 2; do\n python a.py --x $i\ndone", ("--x", f"{UNKNOWN}i{UNKNOWN}")),
+        ("for i in 1 2; do\n python a.py --x $i\ndone", ("--x", f"{UNKNOWN}i=1{UNKNOWN}")),
+        (
+            'for c in 1,2 3,4; do\n IFS=, read -r A B <<< "$c"\n X="--x $A"\n X="$X $B"\n python a.py $X\ndone',
+            ("--x", f"{UNKNOWN}c=1,2{UNKNOWN}", f"{UNKNOWN}c=1,2{UNKNOWN}"),
+        ),
+        (
+            'read -r -d "" A <<EOF\na.py --x $B \\\n --y "z"\nEOF\nB=1\npython $A',
+            ("--x", f"{UNKNOWN}B{UNKNOWN}", "--y", '"z"'),
+        ),
+        ("python -m d --f e.py -m f", ("--f", "e.py", "-m", "f")),
+        ("shift 1\npython a.py $1", (f"{UNKNOWN}2{UNKNOWN}",)),
         ("A=0\nfor i in 1 2; do A=$((A+1)); done\npython a.py $A", (f"{UNKNOWN}A{UNKNOWN}",)),
         ("while [ $# -gt 0 ]; do A=$1; shift; done\npython a.py ${A:-3}", ("3",)),
         ("S=8B\ncase $S in\n 7B|8B) L=32 ;;\n *) L=80;;\nesac\npython a.py $L", ("32",)),
@@ -92,6 +102,11 @@ def test_what_a_script_does_once_is_followed(script: str, words: tuple[str, ...]
 def test_a_variable_given_beside_the_script_keeps_its_value() -> None:
     [launch] = launches("TP=1\npython a.py --tp $TP", {}, {"TP": "8"}).launches
     assert launch.options == ("--tp", "8")
+
+
+def test_the_arguments_of_a_script_are_given_as_one() -> None:
+    [launch] = launches('A=$1\nshift\npython a.py $A $1 $# "$@"', {}, {"args": "7B 'x y' 3"}).launches
+    assert launch.options == ("7B", "x", "y", "2", "x y", "3")
 
 
 def test_a_script_beside_it_is_sourced(tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ SAME_SIZES = {
     "deepcoder-14b*": "qwen2.5-14b",
     "deepseek-v3.1*": "deepseek-v3",
     "deepseek-r1*0528": "deepseek-v3",
+    "nvidia-nemotron-3-nano-30b-a3b*": "nemotron-3-nano",
+    "nvidia-nemotron-3-super-120b-a12b*": "nemotron-3-super",
+    "nvidia-nemotron-3-ultra-550b-a55b*": "nemotron-3-ultra",
 }
 """Plain name, or a pattern of it -> the catalogue's model of the same sizes."""
 
@@ -70,7 +73,7 @@ SMALL = {
 
 ENDS = re.compile(
     r"(-bnb-4bit|-unsloth|-gptq.*|-awq.*|-aqlm.*|-bf16|-fp8|-hf|-instruct|-chat|-base|-it|-pt|-sft|-source|-thinking|"
-    r"-merges|-\d{4}|-intermediate-step.*|-chat-v[\d.]+|-deduped)$"
+    r"-merges|-sft-mixture|-rm-700k|-\d{4}|-intermediate-step.*|-chat-v[\d.]+|-deduped)$"
 )
 """Ends of names that say how weights were trained, when, or how they are stored."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from gnomon.errors import InputError, nearest
 from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, Network
 from gnomon.formats.keys import MAX_CHARACTERS, Keys
-from gnomon.formats.shell import UNKNOWN, unknown
+from gnomon.formats.shell import UNKNOWN, offered
 from gnomon.graph import Graph
 from gnomon.models.decoder import DecoderConfig, decoder
 from gnomon.models.presets import Config, build
@@ -130,8 +130,12 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, object]
     return flat
 
 
-def give_variable(name: str) -> str:
-    """What to do about a variable that a script does not set."""
+def give_variable(name: str, value: str = "") -> str:
+    """What to do about a variable that a script does not set, an argument of it, or a variable of its loop."""
+    if value:
+        return f"a loop gives it several values: --set {name}={value}, or another of them"
+    if name.isdecimal():
+        return f'it is argument {name} of the script: give --set {name}=…, or all of them, --set args="…"'
     return f"set it in the environment ({name}=…), or give --set {name}=…"
 
 
@@ -155,8 +159,8 @@ class Fields(Keys):
         """As for `Keys`; InputError for a value with a variable that the script does not set."""
         value = super().raw(key)
         for text in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(text, str) and (name := unknown(text)) is not None:
-                self.fail(key, f"{key} takes {name!r}, which the script does not set; {give_variable(name)}")
+            if isinstance(text, str) and (found := offered(text)) is not None:
+                self.fail(key, f"{key} takes {found[0]!r}, which the script does not set; {give_variable(*found)}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gnomon.errors import FormatError
-from gnomon.formats.shell_words import OPERATORS, bracket_end, closing, double_quote_end, lex
+from gnomon.formats.shell_values import calculate, is_integer, is_true, program_of
+from gnomon.formats.shell_words import DOCUMENT, OPERATORS, bracket_end, closing, double_quote_end, lex
 
 UNKNOWN = "\ue000"
 """Opens and closes the name of a variable whose value the script does not give: `\\ue000TP\\ue000`."""
+
+ARGUMENTS = "args"
+"""Name under which the script's whole command line is given: `--set args="dsw 7B 1 8"`."""
 
 MAX_SCRIPT = 2**18
 """Characters of a script; the longest launch scripts have some ten thousand."""
@@ -72,6 +77,10 @@ class Script:
     """Loops open around the command that is followed."""
     read: set[str] = field(default_factory=set)
     """Names of the variables that the script uses."""
+    fresh: set[str] = field(default_factory=set)
+    """Variables that the body of the open loop has set anew."""
+    shifted: int = 0
+    """Positional parameters that `shift` has taken away."""
 
 
 def launches(
@@ -79,8 +88,12 @@ def launches(
 ) -> Script:
     """The script followed to its end. fixed: values that assignments do not change. folder: the script's, for what it
     sources. FormatError with the line of a quote or bracket that is not closed."""
-    fixed = fixed or {}
+    fixed = dict(fixed or {})
+    given = fixed.pop(ARGUMENTS, "")
     script = Script(variables={**env, **fixed}, fixed=frozenset(fixed), folder=folder)
+    for number, word in enumerate(arguments(given), 1):
+        script.variables[str(number)] = word
+    script.read.add(ARGUMENTS)
     if len(text) > MAX_SCRIPT:
         raise FormatError(f"a script of {len(text)} characters; the limit is {MAX_SCRIPT}", "line 1")
     try:
@@ -92,10 +105,29 @@ def launches(
     return script
 
 
+def arguments(text: str) -> list[str]:
+    """Words of the script's own command line."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise FormatError(
+            f"--set {ARGUMENTS}={text[:60]} is no command line: {error}; close the quote", ARGUMENTS
+        ) from None
+
+
 def unknown(text: str) -> str | None:
     """Name of the first variable in `text` that the script does not give, or None."""
+    found = offered(text)
+    return None if found is None else found[0]
+
+
+def offered(text: str) -> tuple[str, str] | None:
+    """(name of the first variable that the script does not give, a value that it may have or nothing)."""
     match = re.search(f"{UNKNOWN}([^{UNKNOWN}]*){UNKNOWN}", text)
-    return match[1] if match else None
+    if match is None:
+        return None
+    pair = re.fullmatch(r"(\w+)=(.*)", match[1], re.DOTALL)
+    return (pair[1], pair[2]) if pair else (match[1], "")
 
 
 def run(text: str, script: Script, depth: int) -> None:
@@ -114,6 +146,7 @@ def follow(stream: Iterator[Command], script: Script, depth: int) -> None:
             words = words[1:]
         elif head == "done":
             script.loops = max(0, script.loops - 1)
+            script.fresh = script.fresh if script.loops else set()
             continue
         elif not all(b is True for b in branches) and head in (*LOOPS, "case"):
             mark(body_of(stream, words, "esac" if head == "case" else "done"), script)
@@ -174,7 +207,8 @@ def open_loop(line: int, words: list[str], stream: Iterator[Command], script: Sc
         values = [w for raw in words[3:] for w in expand(raw, script)]
         name = words[1]
         if name not in script.fixed:
-            script.variables[name] = values[0] if len(values) == 1 else f"{UNKNOWN}{name}{UNKNOWN}"
+            offer = f"={values[0]}" if values and unknown(values[0]) is None and len(values[0]) < 60 else ""
+            script.variables[name] = values[0] if len(values) == 1 else f"{UNKNOWN}{name}{offer}{UNKNOWN}"
         script.loops += 1 if len(values) != 1 else 0
         if values:
             return
@@ -272,6 +306,10 @@ def commands(text: str) -> Iterator[tuple[int, list[str]]]:
                 yield line, [token]
             words = []
             continue
+        if token.startswith(DOCUMENT):  # what a command is fed matters where it reads it into a variable
+            if "read" in words[:2] and words[-1].isidentifier():
+                words.append(token)
+            continue
         if not words:
             first = line
         words.append(token)
@@ -293,7 +331,7 @@ def condition(words: list[str], script: Script) -> bool | None:
     parts = re.split(r"\0(&&|\|\||-a|-o)\0", "\0".join(test))
     value: bool | None = None
     for index in range(0, len(parts), 2):
-        one = simple_test(parts[index].split("\0"))
+        one = is_true(["" if unknown(w) is not None else w for w in parts[index].split("\0")])
         if one is None:
             return None
         joiner = parts[index - 1] if index else ""
@@ -301,39 +339,19 @@ def condition(words: list[str], script: Script) -> bool | None:
     return bool(value)
 
 
-def simple_test(test: list[str]) -> bool | None:
-    """`-n X`, `A == B`, `A -gt B` …; None when it is none of these."""
-    if test[:1] == ["!"]:
-        inner = simple_test(test[1:])
-        return None if inner is None else not inner
-    known = ["" if unknown(word) is not None else word for word in test]
-    match known:
-        case ["-z", text]:
-            return not text
-        case ["-n", text] | [text] if text != "-n":
-            return None if text in ("-z",) else bool(text)
-        case [a, "=" | "==", b]:
-            return a == b
-        case [a, "!=", b]:
-            return a != b
-        case [a, "-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le" as op, b] if is_integer(a) and is_integer(b):
-            order = (int(a) > int(b)) - (int(a) < int(b))
-            return order in {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-ge": (0, 1), "-lt": (-1,), "-le": (-1, 0)}[op]
-    return None
-
-
-def is_integer(text: str) -> bool:
-    """Whether it is a short decimal integer."""
-    return re.fullmatch(r"-?\d{1,18}", text) is not None
-
-
 def simple_command(line: int, words: list[str], script: Script, depth: int) -> None:
     """Assignments change the variables; a command that starts Python is kept; `eval` and `sh -c` are followed."""
     while words and words[0] in ("export", "local", "readonly", "declare", "time", "exec", "-a", "-x", "-r"):
         words = words[1:]
+    separator = ""
     while words and (match := re.match(r"([A-Za-z_]\w*)(\+?)=", words[0])):
+        if match[1] == "IFS" and len(words) > 1:
+            separator = joined(words[0][4:], script)
         assign(match[1], words[0][match.end() :], bool(match[2]), script)
         words = words[1:]
+    if words and words[-1].startswith(DOCUMENT):
+        read_into(words, separator, script)
+        return
     expanded = [w for raw in words for w in expand(raw, script)]
     script.words += len(expanded)
     if script.words > MAX_WORDS:
@@ -350,6 +368,9 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
             if value is not None:
                 script.variables[name] = value
         return
+    if expanded[0] == "shift":
+        shift(int(expanded[1]) if expanded[1:2] and is_integer(expanded[1]) else 1, script)
+        return
     if expanded[0] in ("read", "mapfile") or expanded[:2] == ["printf", "-v"]:
         for name in expanded[1:]:
             if name.isidentifier() and name not in script.fixed:
@@ -365,10 +386,7 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
         if word in ("-c", "-lc") and index and expanded[index - 1].rsplit("/", 1)[-1] in ("sh", "bash"):
             run(expanded[index + 1], script, depth + 1)
             return
-    place = next((i for i, w in enumerate(expanded) if w.endswith(".py") and not w.startswith("-")), None)
-    if place is None and "-m" in expanded[:-1]:
-        modules = [i + 1 for i, w in enumerate(expanded[:-1]) if w == "-m"]
-        place = next((i for i in reversed(modules) if not expanded[i].startswith("torch.distributed")), None)
+    place = program_of(expanded)
     if place is not None and expanded[0] not in ("echo", "cp", "ls", "cat", "mkdir", "cd", "rm", "printf"):
         launch = Launch(
             launcher=tuple(expanded[:place]),
@@ -377,6 +395,38 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
             line=line,
         )
         script.launches.append(launch)
+
+
+def read_into(words: list[str], separator: str, script: Script) -> None:
+    """`read … A B <<< TEXT`, or a here-document: the names take the parts of the text, the last one the rest. Names of
+    a text that is not known are not known by the text's own variable."""
+    raw = words.pop()[1:]
+    names = [word for word in words[1:] if word.isidentifier()]
+    if raw.startswith("'") or len(names) < 2:
+        assign(names[-1], raw, False, script)
+        return
+    text = joined(raw, script)
+    parts = text.split(separator or None, len(names) - 1)
+    for at, name in enumerate(names):
+        if name not in script.fixed:
+            script.variables[name] = text if unknown(text) is not None else parts[at] if at < len(parts) else ""
+            script.fresh.add(name)
+
+
+def positions(script: Script) -> list[str]:
+    """Names of the positional parameters that are set, `1` and on."""
+    count = 0
+    while str(count + 1) in script.variables:
+        count += 1
+    return [str(number + 1) for number in range(count)]
+
+
+def shift(count: int, script: Script) -> None:
+    """Move the positional parameters down. Of a script whose parameters are not given, the next is not known by its
+    own number: `$1` after `shift 2` is `3`."""
+    script.shifted += count
+    values = [script.variables.pop(name) for name in positions(script)]
+    script.variables.update({str(i): value for i, value in enumerate(values[count:], 1)})
 
 
 def follow_source(line: int, name: str, script: Script, depth: int) -> None:
@@ -398,9 +448,11 @@ def assign(name: str, raw: str, more: bool, script: Script) -> None:
     """`name=raw`, or `name+=raw`."""
     if name in script.fixed:
         return
-    if script.loops and (more or re.search(rf"\b{name}\b", raw)):  # what a loop counts
-        script.variables[name] = f"{UNKNOWN}{name}{UNKNOWN}"
-        return
+    if script.loops and name not in script.fresh:
+        if more or re.search(rf"\b{name}\b", raw):  # what a loop counts
+            script.variables[name] = f"{UNKNOWN}{name}{UNKNOWN}"
+            return
+        script.fresh.add(name)
     old = script.variables.get(name, "")
     if raw.startswith("("):
         items = [w for _, word in lex(raw[1:-1]) if word not in OPERATORS for w in expand(word, script)]
@@ -493,7 +545,12 @@ def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
         end = bracket_end(text, at + 1, 1)
         return arithmetic(text[at + 3 : end - 2], script), end
     if text.startswith("$(", at):
-        return f"{UNKNOWN}$(command){UNKNOWN}", bracket_end(text, at + 1, 1)
+        end = bracket_end(text, at + 1, 1)
+        if choice := re.search(r"&&\s*echo\s+(\w+)\s*\|\|\s*echo\s+(\w+)\s*\)$", text[at:end]):
+            phrase = f"a command that prints {choice[1]} or {choice[2]}: taken as {choice[2]}"
+            script.skipped += [phrase] if phrase not in script.skipped else []
+            return choice[2], end
+        return f"{UNKNOWN}$(command){UNKNOWN}", end
     if text.startswith("${", at):
         end = bracket_end(text, at + 1, 1)
         return parameter(text[at + 2 : end - 1], script), end
@@ -525,8 +582,12 @@ def parameter(inside: str, script: Script) -> Value:
         return "" if missing else joined(default, script)
     if missing and operator and operator[-1] in "-=":
         return joined(f'"{default}"' if '"' not in default else default, script)
+    if value is None and name in "@*":
+        return [str(script.variables[each]) for each in positions(script)]
+    if value is None and name.isdecimal() and script.shifted:
+        name = str(int(name) + script.shifted)
     if value is None:
-        return [] if name in "@*" else f"{UNKNOWN}{name}{UNKNOWN}"
+        return f"{UNKNOWN}{name}{UNKNOWN}"
     return value
 
 
@@ -541,28 +602,3 @@ def arithmetic(text: str, script: Script) -> str:
         return str(calculate(ast.parse(filled.strip(), mode="eval").body))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return f"{UNKNOWN}$(({text.replace(UNKNOWN, '')})){UNKNOWN}"
-
-
-def calculate(node: ast.expr) -> int:
-    """An integer expression. ValueError for anything else."""
-    match node:
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -calculate(operand)
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = calculate(left), calculate(right)
-            if max(abs(a), abs(b)) >= 2**63:
-                raise ValueError
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.Div() | ast.FloorDiv():
-                    return int(a / b) if a * b < 0 else a // b
-                case ast.Mod():
-                    return a % b
-    raise ValueError

@@ -13,13 +13,16 @@ from gnomon.errors import FormatError
 
 OPERATORS = ("&&", "||", ";;", ";", "|", "&", "(", ")", "\n")
 
+DOCUMENT = "\ue001"
+"""Begins the word that stands for a here-document, quoted as its text is to be expanded."""
+
 REDIRECTION = re.compile(r"(?:\d+|&)?(?:<<<|<<-?|>>|>\||<>|[<>])(?:&(?:\d+|-))?")
 """What sends a command's output elsewhere, at the start of a word."""
 
 
 def lex(text: str) -> Iterator[tuple[int, str]]:
-    """(line, raw word or operator); `NAME=(…)` is one word. Quotes stay; comments, continuations, redirections and the
-    text of here-documents go."""
+    """(line, raw word or operator); `NAME=(…)` is one word, and so is the text of a here-document, behind DOCUMENT.
+    Quotes stay; comments, continuations and redirections go."""
     at, line, size = 0, 1, len(text)
     double = False  # within [[ ]], where < and > compare
     documents: list[str] = []  # words that end the here-documents which the next line begins
@@ -44,8 +47,13 @@ def lex(text: str) -> Iterator[tuple[int, str]]:
             while text[at : at + 1] in (" ", "\t"):
                 at += 1
             stop = word_end(text, at, line)
-            if "<<" in sent[0] and "<<<" not in sent[0]:
+            if "<<<" in sent[0]:
+                yield line, DOCUMENT + text[at:stop]
+            elif "<<" in sent[0]:
                 documents.append(text[at:stop].strip("'\"\\"))
+                if len(documents) == 1 and (start := text.find("\n", stop) + 1):
+                    body = text[start : here_document_end(text, start, documents)].rstrip("\n").rpartition("\n")[0]
+                    yield line, DOCUMENT + (f"'{body}'" if text[at] in "'\"\\" else quote(body))
             at, line = stop, line + text.count("\n", at, stop)
         elif operator := next((o for o in OPERATORS if text.startswith(o, at)), ""):
             yield line, operator
@@ -55,6 +63,11 @@ def lex(text: str) -> Iterator[tuple[int, str]]:
             double = double and text[at:stop] != "]]"
             yield line, text[at:stop]
             at, line = stop, line + text.count("\n", at, stop)
+
+
+def quote(body: str) -> str:
+    """The text of a here-document as a word in double quotes."""
+    return '"' + body.replace('"', '\\"') + '"'
 
 
 def here_document_end(text: str, at: int, ends: list[str]) -> int:

@@ -20,6 +20,7 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, clips, divides, microbatches, network_graph, read_source
 from gnomon.formats.keys import read_json
+from gnomon.formats.shell import unknown
 from gnomon.models.lora import Adapters, with_adapters
 from gnomon.plans import Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.software import Stack, stack
@@ -180,9 +181,15 @@ def _deepspeed_values(
 
 def model_of(f: Fields, key: str, given: Given, folder: Path | None, assumed: list[str]) -> Network | str:
     """The network under `key`, or the one that is given."""
-    name = f.raw(key)
     if given.model is not None:
+        f.ignore(key)
         return given.model
+    name = f.peek(key)
+    if isinstance(name, str) and unknown(name) and (last := name.rpartition("/")[2]) and not unknown(last):
+        name = last  # the folder of a model does not matter
+    else:
+        name = f.raw(key)
+    f.ignore(key)
     if name is None:
         f.fail(key, "the file does not say the network; give --model NAME, or --model path/to/config.json")
     found, said = network_called(str(name), folder)

@@ -17,7 +17,7 @@ from gnomon.formats.megatron.write import draft
 
 def _looks(sample: Sample) -> bool:
     """Options that Megatron-LM alone has, in a shell script or a list of arguments."""
-    if sample.values:
+    if sample.values or sample.path.suffix == ".py":
         return False
     return (
         re.search(r"--(tensor-model-parallel-size|num-layers|micro-batch-size|num-attention-heads)\b", sample.text)

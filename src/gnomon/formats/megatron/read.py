@@ -31,6 +31,7 @@ from gnomon.formats.job import (
     network_graph,
     read_source,
 )
+from gnomon.formats.launched import launched_devices
 from gnomon.formats.megatron import forks
 from gnomon.formats.megatron.forks import layers_by_type
 from gnomon.formats.megatron.model import model_of
@@ -160,22 +161,6 @@ def training_launch(script: Script, file: str) -> Launch:
         lines = ", ".join(str(one.line) for one in found)
         raise FormatError(f"{file} starts {len(found)} different trainings, on lines {lines}; keep one", file)
     return found[-1]
-
-
-def launched_devices(launcher: Sequence[str], text: str) -> int | None:
-    """nnodes × processes per node, from torchrun's options or Slurm's header; None when either is not stated."""
-    options = [part for word in launcher for part in word.split("=", 1)]
-    values = {
-        a.lstrip("-").replace("-", "_"): b for a, b in zip(options, options[1:], strict=False) if a.startswith("-")
-    }
-    header = dict(re.findall(r"^#SBATCH\s+--?([\w-]+)[=\s]+(\d+)\s*$", text, re.MULTILINE))
-    nodes = values.get("nnodes") or values.get("nodes") or header.get("nodes") or header.get("N")
-    each = values.get("nproc_per_node") or header.get("ntasks-per-node") or header.get("gpus-per-node")
-    if each is not None and "nproc_per_node" in values and nodes is None:
-        nodes = "1"
-    if nodes is None or each is None or not (nodes.isdigit() and each.isdigit()):
-        return None
-    return int(nodes) * int(each)
 
 
 def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> Job:

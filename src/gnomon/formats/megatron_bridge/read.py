@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import FormatError, InputError, nearest
-from gnomon.formats.given import NOTHING, Given
-from gnomon.formats.job import Fields, Job, ModelConfig, read_source
+from gnomon.formats.given import NOTHING, Given, Network
+from gnomon.formats.job import Fields, Job, read_source
 from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of
-from gnomon.software import stack
+from gnomon.software import Stack, stack
 
 COMMON: Mapping[str, object] = {
     "train.micro_batch_size": 2,
@@ -76,6 +76,22 @@ INVERTED = {
 SECTIONS = ("model", "train", "ddp", "optimizer", "dataset", "comm_overlap")
 """Sections whose fields are Megatron-LM's arguments by the same names."""
 
+NEUTRAL = frozenset(
+    """
+    pipeline_dtype params_dtype autocast_dtype train_iters manual_gc manual_gc_interval manual_gc_eval eval_interval
+    eval_iters lr min_lr weight_decay adam_beta1 adam_beta2 adam_eps check_for_nan_in_grad average_in_collective
+    gradient_as_bucket_view pad_buckets_for_high_nccl_busbw blend blend_per_split num_workers split dataloader_type
+    random_seed reset_attention_mask reset_position_ids eod_mask_loss data_sharding path_to_cache dataset_kwargs
+    num_dataset_builder_threads skip_getting_attention_mask_from_dataset init_method_std layernorm_epsilon rotary_base
+    cuda_graph_warmup_steps cuda_graph_scope moe_aux_loss_coeff moe_router_bias_update_rate hf_model_id seed
+    generation_config use_te_rng_tracker perform_initialization use_cpu_initialization vocab_size_divisible_by
+    should_pad_vocab make_vocab_size_divisible_by scale_lr clip_grad_norm pack_sequence_in_batch persistent_workers
+    offload_modules moe_token_dropping mtp_loss_scaling_factor moe_z_loss_coeff moe_router_score_function do_test
+    do_validation pin_memory seq_len_interpolation_factor params_load_dtype memmap_workers attention_dropout
+    """.split()
+)
+"""Fields of those sections on which neither time nor memory of a step depends."""
+
 OTHER_SECTIONS = frozenset(
     """
     env_vars rng rerun_state_machine validation scheduler logger tokenizer checkpoint dist ft straggler
@@ -99,29 +115,38 @@ def _words(text: str, file: str) -> list[str]:
 def read_megatron_bridge(
     overrides: str | Path | Sequence[str],
     *,
-    model: ModelConfig,
+    model: Network | str,
     devices: int,
     env: Mapping[str, str] | None = None,
     given: Given = NOTHING,
 ) -> Job:
     """The job of `section.field=value` words (a list, text, or a file of them) for a model.
 
-    The model's own sizes are its recipe's, so they are given as a config. Raises InputError for a field that Megatron
-    does not have (with the nearest), a size that a recipe decides and the words do not give, or a combination that
-    Megatron refuses.
+    The model's own sizes are its recipe's, so they are given. Raises InputError for a field that Megatron does not have
+    (with the nearest) where it is given beside the file or strict, a size that a recipe decides and the words do not
+    give, or a combination that Megatron refuses.
     """
     if isinstance(overrides, (str, Path)):
         text, file = read_source(overrides)
         words = _words(text, file)
     else:
         file, words = "<overrides>", list(overrides)
-    words += [f"{name}={text}" for name, text in given.settings.items()]
     asked = dict(_assignment(word, env or {}) for word in words)
-    for needed in ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"):
-        if needed not in asked:
-            raise InputError(f"{needed} is not among the overrides, and recipes differ in it; --set {needed}=1", needed)
+    return job_of_overrides(asked, file, replace(given, devices=devices, model=model))
+
+
+def job_of_overrides(
+    asked: Mapping[str, object], file: str, given: Given, *, whole: bool = False, base: Stack | None = None
+) -> Job:
+    """The job of settings by `section.field`, with a network that is given. whole: they are all of a recipe, so that
+    what they leave out is Megatron's default. base: the software; Megatron-Bridge."""
+    known = {name: _assignment(f"{name}={text}", {})[1] for name, text in given.settings.items()}
+    asked = {**asked, **known}
     if given.seq_len is not None:
         asked["model.seq_length"] = given.seq_len
+    for needed in () if whole else ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"):
+        if needed not in asked:
+            raise InputError(f"{needed} is not among the overrides, and recipes differ in it; --set {needed}=1", needed)
     if not {"model.seq_length", "dataset.seq_length", "dataset.sequence_length"} & set(asked):
         raise InputError(
             "the sequence length is not among the overrides; --set model.seq_length=4096", "model.seq_length"
@@ -129,16 +154,21 @@ def read_megatron_bridge(
     values: dict[str, object] = {}
     unexpressed: dict[str, object] = {}
     for key, value in {**COMMON, **asked}.items():
-        _translate(key, value, values, unexpressed)
+        _translate(key, value, values, unexpressed, strict=given.strict or key in known)
     values.setdefault("max_position_embeddings", values["seq_length"])
+    alone = not values.get("sequence_parallel") or values.get("tensor_model_parallel_size", 1) == 1
+    if off := alone and bool(values.pop("tp_comm_overlap", False)):  # as CommOverlapConfig has it
+        values.pop("tp_comm_overlap_cfg", None)
     fields = Fields(values, file)
+    if off:
+        fields.notes.append("tp_comm_overlap: switched off by Megatron-Bridge without sequence parallelism")
     for key in asked:
         if key.partition(".")[0] in OTHER_SECTIONS:
             fields.notes.append(f"{key}: no effect on a step's time or memory")
     for key, value in unexpressed.items():
-        fields.note_default(key, str(value), "known to Megatron-Bridge, but not described here")
-    given = replace(given, devices=devices, model=model, settings={})
-    return job_of(fields, given=given, name=model.name, base=stack("megatron-bridge"))
+        near = nearest(key.rpartition(".")[2], known_options())
+        fields.note_default(key, str(value), f"not described here: not accounted for{near}")
+    return job_of(fields, given=replace(given, settings={}), name="bridge-job", base=base or stack("megatron-bridge"))
 
 
 def _assignment(word: str, env: Mapping[str, str]) -> tuple[str, object]:
@@ -161,8 +191,10 @@ def _assignment(word: str, env: Mapping[str, str]) -> tuple[str, object]:
     return match[1], text
 
 
-def _translate(key: str, value: object, values: dict[str, object], unexpressed: dict[str, object]) -> None:
-    """Put one override among Megatron-LM's arguments."""
+def _translate(
+    key: str, value: object, values: dict[str, object], unexpressed: dict[str, object], *, strict: bool
+) -> None:
+    """Put one override among Megatron-LM's arguments; what is none of them, and does not matter, is left out."""
     section, _, field = key.partition(".")
     if key == "mixed_precision":
         if value not in PRECISIONS:
@@ -172,13 +204,17 @@ def _translate(key: str, value: object, values: dict[str, object], unexpressed: 
         values["grad_reduce_in_bf16"] = value is False
     elif section in OTHER_SECTIONS:
         return
+    elif not strict and field and section not in (*SECTIONS, "mixed_precision"):
+        unexpressed[key] = value
     elif section not in (*SECTIONS, "mixed_precision") or not field:
         raise InputError(f"{key!r} is in no section that is known{nearest(section, [*SECTIONS, *OTHER_SECTIONS])}", key)
     elif field in INVERTED:
         values[INVERTED[field]] = value is False
     elif (name := RENAMED.get(field, field)) in known_options():
         values[name] = value
-    elif section in ("model", "ddp", "comm_overlap"):
+    elif field in NEUTRAL:
+        return
+    elif strict and section in ("model", "ddp", "comm_overlap"):
         raise InputError(f"unknown field {key!r}{nearest(name, known_options())}", key)
     else:
         unexpressed[key] = value

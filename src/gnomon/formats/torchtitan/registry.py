@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.job import flatten
-from gnomon.formats.python_values import ARGUMENTS, CALL, function_values, functions_of
+from gnomon.formats.python_values import ARGUMENTS, CALL, function_values, module_of
 
 SECTIONS = ("training", "parallelism", "compile", "optimizer", "activation_checkpoint", "comm", "debug")
 MODES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
@@ -29,15 +29,15 @@ def is_registry(text: str) -> bool:
 def registry_fields(text: str, file: str, wanted: str | None, family: str) -> dict[str, object]:
     """Fields of the config that the function `wanted` returns. InputError, with the names, where it is not said which,
     or there is none of the name."""
-    functions = functions_of(text, file)
-    names = [name for name, node in functions.items() if _is_config(node)]
+    module = module_of(text, file)
+    names = [name for name, node in module.functions.items() if _is_config(node)]
     if wanted is None and len(names) > 1:
         plain = next((name for name in names if "debug" not in name), names[0])
         listed = ", ".join(names[:24])
         raise InputError(f"{file} has {len(names)} configs: {listed}; say which: --set config={plain}", "--set")
     if wanted is not None and wanted not in names:
         raise InputError(f"{file} has no config {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}", "--set")
-    config = function_values(wanted or names[0], functions)
+    config = function_values(wanted or names[0], module)
     if not isinstance(config, Mapping):
         raise InputError(f"{file}: {wanted or names[0]} builds its config in a way that is not followed", "--set")
     return dict(_fields(config, family))

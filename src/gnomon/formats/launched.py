@@ -1,0 +1,114 @@
+"""The words of a training command in a launch script of a trainer, with what is given beside the script.
+
+`launched(path, given, wanted)` follows the script and returns the command's options; a `--set` of a name that the
+script uses is a variable, any other is an option. Leaves out what an option means (each program's folder).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnomon.errors import FormatError, InputError, nearest
+from gnomon.formats.given import Given, setting_value
+from gnomon.formats.job import Fields, read_source
+from gnomon.formats.shell import ARGUMENTS, Launch, launches, unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A training command."""
+
+    file: str
+    """The script."""
+    launch: Launch
+    options: Mapping[str, str]
+    """`--set` words that are no variables of the script."""
+    skipped: Sequence[str]
+    """What of the script was not followed."""
+    devices: int | None
+    """Nodes x processes of its launcher, or of Slurm's header."""
+
+    def fields(self, values: Mapping[str, object], given: Given) -> Fields:
+        """Its options by name, with what of the script was not followed."""
+        f = Fields(values, self.file, given)
+        for phrase in self.skipped:
+            f.note_default("script", phrase, "was not followed; check that it sets nothing of the job")
+        return f
+
+
+def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: str) -> Launched:
+    """The last command of the script that is wanted. hint: an option that such a command has, for the message.
+
+    FormatError where there is none, InputError for a `--set` that is neither a variable nor an option.
+    """
+    text, file = read_source(path)
+    script = launches(text, given.env, given.settings, path.resolve().parent)
+    found = [one for one in script.launches if wanted(one)]
+    if not found:
+        skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""
+        raise FormatError(f"{file} starts no Python program with {hint}{skipped}; give the command itself", file)
+    options = {name: text for name, text in given.settings.items() if name not in script.read and name != ARGUMENTS}
+    if wrong := [name for name in options if name.isidentifier() and name.upper() == name]:
+        raise InputError(f"{file} uses no variable {wrong[0]!r}{nearest(wrong[0], script.read)}", "--set")
+    return Launched(
+        file=file,
+        launch=found[-1],
+        options=options,
+        skipped=tuple(script.skipped),
+        devices=launched_devices(found[-1].launcher, text),
+    )
+
+
+def launched_devices(launcher: Sequence[str], text: str) -> int | None:
+    """nnodes x processes per node, from the options of torchrun, `deepspeed` or Slurm's header; None when either is not
+    stated."""
+    options = [part for word in launcher for part in word.split("=", 1)]
+    values = {
+        a.lstrip("-").replace("-", "_"): b for a, b in zip(options, options[1:], strict=False) if a.startswith("-")
+    }
+    header = dict(re.findall(r"^#SBATCH\s+--?([\w-]+)[=\s]+(\d+)\s*$", text, re.MULTILINE))
+    nodes = values.get("nnodes") or values.get("num_nodes") or values.get("nodes") or header.get("nodes")
+    nodes = nodes or header.get("N")
+    each = values.get("nproc_per_node") or values.get("num_gpus") or header.get("ntasks-per-node")
+    each = each or header.get("gpus-per-node")
+    if each is not None and nodes is None and {"nproc_per_node", "num_gpus"} & set(values):
+        nodes = "1"
+    if nodes is None or each is None or not (nodes.isdigit() and each.isdigit()):
+        return None
+    return int(nodes) * int(each)
+
+
+def overrides(words: Sequence[str]) -> dict[str, object]:
+    """Values of Hydra's words `a.b=c`, `+a.b=c`, `++a.b=c`; `~a.b` and other words are left out."""
+    found: dict[str, object] = {}
+    for word in words:
+        match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w./@]*)=(.*)", word, re.DOTALL)
+        if match:
+            text = match[2].strip().strip("'\"")
+            found[match[1]] = text if unknown(text) is not None else setting_value(text)
+    return found
+
+
+def dashed(words: Sequence[str]) -> dict[str, object]:
+    """Values of argparse's words `--a.b c d`, `--a`, `--a=c`: text and numbers, true for a switch, a list for several
+    words."""
+    found: dict[str, object] = {}
+    name = ""
+    for word in words:
+        if re.match(r"--[A-Za-z_]", word):
+            name, equals, text = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = setting_value(text) if equals else True
+        elif name:
+            value = word if unknown(word) is not None else setting_value(word)
+            before = found[name]
+            if before is True:
+                found[name] = value
+            elif isinstance(before, list):
+                before.append(value)
+            else:
+                found[name] = [before, value]
+    return found

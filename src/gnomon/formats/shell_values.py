@@ -1,0 +1,72 @@
+"""Tests, arithmetic and programs of shell commands, on words that are known.
+
+`is_true` decides `[ A -gt B ]`, `calculate` computes `$((…))`, `program_of` finds what a command starts. Leaves out
+variables (`shell`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+
+def is_true(test: list[str]) -> bool | None:
+    """`-n X`, `A == B`, `A -gt B` …; None when it is none of these."""
+    if test[:1] == ["!"]:
+        inner = is_true(test[1:])
+        return None if inner is None else not inner
+    match test:
+        case ["-z", text]:
+            return not text
+        case ["-n", text] | [text] if text != "-n":
+            return None if text in ("-z",) else bool(text)
+        case [a, "=" | "==", b]:
+            return a == b
+        case [a, "!=", b]:
+            return a != b
+        case [a, "-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le" as op, b] if is_integer(a) and is_integer(b):
+            order = (int(a) > int(b)) - (int(a) < int(b))
+            return order in {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-ge": (0, 1), "-lt": (-1,), "-le": (-1, 0)}[op]
+    return None
+
+
+def is_integer(text: str) -> bool:
+    """Whether it is a short decimal integer."""
+    return re.fullmatch(r"-?\d{1,18}", text) is not None
+
+
+def calculate(node: ast.expr) -> int:
+    """An integer expression. ValueError for anything else."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -calculate(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = calculate(left), calculate(right)
+            if max(abs(a), abs(b)) >= 2**63:
+                raise ValueError
+            match op:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.Div() | ast.FloorDiv():
+                    return int(a / b) if a * b < 0 else a // b
+                case ast.Mod():
+                    return a % b
+    raise ValueError
+
+
+LAUNCHERS = ("torch.distributed", "accelerate", "deepspeed.launcher")
+"""Modules that start another program."""
+
+
+def program_of(words: list[str]) -> int | None:
+    """Index of the program that a command starts: the first `.py` file, or the module after `-m`."""
+    files = [i for i, w in enumerate(words) if w.endswith(".py") and not w.startswith("-")]
+    modules = [i + 1 for i, w in enumerate(words[:-1]) if w in ("-m", "--module")]
+    found = [*files[:1], *[i for i in modules if not words[i].startswith(LAUNCHERS)][:1]]
+    return min(found, default=None)

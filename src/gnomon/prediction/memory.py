@@ -348,7 +348,7 @@ def _rank(
 
     by_class["gradients"] += sum(_second_gradients(pricing, stage) for stage in here)
     by_class["parameters"] += total("P")
-    if pricing.stack.gradients.bucketed is False:
+    if pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2:
         by_class["gradients"] = 0
     by_class["gradients"] += total("G", "GS")
     logits = int(
@@ -501,7 +501,7 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
 
     S is what the layers behind a stage keep; X, Y, DX, DY and skips (SKIP_0_2) what travels. P and G are what comes
     and goes under ZeRO: the gathered parameters and whole gradients of a block at stage 3, two buckets of gradients at
-    stage 2. Without buckets all gradients come and go: G, and GS the shards of stages 2 and 3. What stays between steps
+    stage 2; without buckets all gradients of a stage, and GS the shards of stages 2 and 3. What stays between steps
     is counted apart (0 here), and so is the host's memory (GH, PH).
     """
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
@@ -528,9 +528,9 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
                 sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
             sizes[f"{block}G"] = float(reduced[0])
             sizes[f"{block}GS"] = float(-(-reduced[0] // shard_ranks(stage.mesh, experts=False))) if whole else 0.0
-        elif whole:
+        elif whole and zero == 2:
             sizes[f"{block}G"] = float(sum(stage.elements) * width(pricing.plan.precision.grad))
-            sizes[f"{block}GS"] = float(stage.static_bytes()["gradients"]) if zero == 2 else 0.0
+            sizes[f"{block}GS"] = float(stage.static_bytes()["gradients"])
         elif zero == 2:
             sizes[f"{block}G"] = float(2 * (pricing.plan.overlap.bucket_bytes or max(reduced)))
     return sizes

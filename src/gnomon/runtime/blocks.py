@@ -61,6 +61,8 @@ class _Op:
     """Of each output's gradient."""
     last: tuple[str, ...]
     """Tensors that no later op reads."""
+    moves: bool
+    """Whether an output goes to another layout, or its gradient."""
 
 
 class BlockRun:
@@ -126,7 +128,7 @@ class BlockRun:
         if op.kind == "grouped_linear" and len(op.inputs) > 2 and sums:
             raise PlanError(f"{op.path}: the runtime does not divide the width of experts with biases; use etp = 1")
         site = Site(op=op, block=self.block, strategy=strategy.name, axes=self.axes, keep_gathered=self.keep_gathered)
-        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last)
+        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, moves=any(leave) or any(enter))
 
     def run(
         self,
@@ -187,8 +189,9 @@ class _Frame:
                 out = function(site, *operands)
             if site.op.inputs and site.op.inputs[0] in self.routings:  # an activation between the products of experts
                 self.routings[site.op.outputs[0]] = self.routings[site.op.inputs[0]]
-            made = out if isinstance(out, tuple) else (out,)
-            out = tuple(moved(x, there, back) for x, there, back in zip(made, op.leave, op.enter, strict=True))
+            if op.moves:
+                made = out if isinstance(out, tuple) else (out,)
+                out = tuple(moved(x, there, back) for x, there, back in zip(made, op.leave, op.enter, strict=True))
         made = out if isinstance(out, tuple) else (out,)
         self.values.update(zip(site.op.outputs, made, strict=True))
         if seen is not None:
@@ -196,8 +199,9 @@ class _Frame:
                 seen(name, x)
         for name in op.last:
             self.values.pop(name, None)
-            for need in [need for need in self.brought if need[0] == name]:
-                del self.brought[need]
+            if self.brought:
+                for need in [need for need in self.brought if need[0] == name]:
+                    del self.brought[need]
 
     def _captured(self, op: _Op) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         """The ATen ops of a captured op, at the sizes of this rank."""
@@ -219,6 +223,8 @@ class _Frame:
 
     def _brought(self, given: _Input) -> Tensor:
         """The activation in the layout that the op wants; brought there once."""
+        if not given.there and not given.back:
+            return self.values[given.need[0]]
         found = self.brought.get(given.need)
         if found is None:
             found = moved(self.values[given.need[0]], given.there, given.back)

@@ -19,10 +19,12 @@ from gnomon.runtime.learning_rate import LearningRate
 from gnomon.runtime.optim_matrix import adafactor_, muon_
 from gnomon.runtime.parameters import Parameters, Range
 
-CHUNK = 1 << 20
-"""Elements that are converted or updated at once: what is made on the way (4 MiB in float32) never adds to the peak."""
+CHUNK = 1 << 18
+"""Elements that are converted or updated at once: what is made on the way (1 MiB in float32) never adds to the peak."""
 CUDA_CHUNK = 1 << 26
 """The same on a GPU, where a launch costs as much as the arithmetic on a million elements (256 MiB in float32)."""
+SUMMED = 1 << 16
+"""Elements whose squares are added up in float32 on a CPU; sums of these are added up in float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +82,16 @@ class Update:
         self.steps += 1
         target = parameters.shard if parameters.master is None else parameters.master
         grads = parameters.my_grad()
-        if isinstance(scale, Tensor) or scale != 1.0:
-            grads.mul_(scale.to(grads.dtype) if isinstance(scale, Tensor) else scale)
+        by = scale.to(grads.dtype) if isinstance(scale, Tensor) else None if scale == 1.0 else scale
         if self.kind in MATRIX_RULES:
+            if by is not None:
+                grads.mul_(by)
             MATRIX_RULES[self.kind](self, parameters, target, grads, settings, lr)
         else:
             for (low, high), decays in runs(parameters):
-                for part in chunks(low, high, target.device):
+                for part in chunks(low, high, CUDA_CHUNK if target.is_cuda else CHUNK):
+                    if by is not None:  # here, while the part is in the cache
+                        grads[part].mul_(by)
                     self._rule(target, grads, part, settings, lr, settings.weight_decay if decays else 0.0)
         if parameters.master is not None:
             parameters.shard.copy_(parameters.master)
@@ -215,29 +220,35 @@ def runs(parameters: Parameters) -> Iterator[tuple[Range, bool]]:
         yield (low, high), decays
 
 
-def chunks(low: int, high: int, device: torch.device) -> Iterator[slice]:
-    """Parts of so many elements."""
-    size = CUDA_CHUNK if device.type == "cuda" else CHUNK
-    for first in range(low, high, size):
-        yield slice(first, min(first + size, high))
+def chunks(low: int, high: int, most: int) -> Iterator[slice]:
+    """Parts of at most so many elements."""
+    for first in range(low, high, most):
+        yield slice(first, min(first + most, high))
 
 
 def squares(parameters: Parameters) -> Tensor:
     """This rank's term of the squared norm, in float64. Elements that several ranks hold count in part on each."""
     grad = parameters.my_grad()
     total = torch.zeros((), dtype=torch.float64, device=parameters.device)
-    for slot, (low, high) in parameters.pieces():
-        if slot.holders:
-            squared = sum(float_squares(grad[part]) for part in chunks(low, high, grad.device))
-            total += squared / (slot.holders * parameters.replicas)
+    for holders, pieces in _by_holders(parameters, CUDA_CHUNK if grad.is_cuda else SUMMED):
+        total += torch.stack([sum_of_squares(grad[part]) for part in pieces]).double().sum() / holders
     return total
 
 
-def float_squares(x: Tensor) -> Tensor:
-    """Sum of squares in float64."""
-    if x.device.type == "cuda":  # one kernel, which widens as it reads
+def _by_holders(parameters: Parameters, most: int) -> Iterator[tuple[int, list[slice]]]:
+    """(ranks that have the same elements, ranges within `mine` of those that so many have, of at most `most`)."""
+    found: dict[int, list[slice]] = {}
+    for slot, (low, high) in parameters.pieces():
+        if slot.holders:
+            found.setdefault(slot.holders * parameters.replicas, []).extend(chunks(low, high, most))
+    yield from found.items()
+
+
+def sum_of_squares(x: Tensor) -> Tensor:
+    """Of a vector: on a GPU in float64, on a CPU in float32 or x's wider dtype, so of a short one."""
+    if x.is_cuda:  # one kernel, which widens as it reads
         return torch.linalg.vector_norm(x, dtype=torch.float64).square()
-    wide = x.double()
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     return torch.dot(wide, wide)
 
 

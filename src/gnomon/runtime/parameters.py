@@ -118,6 +118,7 @@ class Parameters:
         self.slots, self.dtypes, self.zero, self.device = tuple(slots), dtypes, zero, device
         self.replicas, self.experts = replicas, experts
         self.by_name = {slot.name: slot for slot in slots}
+        self.ranges: dict[str, Range] = {slot.name: (slot.start, slot.stop) for slot in slots}
         used = max((slot.stop for slot in slots), default=0)
         self.size = -(-used // num_shards) * num_shards if zero else used
         part = self.size // num_shards if zero else self.size
@@ -126,6 +127,7 @@ class Parameters:
         self.resident: Tensor | None = None  # PS under ZeRO 3; a view of flat otherwise
         self.master: Tensor | None = None
         self.grad: Tensor | None = None
+        """Of all parameters: below ZeRO 2 there from the first step on, rather than asked of the system in each."""
         self.grad_shard: Tensor | None = None
         self.begun: set[str] = set()  # parameters whose gradient has its first term; the others' is not written yet
 
@@ -155,9 +157,9 @@ class Parameters:
 
     def value(self, name: str) -> Tensor:
         """One whole local parameter. It must be gathered."""
-        slot = self.by_name[name]
+        start, stop = self.ranges[name]
         assert self.flat is not None, f"{name} is read while its stage is not gathered"
-        return self.flat[slot.start : slot.stop].view(slot.shape)
+        return self.flat[start:stop].view(self.by_name[name].shape)
 
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Adds to the gradient; the first term is written where the gradient will be."""
@@ -192,9 +194,9 @@ class Parameters:
         if self.grad is None:
             self.grad = torch.empty(self.size, dtype=self.dtypes.grad, device=self.device)
             self.begun.clear()
-        slot, first = self.by_name[name], name not in self.begun
+        (start, stop), first = self.ranges[name], name not in self.begun
         self.begun.add(name)
-        return self.grad[slot.start : slot.stop], first
+        return self.grad[start:stop], first
 
     def whole_grad(self) -> Tensor:
         """The gradient of all parameters, zero where none was computed."""
@@ -226,8 +228,11 @@ class Parameters:
                 yield slot, (low - begin, high - begin)
 
     def drop_grad(self) -> None:
-        """Frees the gradient after the update."""
-        self.grad = self.grad_shard = None
+        """Forgets the gradient after the update; its buffer stays for the next step, but for what ZeRO 2 and 3 free."""
+        self.begun.clear()
+        self.grad_shard = None
+        if self.zero >= 2:
+            self.grad = None
 
 
 class Weight:
@@ -240,6 +245,7 @@ class Weight:
         of the slot's, whose dims may be factors of this one's."""
         self._parameters, self._name, self._rows, self.tape = parameters, name, rows, tape
         self.shape = tuple(shape or parameters.by_name[name].shape)
+        self._seen: tuple[Tensor, Tensor] | None = None  # (flat buffer, the matrix in it), where that stays
 
     @property
     def trained(self) -> bool:
@@ -254,11 +260,13 @@ class Weight:
     @property
     def matrix(self) -> Tensor:
         """(out, in); a vector for rows = 0."""
+        if self._seen is not None and self._seen[0] is self._parameters.flat:
+            return self._seen[1]
         value = self._parameters.value(self._name)
-        if not self._rows:
-            return value.flatten()
-        rows = math.prod(self.shape[: self._rows])
-        return value.view(rows, -1)
+        found = value.view(math.prod(self.shape[: self._rows]), -1) if self._rows else value.flatten()
+        if self._parameters.zero < 3 and self._parameters.flat is not None:
+            self._seen = self._parameters.flat, found
+        return found
 
     def add(self, grad: Tensor) -> None:
         """Adds a gradient of `matrix`'s or `value`'s shape."""

@@ -47,6 +47,7 @@ class Stage(nn.Module):
         self.every = 1
         self.watch: Callable[[Layer, str, Tensor], None] | None = None
         """Is told each activation of each layer, by name, as it is made."""
+        self._weights: dict[tuple[str, str, int], Weight] = {}
         self.given = {tensor.name for tensor in graph.inputs}
         self.inputs = graph.inputs
         self.sizes: dict[str, int] = {}
@@ -158,6 +159,12 @@ class Stage(nn.Module):
         """What a block reads its parameters by, in one layer."""
 
         def weight(name: str, rows: int) -> Weight:
+            key = layer.label, name, rows
+            if key not in self._weights:
+                self._weights[key] = made(name, rows)
+            return self._weights[key]
+
+        def made(name: str, rows: int) -> Weight:
             full = layer.call.parameter_name(name, layer.index)
             frozen = self.frozen is not None and full in self.frozen.by_name
             part = self.frozen if frozen and self.frozen is not None else self.holder[full]

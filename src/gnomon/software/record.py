@@ -159,8 +159,8 @@ class Gradients:
     """The weight-gradient product adds into the gradient buffer itself."""
     bucketed: bool | None = None
     """Gradients are reduced and parameters gathered part by part beside computing, which is assumed where it is not
-    known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that is there from the
-    first gradient to the update."""
+    known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that lives for the whole
+    job below ZeRO 2, and under ZeRO 2 and 3 from the first gradient until it is reduced."""
     reducer_buckets: bool | None = None
     """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
     whole_gradients: bool | None = None

@@ -14,8 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.runtime.collectives import all_reduce
-from gnomon.runtime.ops.site import ANCHOR, Axis, Site
+from gnomon.runtime.ops.site import ALONE, ANCHOR, Axis, Site
 from gnomon.runtime.parameters import Weight
+
+IGNORED = -100
+"""What a label that counts for nothing is to torch."""
 
 
 class _Embedding(torch.autograd.Function):
@@ -79,7 +82,11 @@ class _CrossEntropy(torch.autograd.Function):
 
 def cross_entropy(site: Site, logits: Tensor, labels: Tensor) -> Tensor:
     """Softmax cross-entropy summed over tokens, in float32 or wider; the same on every rank of tp."""
-    part = site.axis("tp") if site.strategy == "vocab_parallel" else Axis()
+    part = site.axis("tp") if site.strategy == "vocab_parallel" else ALONE
+    if part.ranks == 1:
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+        counted = torch.where(labels < 0, IGNORED, labels).flatten()
+        return functional.cross_entropy(wide, counted, reduction="sum", ignore_index=IGNORED)
     out: Tensor = _CrossEntropy.apply(logits, labels, part)  # type: ignore[no-untyped-call]
     return out
 

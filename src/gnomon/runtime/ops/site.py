@@ -76,6 +76,21 @@ class Site:
     """By name; one that is left out has one rank."""
     keep_gathered: bool = False
     """Whether what an op gathered is what it keeps for backward."""
+    weight_rows: int = field(init=False)
+    """Of a contraction: how many leading dims of its weight are outputs; the others are contracted."""
+    attrs: Mapping[str, AttrValue] = field(init=False)
+    """The op's attributes."""
+    named: Mapping[str, tuple[str, ...]] = field(init=False)
+    """Names of dims of the op's inputs and outputs."""
+
+    def __post_init__(self) -> None:  # once, and not each time that the op runs
+        op, tensors = self.op, {tensor.name: tensor for tensor in self.block.tensors}
+        names = [name for name in (*op.inputs, *op.outputs) if name in tensors]
+        named = {name: tuple(dim.name for dim in tensors[name].dims) for name in names}
+        weight = tensors[op.inputs[1]].dims if op.contracts and op.inputs[1:] else ()
+        rows = sum(1 for dim in weight if dim.atoms[0].name not in op.contracts)
+        for own, value in (("weight_rows", rows), ("attrs", dict(op.attrs)), ("named", named)):
+            object.__setattr__(self, own, value)
 
     def axis(self, name: str) -> Axis:
         """The mesh axis of that name."""
@@ -83,22 +98,15 @@ class Site:
 
     def attr(self, name: str, default: Any) -> Any:
         """The op's attribute, or `default`."""
-        value: AttrValue = self.op.attr(name, default)
-        return value
+        return self.attrs.get(name, default)
 
     def dims(self, tensor: str) -> tuple[str, ...]:
         """Names of a tensor's dims, one for each dim that it has in torch."""
-        return tuple(dim.name for dim in self.block.tensor(tensor).dims)
+        return self.named[tensor]
 
     def token_dim(self, tensor: str) -> int:
         """Which dim of a tensor counts positions."""
         return next(i for i, name in enumerate(self.dims(tensor)) if base(name) in TOKEN_DIMS)
-
-    @property
-    def weight_rows(self) -> int:
-        """Of a contraction: how many leading dims of its weight are outputs; the others are contracted."""
-        weight = self.block.tensor(self.op.inputs[1])
-        return sum(1 for dim in weight.dims if dim.atoms[0].name not in self.op.contracts)
 
 
 Operand = Tensor | Weight

@@ -11,6 +11,9 @@ import pytest
 
 from gnomon import schema
 from gnomon.cli import main
+from gnomon.cli.options import parser
+from gnomon.cli.run import _resume_command, _schedule
+from gnomon.errors import InputError
 from gnomon.plans import Mesh, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
 
 FILE = PlanFile(
@@ -70,3 +73,39 @@ def test_a_config_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture
     save_plan_file(replace(FILE, model=str(tmp_path / "config.json")), tmp_path / "plan.toml")
     assert main(["run", str(tmp_path / "plan.toml"), "--steps", "1"]) == 2
     assert "gpt3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "rates"),
+    [
+        ("--steps 10", {0: 1.0, 9: 1.0}),
+        ("--steps 10 --warmup-steps 4", {0: 0.25, 3: 1.0, 9: 1.0}),
+        (
+            "--steps 10 --lr 0.01 --min-lr 0.001 --lr-schedule cosine --warmup-steps 2",
+            {0: 0.5, 2: 1.0, 6: 0.55, 10: 0.1},
+        ),
+        ("--steps 20 --lr-schedule wsd", {0: 1.0, 18: 1.0, 19: 0.5, 20: 0.0}),
+        ("--steps 4 --lr-schedule linear", {1: 0.75, 3: 0.25}),
+    ],
+)
+def test_a_schedule_of_the_learning_rate(words: str, rates: dict[int, float]) -> None:
+    """The factor of a step by hand."""
+    pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+    options = parser().parse_args(["run", "plan.toml", *words.split()])
+    found = _schedule(options)
+    assert {step: pytest.approx(found.factor(step)) for step in rates} == rates
+    asked = words.partition("--lr-schedule ")[2].split()[:1]
+    assert not asked or f"--lr-schedule {asked[0]}" in _resume_command(options)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--min-lr 0.0001", "is what the learning rate"),
+        ("--lr-schedule cosine --min-lr 0.1", "a rate below --lr"),
+        ("--steps 10 --lr-schedule wsd --warmup-steps 10", "leave none of 10 steps"),
+    ],
+)
+def test_schedules_that_cannot_be(words: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        _schedule(parser().parse_args(["run", "plan.toml", *words.split()]))

@@ -132,7 +132,8 @@ def predicted_rows(found: Prediction, cls: int) -> dict[str, np.ndarray]:
         of_part = [CLASS_OF.get(program.buffers[buffer].name) in classes for buffer in moves.buffer.tolist()]
         mine = np.array(of_part) & (moves.row >= rows.start) & (moves.row < rows.stop)
         come = np.bincount(moves.row[mine] - rows.start, moves.bytes[mine], len(rows))
-        stays = sum(each[kind] for each in static for kind in classes) if part == "parameters" else 0
+        there = part == "parameters" or (part == "gradients" and found.plan.optimizer.zero < 2)
+        stays = sum(each[kind] for each in static for kind in classes) if there else 0
         out[part] = np.cumsum(come) + stays
     return out
 

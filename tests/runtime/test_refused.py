@@ -56,7 +56,7 @@ def test_decisions_that_are_not_carried_out(plan: Plan, said: str) -> None:
 @pytest.mark.parametrize(
     ("precision", "said"),
     [
-        (replace(parity.FP32, param="fp16", compute="fp16"), "no fp16"),
+        (replace(parity.FP32, param="fp16", compute="fp32"), "param fp16"),
         (replace(parity.FP32, compute="bf16"), "compute"),
         (replace(parity.FP32, reduce="bf16"), "reduce bf16"),
     ],

@@ -332,7 +332,17 @@ def _run(parser: argparse.ArgumentParser) -> None:
     )
     add_text_options(parser)
     parser.add_argument("--steps", type=count, default=200, metavar="N", help="in all, with those before a resume; 200")
-    parser.add_argument("--lr", type=rate, default=1e-3, metavar="RATE", help="of AdamW; 0.001")
+    parser.add_argument("--lr", type=rate, default=1e-3, metavar="RATE", help="largest learning rate; 0.001")
+    parser.add_argument(
+        "--lr-schedule",
+        choices=("constant", "linear", "cosine", "wsd"),
+        default="constant",
+        help="what follows the warm-up, down to --min-lr at the last step (wsd: over the last tenth); constant",
+    )
+    parser.add_argument(
+        "--warmup-steps", type=at_most(10**9, least=0), default=0, metavar="N", help="over which it rises; 0"
+    )
+    parser.add_argument("--min-lr", type=rate, metavar="RATE", help="learning rate of the last step; 0")
     parser.add_argument(
         "--seed", type=at_most(2**32 - 1, least=0), default=0, metavar="N", help="of parameters and order of data; 0"
     )

@@ -194,7 +194,7 @@ def _job(
     *,
     device: str,
 ) -> Any:
-    settings = load_late("gnomon.runtime.optim:AdamWSettings")(lr=options.lr)
+    settings = load_late("gnomon.runtime.optim:AdamWSettings")(lr=options.lr, rate=_schedule(options))
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
     return load_late("gnomon.runtime.train:Job")(
         graph=graph,
@@ -219,6 +219,29 @@ def _job(
         expected_step_s=found.step_s,
         calibrated=found.pricing.cluster if device == "cpu" else None,
         device=device,
+    )
+
+
+def _schedule(options: argparse.Namespace) -> Any:
+    """How the learning rate changes. PlanError for steps that leave no room for it."""
+    shape, lowest = options.lr_schedule, options.min_lr or 0.0
+    if lowest and (shape == "constant" or lowest > options.lr):
+        raise InputError(
+            f"--min-lr {lowest:g} is what the learning rate {options.lr:g} goes down to under --lr-schedule linear, "
+            f"cosine or wsd; give one of these, and a rate below --lr"
+        )
+    if options.warmup_steps >= options.steps and shape != "constant":
+        raise InputError(
+            f"--warmup-steps {options.warmup_steps} leave none of {options.steps} steps for --lr-schedule {shape}; "
+            f"give fewer, or more --steps"
+        )
+    decay = min(max(1, options.steps // 10), options.steps - options.warmup_steps) if shape == "wsd" else 0
+    return load_late("gnomon.runtime.learning_rate:LearningRate")(
+        shape=shape,
+        warmup_steps=options.warmup_steps,
+        total_steps=options.steps if shape != "constant" else 0,
+        decay_steps=decay,
+        final=lowest / options.lr,
     )
 
 
@@ -248,6 +271,12 @@ def _resume_command(options: argparse.Namespace) -> str:
             words += [f"--{name.replace('_', '-')}", value]
     for name in ("seed", "lr"):
         words += [f"--{name}", str(getattr(options, name))]
+    if options.lr_schedule != "constant":
+        words += ["--lr-schedule", options.lr_schedule]
+    if options.warmup_steps:
+        words += ["--warmup-steps", str(options.warmup_steps)]
+    if options.min_lr:
+        words += ["--min-lr", str(options.min_lr)]
     return " ".join(quote(word) for word in [*words, "--resume"])
 
 

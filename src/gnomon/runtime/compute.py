@@ -129,7 +129,8 @@ class Compute:
         self.state.gathered(stage)
         saved = self.saved.pop((stage, unit))
         if self.stages[stage].last:
-            grad = torch.full((), 1.0 / self.feed.counted, dtype=self._loss_dtype, device=self.device)
+            scaled = 1.0 if self.state.loss_scale is None else self.state.loss_scale.scale
+            grad = torch.full((), scaled / self.feed.counted, dtype=self._loss_dtype, device=self.device)
         else:
             grad = self.buffers.take(("DY", stage, unit))
         torch.autograd.backward((saved.made,), (grad,))

@@ -7,6 +7,7 @@ Left out: which rows there are, and when (`execute`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed import ProcessGroup
 from gnomon.program import NO_UNIT
 from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
+from gnomon.runtime.loss_scale import LossScale
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares
 from gnomon.runtime.parameters import Parameters
@@ -40,6 +42,9 @@ class State:
         it."""
         self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
         self.device = device
+        fp16 = any(held.dtypes.param == torch.float16 for stage in stages.values() for held in stage.held)
+        self.loss_scale: LossScale | None = LossScale() if fp16 else None
+        """Of plans that compute in fp16."""
         self.watch: Callable[[Parameters], None] | None = None
         """Is shown parameters with their whole gradient, before they are updated."""
         self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
@@ -54,6 +59,8 @@ class State:
         """Forgets the norm of the step before."""
         self.norm = torch.full((), float("nan"), dtype=torch.float64, device=self.device)
         self.scale: Tensor | float = 1.0
+        self.skips = False
+        """Whether gradients overflowed, so that the step updates nothing."""
         self.joined = False
 
     def gathered(self, stage: int) -> None:
@@ -230,7 +237,12 @@ class State:
         if group is not None:
             all_reduce(total, group)
         self.norm = total.sqrt()
-        self.scale = clip_scale(self.norm, self.settings.clip_norm)
+        by = self.loss_scale.scale if self.loss_scale is not None else 1.0
+        if self.loss_scale is not None:
+            self.norm /= by
+            self.skips = not math.isfinite(float(self.norm))  # the same on every rank
+            self.loss_scale.update(finite=not self.skips)
+        self.scale = clip_scale(self.norm, self.settings.clip_norm) / by
 
     def update(self, stage: int) -> None:
         """OPT: the update of this rank's part."""
@@ -242,5 +254,6 @@ class State:
             for held in self.stages[stage].held:
                 self.watch(held)
         for held, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
-            adam.update(held, self.settings, scale=self.scale)
+            if not self.skips:
+                adam.update(held, self.settings, scale=self.scale)
             held.drop_grad()

@@ -2,8 +2,7 @@
 
 `train(job)` runs in every process of a job and returns an `Outcome`, the same on all ranks; `run(job)` starts those
 processes and returns rank 0's. ^C and SIGTERM end after the step under way, with a checkpoint; `resume` goes on to the
-same losses. Left out: schedules of the learning rate, and the prediction that progress is compared with, which the
-caller gives.
+same losses. Left out: the prediction that progress is compared with, which the caller gives.
 """
 
 from __future__ import annotations

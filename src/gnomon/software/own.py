@@ -17,7 +17,7 @@ from gnomon.plans import Mesh, Plan, Precision
 NAME = "gnomon"
 """Its stack record, and what it is called in plan files."""
 
-DTYPES = ("fp64", "fp32", "bf16")
+DTYPES = ("fp64", "fp32", "bf16", "fp16")
 """What it stores and computes in."""
 
 REFUSED_KINDS = ("state_space",)
@@ -78,6 +78,10 @@ LACKS = (
         name="optimizer.kind = {plan.optimizer.kind!r}, which looks at whole matrices, "
         "with zero or tp that divide them",
         asked=lambda plan: needs_whole_matrices(plan) and divides_matrices(plan),
+    ),
+    Lack(
+        name="precision.compute = 'fp16' without optimizer.clip, whose norm says whether gradients overflowed",
+        asked=lambda plan: plan.precision.compute == "fp16" and not plan.optimizer.clip,
     ),
     Lack(name="precision.fp8", asked=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
     Lack(

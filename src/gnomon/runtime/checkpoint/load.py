@@ -53,6 +53,8 @@ def load(
             reader.fill(piece)
         for _, adam in executor.parameters():
             adam.steps = record.updates
+        if (scaler := executor.state.loss_scale) is not None and record.loss_scale is not None:
+            scaler.scale, scaler.good_steps = record.loss_scale
         return record.step
     if candidates[0]:
         raise InputError(

@@ -47,6 +47,8 @@ class Record:
     plan: str
     """That wrote it, for people."""
     files: tuple[File, ...]
+    loss_scale: tuple[float, int] | None = None
+    """(scale, good steps in a row) of fp16."""
 
 
 def identity_of(executor: Executor) -> dict[str, str]:
@@ -91,7 +93,8 @@ def read_record(path: Path) -> Record:
     files = tuple(File(**file) for file in values.pop("files"))
     if any(Path(file.name).name != file.name for file in files):
         raise InputError(f"{path / RECORD} names files outside of its folder")
-    return Record(**values, files=files)
+    scale = values.pop("loss_scale", None)
+    return Record(**values, files=files, loss_scale=None if scale is None else (scale[0], scale[1]))
 
 
 def checkpoints(folder: Path) -> list[Path]:

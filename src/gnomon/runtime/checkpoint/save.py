@@ -38,6 +38,7 @@ class Saver:
         self.folder, self.executor, self.keep = folder, executor, keep
         self.identity = {**identity_of(executor), **(identity or {})}
         self.step = 0
+        self.loss_scale: tuple[float, int] | None = None
         self.pending: Future[File] | None = None
         self.pool = ThreadPoolExecutor(1, "checkpoint")
         self.lock = FolderLock(folder)
@@ -55,6 +56,8 @@ class Saver:
         self.finish()
         self.executor.synchronise()
         self.step = step
+        scaler = self.executor.state.loss_scale
+        self.loss_scale = None if scaler is None else (scaler.scale, scaler.good_steps)
         first = dist.get_rank() == 0
         said = ""
         try:
@@ -134,6 +137,7 @@ class Saver:
             identity=self.identity,
             plan=self.executor.plan.mesh.describe(),
             files=tuple(files),
+            loss_scale=self.loss_scale,
         )
         write_record(self._partial, record)
         if done.exists():

@@ -1,0 +1,86 @@
+"""fp16 and its dynamic loss scale: a scale that is a power of two changes nothing, an overflow leaves a step out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+import gnomon  # noqa: E402
+from gnomon.errors import PlanError  # noqa: E402
+from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
+from gnomon.plans import Optimizer, Plan, Precision, Schedule, Workload  # noqa: E402
+from gnomon.runtime.job import PreparedJob  # noqa: E402
+from gnomon.runtime.loss_scale import LossScale  # noqa: E402
+from gnomon.runtime.optim import AdamWSettings  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CONFIG = LlamaConfig(
+    name="narrow", num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=1, head_dim=16, ffn_size=64, vocab_size=64
+)
+WORK = Workload(global_batch_size=4, seq_len=16)
+FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
+FP16 = Precision(param="fp16", compute="fp16")
+IDS = torch.arange(4 * 17).view(4, 17) * 7 % 64
+
+
+@contextmanager
+def job(precision: Precision, scale: LossScale | None = None) -> Iterator[PreparedJob]:
+    plan = Plan(schedule=Schedule(num_microbatches=2), precision=precision)
+    with gnomon.prepare(llama(CONFIG), plan, workload=WORK, settings=AdamWSettings(lr=1e-2), seed=3) as found:
+        if scale is not None:
+            found.executor.state.loss_scale = scale
+        yield found
+
+
+def test_fp16_learns_as_fp32_does() -> None:
+    """To what 11 bits of a number lose."""
+    losses = []
+    for precision in (FP32, FP16):
+        with job(precision) as found:
+            losses.append([found.step(IDS) for _ in range(5)])
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3) and losses[1][-1] < losses[1][0]
+
+
+def test_a_power_of_two_changes_no_bit() -> None:
+    found = []
+    for scale in (None, LossScale(scale=2.0**12)):
+        with job(FP32, scale) as run:
+            norms = [run.executor.step(IDS).grad_norm.item() for _ in range(3)]
+            found.append((norms, run.state_dict()))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
+
+
+def test_an_overflow_leaves_the_step_out_and_halves_the_scale(tmp_path: Path) -> None:
+    """The state goes on from a checkpoint; after `growth_interval` good steps the scale doubles."""
+    with job(FP16, LossScale(scale=2.0**36, growth_interval=2)) as run:
+        before = run.state_dict()
+        run.step(IDS)
+        scaler, (_, adam) = run.executor.state.loss_scale, next(run.executor.parameters())
+        assert scaler is not None and scaler.scale == 2.0**35 and adam.steps == 0
+        assert all(torch.equal(value, before[name]) for name, value in run.state_dict().items())
+        scaler.scale = 2.0**10
+        run.step(IDS)
+        assert (scaler.scale, scaler.good_steps, adam.steps) == (2.0**10, 1, 1)
+        run.save(tmp_path)
+        run.step(IDS)
+        assert (scaler.scale, scaler.good_steps) == (2.0**11, 0)
+        after = run.state_dict()
+    with job(FP16, LossScale(growth_interval=2)) as run:
+        run.load(tmp_path)
+        run.step(IDS)
+        assert run.executor.state.loss_scale is not None and run.executor.state.loss_scale.scale == 2.0**11
+        assert all(torch.equal(value, after[name]) for name, value in run.state_dict().items())
+
+
+def test_fp16_without_clipping_is_refused() -> None:
+    plan = Plan(schedule=Schedule(num_microbatches=2), precision=FP16, optimizer=replace(Optimizer(), clip=False))
+    with pytest.raises(PlanError, match="fp16.*without optimizer.clip"):
+        gnomon.prepare(llama(CONFIG), plan, workload=WORK)

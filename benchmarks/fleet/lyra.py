@@ -21,7 +21,8 @@ from gnomon.fleet.forecast import Costs
 from gnomon.fleet.job import between
 from gnomon.fleet.machines import machines
 from gnomon.fleet.policies import policy
-from gnomon.fleet.replay import Rules, replay
+from gnomon.fleet.replay import replay
+from gnomon.fleet.rules import Rules
 from gnomon.fleet.scenario import DAY_S, read_demand, repeated, with_elastic
 from gnomon.fleet.traces import read_trace
 

@@ -21,7 +21,8 @@ from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.policies import policy
 from gnomon.fleet.policies.priority import tiresias_spread
-from gnomon.fleet.replay import Rules, replay
+from gnomon.fleet.replay import replay
+from gnomon.fleet.rules import Rules
 from gnomon.fleet.traces import Reading, read_trace
 
 MACHINES = Machines((Pool(name="training", device="t4-16gb", nodes=16, per_node=4),))

@@ -16,7 +16,8 @@ from gnomon.fleet.policies import POLICIES, policy
 from gnomon.fleet.policies.elastic_batch import Point, cover
 from gnomon.fleet.policies.pollux import fewest_cost
 from gnomon.fleet.policies.sia import Configuration, exact
-from gnomon.fleet.replay import Rules, replay
+from gnomon.fleet.replay import replay
+from gnomon.fleet.rules import Rules
 from gnomon.fleet.scenario import diurnal
 from gnomon.fleet.state import Active, State
 

@@ -10,8 +10,9 @@ from gnomon.fleet.forecast import Costs, Curve
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.machines import Machines, Pool, machines
 from gnomon.fleet.policies import POLICIES, policy
-from gnomon.fleet.replay import Failure, Rules, replay
+from gnomon.fleet.replay import replay
 from gnomon.fleet.result import Result
+from gnomon.fleet.rules import Failure, Rules
 from gnomon.fleet.state import Decision, Policy
 
 NO_COSTS = Costs(restart_s=0, resize_s=0)

@@ -15,7 +15,7 @@ from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Trace, between
 from gnomon.fleet.machines import Machines, machines, without_larger
 from gnomon.fleet.points import Measured, Points, read_pairs, read_points
-from gnomon.fleet.replay import Failure, Rules
+from gnomon.fleet.rules import Failure, Rules
 from gnomon.fleet.scenario import DAY_S, random_failures, read_demand, repeated, with_elastic
 from gnomon.fleet.traces import Reading, nothing_known, read_trace
 from gnomon.fleet.traces.tables import Duration

@@ -18,6 +18,9 @@ from gnomon.fleet.machines import Machines
 from gnomon.fleet.result import Result
 from gnomon.fleet.state import Policy
 
+Nodes = int | tuple[tuple[int, int], ...]
+"""Of a job: its node, or (node, devices) of several."""
+
 
 def can_be_ordered(trace: Trace, machines: Machines, policy: Policy, *, plain: bool, known: object) -> bool:
     """Whether the fast way gives the result. plain: no rule but costs; known: forecasts that are not the curve."""
@@ -55,7 +58,7 @@ def _replay(trace: Trace, machines: Machines, policy: Policy, first_start_s: flo
     free = total = machines.devices
     waiting: dict[int, list[tuple[float, int]]] = {each: [] for each in sorted(set(size))}
     queued = 0
-    ends: list[tuple[float, int, tuple[tuple[int, int], ...] | int]] = []
+    ends: list[tuple[float, int, Nodes]] = []
     backfill = policy.backfill
     now = idle = 0.0
     i = done = decisions = 0
@@ -74,19 +77,11 @@ def _replay(trace: Trace, machines: Machines, policy: Policy, first_start_s: flo
             queued += 1
             i += 1
         while ends and ends[0][0] == time:
-            _, index, held = heappop(ends)
+            _, index, nodes = heappop(ends)
             finish[index] = time
             done += 1
             free += size[index]
-            if type(held) is int:
-                had = level_of[held] + size[index]
-                level_of[held] = had
-                heappush(levels[had], held)
-            else:
-                for node, count in held:  # type: ignore[union-attr]
-                    had = level_of[node] + count
-                    level_of[node] = had
-                    heappush(levels[had], node)
+            _give_back(levels, level_of, nodes, size[index])
         if not queued:
             continue
         decisions += 1
@@ -103,26 +98,11 @@ def _replay(trace: Trace, machines: Machines, policy: Policy, first_start_s: flo
             queued -= 1
             index = best[1]
             first[index] = now
-            # Best fit: the least free node that has room, the first of those.
-            for level in range(need, per_node + 1):
-                heap_of = levels[level]
-                while heap_of and level_of[heap_of[0]] != level:
-                    heappop(heap_of)
-                if heap_of:
-                    node = heappop(heap_of)
-                    left = level - need
-                    level_of[node] = left
-                    if left:
-                        heappush(levels[left], node)
-                    heappush(ends, (now + work[index], index, node))
-                    break
-            else:
-                heappush(ends, (now + work[index], index, _several(levels, level_of, per_node, need)))
+            heappush(ends, (now + work[index], index, _place(levels, level_of, per_node, need)))
             free -= need
-    useful = sum(w * s for w, s in zip(work, size, strict=True))
-    overhead = first_start_s * sum(size)
-    uses = {"useful": useful - overhead, "lost": 0.0, "overhead": overhead, "serving": 0.0, "down": 0.0, "idle": idle}
     assert free == total
+    used = sum(w * s for w, s in zip(work, size, strict=True))
+    overhead = first_start_s * sum(size)
     started = np.array(first)
     return Result(
         policy=policy.name,
@@ -134,10 +114,35 @@ def _replay(trace: Trace, machines: Machines, policy: Policy, first_start_s: flo
         preemptions=0,
         resizes=0,
         failures=0,
-        device_s=uses,
+        device_s={
+            "useful": used - overhead, "lost": 0.0, "overhead": overhead, "serving": 0.0, "down": 0.0, "idle": idle,
+        },
         end_s=now,
         decisions=decisions,
-    )
+    )  # fmt: skip
+
+
+def _give_back(levels: list[list[int]], level_of: list[int], nodes: Nodes, size: int) -> None:
+    """The devices of a job that ends are free again. nodes: one, or several with how many of each."""
+    for node, count in ((nodes, size),) if isinstance(nodes, int) else nodes:
+        free = level_of[node] + count
+        level_of[node] = free
+        heappush(levels[free], node)
+
+
+def _place(levels: list[list[int]], level_of: list[int], per_node: int, need: int) -> Nodes:
+    """Best fit: the least free node that has room, the first of those; several where none has."""
+    for level in range(need, per_node + 1):
+        heap = levels[level]
+        while heap and level_of[heap[0]] != level:
+            heappop(heap)
+        if heap:
+            node = heappop(heap)
+            level_of[node] = level - need
+            if level > need:
+                heappush(levels[level - need], node)
+            return node
+    return _several(levels, level_of, per_node, need)
 
 
 def _levels(machines: Machines) -> list[list[int]]:

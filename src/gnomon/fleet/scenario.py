@@ -14,7 +14,7 @@ import numpy as np
 from gnomon.errors import InputError
 from gnomon.fleet.job import Trace
 from gnomon.fleet.machines import Machines
-from gnomon.fleet.replay import Failure
+from gnomon.fleet.rules import Failure
 from gnomon.fleet.traces.rows import Rows, need
 
 DAY_S = 86400.0

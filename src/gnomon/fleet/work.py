@@ -1,0 +1,168 @@
+"""The jobs of a replay: what waits, what runs, how far each is, and where its device-seconds went.
+
+`Work` starts and stops jobs, keeps what each has done up to date and pushes the event at which its rate ends. Leaves
+out which job is started when (the policy, `replay`) and which devices are free (`devices`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from gnomon.errors import RunError
+from gnomon.fleet.devices import Devices
+from gnomon.fleet.result import Run
+from gnomon.fleet.rules import Rules
+from gnomon.fleet.state import FULL, PAUSED, Active, Allocation, Forecasts, devices_of
+
+ARRIVE, FINISH, FAIL, REPAIR, DEMAND, TICK = range(6)
+"""Kinds of events."""
+
+
+def _index(active: Active) -> int:
+    return active.index
+
+
+@dataclass(slots=True)
+class Work:
+    """Of all jobs, at one moment."""
+
+    devices: Devices
+    rules: Rules
+    truth: Forecasts
+    """How fast jobs really go."""
+    now: float = 0.0
+    queue: dict[str, Active] = field(default_factory=dict)
+    running: dict[str, Active] = field(default_factory=dict)
+    waiting: list[Active] = field(default_factory=list)
+    """Those of the queue, by submission."""
+    events: list[tuple[float, int, int, int, int]] = field(default_factory=list)
+    """(time, kind, order, index, version)."""
+    order: int = 0
+    uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("useful", "lost", "overhead"), 0.0))
+    """Device-seconds that jobs had."""
+    runs: list[Run] = field(default_factory=list)
+    preemptions: int = 0
+    resizes: int = 0
+    failures: int = 0
+
+    def push(self, time: float, kind: int, index: int, version: int = 0) -> None:
+        """An event to come."""
+        self.order += 1
+        heapq.heappush(self.events, (time, kind, self.order, index, version))
+
+    def active(self, job: str) -> Active:
+        """A job that runs or waits."""
+        return self.running.get(job) or self.queue[job]
+
+    def sync(self, active: Active) -> None:
+        """Bring work and device-seconds up to now."""
+        now, devices = self.now, active.devices
+        if active.beside:
+            devices = devices / 2  # type: ignore[assignment]
+        held = now - active.since_s
+        idle = min(max(active.ready_s - active.since_s, 0.0), held)
+        before = active.done_s
+        active.done_s = min(before + active.rate * (held - idle), active.job.work_s)
+        self.uses["overhead"] += devices * idle
+        self.uses["useful"] += devices * (held - idle)
+        active.served += devices * held
+        every = self.rules.costs.checkpoint_every_s
+        if every > 0 and active.rate:
+            # Checkpoints are written every so many seconds of progress since the job got its devices.
+            running = now - max(active.held_s, active.ready_s)
+            age = running % every if running > 0 else 0.0
+            active.saved_s = (
+                max(active.saved_s, active.done_s - active.rate * age) if running >= every else active.saved_s
+            )
+        elif every == 0:
+            active.saved_s = active.done_s
+        active.since_s = now
+
+    def set_rate(self, active: Active) -> None:
+        """The rate from now on, and the event at which it ends."""
+        rate, until = self.truth.phase(active.job, active.done_s, active.allocation)
+        if active.beside:
+            rate *= self.truth.beside(active.job, self.active(active.beside).job)
+        if not rate > 0:
+            raise RunError(f"job {active.job.id!r} makes no progress on {devices_of(active.allocation)} devices")
+        active.rate, active.until_s = rate, until
+        active.version += 1
+        goal = min(until, active.job.work_s)
+        start = max(self.now, active.ready_s)
+        self.push(start + max(goal - active.done_s, 0.0) / rate, FINISH, active.index, active.version)
+
+    def occupy(self, active: Active, allocation: Allocation, pause_s: float) -> None:
+        """Have a job run on these devices, after a pause."""
+        active.allocation = allocation
+        active.ready_s = self.now + pause_s
+        active.since_s = active.held_s = self.now
+        active.peak = max(active.peak, devices_of(allocation))
+        if active.first_s < 0:
+            active.first_s = self.now
+        if not active.beside:
+            self.devices.take(active, allocation)
+        self.set_rate(active)
+
+    def release(self, active: Active, why: str) -> None:
+        """Give its devices back; one that shares them keeps them alone."""
+        if self.rules.record:
+            self.runs.append(
+                Run(
+                    index=active.index,
+                    allocation=active.allocation,
+                    start_s=active.held_s,
+                    end_s=self.now,
+                    why=why,
+                )
+            )
+        other = self.running.get(active.beside) if active.beside else None
+        if other is not None:
+            self.sync(other)
+            other.beside = ""
+            self.set_rate(other)
+        else:
+            self.devices.give_back(active)
+        active.allocation = ()
+        active.beside = ""
+        active.rate = 0.0
+        active.version += 1
+
+    def _lose(self, active: Active) -> None:
+        """Go back to the last checkpoint. Device-seconds of the work that is done again were lost."""
+        again = active.done_s - active.saved_s
+        if again > 0 and active.rate > 0:
+            seconds = again / active.rate * active.devices / (2 if active.beside else 1)
+            seconds = min(seconds, self.uses["useful"])
+            self.uses["useful"] -= seconds
+            self.uses["lost"] += seconds
+        active.done_s = active.saved_s
+
+    def stop(self, active: Active, why: str) -> None:
+        """Back to the queue."""
+        self.sync(active)
+        if why == "failed" or not self.rules.costs.saves_when_preempted:
+            self._lose(active)
+        else:
+            active.saved_s = active.done_s
+        self.release(active, why)
+        del self.running[active.job.id]
+        active.queued_s = active.reason_s = self.now
+        active.reason = PAUSED if why == "preempted" else FULL
+        self.enqueue(active)
+
+    def enqueue(self, active: Active) -> None:
+        """Put a job into the queue."""
+        self.queue[active.job.id] = active
+        insort(self.waiting, active, key=_index)
+
+    def dequeue(self, active: Active) -> None:
+        """Take a job out of the queue."""
+        del self.queue[active.job.id]
+        del self.waiting[bisect_left(self.waiting, active.index, key=_index)]
+
+    def wait_for(self, active: Active, reason: int) -> None:
+        """A job waits for another reason from now on."""
+        active.reasons[active.reason] += self.now - active.reason_s
+        active.reason, active.reason_s = reason, self.now

@@ -6,10 +6,12 @@ not from luck or a busy machine. It is the default; `pytest --hypothesis-profile
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from once import FOLDER
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)
@@ -21,4 +23,15 @@ def no_home_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """What this machine's user measured on it (`gnomon calibrate`, `gnomon plan --try`) is not for tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GNOMON_HOME", str(tmp_path_factory.mktemp("gnomon-home")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def folder_of_what_is_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of all processes of this run (`once`): those of pytest-xdist have folders of their own below one."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(folder))
         yield

@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import count, product
 from math import prod
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
@@ -31,6 +30,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from runtime.parity import FP64, SETTINGS, token_ids, trained
 from runtime.plain_llama import Llama
+from runtime.ranks import context
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.models.llama import LlamaConfig, llama
@@ -366,15 +366,14 @@ class Workers:
         self._start()
 
     def _start(self) -> None:
-        context = get_context("forkserver")  # which loads torch once for all of them
-        context.set_forkserver_preload([__name__, "torch._dynamo"])
+        made = context()
         self.pipes, self.processes = [], []
         self.started += 1
         below = Path(self.folder.name, str(self.started))
         below.mkdir()
         for rank in range(self.size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, str(below), theirs), daemon=True)
+            ours, theirs = made.Pipe()
+            process = made.Process(target=serve, args=(rank, str(below), theirs), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from once import once
 from runtime import accounted, axes, measured, parity, traced
+from runtime.ranks import launch
 
-from gnomon.runtime.launch import launch
 from gnomon.runtime.parity import Compared
 from gnomon.timeline import Timeline
 
@@ -36,11 +37,15 @@ def results(world_size: int) -> dict[int, Results]:
 
 
 @cache
-def _outcome(world_size: int) -> dict[int, Results] | Exception:
+def _outcome(world_size: int) -> dict[int, Results] | AssertionError:
+    return once(f"runtime-{world_size}-ranks", lambda: _run(world_size))
+
+
+def _run(world_size: int) -> dict[int, Results] | AssertionError:
     try:
         return launch(run, world_size, world_size)
     except Exception as error:
-        return error
+        return AssertionError(str(error))
 
 
 def run(world_size: int) -> Results:

@@ -48,7 +48,8 @@ CONFIG = LlamaConfig(
 )
 WORKLOAD = Workload(global_batch_size=8, seq_len=6)
 SETTINGS = AdamWSettings(lr=3e-2, clip_norm=0.4)
-STEPS = 3
+STEPS = 2
+"""The second shows the first update; parameters at the end show the second one, whose states are of two steps."""
 
 
 def schedule(name: str, microbatches: int = 4, **more: object) -> Schedule:
@@ -262,10 +263,12 @@ Curve = list[tuple[float, float]]
 """(loss, gradient norm) of each step."""
 
 
-def plain(config: LlamaConfig, dtype: torch.dtype = torch.float64) -> tuple[Curve, dict[str, Tensor]]:
+def plain(
+    config: LlamaConfig, dtype: torch.dtype = torch.float64, steps: int = STEPS
+) -> tuple[Curve, dict[str, Tensor]]:
     """The plain model on torch's own autograd, AdamW and clipping: curve and final parameters."""
     curve, model = [], Llama(config, seed=7, dtype=dtype)
-    for loss, norm, _ in plain_steps(model):
+    for loss, norm, _ in plain_steps(model, steps):
         curve.append((loss, norm))
     return curve, {name: p.detach() for name, p in model.named_parameters()}
 
@@ -274,9 +277,9 @@ Step = tuple[float, float, dict[str, NDArray[np.floating[Any]]]]
 """(loss, gradient norm, gradients before clipping) of a step."""
 
 
-def plain_steps(model: Llama) -> Iterator[Step]:
+def plain_steps(model: Llama, steps: int = STEPS) -> Iterator[Step]:
     """Of each step on the batches that plans train on."""
-    return trained(model, [batch(step) for step in range(STEPS)], SETTINGS)
+    return trained(model, [batch(step) for step in range(steps)], SETTINGS)
 
 
 def trained(model: Llama, batches: Iterable[Tensor], settings: AdamWSettings) -> Iterator[Step]:

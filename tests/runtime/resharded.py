@@ -18,6 +18,9 @@ WRITERS = ("zero 3", "1f1b", "tp and sp", "zero bubble v")
 READERS = {1: ("one device",), 2: ("dp", "zero 1", "interleaved", "tp", "zero 3", "shares 3 : 1, zero 3")}
 """By number of processes."""
 
+STEPS = 3
+"""One before the checkpoint, one that shows its parameters, one that shows its optimizer states."""
+
 
 def executor(name: str) -> Executor:
     plan = replace(parity.PLANS[name], precision=parity.FP64)
@@ -44,7 +47,7 @@ def read(folder: Path, world_size: int) -> dict[tuple[str, str], parity.Curve]:
             running = executor(name)
             done = load(folder / writer, running)
             curve = []
-            for step in range(done, parity.STEPS):
+            for step in range(done, STEPS):
                 result = running.step(parity.batch(step))
                 curve.append((running.total_loss(result), float(result.grad_norm)))
             running.leave()

@@ -9,11 +9,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import parity  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
 
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan, Saved  # noqa: E402
 from gnomon.program import NO_UNIT  # noqa: E402
-from gnomon.runtime import Executor, Recorder, launch  # noqa: E402
+from gnomon.runtime import Executor, Recorder  # noqa: E402
 from gnomon.runtime.launch import own_device  # noqa: E402
 from gnomon.runtime.measure import EventClock, HostClock, clock_of  # noqa: E402
 

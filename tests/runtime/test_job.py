@@ -10,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import parity, prepared  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh  # noqa: E402
-from gnomon.runtime import launch  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

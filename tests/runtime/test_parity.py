@@ -1,4 +1,4 @@
-"""Every plan trains as the plain model does: loss, gradient norm and final parameters over three steps in float64.
+"""Every plan trains as the plain model does: loss, gradient norm and final parameters over two steps in float64.
 
 The plain model is torch's own layers, autograd, AdamW and clipping on one device. One group of processes a world size
 runs all its plans.
@@ -117,7 +117,7 @@ def test_the_plain_model_learns_and_has_the_parameters_of_the_graph() -> None:
     assert found == sizes
 
 
-def test_three_steps_move_the_model_by_more_than_the_tolerance() -> None:
+def test_two_steps_move_the_model_by_more_than_the_tolerance() -> None:
     """Otherwise the comparison of parameters would say nothing."""
     before = Llama(parity.CONFIG, seed=7, dtype=torch.float64).state_dict()
     _, after = plain()

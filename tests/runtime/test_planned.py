@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime.parity import FP32, FP64  # noqa: E402
 from runtime.plain_llama import Llama  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.hardware import local_cluster  # noqa: E402
@@ -17,7 +18,6 @@ from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.models.presets import LLAMAS  # noqa: E402
 from gnomon.plans import Plan, Workload  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.search import make_space, solve  # noqa: E402
 from gnomon.search.stages.dapple import Prices  # noqa: E402
 from gnomon.search.stages.replication import pipelines  # noqa: E402

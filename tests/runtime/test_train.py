@@ -12,12 +12,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import training  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
 from runtime.test_slowdown import machine  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
-from gnomon.runtime import Record, launch, train  # noqa: E402
+from gnomon.runtime import Record, train  # noqa: E402
 from gnomon.runtime.progress import Progress  # noqa: E402
 from gnomon.runtime.train import check_unused, corpus_of  # noqa: E402
 

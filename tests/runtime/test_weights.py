@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
 
 from runtime.hf_models import build, quiet  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.cli.run import begins  # noqa: E402
@@ -31,7 +32,6 @@ from gnomon.plans import (  # noqa: E402
     save_plan_file,
 )
 from gnomon.runtime.execute import Executor  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.runtime.pretrained import export, load, model_of, values_of  # noqa: E402
 from gnomon.runtime.weights import Folder  # noqa: E402
 

@@ -18,19 +18,17 @@ from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Mesh
 from gnomon.plans.parts import Optimizer
 from gnomon.prediction.contention import share
-from gnomon.prediction.update import HOST_ADAM_S
-from gnomon.prices.collectives import collective_seconds, copy_s_per_byte, copy_seconds
+from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.links import AxisLink
-from gnomon.prices.optimizer import accumulate_seconds, norm_seconds, optimizer_seconds
+from gnomon.prices.optimizer import accumulate_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.search.bounds.families import GRID_S, Actions, Ends, Family, Job, Pipeline, PipelineName, way
 from gnomon.search.bounds.layer_tables import KindTable, Split
+from gnomon.search.bounds.update_time import Updates
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.parameters import (
     parameter_collectives,
-    shard_ranks,
-    waiting_bytes,
 )
 
 Doubles = NDArray[np.float64]
@@ -53,9 +51,8 @@ class Sharding:
         """The stage that has an effect on rows."""
         self.pp = family.pp
         self.known = self.job.placed(self.mesh.world_size)
+        self.updates = Updates(self.job, self.table, self.mesh, self.optimizer, self.pp, away=self.away)
         self._traffic: dict[tuple[PipelineName, bool], Traffic] = {}
-        self._updates: dict[PipelineName, Doubles] = {}
-        self._norms: dict[PipelineName, float] = {}
         self._sizes: dict[tuple[str, str], dict[str, Doubles]] = {}
 
     @cached_property
@@ -156,7 +153,7 @@ class Sharding:
                     first = self.seconds("reduce_scatter", "after_backward", parts, after)
             known = self._traffic.get((pipeline.name, not overlap))
             self._traffic[key] = Traffic(
-                update=self._update(pipeline.split) * pipeline.own if known is None else known.update,
+                update=self.updates.seconds(pipeline.split) * pipeline.own if known is None else known.update,
                 buckets=last,
                 reduce=reduce * pipeline.own,
                 after=after,
@@ -170,10 +167,10 @@ class Sharding:
     def ends(self, pipeline: Pipeline, forward: Doubles, back: Doubles, *, overlap: bool) -> Ends:
         """What begins and ends a step, [stages]. forward: what gathers run beside. back: what reductions run beside,
         backwards or their weight gradients."""
-        norm = np.array(self.norm_s(pipeline))
+        norm = np.array(self.updates.norm_s(pipeline))
         nothing = np.zeros(len(back))
         if self.zero == 3:
-            update = self.layer_updates(pipeline)
+            update = self.updates.by_layer(pipeline)
             head, reduce = _of_rank(pipeline, update), self.late(pipeline, back)
             return Ends(update=update, head=head, norm=norm, reduce=reduce, each=nothing, blocked=nothing)
         found = self.traffic(pipeline, overlap=overlap)
@@ -207,114 +204,12 @@ class Sharding:
             total[stage] += _bytes(rest, kind) - _bytes(self.collectives[i], kind)
         return np.maximum(1.0, np.ceil(total / size))
 
-    def elements(self, parts: Split) -> Doubles:
-        """[stages, 2] dense and routed parameter elements of a rank, shared ones once."""
-        found = parts.counts @ self.table.elements
-        for stage, kind, tensor in parts.repeated:
-            found[stage, 0] -= int(self.table.prices[kind].sharded.local_elements[tensor])
-        return found
-
-    def _ways(self) -> tuple[int, int]:
-        return shard_ranks(self.mesh, experts=False), shard_ranks(self.mesh, experts=True)
-
-    def owned(self, parts: Split) -> Doubles:
-        """[stages] elements that a rank's optimizer updates."""
-        ways = self._ways() if self.optimizer.zero >= 1 else (1, 1)
-        found: Doubles = np.ceil(self.elements(parts) / np.array(ways)).sum(axis=1)
-        return found
-
-    def _update(self, parts: Split) -> Doubles:
-        owned, tensors = self.owned(parts), parts.counts @ self.table.tensors
-        pairs = list(zip(owned.tolist(), tensors.tolist(), strict=True))
-        done = {pair: self._update_s(*pair) for pair in dict.fromkeys(pairs)}
-        return np.array([done[pair] for pair in pairs])
-
-    def _update_s(self, elements: float, tensors: float) -> float:
-        """Seconds of an update, at least: what comes before it only adds to it."""
-        if self.optimizer.offload is not None:
-            return self._host_s(elements)
-        key = max(int(elements), 1), max(1, round(tensors)), self.table.device
-        known = self.job.updates
-        if key not in known:
-            known[key] = self._updated_s(*key[:2])
-        return known[key]
-
-    def _host_s(self, elements: float) -> float:
-        """Seconds of an update on the host, at least, where it is in one tile: the gradients of all of a rank's stages
-        go down after its last backward, and nothing of its next step begins before the parameters are back, so they
-        come on top of all its computing. An update in several tiles, or a step late, may hide."""
-        offload = self.optimizer.offload
-        if offload is None or offload.tiles > 1 or offload.fraction < 1 or self.optimizer.delay:
-            return 0.0
-        nodes = [group.node for group in self.job.cluster.groups]
-        sharers = min(self.mesh.world_size * self.pp, *(node.count for node in nodes))
-        moved = DTYPE_BITS[self.precision.grad] // 8
-        moved += 0 if self.away else DTYPE_BITS[self.precision.param] // 8
-        each = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
-        return max(elements * each - 2 * GRID_S, 0.0)
-
-    def _updated_s(self, elements: int, tensors: int) -> float:
-        price = optimizer_seconds(
-            elements,
-            self.job.space.base.optimizer,
-            self.precision,
-            self.table.device,
-            curves_for(self.table.device),
-            self.job.stack,
-            tensors=tensors,
-        )
-        return max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S
-
-    def layer_updates(self, pipeline: Pipeline) -> Doubles:
-        """[stages] seconds of the updates of its layers one by one (ZeRO 3): each has the stage's elements and tensors
-        in its share. With what goes back to the host, where parameters wait there."""
-        key = pipeline.name
-        if key not in self._updates:
-            self._updates[key] = self._layer_updates(pipeline)
-        return self._updates[key]
-
-    def _layer_updates(self, pipeline: Pipeline) -> Doubles:
-        own = self.table.elements.sum(axis=1)
-        owned, total = self.owned(pipeline.split), pipeline.split.counts @ own
-        out = np.zeros(len(total))
-        for kinds, stages in pipeline.distinct:
-            for kind, times in zip(*np.unique(kinds, return_counts=True), strict=True):
-                elements = owned[stages[0]] * own[kind] // max(total[stages[0]], 1.0)
-                out[stages] += times * self._update_s(elements, self.table.tensors[kind])
-        if self.away and self.optimizer.offload is None:
-            out += pipeline.split.counts @ self._copies(trained=True)
-        return out
-
-    def norm_s(self, pipeline: Pipeline) -> float:
-        """Seconds of the norm, for which all ranks meet, at least: each reads the gradients of its first stage (of the
-        smallest, where one updates what another shares), and all of them send one number."""
-        key = pipeline.name
-        if key not in self._norms:
-            self._norms[key] = self._norm_s(pipeline)
-        return self._norms[key]
-
-    def _norm_s(self, pipeline: Pipeline) -> float:
-        owned = self.owned(pipeline.split)
-        first = owned[pipeline.lowest]
-        if not pipeline.own.all():
-            first = np.array([owned[pipeline.rank_of == r].min() for r in range(len(first))])
-        device = self.table.device
-        own = norm_seconds(float(first.max()), self.precision, device, curves_for(device))
-        return max(float(own) + self.job.meeting_s - GRID_S, 0.0)
-
     @cached_property
     def gathered_s(self) -> Doubles:
         """[kinds] seconds of gathering a layer's parameters (ZeRO 3), on the grid or under it; and of copying a rank's
         part of them from the host before, where they wait there."""
         gathered = self._each("all_gather", "before_forward")
-        return gathered + self._copies(trained=False) if self.away else gathered
-
-    def _copies(self, *, trained: bool) -> Doubles:
-        """[kinds] seconds of copying a rank's part of a layer's parameters to or from the host, on the fastest node."""
-        sizes = [waiting_bytes(p.sharded, self.mesh, self.precision, trained=trained) for p in self.table.prices]
-        nodes = [group.node for group in self.job.cluster.groups]
-        each = [min(float(copy_seconds(size, node)) for node in nodes) if size else 0.0 for size in sizes]
-        return np.maximum(np.array(each) - GRID_S, 0.0)
+        return gathered + self.updates.copies(trained=False) if self.away else gathered
 
     @cached_property
     def reduced_s(self) -> Doubles:

@@ -39,7 +39,8 @@ from gnomon.search.bounds.peak_memory import groups, least_peak
 from gnomon.search.bounds.point_memory import held_bytes, inside_bytes, unsharded
 from gnomon.search.bounds.point_time import Sharding, streams, waiting
 from gnomon.search.bounds.tighter_time import Loose, Tighten
-from gnomon.search.exact.blocks import SLACK, Blocks, Choice
+from gnomon.search.exact.blocks import SLACK, Blocks
+from gnomon.search.exact.legality import Choice
 from gnomon.search.space.points import Point, Recompute
 
 KEPT = 1024
@@ -92,7 +93,7 @@ class Opening:
         """All points of a block, or these of its choices."""
         family, layout = block.family, block.family.layout
         micro, preset = family.micro[block.column], cast(Recompute, family.recompute)
-        kept = self.blocks.choices(family).kept
+        kept = self.blocks.legality.choices(family).kept
         chosen = kept if members is None else [kept[i] for i in members]
         return [
             Point(
@@ -104,9 +105,9 @@ class Opening:
 
     def open(self, block: Block) -> Iterator[tuple[float, Group]]:
         """Groups of points that may fit, with bounds; counts the others."""
-        family, choices = block.family, self.blocks.choices(block.family)
-        room = self.blocks.room(family) - self.blocks.workspace
-        static = self.blocks.static(family, block.pipeline)
+        family, choices = block.family, self.blocks.legality.choices(block.family)
+        room = self.blocks.memory.room(family) - self.blocks.memory.workspace
+        static = self.blocks.memory.static(family, block.pipeline)
         try:
             flight(block.schedule, family.pp, block.virtual, block.count)
         except PlanError:
@@ -208,7 +209,7 @@ class Opening:
         )
         if first.zero == 3 and clip:
             bounds = np.maximum(bounds, self._slowed(group, given, together))
-        static, joins = self.blocks.static(block.family, pipeline)[list(group.members)], self._joins(block)
+        static, joins = self.blocks.memory.static(block.family, pipeline)[list(group.members)], self._joins(block)
         for bound, point, sharding, own, stays in zip(bounds.tolist(), chosen, every, ends, static, strict=True):
             if not clip:
                 yield bound * (1 - SLACK), point
@@ -232,9 +233,9 @@ class Opening:
 
     def fits(self, loose: Loose) -> bool:
         """Whether a point may fit, by all rows of its schedule and all communicators that are sure."""
-        held = (loose.static + least_peak(loose) + self.blocks.workspace).tolist()
+        held = (loose.static + least_peak(loose) + self.blocks.memory.workspace).tolist()
         counted = groups(loose, clip=self.blocks.clip)
-        return all(size <= self.blocks.room_beside(count) for size, count in zip(held, counted, strict=True))
+        return all(size <= self.blocks.memory.room_beside(count) for size, count in zip(held, counted, strict=True))
 
     def _act(self, group: Group) -> Actions:
         block, sharding = group.block, self._shardings_of(group)[0]
@@ -254,7 +255,7 @@ class Opening:
 
     def _shardings_of(self, group: Group) -> list[Sharding]:
         family = group.block.family
-        kept = self.blocks.choices(family).kept
+        kept = self.blocks.legality.choices(family).kept
         return [self.sharding(family, *kept[i][:3]) for i in group.members]
 
     def _sends(self, block: Block) -> Doubles:

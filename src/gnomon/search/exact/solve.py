@@ -228,7 +228,7 @@ class Search:
         if isinstance(item, Family):
             return self.blocks.points(item)
         if isinstance(item, Row):
-            return len(self.blocks.choices(item.family).kept) * len(item.columns)
+            return len(self.blocks.legality.choices(item.family).kept) * len(item.columns)
         return len(item.members) if isinstance(item, Group) else 1
 
     @property
@@ -251,7 +251,7 @@ class Search:
     def result(self) -> Result:
         """What was found."""
         assert self.counts.covered == self.counts.space, (self.counts, "points must add up")
-        least = self.blocks.least
+        least = self.blocks.memory.least
         return Result(
             graph=self.graph,
             cluster=self.cluster,

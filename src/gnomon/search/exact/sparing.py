@@ -1,8 +1,8 @@
 """Plans to try once a search's budget is spent and none was found that fits: of each family the ones that keep little.
 
-`sparing_points` orders them by what they hold, from the same bounds on memory as the search (`blocks.held`), and then
-by time. They are few and cheap to name, so that a request on thousands of devices has a plan to show in time. Leaves
-out predicting them (`solve`).
+`sparing_points` orders them by what they hold, by the same bounds on memory as the search (`block_memory`), and then by
+time. They are few and cheap to name, so that a request on thousands of devices has a plan to show in time. Leaves out
+predicting them (`solve`).
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def sparing_points(blocks: Blocks, families: Iterable[Family]) -> Iterator[Point
 
 
 def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
-    choices, legal = blocks.choices(family), blocks.scheduled(family.pp, family.dp).rows
+    choices, legal = blocks.legality.choices(family), blocks.legality.scheduled(family.pp, family.dp).rows
     rows = [row for row in legal if row[0] == orders.DEFAULT] or list(legal[:1])
     if not choices.kept or not rows:
         return
     schedule, virtual, columns = rows[0]
     column = min(columns, key=lambda at: family.micro[at])
-    held = blocks.held(family, schedule, virtual)[:, column] / blocks.room(family)
+    held = blocks.memory.held(family, schedule, virtual)[:, column] / blocks.memory.room(family)
     time_s = float(blocks.row_bound(family, schedule, virtual, column))
     roomy = np.flatnonzero(held <= ROOMY[0])
     picked = {int(np.argmin(held))}

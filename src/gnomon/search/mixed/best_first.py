@@ -8,7 +8,6 @@ plan, or after `tries` predictions, and then says how much faster anything left 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,25 +15,20 @@ from itertools import count as counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gnomon.errors import PlanError, ProgramError
-from gnomon.plans import Mesh, Plan, Workload
-from gnomon.plans.check import problems
+from gnomon.plans import Mesh, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.search.bounds.families import is_split
-from gnomon.search.bounds.in_flight import under_way
 from gnomon.search.budget import always
 from gnomon.search.mixed.bounds import (
     SLACK,
-    Doubles,
     LayerTables,
     Longs,
-    held_bytes,
-    static_bytes,
 )
+from gnomon.search.mixed.pipelines import Node, Pipe, Ranks
 from gnomon.search.mixed.point_bounds import Bounds, Rows
 from gnomon.search.mixed.results import MixedCounts, MixedFound, fits
+from gnomon.search.mixed.rough_bounds import RoughBounds
 from gnomon.search.mixed.space import (
     MixedBlock,
     MixedPoint,
@@ -45,9 +39,9 @@ from gnomon.search.mixed.space import (
     layers_of_stages,
     point_of,
     shares_of,
-    stages_of_ranks,
 )
 from gnomon.search.results import why_not
+from gnomon.search.space.legal import broken_rule
 from gnomon.software import Stack
 
 TRIES = 300
@@ -58,62 +52,6 @@ MOST_NODES = 400_000
 
 PLAYED = 256
 """Points of a block whose schedule is played at once."""
-
-
-class Pipe:
-    """A block of pipelines over kinds, as its nodes see it: tables and numbers of its ranks."""
-
-    def __init__(self, search: MixedSearch, block: MixedBlock) -> None:
-        self.block, self.shape, tables = block, block.shape, search.tables
-        self.count, self.virtual = block.microbatches, block.shape.virtual
-        self.workers = search.space.workers(block.shape)
-        self.variants = tuple(
-            each
-            for each in search.space.variants(block.shape, block.microbatches)
-            if search.rows.has_room(block, each[0], (each[1],))
-        )
-        """Those of which some point may fit."""
-        size = search.space.global_batch // self.count
-        self.tables = [tables.of(block, rank, -(-size // n)) for rank, n in enumerate(self.workers)]
-        begin, end = tables.counted[0], tables.counted[-1] + 1
-        self.holder = 0 if self.shape.turned else self.shape.pp - 1
-        last = self.tables[self.holder]
-        self.head = [float(each[-1] - each[end]) for each in (last.forward, last.back)]
-        first = self.tables[0]
-        self.embed = [float(each[begin] - each[0]) for each in (first.forward, first.back)]
-        least = [(float(table.least[0]), float(table.least[3])) for table in self.tables]
-        self.head_layers = sum(self.head) / least[-1][1] if self.holder else 0.0
-        """What the head takes on the last rank, in layers."""
-        self.rates = {
-            split: [search.rate(least[rank:], self.count, self.virtual, split=split) for rank in range(len(least))]
-            for split in (False, True)
-        }
-        """Layers by the second that the ranks from each on take through."""
-        zero, schedules = max((each for each, _ in self.variants), default=0), {name for _, name in self.variants}
-        ranks = range(self.shape.pp) if self.variants else ()
-        rooms = [search.rows.most_layers(block, rank, zero, schedules) for rank in ranks]
-        self.room = [sum(rooms[rank:]) for rank in range(len(rooms) + 1)]
-        """Layers that the ranks from each on have room for, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A pipeline whose first ranks have their layers."""
-
-    pipe: Pipe
-    split: bool
-    layers: tuple[int, ...]
-    """Of ranks."""
-    used: int
-    ahead: float
-    """Seconds of one forward through their first stages, and with clipping one backward unless it is split."""
-    most: float
-    """The largest bound of these ranks."""
-
-    @property
-    def variants(self) -> list[tuple[int, str]]:
-        """(ZeRO stage, schedule) of its points."""
-        return [each for each in self.pipe.variants if is_split(each[1]) == self.split]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +111,9 @@ class MixedSearch:
         self._nodes = 0
         self.rows = Bounds(tables, space, limits)
         self.clip = self.rows.clip
+        self.rough = RoughBounds(tables, space, clip=self.clip)
+        self.ranks = Ranks(tables, space, self.rows, limits)
         self._legal: dict[object, str] = {}
-        self._rates: dict[object, Doubles] = {}
-        self._leasts: dict[object, tuple[float, float]] = {}
         self.why: dict[str, int] = {}
         """What cannot run breaks -> points."""
 
@@ -270,71 +208,15 @@ class MixedSearch:
     # --- blocks
 
     def _rough(self, block: MixedBlock) -> float:
-        """A bound on all points of a block, from the layers that cost least."""
-        shape, workers = block.shape, self.space.workers(block.shape)
-        if shape.form == "replicas":
-            return self._rough_replicas(block, workers)
-        split = any(is_split(schedule) for _, schedule in self.space.variants(shape, block.microbatches))
-        size = self.space.global_batch // block.microbatches
-        least = [self._least(block, rank, -(-size // n)) for rank, n in enumerate(workers)]
-        if not self.space.equal:
-            return self.space.num_layers / self.rate(least, block.microbatches, shape.virtual, split=split)
-        layers, ahead, most = equal_layers(self.space.num_layers, shape.pp * shape.virtual), 0.0, 0.0
-        for stages, (forward, both) in zip(stages_of_ranks(shape), least, strict=True):
-            most = max(most, ahead + block.microbatches * both * sum(layers[s] for s in stages))
-            ahead += layers[stages[0]] * (forward if split else both) if self.clip else 0.0
-        return most
-
-    def rate(self, least: Sequence[tuple[float, float]], microbatches: int, virtual: int, *, split: bool) -> float:
-        """Layers by the second of a step that pipeline ranks take through, at most. least: seconds of a layer, forward
-        and in all, on each rank.
-
-        Proof: a rank with n layers is busy for x = microbatches x n x seconds. With clipping it begins after the first
-        stages of the ranks before it, of n / virtual layers or more each, forward, and ends before they go back (which
-        may be over earlier where weight gradients wait): x is no more than the step less a share of each x before. What
-        the ranks from one on can take is then linear in what is left of the step, and a rank does best with all of it,
-        or none.
-        """
-        found = 0.0
-        for forward, both in reversed(least):
-            share = (forward if split else both) / (microbatches * both * virtual) if self.clip else 0.0
-            found = max(found, 1 / (microbatches * both) + found * (1 - share))
-        return found
-
-    def _least(self, block: MixedBlock, entry: int, batch: int) -> tuple[float, float]:
-        """(forward, forward and backward) seconds of the layer that takes least."""
-        key = block.shape.kinds[entry], block.shape.tp[entry], block.shape.cp, block.shape.ep[entry], block[2:], batch
-        if key not in self._leasts:
-            least = self.tables.every(block, entry).least[:, self.tables.column[batch]]
-            self._leasts[key] = float(least[0]), float(least[3])
-        return self._leasts[key]
-
-    def _rough_replicas(self, block: MixedBlock, workers: Sequence[int]) -> float:
-        """No worker takes its layers through faster, by the sequence, than it would a microbatch of the best size, and
-        together they take all layers of all sequences through. With clipping, the last rank of each begins after the
-        first stages of the others."""
-        shape, size, layers = block.shape, self.space.global_batch // block.microbatches, self.space.num_layers
-        rate, alone = 0.0, 0.0
-        for entry, count in enumerate(workers):
-            key = shape.kinds[entry], shape.tp[entry], shape.cp, shape.ep[entry], block[2:]
-            if key not in self._rates:
-                least = self.tables.every(block, entry).least[[0, 3]] / np.array(self.tables.micro, float)
-                self._rates[key] = np.minimum.accumulate(least, axis=1)
-            able = bisect_right(self.tables.micro, size if not self.space.equal else size // sum(workers)) - 1
-            forward, both = self._rates[key][:, able].tolist()
-            each, stages = layers // (shape.pp * shape.virtual), shape.pp - 1
-            busy = block.microbatches * both * max(layers / shape.pp, each * shape.virtual)
-            if self.clip:
-                busy = max(busy, each * (block.microbatches * both * shape.virtual + stages * forward))
-            rate, alone = rate + count / busy, max(alone, busy)
-        return alone * size / sum(workers) if self.space.equal else size / rate
+        """A bound on all points of a block."""
+        return self.rough.of(block)
 
     def _open(self, block: MixedBlock) -> None:
         """The block's points or first nodes, with bounds."""
         if block.shape.form == "replicas":
             self._open_replicas(block)
         else:
-            pipe, every = Pipe(self, block), self.space.variants(block.shape, block.microbatches)
+            pipe, every = Pipe(self.rough, self.rows, block), self.space.variants(block.shape, block.microbatches)
             members = self.space.members(block.shape, block.microbatches)
             self.counts.too_large += members * (len(every) - len(pipe.variants))
             if not pipe.variants:
@@ -353,14 +235,10 @@ class MixedSearch:
         cp, sequence = block.shape.cp, block.sequence_parallel
         key = tp, cp, ep, sequence, block.context
         if key not in self._legal:
-            base = self.space.base
+            base, mesh = self.space.base, Mesh(tp=tp, cp=cp, ep=ep, dp_shard=ep)
             layout = replace(base.layout, sequence_parallel=sequence, context=block.context)
-            mesh = Mesh(tp=tp, cp=cp, ep=ep, dp_shard=ep)
-            plan = Plan(mesh=mesh, layout=layout, precision=base.precision, saved=base.saved)
-            one = Workload(global_batch_size=1, seq_len=self.workload.sequence_lengths()[0], sizes=self.workload.sizes)
-            found = problems(plan, self.tables.graph, None, one)
-            wrong = [p.message for p in found if p.severity == "error" and p.name != "batch"]
-            self._legal[key] = wrong[0] if wrong else ""
+            broken = broken_rule(self.tables.graph, base, self.workload, mesh, layout)
+            self._legal[key] = broken.message if broken else ""
         return self._legal[key]
 
     # --- points of a block together
@@ -441,12 +319,12 @@ class MixedSearch:
             columns = [np.full(len(choices), n) for n in node.layers]
             self._whole(node, layers_of_stages([*columns, choices, rest - choices], virtual, shape.turned))
             return
-        forward, back, first = self._of_rank(node, choices)
+        forward, back, first = self.ranks.seconds(node, choices)
         step = first[0] + (0.0 if node.split else first[1]) if self.clip else 0.0 * choices
         ahead, used = node.ahead + step, node.used + choices
         most = self._most(node, node.ahead + pipe.count * (forward + back))
         bounds = np.maximum(most, self._level(node, used, ahead, rank + 1)) + 0.0 * choices
-        able = self._may_begin(node, choices)
+        able = self.ranks.may_begin(node, choices)
         for i, layers in enumerate(choices.tolist()):
             own = float(most[i]) if np.ndim(most) else 0.0
             child = Node(pipe, node.split, (*node.layers, layers), int(used[i]), float(ahead[i]), own)
@@ -458,64 +336,6 @@ class MixedSearch:
     def _whole(self, node: Node, layers: Longs) -> None:
         """Points of whole pipelines. layers: [points, stages]."""
         self._complete(node.pipe.block, node.variants, layers, np.zeros((len(layers), 0), np.int64))
-
-    def _of_rank(self, node: Node, choices: Longs) -> tuple[Any, Any, tuple[Any, Any]]:
-        """Seconds of a microbatch forward and backward, at least, on the rank after those of a node with so many
-        layers, and those of its first stage."""
-        pipe, rank = node.pipe, len(node.layers)
-        table, tables = pipe.tables[rank], self.tables
-        if pipe.virtual == 1:
-            first = 0 if not rank else tables.counted[node.used]
-            last = rank == pipe.shape.pp - 1
-            ends = [tables.num_layers if last else tables.counted[node.used + n] for n in choices.tolist()]
-            forward, back = (each[ends] - each[first] for each in (table.forward, table.back))
-            return forward, back, (forward, back)
-        embed = pipe.embed if not rank else (0.0, 0.0)
-        head = pipe.head if rank == pipe.holder else (0.0, 0.0)
-        begins = -(-choices // pipe.virtual)
-        least = [float(each) for each in table.least[:2]]
-        forward, back = (choices * least[i] + (embed[i] + head[i]) for i in (0, 1))
-        return forward, back, (begins * least[0] + embed[0], begins * least[1] + embed[1])
-
-    def _may_begin(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
-        """Whether the rank after those of a node may fit with so many layers, and those after it with the rest."""
-        rest = self.space.num_layers - node.used - choices
-        able = rest <= node.pipe.room[len(node.layers) + 1]
-        return self._rank_fits(node, choices) & able if able.any() else able
-
-    def _rank_fits(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
-        """Whether the rank after those of a node may fit with so many layers."""
-        pipe, rank = node.pipe, len(node.layers)
-        kind, table, tables = pipe.shape.kinds[rank], pipe.tables[rank], self.tables
-        variants = node.variants
-        zero = max(v[0] for v in variants)
-        if pipe.virtual > 1:
-            dense: Doubles = choices * table.least[4]
-            held = static_bytes(
-                dense, 0.0, self.space.base, zero, self.rows.ways(pipe.shape, pipe.workers, rank), tables.stack
-            )
-            kept = choices * float(table.least[5])  # a microbatch in each stage
-            if not rank:
-                ways = min(under_way(s, pipe.shape.pp, pipe.virtual, pipe.count) for _, s in variants)
-                kept = np.maximum(kept, choices // pipe.virtual * ways * float(table.least[5]))
-            held = np.asarray(held + kept)
-            return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
-        schedules = tuple(dict.fromkeys(schedule for _, schedule in variants))
-        first = 0 if not rank else tables.counted[node.used]
-        last = rank == pipe.shape.pp - 1
-        ends = np.array([tables.num_layers if last else tables.counted[node.used + n] for n in choices.tolist()])
-        held = static_bytes(
-            table.dense[ends] - table.dense[first],
-            table.routed[ends] - table.routed[first],
-            self.space.base,
-            zero,
-            self.rows.ways(pipe.shape, pipe.workers, rank),
-            tables.stack,
-        )
-        held = held + held_bytes(
-            [table.kept[ends] - table.kept[first]], 0.0, schedules, rank, pipe.shape.pp, pipe.count
-        )
-        return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
 
     # --- points
 

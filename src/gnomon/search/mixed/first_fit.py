@@ -19,8 +19,9 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
 from gnomon.prediction import predict
 from gnomon.search.exact.solve import Search
-from gnomon.search.mixed.best_first import PLAYED, Item, MixedSearch, Node, Shaped
+from gnomon.search.mixed.best_first import PLAYED, Item, MixedSearch, Shaped
 from gnomon.search.mixed.bounds import Longs
+from gnomon.search.mixed.pipelines import Node
 from gnomon.search.mixed.point_bounds import Rows
 from gnomon.search.mixed.space import MixedBlock
 from gnomon.search.results import Found
@@ -97,8 +98,8 @@ def roomiest(
     search = Search(graph, cluster, workload, space, stack, Goal(memory_bytes=limit_bytes))
     able: list[tuple[float, Point]] = []
     for _, family in search.blocks.families():
-        for schedule, virtual, columns in search.blocks.scheduled(family.pp, family.dp).rows:
-            held = search.blocks.held(family, schedule, virtual)
+        for schedule, virtual, columns in search.blocks.legality.scheduled(family.pp, family.dp).rows:
+            held = search.blocks.memory.held(family, schedule, virtual)
             for column in columns:
                 block = search.opening.block(family, schedule, virtual, column)
                 least = int(np.argmin(held[:, column]))

@@ -1,0 +1,142 @@
+"""What a family's points hold on their ranks, before any is looked at: bounds on memory, and the room there is.
+
+`BlockMemory` says whether a family, a schedule or a microbatch size may fit at all. Leaves out the memory of single
+points (`bounds.point_memory`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.prices.allocator import workspace_bytes
+from gnomon.search.bounds.families import Doubles, Family, Job, Pipeline, v_placed
+from gnomon.search.bounds.in_flight import under_way
+from gnomon.search.bounds.point_memory import least_held, room, state_sizes
+from gnomon.search.exact.legality import Choices, Legality
+
+ROUNDED = 64.0
+"""Bytes: a mean of whole elements may be rounded up too far."""
+
+
+class BlockMemory:
+    """Of the families of one space."""
+
+    def __init__(self, job: Job, legality: Legality, limit: int) -> None:
+        """limit: bytes that a rank's peak may be."""
+        self.job, self.space, self.legality, self.limit = job, job.space, legality, limit
+        self.clip = self.space.base.optimizer.clip
+        self.workspace = min(workspace_bytes(device, job.stack) for device in job.devices)
+        self.least = float("inf")
+        """Bytes that every point holds on some rank, at least."""
+        self._static: dict[object, Doubles] = {}
+        self._rooms: dict[int, float] = {}
+        self._firsts: dict[object, tuple[float, Doubles]] = {}
+        self._layers = np.array([len(kind.layers) for kind in job.kinds.kinds], float)
+
+    def hopeless(self, family: Family) -> bool:
+        """Whether no point of a family fits by what is known before its layers are priced: ranks hold the parameters of
+        the whole model, each once, and what stays with them between steps."""
+        choices = self.legality.choices(family)
+        if not choices.kept:
+            return False
+        ways = np.array([family.tp, family.ep * family.mesh.etp], float) * family.pp
+        elements = (self.job.elements / ways)[None, :]
+        least = float(self._state(choices, elements, np.zeros((1, 2))).min()) + self.workspace - ROUNDED
+        if least > self.room(family):
+            self.least = min(self.least, least)
+            return True
+        return False
+
+    def too_large(self, family: Family) -> bool:
+        """Whether no point of a family fits: what stays on ranks between steps, in the mean of ranks, is more than
+        there is room for. (Tied weights may lie on several ranks or on one; they are left to `rows`.)"""
+        if self.job.kinds.shared:
+            return False
+        choices = self.legality.choices(family)
+        if not choices.kept:  # no sharding is legal: no point that could fit
+            return True
+        elements, frozen = (
+            (self._layers @ each)[None, :] / family.pp for each in (family.table.elements, family.table.frozen)
+        )
+        least = float(self._state(choices, elements, frozen).min()) + self.workspace - ROUNDED
+        self.least = min(self.least, least)
+        return least > self.room(family)
+
+    def may_fit(self, family: Family, pipeline: Pipeline) -> NDArray[np.bool_]:
+        """[microbatch sizes] whether some sharding may fit, going by one unit under way."""
+        held = least_held(family.table, pipeline) + self.workspace
+        least = (self.static(family, pipeline)[:, :, None] + held).max(axis=1).min(axis=0)
+        self.least = min(self.least, float(least.min()))
+        fits: NDArray[np.bool_] = least <= self.room(family)
+        return fits
+
+    def has_room(self, family: Family, schedule: str, virtual: int, pipeline: Pipeline) -> NDArray[np.bool_]:
+        """[microbatch sizes] whether the first rank may have room for the units that are under way together."""
+        units = [
+            under_way(schedule, family.pp, virtual, int(count)) for count in self.legality.microbatches(family).tolist()
+        ]
+        least, kept = self._first_rank(family, pipeline)
+        found: NDArray[np.bool_] = least + np.array(units, float) * kept <= self.room(family)
+        return found
+
+    def held(self, family: Family, schedule: str, virtual: int) -> Doubles:
+        """[kept, microbatch sizes] bytes that the fullest rank holds, at least: with one unit under way, and on the
+        first rank those that are under way together."""
+        pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
+        static = self.static(family, pipeline)
+        units = [
+            under_way(schedule, family.pp, virtual, int(count)) for count in self.legality.microbatches(family).tolist()
+        ]
+        _, kept = self._first_rank(family, pipeline)
+        one = (static[:, :, None] + least_held(family.table, pipeline)).max(axis=1)
+        found: Doubles = np.maximum(one, static[:, :1] + np.array(units, float) * kept) + self.workspace
+        return found
+
+    def _first_rank(self, family: Family, pipeline: Pipeline) -> tuple[float, Doubles]:
+        """(bytes that the first rank holds between steps, [microbatch sizes] that a unit holds on it), at least."""
+        key = family.table, family.dp, pipeline.name
+        if key not in self._firsts:
+            kept = (pipeline.split.counts[pipeline.rank_of == 0] @ family.table.kept_bytes).min(axis=0)
+            self._firsts[key] = float(self.static(family, pipeline)[:, 0].min()) + self.workspace, kept
+        return self._firsts[key]
+
+    def static(self, family: Family, pipeline: Pipeline) -> Doubles:
+        """[kept, ranks] bytes that stay on a rank between steps."""
+        key = family.tp, family.cp, family.ep, family.dp, family.layout, pipeline.name
+        if key not in self._static:
+            table, parts = family.table, pipeline.split
+            elements = parts.counts @ table.elements
+            for stage, kind, tensor in parts.repeated:
+                elements[stage, 0] -= int(table.prices[kind].sharded.local_elements[tensor])
+            frozen = parts.counts @ table.frozen
+            self._static[key] = self._state(self.legality.choices(family), elements, frozen) @ pipeline.on_rank.T
+        return self._static[key]
+
+    def _state(self, choices: Choices, elements: Doubles, frozen: Doubles) -> Doubles:
+        """[kept, stages] bytes of parameters, gradients and states. elements, frozen (bytes of weights that are not
+        trained): [stages, dense and routed]."""
+        total = np.zeros((len(choices.kept), len(elements)))
+        for column in range(2):
+            own = elements[None, :, column]
+            divided = np.ceil(own / choices.ways[:, column, None])
+            for size, first in state_sizes(self.space.base, self.job.stack):
+                total += np.where(choices.zero[:, None] >= first, divided, own) * size
+            asleep = frozen[None, :, column] * (not self.space.base.optimizer.offload_parameters)
+            total += np.where(choices.zero[:, None] >= 3, asleep / choices.ways[:, column, None], asleep)
+        return total
+
+    def room(self, family: Family) -> float:
+        """Bytes of tensors at most: communicators take the rest, at least one of the pipeline, the norm's, and one of
+        data-parallel ranks."""
+        groups = (family.pp > 1) + (self.clip and self.space.devices > 1) + (family.dp * family.cp > 1)
+        return self.room_beside(groups)
+
+    def room_beside(self, groups: int) -> float:
+        """Bytes of tensors at most, beside so many communicators. A prediction gives a job that needs all of a device
+        the room that communicators usually take: there the fewest are counted."""
+        if self.limit >= min(device.memory_bytes for device in self.job.devices):
+            groups = min(groups, 1)
+        if groups not in self._rooms:
+            self._rooms[groups] = room(self.job, self.limit, groups)
+        return self._rooms[groups]

@@ -1,0 +1,143 @@
+"""Pipelines over unlike devices, rank by rank: what a partial one takes at least, and how many layers a rank may have.
+
+`Pipe` is a block as its partial pipelines see it, `Node` a pipeline whose first ranks have their layers; `Ranks` bounds
+the next rank. Leaves out whole pipelines (`point_bounds`) and the order in which they are looked at (`best_first`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.search.bounds.families import is_split
+from gnomon.search.bounds.in_flight import under_way
+from gnomon.search.mixed.bounds import Doubles, LayerTables, Longs, held_bytes, static_bytes
+from gnomon.search.mixed.point_bounds import Bounds
+from gnomon.search.mixed.rough_bounds import RoughBounds
+from gnomon.search.mixed.space import MixedBlock, MixedSpace
+
+
+class Pipe:
+    """A block of pipelines over kinds, as its nodes see it: tables and numbers of its ranks."""
+
+    def __init__(self, rough: RoughBounds, rows: Bounds, block: MixedBlock) -> None:
+        space, tables = rough.space, rough.tables
+        self.block, self.shape = block, block.shape
+        self.count, self.virtual = block.microbatches, block.shape.virtual
+        self.workers = space.workers(block.shape)
+        self.variants = tuple(
+            each
+            for each in space.variants(block.shape, block.microbatches)
+            if rows.has_room(block, each[0], (each[1],))
+        )
+        """Those of which some point may fit."""
+        size = space.global_batch // self.count
+        self.tables = [tables.of(block, rank, -(-size // n)) for rank, n in enumerate(self.workers)]
+        begin, end = tables.counted[0], tables.counted[-1] + 1
+        self.holder = 0 if self.shape.turned else self.shape.pp - 1
+        last = self.tables[self.holder]
+        self.head = [float(each[-1] - each[end]) for each in (last.forward, last.back)]
+        first = self.tables[0]
+        self.embed = [float(each[begin] - each[0]) for each in (first.forward, first.back)]
+        least = [(float(table.least[0]), float(table.least[3])) for table in self.tables]
+        self.head_layers = sum(self.head) / least[-1][1] if self.holder else 0.0
+        """What the head takes on the last rank, in layers."""
+        self.rates = {
+            split: [rough.rate(least[rank:], self.count, self.virtual, split=split) for rank in range(len(least))]
+            for split in (False, True)
+        }
+        """Layers by the second that the ranks from each on take through."""
+        zero, schedules = max((each for each, _ in self.variants), default=0), {name for _, name in self.variants}
+        ranks = range(self.shape.pp) if self.variants else ()
+        rooms = [rows.most_layers(block, rank, zero, schedules) for rank in ranks]
+        self.room = [sum(rooms[rank:]) for rank in range(len(rooms) + 1)]
+        """Layers that the ranks from each on have room for, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A pipeline whose first ranks have their layers."""
+
+    pipe: Pipe
+    split: bool
+    layers: tuple[int, ...]
+    """Of ranks."""
+    used: int
+    ahead: float
+    """Seconds of one forward through their first stages, and with clipping one backward unless it is split."""
+    most: float
+    """The largest bound of these ranks."""
+
+    @property
+    def variants(self) -> list[tuple[int, str]]:
+        """(ZeRO stage, schedule) of its points."""
+        return [each for each in self.pipe.variants if is_split(each[1]) == self.split]
+
+
+class Ranks:
+    """The rank after those of a node."""
+
+    def __init__(self, tables: LayerTables, space: MixedSpace, rows: Bounds, limits: tuple[int, ...]) -> None:
+        """limits: bytes that a device of each kind may hold."""
+        self.tables, self.space, self.rows, self.limits = tables, space, rows, limits
+
+    def seconds(self, node: Node, choices: Longs) -> tuple[Any, Any, tuple[Any, Any]]:
+        """Seconds of a microbatch forward and backward, at least, on the rank after those of a node with so many
+        layers, and those of its first stage."""
+        pipe, rank = node.pipe, len(node.layers)
+        table, tables = pipe.tables[rank], self.tables
+        if pipe.virtual == 1:
+            first = 0 if not rank else tables.counted[node.used]
+            last = rank == pipe.shape.pp - 1
+            ends = [tables.num_layers if last else tables.counted[node.used + n] for n in choices.tolist()]
+            forward, back = (each[ends] - each[first] for each in (table.forward, table.back))
+            return forward, back, (forward, back)
+        embed = pipe.embed if not rank else (0.0, 0.0)
+        head = pipe.head if rank == pipe.holder else (0.0, 0.0)
+        begins = -(-choices // pipe.virtual)
+        least = [float(each) for each in table.least[:2]]
+        forward, back = (choices * least[i] + (embed[i] + head[i]) for i in (0, 1))
+        return forward, back, (begins * least[0] + embed[0], begins * least[1] + embed[1])
+
+    def may_begin(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
+        """Whether the rank after those of a node may fit with so many layers, and those after it with the rest."""
+        rest = self.space.num_layers - node.used - choices
+        able = rest <= node.pipe.room[len(node.layers) + 1]
+        return self._fits(node, choices) & able if able.any() else able
+
+    def _fits(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
+        """Whether the rank after those of a node may fit with so many layers."""
+        pipe, rank = node.pipe, len(node.layers)
+        kind, table, tables = pipe.shape.kinds[rank], pipe.tables[rank], self.tables
+        variants = node.variants
+        zero = max(v[0] for v in variants)
+        if pipe.virtual > 1:
+            dense: Doubles = choices * table.least[4]
+            held = static_bytes(
+                dense, 0.0, self.space.base, zero, self.rows.ways(pipe.shape, pipe.workers, rank), tables.stack
+            )
+            kept = choices * float(table.least[5])  # a microbatch in each stage
+            if not rank:
+                ways = min(under_way(s, pipe.shape.pp, pipe.virtual, pipe.count) for _, s in variants)
+                kept = np.maximum(kept, choices // pipe.virtual * ways * float(table.least[5]))
+            held = np.asarray(held + kept)
+            return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
+        schedules = tuple(dict.fromkeys(schedule for _, schedule in variants))
+        first = 0 if not rank else tables.counted[node.used]
+        last = rank == pipe.shape.pp - 1
+        ends = np.array([tables.num_layers if last else tables.counted[node.used + n] for n in choices.tolist()])
+        held = static_bytes(
+            table.dense[ends] - table.dense[first],
+            table.routed[ends] - table.routed[first],
+            self.space.base,
+            zero,
+            self.rows.ways(pipe.shape, pipe.workers, rank),
+            tables.stack,
+        )
+        held = held + held_bytes(
+            [table.kept[ends] - table.kept[first]], 0.0, schedules, rank, pipe.shape.pp, pipe.count
+        )
+        return np.asarray(held + tables.workspace[kind] <= self.limits[kind])

@@ -7,6 +7,7 @@ Loading torch takes a process seconds; here it is loaded once in each process th
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from multiprocessing import forkserver, get_context
@@ -76,7 +77,7 @@ def _gathered(pipes: dict[Connection, int]) -> dict[int, Any]:
             except EOFError:
                 ended, result = False, "the process died"
             assert ended, f"rank {pipes[pipe]}: {result}"
-            found[pipes[pipe]] = result
+            found[pipes[pipe]] = pickle.loads(result)
     return {rank: found[rank] for rank in sorted(found)}
 
 
@@ -92,6 +93,7 @@ def _rank(
     os.environ.clear()
     os.environ.update(environment)
     try:
-        pipe.send((True, member(function, backend, threads, *args)))
+        result = member(function, backend, threads, *args)
+        pipe.send((True, pickle.dumps(result)))  # as bytes: torch's own way leaves tensors with the sender, which ends
     except Exception:
         pipe.send((False, format_exc()))

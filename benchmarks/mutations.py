@@ -1,6 +1,6 @@
 """Mutated files: every command that reads one must give its answer or one clear error, soon and in little memory.
 
-    python benchmarks/mutations.py                    # 5,000 mutations, about 15 min on two cores; results/mutations.md
+    python benchmarks/mutations.py                    # 5,000 mutations, 10 CPU-minutes; -o writes the page
     python benchmarks/mutations.py --count 36         # each file once, as CI does
     python benchmarks/mutations.py --only 1234        # one of them again: prints its file, its command and its answer
 
@@ -20,17 +20,20 @@ import random
 import re
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from pkgutil import iter_modules
+from platform import python_version
 
 from gnomon import cli, formats, schema
 from gnomon.cli import main
@@ -40,7 +43,15 @@ from gnomon.lowering import one_f_one_b, with_messages, with_optimizer
 from gnomon.plans import Mesh, Plan, PlanFile, Saved, SavedRule, Schedule, Workload
 from gnomon.program import parse_program, print_program, validate
 
-FIXTURES = Path(__file__).parents[1] / "tests/formats"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from fleet.test_traces import PLAIN, SACCT  # noqa: E402  (small traces, which the tests read)
+from formats.test_trainers import CASES  # noqa: E402  (a file of each trainer)
+
+FIXTURES = ROOT / "tests/formats"
+TOLD_S = 30.0
+"""Seconds between lines of progress."""
 CPU_S, MEMORY_BYTES, WALL_S = 20, 2 * 2**30, 120
 FINE = (0, 1, 2)
 H100 = "1x8xh100-sxm"
@@ -77,7 +88,8 @@ def plan_seeds() -> Iterator[Seed]:
     for name, plan in (("full.toml", full), ("plain.toml", plain)):
         text = schema.dump(PlanFile(model="llama-tiny", on=H100, stack="megatron-lm", workload=work, plan=plan))
         exports = (f"export {{}} --to {to}" for to in ("megatron", "torchtitan", "deepspeed", "accelerate", "nanotron"))
-        more = ("predict --plan {}", "explain {}", "run {} --device cuda --checkpoints saved", *exports)
+        fleet = ("fleet forecast {} --devices 8..16", "fleet submit {} --via slurm --dry-run")
+        more = ("predict --plan {}", "explain {}", "run {} --device cuda --checkpoints saved", *fleet, *exports)
         yield Seed(name=name, text=text, commands=more if plan is plain else more[:3])
 
 
@@ -169,6 +181,17 @@ def job_seeds() -> Iterator[Seed]:
         on = "8x8xh100-sxm" if program == "megatron-bridge" else on
         command = f"predict {model.get(program, '')}--on {on} --from {program} {{}}{more}"
         yield Seed(name=path.name, text=path.read_text(encoding="utf-8"), commands=(command,))
+    for program, case in CASES.items():
+        command = f"predict --on 1x{case.devices}xh200-sxm --from {program} {{}}"
+        yield Seed(name=f"{program}{Path(case.name).suffix}", text=case.text, commands=(command,))
+
+
+def fleet_seeds() -> Iterator[Seed]:
+    """Traces of jobs."""
+    for name, text in (("jobs.csv", PLAIN), ("sacct.txt", SACCT.replace(":a100=", ":a100-sxm-80gb="))):
+        on = "2x8xa100-sxm-80gb+1x8xh100-sxm"
+        replay = f"fleet replay {{}} --on {on} --policy sjf --compare fifo"
+        yield Seed(name=name, text=text, commands=(replay, f"{replay} --skip-bad"))
 
 
 def measured_seeds(folder: Path) -> Iterator[Seed]:
@@ -192,7 +215,7 @@ def measured_seeds(folder: Path) -> Iterator[Seed]:
 
 def seeds(folder: Path) -> list[Seed]:
     """All of them."""
-    return [*plan_seeds(), *machine_seeds(), *model_seeds(), *job_seeds(), *measured_seeds(folder)]
+    return [*plan_seeds(), *machine_seeds(), *model_seeds(), *job_seeds(), *fleet_seeds(), *measured_seeds(folder)]
 
 
 NUMBERS = (
@@ -324,26 +347,38 @@ def wrong(state: int, used: resource.struct_rusage, said: str) -> str:
 class Tally:
     """What came out."""
 
-    statuses: Counter[int]
+    statuses: Counter[int] = field(default_factory=Counter)
+    commands: Counter[str] = field(default_factory=Counter)
+    """Mutations of each command."""
+    seconds: float = 0.0
+    """Of processor time, all of them."""
     slowest: tuple[float, int] = (0.0, -1)
     largest: tuple[int, int] = (0, -1)
-    found: int = 0
+    found: list[str] = field(default_factory=list)
+    """What is wrong, a line each."""
+
+    @property
+    def count(self) -> int:
+        """Answers so far."""
+        return self.commands.total()
 
     def add(self, mutation: Mutation, state: int, used: resource.struct_rusage, said: str) -> None:
         """One answer; what is wrong with it is printed."""
         if not os.WIFSIGNALED(state):
             self.statuses[os.WEXITSTATUS(state)] += 1
+        self.commands[mutation.command.partition(" ")[0]] += 1
+        self.seconds += used.ru_utime + used.ru_stime
         self.slowest = max(self.slowest, (used.ru_utime + used.ru_stime, mutation.number))
         self.largest = max(self.largest, (used.ru_maxrss, mutation.number))
         if problem := wrong(state, used, said):
-            self.found += 1
-            line = (said.strip().splitlines() or [""])[0][:200]
-            print(f"{mutation.number} {mutation.seed.name}: {problem}: {mutation.command}\n    {line}", flush=True)
+            line = (said.strip().splitlines() or [""])[-1][:200]
+            self.found.append(f"{mutation.number} {mutation.seed.name}: {problem}: {mutation.command}: {line}")
+            print(self.found[-1], flush=True)
 
 
 def run(mutations: Sequence[Mutation], folder: Path, processes: int) -> Tally:
     """All mutations, so many at a time."""
-    tally, places = Tally(Counter()), [folder / f"place-{i}" for i in range(processes)]
+    tally, places = Tally(), [folder / f"place-{i}" for i in range(processes)]
     for place in places:
         place.mkdir(exist_ok=True)
     busy: dict[int, tuple[Path, Mutation]] = {}
@@ -355,9 +390,13 @@ def run(mutations: Sequence[Mutation], folder: Path, processes: int) -> Tally:
         tally.add(mutation, state, used, said)
         places.append(place)
 
+    told = time.monotonic()
     for mutation in mutations:
         if not places:
             end_one()
+        if time.monotonic() - told > TOLD_S:
+            told = time.monotonic()
+            print(f"{tally.count:,} of {len(mutations):,}, found: {len(tally.found)}", file=sys.stderr, flush=True)
         place = places.pop()
         busy[begin(place, mutation.seed, mutation.command, mutation.text)] = place, mutation
     while busy:
@@ -398,6 +437,7 @@ def report() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", type=int, help="show this one")
+    parser.add_argument("-o", "--output", type=Path, help="file of the page, as in benchmarks/results/mutations.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"GNOMON_HOME": name, "BATCH": "1536"}  # a script of Megatron leaves its batch to the caller
@@ -414,12 +454,33 @@ def report() -> int:
         quiet(lambda: check_accepted(mutations, folder))
         began = time.monotonic()
         tally = run(mutations, folder, options.processes)
-        print(f"{len(known)} files, {options.count} mutations in {time.monotonic() - began:.0f} s")
-        print("exit status:", ", ".join(f"{status}: {n}" for status, n in sorted(tally.statuses.items())))
-        print(f"most processor time {tally.slowest[0]:.1f} s (mutation {tally.slowest[1]})")
-        print(f"most memory {tally.largest[0] / 1024:.0f} MiB (mutation {tally.largest[1]})")
-        print(f"found: {tally.found}")
-        return 1 if tally.found else 0
+    lines = page(tally, len(known), time.monotonic() - began)
+    print("\n".join(lines))
+    if options.output is not None:
+        options.output.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return 1 if tally.found else 0
+
+
+def page(tally: Tally, known: int, seconds: float) -> list[str]:
+    """What came out, in lines."""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    statuses = ", ".join(f"{status}: {n:,}" for status, n in sorted(tally.statuses.items()))
+    return [
+        "# Mutated files",
+        "",
+        f"{datetime.now(UTC).date().isoformat()}, commit {commit or 'unknown'}, Python {python_version()}. "
+        f"`python benchmarks/mutations.py --count {tally.count}`: {seconds:.0f} s on busy cores, {tally.seconds:.0f} "
+        "CPU-seconds.",
+        f"{known} valid files, each accepted first by its commands; every mutation in a process of its own.",
+        "",
+        f"- {tally.count:,} mutations: " + ", ".join(f"{name} {n:,}" for name, n in tally.commands.most_common()),
+        f"- exit status {statuses}",
+        f"- most processor time {tally.slowest[0]:.1f} s of {CPU_S} (mutation {tally.slowest[1]})",
+        f"- most memory {tally.largest[0] / 1024:.0f} MiB of {MEMORY_BYTES // 2**20} (mutation {tally.largest[1]})",
+        f"- found: {len(tally.found)}",
+        *(f"    - {line}" for line in tally.found),
+    ]
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from runtime import grid  # noqa: E402  (the tests run a sample of the same cases)
 
 RESULTS = ROOT / "benchmarks" / "results" / "runtime_grid.md"
+TOLD_S = 20.0
+"""Seconds between lines of progress."""
 
 
 def reason(said: str) -> str:
@@ -47,9 +49,13 @@ def main() -> int:
     cases = [grid.draw(number, options.seed) for number in options.only or range(options.cases)]
     verdicts, reasons, bad = Counter[str](), Counter[str](), list[str]()
     with grid.Workers(limit_s=options.limit) as workers:
+        told = began
         for case in sorted(cases, key=lambda case: case.plan.world_size):
             verdict, said = workers.judged(case)
             verdicts[verdict] += 1
+            if time.monotonic() - told > TOLD_S:
+                told = time.monotonic()
+                print(f"{verdicts.total()} of {len(cases)}: {dict(verdicts)}", file=sys.stderr, flush=True)
             if verdict == "refused":
                 reasons[reason(said)] += 1
             if verdict in ("wrong", "hung"):

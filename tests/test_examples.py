@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gnomon.models.presets import model
-from gnomon.plans import check, load_plan_file
+from gnomon.plans import Overlap, Saved, check, load_plan_file
 from gnomon.prediction import predict
+from gnomon.software import stack
 
 FILES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
 
@@ -20,6 +22,18 @@ def test_it_fits_processors(path: Path) -> None:
     found = predict(file.model, cluster, file.plan, file.workload)
     assert found.fits
     assert check(file.plan, model(file.model), found.pricing.cluster, file.workload) == ()
+
+
+def test_deepseek_v3_as_its_authors_ran_it() -> None:
+    """19.9 s by their report, on 80 GB: what their program does is in its record and their plan, and nothing is fitted."""
+    folder = Path(__file__).parents[1] / "examples/deepseek-v3"
+    file, record = load_plan_file(folder / "plan.toml"), stack(str(folder / "stack.toml"))
+    found = predict(file.model, file.on, file.plan, file.workload, record)
+    assert found.fits and found.beyond == ()
+    assert found.band.low_s < 19.9 < found.band.high_s and found.step_s < 1.25 * 19.9
+    plain = replace(file.plan, saved=Saved(), overlap=Overlap())
+    silent = predict(file.model, file.on, plain, file.workload)
+    assert silent.step_s > 1.5 * found.step_s and not silent.fits
 
 
 def test_there_are_examples() -> None:

@@ -67,6 +67,10 @@ def write(folder: Path) -> None:
         ("units.toml", PLAN_FILE.replace("size = 4", "size = 8_000_000")),
         ("wide.yaml", f"model: {{num_layers: {2**63}}}"),
         ("long.toml", PLAN_FILE.replace("seq_len = 64", f"seq_len = {2**63 - 1}")),
+        (
+            "names.yaml",
+            f"{{model_name_or_path: meta-llama/Llama-3.2-1B, stage: sft, bf16: true, deepspeed: {'z' * 9999}}}",
+        ),
         ("cut.sh", "model.tensor_model_parallel_size=2 \\"),
         ("quote.sh", "model.tensor_model_parallel_size='2"),
         ("ragged.csv", "id,family\n1,2,3\n"),
@@ -113,6 +117,7 @@ REFUSED = [
     ("predict --plan stages.toml", "4000000 stages (pp = 4000000 x virtual_stages = 1) need as many layers"),
     ("predict --plan units.toml", "4,000,000 microbatches on 1 stages: a Program holds up to 262,142 microbatches"),
     (f"predict gpt2 {H100} --from nanotron wide.yaml", "'9223372036854775808' is over the limit of whole numbers"),
+    (f"predict {H100} --from llama-factory names.yaml", "cannot read 'zzzz"),  # of a name that no file can have
     ("predict --plan long.toml", "is over the limit of 1,000,000,000; give the tokens of one sequence"),
     (f"predict gpt2 {H100} --from megatron-bridge cut.sh", "has a \\ at its very end"),
     (f"predict gpt2 {H100} --from megatron-bridge quote.sh", "has a quote that is not closed"),

@@ -85,7 +85,10 @@ def test_a_sequence_is_no_longer_than_learned_positions_unless_asked(capsys: pyt
 def test_tokens_of_an_image_follow_from_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     one = "vit-b-16", "--on", "a100-sxm-40gb", "--global-batch", "4"
     status, out, _ = ask(capsys, "predict", *one)
-    assert status == 0 and "1 x 197 tokens" in out and "samples/s/device" in out
+    assert status == 0 and "1 microbatch of 4 x 197 tokens" in out and "samples/s/device" in out
+    status, out, _ = ask(capsys, "predict", "vit-b-16", "--on", "1x8xh100-sxm", "--global-batch", "2048", "--json")
+    found = json.loads(out)  # of one sample each, the device waits for the host: 0.2 % MFU
+    assert found["plan"]["schedule"]["micro_batch_size"] == 64 and found["mfu"] > 0.1
     status, out, _ = ask(capsys, "plan", *one)
     assert status == 0 and "x 197 tokens" in out and "a sample of the model has 197 tokens" in out
     for more in (["--longest", "64"], ["--vary", "seq_len=64,128"]):

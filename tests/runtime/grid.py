@@ -113,6 +113,7 @@ def in_effect(plan: Plan, field: tuple[str, str, Any]) -> bool:
     """Whether the rest of a plan lets the field do something, so that cases are not spent on what is not there."""
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     shards, tp = min(mesh.dp_shard for mesh in meshes) > 1, max(mesh.tp for mesh in meshes) > 1
+    cp = max(mesh.cp for mesh in meshes) > 1
     zero = plan.optimizer.zero
     needs = {
         "zero": zero == 0 or shards,
@@ -122,6 +123,8 @@ def in_effect(plan: Plan, field: tuple[str, str, Any]) -> bool:
         "grad_reduce": zero < 3 and max(mesh.data_ranks for mesh in meshes) > 1,
         "pipeline_sends": plan.num_stages > 1,
         "sequence_parallel": tp,
+        "context": cp,
+        "context_order": cp,
         "keep_gathered": tp and plan.layout.sequence_parallel,
     }
     return needs.get(field[1], True)
@@ -203,7 +206,7 @@ def _virtual(rng: random.Random, name: str) -> int:
 
 
 def _alike(rng: random.Random, name: str, world: int, layers: int) -> Plan:
-    mesh, virtual = _mesh(rng, world, "pp", "dp_replicate", "dp_shard", "tp"), _virtual(rng, name)
+    mesh, virtual = _mesh(rng, world, "pp", "dp_replicate", "dp_shard", "cp", "tp"), _virtual(rng, name)
     stages, schedule = mesh.pp * virtual, _schedule(rng, name, virtual)
     if rng.random() < 0.3:
         cuts = sorted(rng.choices(range(layers + 1), k=stages - 1))

@@ -31,6 +31,10 @@ ORDERS = "GNOMON_ORDERS"
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the system says of a place that takes no more."""
+UNREADABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
+"""What it says of a name that no file has, or that may not be read: files name other files."""
+LONGEST, MOST_SAID = 80, 2000
+"""Letters of a name, and of an error that nobody foresaw, that are printed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FITS
     except OSError as error:
+        if error.errno in UNREADABLE and error.filename is not None:
+            return _failed(f"gnomon: cannot read {_short(str(error.filename))}: {error.strerror}", BAD_REQUEST)
         if error.errno not in FULL:
             return _mistake(error, arguments)
         with suppress(OSError):  # what is left in the buffer would fail again at the end
@@ -83,11 +89,16 @@ def _mistake(error: Exception, arguments: Sequence[str]) -> int:
     """What to report of an error that nobody foresaw."""
     asked = " ".join(["gnomon", *arguments])
     return _failed(
-        f"gnomon: a mistake in Gnomon itself: {type(error).__name__}: {error}\n"
+        f"gnomon: a mistake in Gnomon itself: {type(error).__name__}: {str(error)[:MOST_SAID]}\n"
         f"Please report it with this line: {asked}\n"
         f"GNOMON_DEBUG=1 shows where it happened.",
         OUR_MISTAKE,
     )
+
+
+def _short(text: str) -> str:
+    """The beginning of what is too long for a message, quoted."""
+    return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
 
 
 def _write_what_can_be_written() -> None:

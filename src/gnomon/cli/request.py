@@ -43,6 +43,10 @@ PRECISIONS = {
 }
 
 
+IMAGE_TOKENS = 2**14
+"""Patches of the samples of a microbatch where nobody says how many there are: what keeps a device busy."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Everything that a prediction needs."""
@@ -84,8 +88,8 @@ def read_request(options: argparse.Namespace) -> Request:
     # --precision also fills in what a file leaves to its trainer; the rest of the file's dtypes then stays.
     filled = job is not None and options.precision == job.plan.precision.compute
     changed = _changed(start, options, machines, keep_mesh=base is not None, keep_precision=filled)
-    plan = _with_batch(changed, options, job, assumed)
     given = job.workload if job else file.workload if file else None
+    plan = _with_batch(changed, graph, options, given, assumed)
     workload = with_sizes(_workload(graph, plan, options, given, assumed), graph, options, assumed)
     if job is not None:
         notes += notes_of(job)
@@ -208,12 +212,25 @@ def _schedule(schedule: Schedule, options: argparse.Namespace) -> Schedule:
     return replace(schedule, **changes)
 
 
-def _with_batch(plan: Plan, options: argparse.Namespace, job: Job | None, assumed: list[str]) -> Plan:
-    """The plan with a micro batch, where nobody gave one."""
+def _with_batch(
+    plan: Plan, graph: Graph, options: argparse.Namespace, given: Workload | None, assumed: list[str]
+) -> Plan:
+    """The plan with a micro batch, where nobody gave one: a sequence; of images as many as keep a device busy."""
     if plan.schedule.micro_batch_size is not None or plan.schedule.num_microbatches is not None:
         return plan
-    assumed.append("micro batch not given: 1 sequence on each data-parallel rank (--micro-batch-size)")
-    return replace(plan, schedule=replace(plan.schedule, micro_batch_size=1))
+    size, tokens = 1, sample_tokens(graph) or 0
+    if tokens > 1:
+        batch = given_batch(options, tokens) or (given.batch_size if given else None)
+        units, rest = divmod(batch or 0, plan.stage_mesh(0).data_ranks * plan.num_pipeline_ranks)
+        most = max(1, IMAGE_TOKENS // tokens)
+        if batch is None:
+            size = most
+        elif not rest:
+            size = max(n for n in range(1, most + 1) if units % n == 0)
+    what = "sequence" if tokens == 0 else "sample"
+    count = f"{size} {what}{'s' if size > 1 else ''}"
+    assumed.append(f"micro batch not given: {count} on each data-parallel rank (--micro-batch-size)")
+    return replace(plan, schedule=replace(plan.schedule, micro_batch_size=size))
 
 
 def default_seq_len(graph: Graph) -> tuple[int, str]:

@@ -25,7 +25,7 @@ def test_it_fits_processors(path: Path) -> None:
 
 
 def test_deepseek_v3_as_its_authors_ran_it() -> None:
-    """19.9 s by their report, on 80 GB: what their program does is in its record and their plan, and nothing is fitted."""
+    """19.9 s by their report, on 80 GB; nothing is fitted to it."""
     folder = Path(__file__).parents[1] / "examples/deepseek-v3"
     file, record = load_plan_file(folder / "plan.toml"), stack(str(folder / "stack.toml"))
     found = predict(file.model, file.on, file.plan, file.workload, record)

@@ -14,6 +14,7 @@ import csv
 import hashlib
 import io
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,7 +68,7 @@ class Outcome:
     listed: Listed
     outcome: str
     """One of OUTCOMES."""
-    given: str
+    given: tuple[str, ...]
     """Options beside the file."""
     message: str
     """Why it was refused, at first."""
@@ -85,14 +86,14 @@ def tried(listed: Listed, files: Path, *, whole: bool) -> Outcome:
     given, message = on_its_devices(path, (), whole=whole)
     if message is None or message.startswith("mistake"):
         outcome = "mistake" if message else "as it stands"
-        return Outcome(listed=listed, outcome=outcome, given=" ".join(given), message=message or "")
+        return Outcome(listed=listed, outcome=outcome, given=tuple(given), message=message or "")
     first = message
-    for one in asked_for(message):
+    for one in asked_for(message, listed.below(files)):
         given, message = on_its_devices(path, one, whole=whole)
         if message is None:
-            return Outcome(listed=listed, outcome="with one", given=" ".join(given), message=first)
+            return Outcome(listed=listed, outcome="with one", given=tuple(given), message=first)
     outcome = "mistake" if (message or "").startswith("mistake") else "refused"
-    return Outcome(listed=listed, outcome=outcome, given=" ".join(given), message=first)
+    return Outcome(listed=listed, outcome=outcome, given=tuple(given), message=first)
 
 
 def on_its_devices(path: str, one: Sequence[str], *, whole: bool) -> tuple[Sequence[str], str | None]:
@@ -151,15 +152,31 @@ def attempt(argv: Sequence[str], *, whole: bool) -> tuple[str | None, int | None
         return f"mistake: {type(error).__name__}: {error}", None
 
 
-def asked_for(message: str) -> Iterator[tuple[str, ...]]:
-    """Options, one at a time, that a refusal says to give."""
+def asked_for(message: str, path: Path) -> Iterator[tuple[str, ...]]:
+    """Options, one at a time, that a refusal says to give. The arguments of a script are those of its own usage."""
+    if "--set args=" in message:
+        yield from (("--set", f"args={words}") for words in usages(path))
     if "--model" in message:
         yield from (("--model", model) for model in MODELS)
     for option in ("vocab-size", "seq-len", "micro-batch-size"):
         if f"--{option}" in message:
             yield (f"--{option}", STAND_IN.get(option, "1"))
-    for name, value in dict(re.findall(r"--set ([\w.-]+)=([\w.,-]*)", message)).items():
+    named = message.replace("--set args=", "")
+    for name, value in dict(re.findall(r"--set ([\w.-]+)=([\w.,-]*)", named)).items():
         yield ("--set", f"{name}={value.rstrip(',.') or STAND_IN.get(name.rpartition('.')[2], '1')}")
+
+
+def usages(path: Path) -> Iterator[str]:
+    """The arguments with which READMEs around a script, or its own comments, start it."""
+    near = [path, *sorted(path.parent.glob("*.md")), *sorted(path.parent.parent.glob("*.md"))]
+    call = re.compile(rf"(?:sh|bash|\./)\s*\S*{re.escape(path.name)}((?:\s*\\\s*\n|[^\n`;|])+)")
+    seen = set()
+    for each in near:
+        for match in call.finditer(each.read_text(encoding="utf-8", errors="replace")):
+            words = re.sub(r"\\\s*\n", " ", match[1]).replace("\\", " ").split()
+            if len(words) > 2 and tuple(words) not in seen:
+                seen.add(tuple(words))
+                yield " ".join(shlex.quote(word) for word in words)
 
 
 def reason(message: str) -> str:
@@ -229,7 +246,7 @@ def main() -> int:
             for o in found:
                 part = "aside" if o.listed.aside else "open"
                 place = (o.listed.repository, o.listed.path)
-                writer.writerow((part, o.listed.format, o.outcome, *place, o.given, o.message))
+                writer.writerow((part, o.listed.format, o.outcome, *place, shlex.join(o.given), o.message))
     return 0
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
 from gnomon.formats.given import setting_value
 from gnomon.formats.huggingface.decoders import DECODERS
+from gnomon.formats.huggingface.generic import SAME_KEYS, SHAPES, generic_decoder
 from gnomon.formats.huggingface.hybrids import HYBRIDS
 from gnomon.formats.huggingface.mixtures import MIXTURES
 from gnomon.formats.huggingface.nested import language_model
@@ -463,15 +465,19 @@ def from_hf_config(
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise InputError(f"{name}: a config.json names its model_type; got {kind!r}", "$.model_type")
-    reader = READERS.get(kind)
+    reader = READERS.get(SAME_KEYS.get(kind, kind))
+    if reader is None and kind in SHAPES:
+        reader = partial(generic_decoder, shape=SHAPES[kind])
     if reader is None:
         if (inside := language_model(values, READERS)) is not None:
             found = from_hf_config(inside[0], name, wanted, strict=strict)
             return replace(found, notes=(*inside[1], *found.notes))
         if kind in NOT_DESCRIBED:
             raise CatalogueError(f"{name}: model_type {kind!r} has no reader: {NOT_DESCRIBED[kind]}")
+        known = sorted({*READERS, *SHAPES, *SAME_KEYS})
         raise CatalogueError(
-            f"{name}: model_type {kind!r} has no reader{nearest(kind, READERS)}; known: {', '.join(sorted(READERS))}"
+            f"{name}: model_type {kind!r} has no reader{nearest(kind, known)}, and its keys alone do not say its "
+            f"network; gnomon.capture takes its PyTorch module (docs/capture.md); known: {', '.join(known)}"
         )
     keys, notes = Keys(values, name), Notes()
     try:

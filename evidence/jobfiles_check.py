@@ -4,8 +4,8 @@ Files are those of `evidence.jobfiles`, each with the options that it was read w
 reads the same file, one process a program, and each field that both have is compared: layers, widths, heads, lengths,
 batches, axes, ZeRO, dtype, recomputation. Checkouts, none of which is part of this repository: `--megatron`,
 `--deepspeed`, `--nanotron` (its `src`), `--verl`, `--openrlhf`; `--peers` is a folder with torchtitan 0.2.2 and
-hydra-core 1.3 (`pip install --target DIR --no-deps …`). Megatron-LM and OpenRLHF get the words as the reader of shell scripts
-since a stranger's script is not run. Leaves out fields that a program computes while it runs.
+hydra-core 1.3 (`pip install --target DIR --no-deps …`). Megatron-LM and OpenRLHF get the words that Gnomon reads from
+the script, since a stranger's script is not run. Leaves out fields that a program computes while it runs.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ NANOTRON = """
 from unittest.mock import MagicMock
 for name in ("flash_attn flash_attn.flash_attn_interface flash_attn.layers flash_attn.layers.rotary "
         "flash_attn.bert_padding flash_attn.ops flash_attn.ops.triton flash_attn.ops.triton.layer_norm functorch.dim "
-        "ring_flash_attn grouped_gemm grouped_gemm.ops").split():
+        "ring_flash_attn grouped_gemm grouped_gemm.ops datasets datasets.download "
+        "datasets.download.streaming_download_manager").split():
     sys.modules[name] = MagicMock(__spec__=None, __version__="2.8.0")
 from nanotron.config import get_config_from_file
 def read(path, facts):

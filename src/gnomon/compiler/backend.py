@@ -21,6 +21,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
+from gnomon.compiler.triton_launch import has_triton, launchers
+from gnomon.compiler.triton_text import TritonKernel
 
 log = logging.getLogger("gnomon.compiler")
 _said: set[str] = set()
@@ -32,7 +34,7 @@ KEPT = 64
 
 def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The backend. Options are accepted and ignored, so that code written for another backend runs."""
-    if not has_compiler():
+    if not has_compiler() and not has_triton():
         say_once("no C++ compiler was found (g++ or CXX): backend 'gnomon' runs PyTorch's own operations")
         return module.forward
     through = aot_autograd(
@@ -67,9 +69,7 @@ class Compiled:
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.program: Program = program(module.graph, environment_of(module.graph))
-        functions = libraries([p.kernel.source for p in self.program.planned])
-        for planned, function in zip(self.program.planned, functions, strict=True):
-            planned.function = function
+        _load(self.program.planned)
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
         self.final = False
@@ -123,6 +123,17 @@ class Compiled:
         trial = Trial(planned.kernel.source, scope["run"], scope["aten"])
         self.trials[planned.number] = trial
         return [f"{made} = {writer.constant(trial)}({', '.join([*names, *symbols])})"]
+
+
+def _load(planned: Sequence[Planned]) -> None:
+    """Gives kernels their functions, as far as this machine has what makes them."""
+    plain = [p for p in planned if not isinstance(p.kernel, TritonKernel)]
+    if has_compiler():
+        for p, function in zip(plain, libraries([p.kernel.source for p in plain]), strict=True):
+            p.function = function
+    others = [(p, p.kernel) for p in planned if isinstance(p.kernel, TritonKernel)]
+    for (p, _), launcher in zip(others, launchers([kernel for _, kernel in others]), strict=True):
+        p.function = launcher
 
 
 def environment_of(graph: torch.fx.Graph) -> Any:

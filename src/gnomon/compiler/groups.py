@@ -21,6 +21,7 @@ from gnomon.compiler.rules import RULES
 from gnomon.compiler.rules.views import VIEWS
 from gnomon.compiler.sizes import size_of, sizes_of
 from gnomon.compiler.stages import classify
+from gnomon.compiler.triton_launch import has_triton
 
 aten = torch.ops.aten
 LARGEST = 48
@@ -74,11 +75,23 @@ class Group:
 
 
 def fake(node: Any) -> torch.Tensor | None:
-    """The fake tensor of a node that makes one on the CPU, dense and of a kind we know."""
+    """The fake tensor of a node that makes one where there is a printer for kernels, dense and of a kind we know."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
+    if not isinstance(value, torch.Tensor) or not served(value.device) or value.layout != torch.strided:
         return None
     return value
+
+
+def served(device: torch.device) -> bool:
+    """Whether kernels can be made for a device: C++ for CPUs, Triton for GPUs."""
+    return device.type == "cpu" or (device.type == "cuda" and has_triton())
+
+
+def device_of(node: torch.fx.Node) -> torch.device | None:
+    """Where a node's results lie."""
+    value = node.meta.get("val")
+    results = value if isinstance(value, (tuple, list)) else [value]
+    return next((r.device for r in results if isinstance(r, torch.Tensor)), None)
 
 
 def root(node: torch.fx.Node) -> torch.fx.Node:
@@ -129,7 +142,7 @@ def claimed(node: torch.fx.Node) -> bool:
     results = value if isinstance(value, (tuple, list)) else [value]
     return all(
         r is None
-        or (isinstance(r, torch.Tensor) and r.device.type == "cpu" and r.layout == torch.strided and r.dtype in KINDS)
+        or (isinstance(r, torch.Tensor) and served(r.device) and r.layout == torch.strided and r.dtype in KINDS)
         for r in results
     ) and any(isinstance(r, torch.Tensor) and not _empty(r) for r in results)
 
@@ -149,7 +162,7 @@ def lower(body: Body, node: torch.fx.Node) -> None:
     tensors = [arg for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor)]
     for arg in tensors:
         value = arg.meta["val"]
-        if value.device.type != "cpu" or _empty(value):
+        if value.device != device_of(node) or _empty(value):
             raise UnfitError("a tensor elsewhere, or empty")
     result = RULES[node.target](Lowering(body=body, node=node, sources=source), *node.args, **node.kwargs)
     if isinstance(result, Tensor):

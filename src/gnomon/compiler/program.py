@@ -19,14 +19,18 @@ import torch
 
 from gnomon.compiler.body import UnfitError
 from gnomon.compiler.check import check_body, check_nest
-from gnomon.compiler.groups import Group, fake, groups, rebuilt, root, worth
+from gnomon.compiler.groups import Group, device_of, fake, groups, rebuilt, root, worth
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.nest import Kernel, kernel
 from gnomon.compiler.rules.views import VIEWS
 from gnomon.compiler.sizes import Size, product, size_of, sizes_of, symbols, text
-from gnomon.compiler.tiles import Output, nest, output, tiling
+from gnomon.compiler.tiles import Nest, Output, nest, output, tiling
+from gnomon.compiler.triton_launch import SizeTable, symbol_names
+from gnomon.compiler.triton_text import TritonKernel, triton_kernel
 
 LINES = "    "
+PRINTERS: dict[str, Callable[[Nest], Kernel]] = {"cpu": kernel, "cuda": triton_kernel}
+"""Kind of device -> what writes its kernels."""
 
 
 @dataclass(slots=True)
@@ -37,6 +41,7 @@ class Planned:
     outputs: list[torch.fx.Node]
     kernel: Kernel
     number: int
+    device: torch.device
     function: Callable[..., int] | None = None
 
     @property
@@ -140,10 +145,13 @@ def _planned(
             check_body(body)
             loops = nest(body, outs, environment)
             check_nest(loops)
+            where = device_of(outputs[n][0])
+            assert where is not None, "groups make tensors"
+            written = PRINTERS[where.type](loops)
         except UnfitError:
             refused.append(group)
             continue
-        made.append(Planned(group=group, outputs=outputs[n], kernel=kernel(loops), number=len(made)))
+        made.append(Planned(group=group, outputs=outputs[n], kernel=written, number=len(made), device=where))
     return made, refused
 
 
@@ -296,8 +304,11 @@ class Writer:
             shape = ", ".join(self.size(s) for s in o.shape)
             strides = ", ".join(self.size(s) for s in o.memory)
             comma = "," if len(o.shape) == 1 else ""
-            dtype = self.constant(o.dtype)
-            out.append(f"{self.name(node)} = _empty(({shape}{comma}), ({strides}{comma}), dtype={dtype})")
+            kind = f"dtype={self.constant(o.dtype)}"
+            kind += "" if planned.device.type == "cpu" else f", device={self.constant(planned.device)}"
+            out.append(f"{self.name(node)} = _empty(({shape}{comma}), ({strides}{comma}), {kind})")
+        if isinstance(planned.kernel, TritonKernel):
+            return [*out, *self._launched(planned, planned.kernel)]
         names = sorted({str(s) for size in self._host_sizes(planned) for s in symbols(size)})
         table = self.constant(Table(planned, names))
         array = f"{table}({', '.join(names)})" if names else self.constant(self.constants[table]())
@@ -314,6 +325,16 @@ class Writer:
         if not _may_fail(planned):
             return [*out, call]
         return [*out, f"if {call}:", *(LINES + line for line in self.aten_lines(planned))]
+
+    def _launched(self, planned: Planned, kernel: TritonKernel) -> list[str]:
+        """A call of a Triton kernel, and ATen in its place where it does not fit these sizes."""
+        names = symbol_names(kernel)
+        table = self.constant(SizeTable(kernel, names, _SIZE_FUNCTIONS))
+        given = [self.name(kernel.nest.body.inputs[slot].node) for slot in kernel.slots]
+        given += [self.name(node) for node in planned.outputs]
+        function = self.constant(planned.function)
+        call = f"{function}({table}({', '.join(names)}), {', '.join(given)})"
+        return [f"if {call}:", *(LINES + line for line in self.aten_lines(planned))]
 
     def scope(self) -> dict[str, Any]:
         return {**self.constants, **_SIZE_FUNCTIONS}

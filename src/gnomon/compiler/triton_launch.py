@@ -1,0 +1,179 @@
+"""Kernels of `triton_text` loaded and called: blocks from sizes, partial results, which of the functions fits.
+
+`launchers` takes kernels and gives functions `(sizes, *tensors) -> 0 or 1`; 1 asks for ATen, where a row is longer than
+a block and cannot be walked. Sources are kept in the cache folder by content, as Triton wants files. Leaves out text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from gnomon.compiler.build import cache_folder
+from gnomon.compiler.sizes import product, symbols, text
+from gnomon.compiler.triton_text import TritonKernel
+
+log = logging.getLogger("gnomon.compiler")
+LONGEST = 16_384
+"""Points of a row that one program holds in registers; longer rows are walked."""
+AREA = 4_096
+"""Points of a block, where the row leaves a choice."""
+WALKED = 4_096
+"""Points of a block of a row that is walked."""
+ACROSS = 128
+"""Columns of a block in which partial results are added up."""
+MOST_KNOWN = 1024
+"""Sizes and alignments of a kernel that are remembered."""
+HELD = {"F": torch.float32, "D": torch.float64, "L": torch.int64, "B": torch.int32}
+"""Types of partial results by kind."""
+MOST_PARTS = 512
+"""Programs beside each other that add up columns: enough for the multiprocessors of a GPU."""
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def launchers(kernels: Sequence[TritonKernel]) -> list[Callable[..., int] | None]:
+    """A function for each kernel; None where its text cannot be loaded."""
+    return [_loaded(kernel) for kernel in kernels]
+
+
+def _loaded(kernel: TritonKernel) -> Callable[..., int] | None:
+    try:
+        return Launcher(kernel, _module(kernel.source))
+    except (OSError, SyntaxError, ImportError) as error:
+        log.warning("a kernel cannot be kept or loaded (%s): its operations stay PyTorch's", error)
+        return None
+
+
+@cache
+def _module(source: str) -> Any:
+    name = f"gnomon_triton_{hashlib.sha256(source.encode()).hexdigest()[:32]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.py"
+    if not path.exists() or path.read_text(encoding="utf-8") != source:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, suffix=".part", delete=False) as file:
+            file.write(source)
+        os.replace(file.name, path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A function of a kernel at sizes that were seen."""
+
+    function: Any
+    """As Triton compiled it, or the function to be compiled."""
+    grid: tuple[int, int, int]
+    partial: tuple[tuple[int, torch.dtype], ...]
+    """Elements and types of partial results."""
+    rest: tuple[int, ...]
+    """Arguments after the pointers."""
+
+
+class Launcher:
+    """A kernel as a function of its sizes and tensors: inputs by slot, then outputs. What Triton compiled for sizes and
+    alignments that came before is called directly: looking it up again takes Triton longer than a small kernel."""
+
+    def __init__(self, kernel: TritonKernel, module: Any) -> None:
+        self.kernel, self.module = kernel, module
+        self.known: dict[tuple[Any, ...], tuple[_Step, ...]] = {}
+        self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+
+    def __call__(self, given: tuple[int, ...], *tensors: torch.Tensor) -> int:
+        key = (given, *[tensor.data_ptr() % 16 for tensor in tensors])
+        steps = self.known.get(key)
+        if steps is not None:
+            device = tensors[0].device
+            partial = [torch.empty(count, dtype=dtype, device=device) for count, dtype in steps[0].partial]
+            for step in steps:
+                step.function[step.grid](*tensors, *partial, *step.rest)
+            return 0
+        first = self._first(given, tensors)
+        if first is None:
+            return 1
+        if not self.interpreted:
+            if len(self.known) > MOST_KNOWN:
+                self.known.clear()
+            self.known[key] = first
+        return 0
+
+    def _first(self, given: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[_Step, ...] | None:
+        """Calls it, and returns how to do so again; None where it does not fit."""
+        kernel, (rows, points, *sizes) = self.kernel, given
+        if not rows or not points:
+            return None
+        held = _power(points)
+        walked = kernel.nest.has_row and held > LONGEST
+        if walked and not kernel.walks:
+            return None
+        wide = (WALKED if walked else held) if kernel.nest.has_row else min(held, 1024)
+        high = max(1, min(_power(rows), AREA // wide))
+        tiles = 1 if kernel.nest.has_row else -(-points // wide)
+        blocks, chunk = -(-rows // high), 1
+        if kernel.columns:
+            chunk = -(-blocks // max(1, MOST_PARTS // tiles))
+        parts = -(-blocks // chunk)
+        counts = [(i, parts * points) for i in kernel.columns] + [(i, parts * tiles) for i in kernel.totals]
+        partial = tuple((count, HELD[kernel.nest.body.code[i].kind]) for i, count in counts)
+        far = max(t.untyped_storage().nbytes() for t in tensors) >= 2**31 or rows * points >= 2**31
+        warps = 4 if high * wide <= 4096 else 8 if high * wide <= 8192 else 16
+        options = {"num_warps": warps, "debug": kernel.checks, "sanitize_overflow": False}
+        buffers = [torch.empty(count, dtype=dtype, device=tensors[0].device) for count, dtype in partial]
+        across = min(held, ACROSS)
+        todo = [(self.module.walk if walked else self.module.whole, parts * tiles, (high, wide))]
+        if kernel.after:
+            todo.append((self.module.after, -(-points // across) if kernel.columns else 1, (1, across)))
+        steps = []
+        for function, grid, blocked in todo:
+            rest = (*sizes, parts, tiles, chunk, far, *blocked)
+            compiled = function[(grid, 1, 1)](*tensors, *buffers, *rest, **({} if self.interpreted else options))
+            steps.append(_Step(compiled, (grid, 1, 1), partial, rest))
+        return tuple(steps)
+
+
+def _power(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
+
+
+class SizeTable:
+    """(rows, points of a row, the kernel's sizes) for each set of the symbols' values that came."""
+
+    def __init__(self, kernel: TritonKernel, names: Sequence[str], scope: dict[str, Any]) -> None:
+        nest = kernel.nest
+        rows, points = (product(nest.sizes[a] for a in axes) for axes in (nest.outer, nest.inner))
+        body = ", ".join(text(size) for size in (rows, points, *kernel.sizes))
+        inside = dict(scope)
+        exec(f"def sizes({', '.join(names)}):\n    return ({body},)", inside)
+        self.sizes, self.names = inside["sizes"], tuple(names)
+
+    def __call__(self, *values: int) -> tuple[int, ...]:
+        return self.sizes(*values)  # type: ignore[no-any-return]
+
+
+def symbol_names(kernel: TritonKernel) -> list[str]:
+    """Of the sizes that a call asks for."""
+    nest = kernel.nest
+    every = [*kernel.sizes, *(nest.sizes[a] for a in (*nest.outer, *nest.inner))]
+    return sorted({str(s) for size in every for s in symbols(size)})

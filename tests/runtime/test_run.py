@@ -91,16 +91,14 @@ def losses(out: str) -> dict[int, float]:
 
 
 def members(launcher: int) -> list[int]:
-    """The launcher's processes that train."""
-    found = []
+    """The launcher's processes that train: those that its fork server started."""
+    parents = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == launcher and b"spawn_main" in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
+            parents[int(path.name)] = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
         except (OSError, IndexError):
             continue
-    return sorted(found)
+    return sorted(pid for pid, parent in parents.items() if parents.get(parent) == launcher)
 
 
 def test_it_trains_and_writes_what_it_says(folder: Folder) -> None:

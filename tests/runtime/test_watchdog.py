@@ -57,4 +57,4 @@ def test_what_it_tells_is_the_error_of_the_run(tmp_path: Path, monkeypatch: pyte
     _tell("rank 1 has stopped", ends=True)
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=STATUS, error_file=str(tmp_path / "error.json"))
     assert isinstance(failure.message, dict)
-    assert failure.message["message"] == "RunError: rank 1 has stopped"
+    assert failure.message["message"] == "PeerError: rank 1 has stopped"

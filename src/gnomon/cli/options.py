@@ -355,6 +355,17 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--override", type=some, metavar="NAMES", help="with --resume: what may differ, of seed,lr,optimizer,data"
     )
+    parser.add_argument(
+        "--grace",
+        type=rate,
+        default=300.0,
+        metavar="S",
+        help="seconds for a last step and checkpoint when stopped; 300",
+    )
+    parser.add_argument(
+        "--max-restarts", type=at_most(1000, least=0), default=0, metavar="N",
+        help="times to go on from the newest checkpoint when a process is lost; 0",
+    )  # fmt: skip
     parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -213,6 +213,8 @@ def _job(
         checkpoint_at_end=options.checkpoints is not None,
         keep=options.keep,
         resume=options.resume,
+        max_restarts=options.max_restarts,
+        grace_s=options.grace,
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
         measure=options.timeline is not None,

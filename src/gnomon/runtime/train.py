@@ -7,7 +7,6 @@ same losses. Left out: the prediction that progress is compared with, which the 
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
@@ -24,10 +23,8 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from gnomon import errors
-from gnomon.errors import GnomonError, InputError, PlanError, RunError
+from gnomon.errors import InputError, PlanError, RunError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Workload
@@ -36,13 +33,16 @@ from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor
+from gnomon.runtime.faults import ended, may_start_again, plain
 from gnomon.runtime.feed import size_named
-from gnomon.runtime.launch import BACKENDS, SIGNALS, launch, own_device
+from gnomon.runtime.launch import BACKENDS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.pretrained import export, values_of
+from gnomon.runtime.processes import GRACE_S, SIGNALS, FailedError
 from gnomon.runtime.progress import Progress, peak_bytes
 from gnomon.runtime.slowdown import slowdown_now
 from gnomon.runtime.waiting import waited_s, waited_since, without_a_core
+from gnomon.runtime.watchdog import where
 from gnomon.timeline import Timeline
 
 WARM_UP = 3
@@ -86,6 +86,10 @@ class Job:
     """Whether a run that is not stopped leaves a checkpoint too."""
     keep: int = 2
     """Newest checkpoints that are kept."""
+    grace_s: float = GRACE_S
+    """Between a signal and the end of processes that do not end by themselves."""
+    max_restarts: int = 0
+    """Times that a run which lost a process is started again."""
     resume: bool = False
     """Go on from the newest whole checkpoint, if there is one."""
     override: tuple[str, ...] = ()
@@ -172,74 +176,29 @@ def _warm(steps: int) -> int:
 def run(job: Job, *, threads: int = 1) -> Outcome:
     """Starts the job's processes and returns rank 0's outcome; under `torchrun` this process's.
 
-    threads: of torch, in each process. RunError if a process ends before its time; SystemExit (130, 143) if a signal
-    ended the processes started here, after their checkpoint.
+    threads: of torch, in each process. A run that lost a process is started again `job.max_restarts` times, from its
+    newest checkpoint; then PeerError. SystemExit (130, 143) if a signal ended processes that did not end by themselves.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        corpus_of(job)  # text becomes tokens once, before processes wait for each other
-    try:
-        with _agent_silent():
-            function = train if "TORCHELASTIC_RUN_ID" in os.environ else _train_or_leave
-            size, backend = job.plan.world_size, BACKENDS[job.device]
-            outcomes = launch(function, size, job, backend=backend, threads=threads, ends_itself=True)
-    except ChildFailedError as failed:
-        if (status := failed.get_first_failure()[1].exitcode - 128) in SIGNALS:
-            raise SystemExit(128 + status) from None
-        raise _failure(job, *failed.get_first_failure()) from failed
-    except SystemExit:
-        if job.checkpoints is None or newest(job.checkpoints) is None:
-            print("stopped before there was anything to keep", file=sys.stderr, flush=True)
-        raise
-    return outcomes[min(outcomes)]
-
-
-@contextmanager
-def _agent_silent() -> Iterator[None]:
-    """Without the elastic agent's own account of a failure: one clear error is enough."""
-    chatty = [
-        logging.getLogger(name)
-        for name in logging.root.manager.loggerDict
-        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing"))
-    ]
-    levels = [logger.level for logger in chatty]
-    for logger in chatty:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(chatty, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _failure(job: Job, rank: int, failure: ProcessFailure) -> GnomonError:
-    """What to tell the user of a process that failed: his mistake as it is, anything else with what is left."""
-    text = failure.message["message"] if isinstance(failure.message, dict) else failure.message
-    name, _, said = str(text).partition(": ")
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, GnomonError):
-        return kind(said)
-    if failure.exitcode < 0:
-        why = f"was killed by {failure.signal_name()}"
-    elif "onnection" in str(text):
-        why = f"lost another process, which must have been killed ({said[:200]})"
-    else:
-        why = f"failed: {str(text)[:400]}"
-    left = newest(job.checkpoints) if job.checkpoints is not None else None
-    after = f"; the checkpoint {left} is whole: {job.resume_with or 'resume from it'}" if left else "; no checkpoint"
-    return RunError(f"rank {rank} of {job.plan.world_size} {why}, so the run ended{after}")
-
-
-def _train_or_leave(job: Job) -> Outcome:
-    """`train` in a process that the agent started; one that a signal ended leaves at once.
-
-    Having been sent a signal, the agent takes no results: processes that want to give theirs would wait to be killed.
-    """
-    outcome = train(job)
-    if outcome.stopped:
-        dist.barrier()
-        sys.stderr.flush()
-        os._exit(128 + outcome.stopped)
-    return outcome
+    size, backend = job.plan.world_size, BACKENDS[job.device]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return next(iter(launch(train, size, job, backend=backend, threads=threads).values()))
+    corpus_of(job)  # text becomes tokens once, before processes wait for each other
+    for left in range(job.max_restarts, -1, -1):
+        try:
+            return launch(train, size, job, backend=backend, threads=threads, grace_s=job.grace_s, ends_itself=True)[0]
+        except FailedError as failed:
+            kept = None if job.checkpoints is None else newest(job.checkpoints)
+            error = ended(failed, size, left=kept, resume_with=job.resume_with)
+            if not left or not may_start_again(failed):
+                raise error from failed
+            beginning = f"from {kept}" if kept else "from the beginning"
+            print(f"gnomon: {error}; starting again {beginning}, {left - 1} left", file=sys.stderr, flush=True)
+            job = replace(job, resume=job.checkpoints is not None)
+        except SystemExit:
+            if job.checkpoints is None or newest(job.checkpoints) is None:
+                print("stopped before there was anything to keep", file=sys.stderr, flush=True)
+            raise
+    raise AssertionError("the last launch returns or raises")
 
 
 def corpus_of(job: Job) -> Corpus:
@@ -261,7 +220,26 @@ def corpus_of(job: Job) -> Corpus:
 
 
 def train(job: Job) -> Outcome:
-    """How it went, with a record of each step that this call ran. All ranks of the job must call it."""
+    """How it went, with a record of each step that this call ran. All ranks of the job must call it. PeerError, which
+    says where this rank stood, if another is gone."""
+    executors: list[Executor] = []
+    try:
+        return _train(job, executors)
+    except Exception as error:
+        raise plain(error, dist.get_rank(), _at(executors)) from error
+
+
+def _at(executors: Sequence[Executor]) -> str:
+    """Where this rank stands."""
+    watchdogs = [each.watchdog for each in executors]
+    if not watchdogs:
+        return "while it started"
+    row = -1 if watchdogs[0] is None else watchdogs[0].row
+    return f"at {where(executors[0].program, row)}" if row >= 0 else "between steps"
+
+
+def _train(job: Job, executors: list[Executor]) -> Outcome:
+    """`train`. executors: takes the one that is made."""
     with _asked_to_end() as asked:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             corpus_of(job)
@@ -279,6 +257,7 @@ def train(job: Job) -> Outcome:
             values=None if job.weights is None else values_of(job.weights, job.graph),
         )
         executor.watch()
+        executors.append(executor)
         identity, done = identity_of(job, corpus), 0
         if job.checkpoints is not None and job.resume:
             done = load(job.checkpoints, executor, identity=identity, override=job.override)

@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from gnomon.program import NO_UNIT, Program
+from gnomon.runtime.processes import tell_failure
 
 EVERY_S = 1.0
 """Between two looks."""
@@ -188,10 +188,6 @@ def _wake(pid: int) -> None:
 
 
 def _tell(said: str, *, ends: bool) -> None:
-    """To whoever started the processes: as torch's elastic agent reads the error of one, if the job ends by it."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path is None or not ends:
+    """To whoever started the processes, if the job ends by it and they read it."""
+    if not (ends and tell_failure("PeerError", said)):
         print(f"gnomon: {said}", file=sys.stderr, flush=True)
-        return
-    extra = {"py_callstack": said, "timestamp": str(int(time()))}
-    Path(path).write_text(json.dumps({"message": {"message": f"RunError: {said}", "extraInfo": extra}}))

@@ -1,0 +1,54 @@
+"""What processes of a job do that are killed, stopped, or look at their sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store
+
+from gnomon.runtime.processes import Processes
+
+
+def dies_in_start_up(store: Store, rank: int, world_size: int) -> int:
+    """Rank 1 is killed before it has met anybody, and rank 0 waits for it."""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(store.get("never set"))
+
+
+def waits(store: Store, rank: int, world_size: int, folder: Path) -> None:
+    """Says who it is, and waits as a rank does that has nobody to meet."""
+    (folder / f"{rank}.part").write_text(str(os.getpid()))
+    (folder / f"{rank}.part").rename(folder / f"{rank}.pid")
+    store.get("never set")
+
+
+def launches(store: Store, rank: int, world_size: int, folder: Path) -> None:
+    """Starts two that wait, and is itself killed then."""
+    if os.fork() == 0:
+        while len(list(folder.glob("*.pid"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+    Processes(waits, 2, (folder,), start_method="fork").results()
+
+
+def listening() -> list[str]:
+    """Addresses on which this process and the one that started it listen, in hexadecimal, as Linux tells them."""
+    mine = set()
+    for process in (os.getpid(), int(os.environ["STARTER"])):
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            try:
+                mine.add(os.readlink(file))
+            except OSError:
+                continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                found.append(fields[1].partition(":")[0])
+    return found

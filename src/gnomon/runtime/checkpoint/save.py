@@ -37,7 +37,7 @@ class Saver:
         """identity: what the run adds to model, precision and batch."""
         self.folder, self.executor, self.keep = folder, executor, keep
         self.identity = {**identity_of(executor), **(identity or {})}
-        self.step = 0
+        self.step = self.updates = 0
         self.loss_scale: tuple[float, int] | None = None
         self.pending: Future[File] | None = None
         self.pool = ThreadPoolExecutor(1, "checkpoint")
@@ -58,6 +58,7 @@ class Saver:
         self.step = step
         scaler = self.executor.state.loss_scale
         self.loss_scale = None if scaler is None else (scaler.scale, scaler.good_steps)
+        self.updates = max((adam.steps for _, adam in self.executor.parameters()), default=0)
         first = dist.get_rank() == 0
         said = ""
         try:
@@ -130,10 +131,9 @@ class Saver:
     def _complete(self, files: Sequence[File]) -> None:
         """What rank 0 does when all files are there."""
         done = self.folder / f"step-{self.step:06}"
-        updates = max((adam.steps for _, adam in self.executor.parameters()), default=0)
         record = Record(
             step=self.step,
-            updates=updates,
+            updates=self.updates,
             identity=self.identity,
             plan=self.executor.plan.mesh.describe(),
             files=tuple(files),

@@ -95,6 +95,17 @@ example:
 exit status: 0 equal; 1 a tensor differs, which is named; 2 the request is
 wrong, or the runtime does not run the plan."""
 
+_CHECKPOINT = """\
+PATH is a checkpoint of gnomon run, or the folder of --checkpoints. A run reads
+one under any plan; convert writes one file for each rank of another plan.
+
+examples:
+  gnomon checkpoint verify saved
+  gnomon checkpoint convert saved --plan other.toml -o resharded --dry-run
+  gnomon checkpoint export-hf saved --model path/to/hf_folder -o weights
+
+exit status: 0 done; 1 a checkpoint is damaged; 2 the request is wrong."""
+
 _REPORT = """\
 Writes one self-contained page: the answer, the timelines one over the other,
 memory over time, where the step goes, where they differ, and the plan.
@@ -192,6 +203,7 @@ def parser() -> argparse.ArgumentParser:
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
     _parity(_command(commands, "parity", "a plan against the plain model, in small", _PARITY))
     _generate(_command(commands, "generate", "a few words from a folder of weights", _GENERATE))
+    _checkpoint(_command(commands, "checkpoint", "look at checkpoints, check, convert and export them", _CHECKPOINT))
     _data(_command(commands, "data", "what a corpus holds as tokens; writes Megatron's format", _DATA))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
     _calibrate(_command(commands, "calibrate", "measure this machine, for --on local", _CALIBRATE))
@@ -273,6 +285,28 @@ def _report(parser: argparse.ArgumentParser) -> None:
 def _validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="RUNS.csv", help="measured runs")
     parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _checkpoint(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in (
+        ("inspect", "step, plan, contents, and what it goes on from"),
+        ("verify", "every checksum of one, or of all in a folder"),
+        ("convert", "the same for another plan, previewed"),
+        ("export-hf", "its weights as safetensors with config.json"),
+    ):
+        made = actions.add_parser(name, help=text, description=text)
+        made.add_argument("path", metavar="PATH", help="a checkpoint, or a folder of them: its newest whole one")
+        if name == "convert":
+            made.add_argument("--plan", required=True, metavar="PLAN.toml", help="of the ranks that will read it")
+            made.add_argument("--dry-run", action="store_true", help="only say bytes, seconds and memory")
+        if name == "export-hf":
+            made.add_argument(
+                "--model", required=True, metavar="FOLDER", help="whose config.json the plan was made for"
+            )
+        if name in ("convert", "export-hf"):
+            made.add_argument("-o", "--output", required=True, metavar="FOLDER", help="to write to")
+        made.add_argument("--json", action="store_true", help="for programs")
 
 
 def _data(parser: argparse.ArgumentParser) -> None:

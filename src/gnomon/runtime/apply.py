@@ -8,7 +8,7 @@ the prediction counts. PlanError for what the plan asks and is not done here. Le
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.lowering.optimizer import effective_zero
-from gnomon.plans import Plan, layer_presets, stage_layers
+from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.frozen import frozen_of
@@ -50,36 +50,47 @@ def apply(
     `values` reads (`pretrained.values_of`), or random ones by the seed. capacity: of experts, as in `BlockRun`."""
     check_runnable(graph)
     check_plan(plan)
-    zero, mesh, here = effective_zero(plan), groups.mesh, groups.here
+    zero, mesh = effective_zero(plan), groups.mesh
     if reason := own.zero_reason(graph, zero):
         raise PlanError(reason)
-    axes = axes_of(plan, groups)
-    open_dims = {dim.name for block in graph.blocks for dim in block.dims if dim.size is None}
-    # any that axes divide: only parameters are asked for
-    sizes = {"batch": 1, "seq": 1} | {name: 2 * mesh.cp * mesh.tp for name in open_dims if name != "batch"}
-    sharded = shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
+    axes, sharded = axes_of(plan, groups), sharded_blocks(graph, plan, mesh)
     if mesh.cp > 1 and (reason := whole_sequence_reason(graph, sharded)):
         raise PlanError(f"{reason}, which the runtime does not run beside cp = {mesh.cp}; use cp = 1")
     runs = {
         name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered, capacity=capacity)
         for name, block in sharded.items()
     }
-    found, number = dict[int, Stage](), 0
-    presets, first = layer_presets(plan, graph), holders(plan, graph, zero)
+    found, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
+    for number, layers, parts in parts_held(graph, plan, groups, sharded, device):
+        for held in parts:
+            held.fill(start)
+        found[number] = Stage(graph, layers, parts, runs, zero)
+        still = tuple(slots_of(layers, sharded, axes, set(), frozen=True))
+        found[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
+        found[number].presets, found[number].every = presets, plan.saved.every
+    return found
+
+
+def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlock]:
+    """Blocks of a rank in this mesh, of a few tokens: only parameters are asked for."""
+    open_dims = {dim.name for block in graph.blocks for dim in block.dims if dim.size is None}
+    # any that axes divide
+    sizes = {"batch": 1, "seq": 1} | {name: 2 * mesh.cp * mesh.tp for name in open_dims if name != "batch"}
+    return shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
+
+
+def parts_held(
+    graph: Graph, plan: Plan, groups: Groups, sharded: Mapping[str, ShardedBlock], device: torch.device
+) -> Iterator[tuple[int, Sequence[Layer], list[Parameters]]]:
+    """Of each stage of the Program on this rank its number, layers and parameters, which are not filled yet."""
+    zero, axes, number = effective_zero(plan), axes_of(plan, groups), 0
+    first = holders(plan, graph, zero)
     for index, layers in enumerate(stage_layers(plan, graph)):
         for part in [(layer,) for layer in layers] if zero == 3 else [layers]:
-            if plan.pipeline_ranks[index] == here.pipeline_rank:
+            if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
-                parts = _held(part, sharded, axes, counted, plan, groups, zero, device)
-                start = beginning(values, graph, seed)
-                for held in parts:
-                    held.fill(start)
-                found[number] = Stage(graph, part, parts, runs, zero)
-                still = tuple(slots_of(part, sharded, axes, set(), frozen=True))
-                found[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
-                found[number].presets, found[number].every = presets, plan.saved.every
+                yield number, part, _held(part, sharded, axes, counted, plan, groups, zero, device)
             number += 1
-    return found
 
 
 def axes_of(plan: Plan, groups: Groups) -> dict[str, Axis]:

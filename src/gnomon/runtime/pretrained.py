@@ -15,17 +15,21 @@ import torch.distributed as dist
 
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.runnable import Runnable, read_runnable
-from gnomon.formats.huggingface.weights import layout
+from gnomon.formats.huggingface.weights import Layout, layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.models.lora import with_adapters
+from gnomon.plans import Plan
 from gnomon.runtime.adapters import adapters_of
 from gnomon.runtime.adapters import export as export_adapters
 from gnomon.runtime.alone import Alone
+from gnomon.runtime.checkpoint.convert import holdings
+from gnomon.runtime.checkpoint.files import Reader
+from gnomon.runtime.checkpoint.record import read_record
 from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.parameters import CPU, Parameters
-from gnomon.runtime.weights import INDEX, Folder, Values, copy_rest, reader, settled, start_folder
+from gnomon.runtime.weights import DTYPES, INDEX, Folder, Values, Writer, copy_rest, reader, settled, start_folder
 
 CONFIG = "config.json"
 BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
@@ -107,14 +111,7 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
     first = dist.get_rank() == 0
     dtype = next(held.dtypes.param for held, _ in executor.parameters())
     if first:
-        check_export(target, model)
-        writer = start_folder(target, where, dtype, like)
-        for pattern in BESIDE:
-            for file in source.glob(pattern):
-                if file.name != INDEX:
-                    shutil.copy(file, target / file.name)
-        if like is not None:
-            copy_rest(target, like, {*where.tensors(), *(where.copies or {})})
+        writer = _begun(target, model, where, dtype, like)
     dist.barrier()
     if not first:
         writer = start_folder(target, where, dtype, like, join=True)
@@ -128,6 +125,42 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
                 held.flat = None
     dist.barrier()
     return target
+
+
+def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: Folder | None) -> Writer:
+    """A folder with all that goes with weights, into which they are put."""
+    check_export(target, model)
+    writer = start_folder(target, where, dtype, like)
+    for pattern in BESIDE:
+        for file in (model if model.is_dir() else model.parent).glob(pattern):
+            if file.name != INDEX:
+                shutil.copy(file, target / file.name)
+    if like is not None:
+        copy_rest(target, like, {*where.tensors(), *(where.copies or {})})
+    return writer
+
+
+def export_checkpoint(path: Path, target: Path, *, model: Path) -> int:
+    """Writes the parameters of the checkpoint `path` as `export` does and returns how many there are. InputError where
+    it is of another model than the one whose config.json is in `model`, or of adapters."""
+    known, record = model_of(model), read_record(path)
+    stored = Reader(path, record)
+    where = layout(known.graph, known.model_type)
+    like = Folder.of(model) if any((model if model.is_dir() else model.parent).glob("*.safetensors")) else None
+    where = where if like is None else settled(like, where)
+    slots = [slot for held, _ in holdings(known.graph, Plan(), 0) for slot in held.slots]
+    missing = [slot.name for slot in slots if f"parameters/{slot.name}" not in stored.by_name]
+    if missing or len(slots) < sum(name.startswith("parameters/") for name in stored.by_name):
+        what = f"has no {missing[0]}" if missing else "has more tensors than it"
+        raise InputError(f"{path} {what}: it is of {record.identity.get('model', 'another model')}, not of {model}")
+    dtypes = {DTYPES[stored.by_name[f"parameters/{slot.name}"][0].entry.dtype] for slot in slots}
+    writer = _begun(target, model, where, dtypes.pop(), like)
+    for slot in slots:
+        value = stored.whole(f"parameters/{slot.name}")
+        if tuple(value.shape) != slot.whole:
+            raise InputError(f"{path} has {slot.name} of shape {tuple(value.shape)}, and {model} {slot.whole}")
+        writer.put(where, slot, value)
+    return sum(torch.Size(slot.whole).numel() for slot in slots)
 
 
 def _is_first(executor: Executor, held: Parameters) -> bool:

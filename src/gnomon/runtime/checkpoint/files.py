@@ -83,14 +83,23 @@ def stored(path: Path, file: File) -> dict[str, Stored]:
     if sha256(first).hexdigest() != file.header:
         raise InputError(f"{at} is damaged: its header has another checksum")
     header = read_header(at)
-    said = json.loads(header.metadata["pieces"])
-    found = {}
-    for key, entry in header.entries.items():
-        whole, checksum = said[key]
-        places = key.rpartition("@")[2]
-        offset = tuple(int(place) for place in places.split(",")) if places else ()
-        found[key] = Stored(file=file.name, entry=entry, whole=tuple(whole), offset=offset, checksum=checksum)
-    return found
+    try:
+        said = json.loads(header.metadata["pieces"])
+        return {key: _stored(file.name, key, entry, *said[key]) for key, entry in header.entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{at} does not say of which tensors its parts are: {error}") from error
+
+
+def _stored(file: str, key: str, entry: Entry, whole: Sequence[int], checksum: str) -> Stored:
+    """ValueError for a part that does not lie within its tensor, or of a dtype that no checkpoint has."""
+    places = key.rpartition("@")[2]
+    offset = tuple(int(place) for place in places.split(",")) if places else ()
+    ends = zip(offset, entry.shape, whole, strict=True)
+    if entry.dtype not in DTYPES or not all(
+        type(size) is int and 0 <= begin and begin + length <= size for begin, length, size in ends
+    ):
+        raise ValueError(f"{key} is {entry.dtype} of shape {entry.shape} at {offset} of {whole}")
+    return Stored(file=file, entry=entry, whole=tuple(whole), offset=offset, checksum=checksum)
 
 
 def problems_of(path: Path, part: slice = slice(None)) -> list[str]:
@@ -133,6 +142,8 @@ class Reader:
         for file in record.files:
             for key, piece in stored(path, file).items():
                 self.by_name.setdefault(key.rpartition("@")[0], []).append(piece)
+        for name, parts in self.by_name.items():
+            _check_parts(path, name, parts)
 
     def tensor(self, piece: Stored) -> Tensor:
         """As it lies in its file."""
@@ -153,7 +164,7 @@ class Reader:
                 f"the checkpoint {self.path} has no {wanted.name} of shape {wanted.whole}; it is of another model"
             )
         done = sum(self._copy(piece, wanted) for piece in found)
-        if done < wanted.value.numel():
+        if done != wanted.value.numel():
             raise InputError(f"the checkpoint {self.path} has only a part of {wanted.name}; it is not whole")
 
     def _copy(self, piece: Stored, wanted: Piece) -> int:
@@ -173,6 +184,24 @@ class Reader:
         out = torch.empty(first.whole, dtype=DTYPES[first.entry.dtype])
         self.fill(Piece(name=name, whole=first.whole, offset=(0,) * len(first.whole), value=out))
         return out
+
+
+def _check_parts(path: Path, name: str, parts: Sequence[Stored]) -> None:
+    """InputError unless parts make up one tensor, and none lies over another."""
+    if len({(part.whole, part.entry.dtype) for part in parts}) > 1:
+        raise InputError(f"the checkpoint {path} has {name} in parts of several shapes or dtypes")
+    if sum(prod(part.entry.shape) for part in parts) < prod(parts[0].whole):
+        raise InputError(f"the checkpoint {path} has only a part of {name}; it is not whole")
+    ordered = sorted(parts, key=lambda part: part.offset)
+    for i, part in enumerate(ordered):
+        for other in ordered[i + 1 :]:
+            if part.offset and other.offset[0] >= part.offset[0] + part.entry.shape[0]:
+                break
+            if all(
+                max(a, b) < min(a + m, b + n)
+                for a, m, b, n in zip(part.offset, part.entry.shape, other.offset, other.entry.shape, strict=True)
+            ):
+                raise InputError(f"the checkpoint {path} has some of {name} twice")
 
 
 def _within(low: Sequence[int], high: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:

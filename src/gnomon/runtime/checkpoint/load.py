@@ -46,10 +46,15 @@ def load(
                 say(f"{said}; taking the checkpoint before it")
             continue
         record = read_record(path)
-        check_identity(path, record.identity, {**identity_of(executor), **(identity or {})}, override)
+        check_identity(
+            path,
+            record.identity,
+            {**identity_of(executor.graph, executor.plan, executor.workload), **(identity or {})},
+            override,
+        )
         executor.synchronise()
         reader = Reader(path, record)
-        for piece in pieces(executor, writes=False):
+        for piece in pieces(executor.parameters(), writes=False):
             reader.fill(piece)
         for _, adam in executor.parameters():
             adam.steps = record.updates

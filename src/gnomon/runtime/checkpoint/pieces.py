@@ -1,4 +1,4 @@
-"""What a rank has of each parameter and optimizer state, as boxes of the whole tensor: `pieces(executor)`.
+"""What a rank has of each parameter and optimizer state, as boxes of the whole tensor: `pieces(held)`.
 
 A rank's part is a range of a flat buffer, which is a few boxes of the whole parameter (`boxes`), so any plan can read
 what any other wrote. Leaves out files (`files`).
@@ -6,15 +6,15 @@ what any other wrote. Leaves out files (`files`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gnomon.errors import PlanError
-from gnomon.runtime.execute import Executor
-from gnomon.runtime.parameters import Range, Slot
+from gnomon.runtime.optim import Update
+from gnomon.runtime.parameters import Parameters, Range, Slot
 from gnomon.software import own
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -58,9 +58,10 @@ def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
     yield from boxes(shape, low + rows * row_size, high)
 
 
-def pieces(executor: Executor, *, writes: bool) -> Iterator[Piece]:
-    """What a rank writes; or what it reads, which under ZeRO 1 and 2 is every part of the parameters."""
-    for held, adam in executor.parameters():
+def pieces(parameters: Iterable[tuple[Parameters, Update]], *, writes: bool) -> Iterator[Piece]:
+    """What a rank writes of what it holds; or what it reads, which under ZeRO 1 and 2 is every part of the
+    parameters."""
+    for held, adam in parameters:
         if adam.factored or adam.kind in own.WHOLE_MATRIX_OPTIMIZERS:
             raise PlanError(
                 f"the runtime does not write checkpoints of {adam.kind}'s states yet; use another optimizer"
@@ -73,6 +74,22 @@ def pieces(executor: Executor, *, writes: bool) -> Iterator[Piece]:
             yield from _of_buffer("parameters", held.shard, held.mine, held.slots)
         else:
             yield from _of_buffer("parameters", held.flat, (0, held.size), held.slots)
+
+
+def shared_out(everyone: Sequence[Mapping[str, int]]) -> list[set[str]]:
+    """By rank the keys that it writes: of those that several have, the one with the least to write does. everyone:
+    bytes of each key that a rank has."""
+    holders: dict[str, list[int]] = {}
+    for rank, keys in enumerate(everyone):
+        for key in keys:
+            holders.setdefault(key, []).append(rank)
+    load = [0] * len(everyone)
+    chosen = [set[str]() for _ in everyone]
+    for key, ranks in holders.items():
+        writer = min(ranks, key=lambda rank: (load[rank], rank))
+        load[writer] += everyone[writer][key]
+        chosen[writer].add(key)
+    return chosen
 
 
 def _of_buffer(kind: str, buffer: Tensor, part: Range, slots: Iterable[Slot]) -> Iterator[Piece]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import InputError
-from gnomon.runtime.execute import Executor
+from gnomon.graph import Graph
+from gnomon.plans import Plan, Workload
 
 FORMAT = "gnomon.checkpoint/2"
 RECORD = "gnomon.json"
@@ -51,12 +52,11 @@ class Record:
     """(scale, good steps in a row) of fp16."""
 
 
-def identity_of(executor: Executor) -> dict[str, str]:
+def identity_of(graph: Graph, plan: Plan, work: Workload) -> dict[str, str]:
     """Model, precision and batch of a run."""
-    work = executor.workload
     return {
-        "model": f"{executor.graph.name} {sha256(repr(executor.graph).encode()).hexdigest()[:16]}",
-        "precision": repr(executor.plan.precision),
+        "model": f"{graph.name} {sha256(repr(graph).encode()).hexdigest()[:16]}",
+        "precision": repr(plan.precision),
         "batch": f"{work.global_batch_size} sequences of {work.seq_len}",
     }
 
@@ -90,11 +90,33 @@ def read_record(path: Path) -> Record:
         raise InputError(f"{path / RECORD} is damaged: its checksum is of other contents")
     if values.pop("format", None) != FORMAT:
         raise InputError(f"{path} is of another version of Gnomon; {FORMAT} is read")
-    files = tuple(File(**file) for file in values.pop("files"))
-    if any(Path(file.name).name != file.name for file in files):
+    try:
+        files = tuple(File(**file) for file in values.pop("files"))
+        if (scale := values.pop("loss_scale", None)) is not None:
+            scale = float(scale[0]), int(scale[1])
+        record = Record(**values, files=files, loss_scale=scale)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise InputError(f"{path / RECORD} does not say what a checkpoint is of: {error}") from error
+    _check(path, record)
+    return record
+
+
+def _check(path: Path, record: Record) -> None:
+    """InputError for what no Gnomon has written, checksum or not."""
+    numbers = (record.step, record.updates, *(file.bytes for file in record.files))
+    texts = (record.plan, *(text for file in record.files for text in (file.name, file.header)))
+    if (
+        not all(type(each) is int and each >= 0 for each in numbers)
+        or not all(isinstance(each, str) for each in texts)
+        or not isinstance(record.identity, dict)
+        or not all(isinstance(each, str) for pair in record.identity.items() for each in pair)
+    ):
+        raise InputError(f"{path / RECORD} has values of another kind than a checkpoint's")
+    names = [file.name for file in record.files]
+    if any(Path(name).name != name or name in ("", ".", "..") or "\0" in name for name in names):
         raise InputError(f"{path / RECORD} names files outside of its folder")
-    scale = values.pop("loss_scale", None)
-    return Record(**values, files=files, loss_scale=None if scale is None else (scale[0], scale[1]))
+    if len(set(names)) < len(names):
+        raise InputError(f"{path / RECORD} names a file twice")
 
 
 def checkpoints(folder: Path) -> list[Path]:

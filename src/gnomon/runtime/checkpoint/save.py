@@ -20,7 +20,7 @@ import torch.distributed as dist
 from gnomon.errors import InputError, RunError
 from gnomon.runtime.checkpoint.files import Kept, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
-from gnomon.runtime.checkpoint.pieces import Piece, pieces
+from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
 from gnomon.runtime.checkpoint.record import File, Record, checkpoints, identity_of, newest, write_record
 from gnomon.runtime.execute import Executor
 
@@ -36,7 +36,7 @@ class Saver:
     ) -> None:
         """identity: what the run adds to model, precision and batch."""
         self.folder, self.executor, self.keep = folder, executor, keep
-        self.identity = {**identity_of(executor), **(identity or {})}
+        self.identity = {**identity_of(executor.graph, executor.plan, executor.workload), **(identity or {})}
         self.step = self.updates = 0
         self.loss_scale: tuple[float, int] | None = None
         self.pending: Future[File] | None = None
@@ -69,7 +69,7 @@ class Saver:
                 self._partial.mkdir()
         except (OSError, InputError) as error:
             said = getattr(error, "strerror", None) or str(error)
-        mine = list(pieces(self.executor, writes=True))
+        mine = list(pieces(self.executor.parameters(), writes=True))
         if not said and not all(bool(torch.isfinite(p.value).all()) for p in mine if p.name.startswith("parameters/")):
             said = f"parameters are not finite after step {step}: training diverged"
         chosen = self._agreed(said, mine)
@@ -86,18 +86,7 @@ class Saver:
         everyone: list[tuple[str, dict[str, int]]] = [("", {})] * dist.get_world_size()
         dist.all_gather_object(everyone, (said, {p.key: p.value.nbytes for p in mine}))
         self._fail([(rank, why) for rank, (why, _) in enumerate(everyone) if why])
-        holders: dict[str, list[int]] = {}
-        for rank, (_, keys) in enumerate(everyone):
-            for key in keys:
-                holders.setdefault(key, []).append(rank)
-        load = [0] * len(everyone)
-        chosen = set()
-        for key, ranks in holders.items():
-            writer = min(ranks, key=lambda rank: (load[rank], rank))
-            load[writer] += everyone[writer][1][key]
-            if writer == dist.get_rank():
-                chosen.add(key)
-        return chosen
+        return shared_out([keys for _, keys in everyone])[dist.get_rank()]
 
     def finish(self) -> Path | None:
         """Waits for all ranks and completes the checkpoint; None if none was begun. All ranks must call it."""
@@ -130,7 +119,6 @@ class Saver:
 
     def _complete(self, files: Sequence[File]) -> None:
         """What rank 0 does when all files are there."""
-        done = self.folder / f"step-{self.step:06}"
         record = Record(
             step=self.step,
             updates=self.updates,
@@ -140,10 +128,7 @@ class Saver:
             loss_scale=self.loss_scale,
         )
         write_record(self._partial, record)
-        if done.exists():
-            shutil.rmtree(done)
-        self._partial.rename(done)
-        _to_disk(self.folder)
+        put_in_place(self._partial, self.folder / f"step-{self.step:06}")
         for old in checkpoints(self.folder)[: -self.keep]:
             shutil.rmtree(old)
 
@@ -165,6 +150,14 @@ class Saver:
 def _on_host(piece: Piece, copy: bool) -> torch.Tensor:
     value = piece.value.detach()
     return value.clone() if copy and value.device.type == "cpu" else value.cpu().contiguous()
+
+
+def put_in_place(partial: Path, done: Path) -> None:
+    """Gives a checkpoint that is whole its name, in place of one that has it."""
+    if done.exists():
+        shutil.rmtree(done)
+    partial.rename(done)
+    _to_disk(done.parent)
 
 
 def _to_disk(folder: Path) -> None:

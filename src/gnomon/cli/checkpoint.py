@@ -1,0 +1,169 @@
+"""`gnomon checkpoint`: what a checkpoint is of, whether it is whole, the same for another plan, its weights.
+
+`run(options)` does the action that was asked for on PATH, a checkpoint or a folder of them (then on the newest whole
+one), and returns 0; `verify` returns 1 where something is damaged. Nothing is unpickled. Leaves out going on from one,
+which `gnomon run --resume` does under any plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from gnomon.cli.run import need_torch, read_plan
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.late import load_late
+from gnomon.report.tables import Column, number, table, wrapped
+from gnomon.request.runnable import read_runnable_model
+from gnomon.units import show_bytes
+
+WHOLE, DAMAGED = 0, 1
+SCHEMA = "gnomon.checkpoint.report/1"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what is asked."""
+    need_torch("reading a checkpoint")
+    return _ACTIONS[options.action](options)
+
+
+def _found(name: str, *, all_of_them: bool = False) -> list[Path]:
+    """The checkpoint that is meant, or all of a folder. InputError where there is none."""
+    path = Path(name).expanduser()
+    there: Sequence[Path] = load_late("gnomon.runtime.checkpoint.record:checkpoints")(path)
+    if (path / "gnomon.json").exists() or (all_of_them and not there and path.is_dir()):
+        return [path]
+    if all_of_them and there:
+        return list(there)
+    newest: Path | None = load_late("gnomon.runtime.checkpoint.record:newest")(path)
+    if newest is None:
+        what = f"none of the {len(there)} checkpoints in it is whole" if there else "there is no checkpoint in it"
+        raise InputError(f"{path}: {what}; give a folder step-000120 of gnomon run --checkpoints, or the one above it")
+    return [newest]
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    (path,) = _found(options.path)
+    record = load_late("gnomon.runtime.checkpoint.record:read_record")(path)
+    reader = load_late("gnomon.runtime.checkpoint.files:Reader")(path, record)
+    kinds = load_late("gnomon.runtime.checkpoint.convert:contents")(reader)
+    if options.json:
+        print_json(
+            {
+                "schema": SCHEMA,
+                "path": str(path),
+                "step": record.step,
+                "updates": record.updates,
+                "plan": record.plan,
+                "identity": dict(record.identity),
+                "files": {file.name: file.bytes for file in record.files},
+                "contents": {kind: {"tensors": count, "bytes": size} for kind, (count, size) in kinds.items()},
+            }
+        )
+        return WHOLE
+    columns = (Column(name="", align="left"), Column(name="tensors"), Column(name="size", align="right"))
+    rows = [(kind, f"{count:,}", show_bytes(size)) for kind, (count, size) in sorted(kinds.items())]
+    total = sum(file.bytes for file in record.files)
+    print_lines(
+        (
+            f"{path}: step {record.step:,}, {record.updates:,} updates",
+            f"written by {len(record.files)} rank{'s' if len(record.files) > 1 else ''} ({record.plan}), "
+            f"{show_bytes(total)}",
+            "",
+            *table(columns, rows),
+            "",
+            *(line for name, text in record.identity.items() for line in wrapped(f"{name}: {text}", bullet="- ")),
+        )
+    )
+    return WHOLE
+
+
+def _verify(options: argparse.Namespace) -> int:
+    problems = {path: _problems(path) for path in _found(options.path, all_of_them=True)}
+    if options.json:
+        found = [{"path": str(path), "problems": said} for path, said in problems.items()]
+        print_json({"schema": SCHEMA, "checkpoints": found})
+    else:
+        for path, said in problems.items():
+            print_lines(wrapped(f"{path}: whole, every tensor has its checksum", indent="") if not said else said)
+    return DAMAGED if any(problems.values()) else WHOLE
+
+
+def _problems(path: Path) -> list[str]:
+    """What is damaged, or does not fit together."""
+    said: list[str] = load_late("gnomon.runtime.checkpoint.files:problems_of")(path)
+    if said:
+        return said
+    try:
+        record = load_late("gnomon.runtime.checkpoint.record:read_record")(path)
+        load_late("gnomon.runtime.checkpoint.files:Reader")(path, record)
+    except InputError as error:
+        return [str(error)]
+    return []
+
+
+def _convert(options: argparse.Namespace) -> int:
+    (path,) = _found(options.path)
+    file = read_plan(options.plan)
+    graph, _ = read_runnable_model(file.model)
+    cost: Any = load_late("gnomon.runtime.checkpoint.convert:preview")(graph, file.plan)
+    said = {
+        "path": str(path),
+        "bytes": cost.nbytes,
+        "parts": cost.parts,
+        "files": len(cost.files),
+        "seconds": cost.seconds,
+        "memory_bytes": cost.memory_bytes,
+    }
+    if not options.json:
+        print_lines(
+            wrapped(
+                f"{path} for {file.plan.mesh.describe()}: {show_bytes(cost.nbytes)} to read and to write in "
+                f"{cost.parts:,} parts and {len(cost.files)} files; about {number(cost.seconds)} s, "
+                f"{show_bytes(cost.memory_bytes)} of memory",
+                indent="",
+            )
+        )
+        sys.stdout.flush()
+    if options.dry_run:
+        if options.json:
+            print_json({"schema": SCHEMA, "preview": said})
+        return WHOLE
+    if problems := _problems(path):
+        raise InputError(f"{problems[0]}; it is not converted")
+    began, target = perf_counter(), Path(options.output).expanduser()
+    done = load_late("gnomon.runtime.checkpoint.convert:convert")(
+        path, target, graph, file.plan, file.workload, say=_progress
+    )
+    took = perf_counter() - began
+    if options.json:
+        print_json({"schema": SCHEMA, "preview": said, "written": str(done), "took_s": took})
+    else:
+        print_lines((f"wrote {done} in {number(took)} s",))
+    return WHOLE
+
+
+def _progress(done: int, ranks: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done}/{ranks} files", end="\n" if done == ranks else "", file=sys.stderr, flush=True)
+
+
+def _export(options: argparse.Namespace) -> int:
+    (path,) = _found(options.path)
+    model, target = Path(options.model).expanduser(), Path(options.output).expanduser()
+    if problems := _problems(path):
+        raise InputError(f"{problems[0]}; it is not exported")
+    count = load_late("gnomon.runtime.pretrained:export_checkpoint")(path, target, model=model)
+    if options.json:
+        print_json({"schema": SCHEMA, "path": str(path), "written": str(target), "parameters": count})
+    else:
+        print_lines((f"wrote {target}: {count:,} parameters of {path}, as safetensors with config.json",))
+    return WHOLE
+
+
+_ACTIONS = {"inspect": _inspect, "verify": _verify, "convert": _convert, "export-hf": _export}

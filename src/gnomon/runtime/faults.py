@@ -50,7 +50,8 @@ def ended(failed: FailedError, world_size: int, *, left: Path | None, resume_wit
     waited = "".join(f"; {each.said}" for each in [each for each in others if each.error is PeerError][:SAID])
     cause = first.said if first.error else f"rank {first.rank} of {world_size} {first.describe()}"
     after = f"the checkpoint {left} is whole: {resume_with or 'resume from it'}" if left else "no checkpoint"
-    return PeerError(f"{cause}, so the run ended{waited}; {after}")
+    kind = PeerError if may_start_again(failed) else RunError
+    return kind(f"{cause}, so the run ended{waited}; {after}")
 
 
 def may_start_again(failed: FailedError) -> bool:

@@ -226,7 +226,7 @@ class Processes:
             kind=kind,
             said=said,
             traceback=extra["py_callstack"],
-            at=float(extra["timestamp"]),
+            at=float(extra["at"]),
         )
 
     @contextmanager
@@ -317,7 +317,7 @@ def tell_failure(kind: str, said: str, callstack: str = "") -> bool:
     path = os.environ.get(ERROR_FILE)
     if path is None or Path(path).exists():
         return path is not None
-    extra = {"py_callstack": callstack or said, "timestamp": str(time())}
+    extra = {"py_callstack": callstack or said, "timestamp": str(int(time())), "at": time()}
     text = json.dumps({"message": {"message": f"{kind}: {said}", "extraInfo": extra}})
     Path(path).write_text(text)
     return True

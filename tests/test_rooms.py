@@ -312,3 +312,44 @@ def test_what_is_allowed_passes(files: dict[str, str]) -> None:
 def test_what_is_not_allowed_is_named(files: dict[str, str], said: str) -> None:
     [problem] = problems(files)
     assert said in problem
+
+
+MOST_LINES = {"file": 600, "class": 300, "function": 80}
+MOST_METHODS = 25
+"""Beyond these a file has a second concept, a class a second state, a function a second step: divide it by that."""
+
+DECLARES = {"compiler/values.py": "Value"}
+"""Classes that only give Python's operators a meaning, one line each."""
+
+
+def size_problems(path: str, source: str) -> Iterator[str]:
+    """What of a module is too large to read at once."""
+    if (lines := len(source.splitlines())) > MOST_LINES["file"]:
+        yield f"{path} has {lines} lines, over {MOST_LINES['file']}"
+    for node in ast.walk(ast.parse(source, filename=path)):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        kind = "class" if isinstance(node, ast.ClassDef) else "function"
+        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_LINES[kind]:
+            yield f"{path}:{node.lineno} {kind} {node.name} has {lines} lines, over {MOST_LINES[kind]}"
+        methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+        if kind == "class" and len(methods) > MOST_METHODS and DECLARES.get(path) != node.name:
+            yield f"{path}:{node.lineno} class {node.name} has {len(methods)} methods, over {MOST_METHODS}"
+
+
+def test_nothing_is_too_large_to_read_at_once() -> None:
+    found: list[str] = []
+    for root in (REPOSITORY / "src/gnomon", REPOSITORY / "evidence"):
+        for path in sorted(root.rglob("*.py")):
+            found += size_problems(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
+    assert found == []
+
+
+def test_sizes_are_looked_at() -> None:
+    long = "def f() -> None:\n" + "    pass\n" * 80
+    wide = "class A:\n" + "    def f(self) -> None: ...\n" * 26
+    assert [message.partition(" ")[2] for message in size_problems("a.py", long + wide)] == [
+        "function f has 81 lines, over 80",
+        "class A has 26 methods, over 25",
+    ]
+    assert list(size_problems("a.py", "x = 1\n" * 601)) == ["a.py has 601 lines, over 600"]

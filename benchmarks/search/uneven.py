@@ -167,7 +167,9 @@ def random_cases(count: int = 200) -> None:
             found = Search(trials, Least(trials, UNLIMITED, "none"), budget=budget).run()
             assert found is not None
             every = list(cuts.every_cut(len(trials.counted), trials.num_stages))
-            best = min(trials.of(cut, trials.plain(cut, case.prediction.plan.saved.preset)).step_s for cut in every)
+            best = min(
+                trials.of(cut, trials.recut.plain(cut, case.prediction.plan.saved.preset)).step_s for cut in every
+            )
             if found.trial.step_s > best:
                 misses.append(found.trial.step_s / best - 1)
                 wrong += found.cuts.proven

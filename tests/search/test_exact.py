@@ -126,7 +126,7 @@ def test_bounds_hold_on_slow_networks(factor: float) -> None:
     check_bounds(slow, every)
 
 
-@pytest.mark.parametrize("factor", (0.02, 0.05, 0.12))
+@pytest.mark.parametrize("factor", (0.02, 0.12))
 def test_bounds_hold_where_gradients_hold_backwards_up(factor: float) -> None:
     """ZeRO 2 in pipelines over slow networks: a stage's next backward waits for the reduction of the last."""
     given = case(3)

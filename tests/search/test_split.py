@@ -19,7 +19,8 @@ from gnomon.plans.parts import Preset
 from gnomon.prediction import Prediction, predict
 from gnomon.search.stages.cut import Cut, Cuts, Search, Split, balanced, best_split, equal, neighbours, plainest
 from gnomon.search.stages.recompute import Least
-from gnomon.search.stages.repredict import Presets, Trials
+from gnomon.search.stages.recut import Presets
+from gnomon.search.stages.repredict import Trials
 
 UNLIMITED = 10**18
 ORDER: tuple[Preset, ...] = ("full", "selective", "none")
@@ -180,7 +181,7 @@ def test_the_least_recompute_that_fits(share: float) -> None:
         full = mine.count("full")
         assert (full == 0) == (peaks[stage] <= limit)
         if full:
-            fewer = trials.plain(cut)
+            fewer = trials.recut.plain(cut)
             fewer = tuple(("full",) * (full - 1) + ("none",) * (9 - full) if s == stage else p
                           for s, p in enumerate(fewer))  # fmt: skip
             assert trials.peaks(cut, fewer)[stage] > limit

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from gnomon.errors import FormatError
 from gnomon.formats.shell_values import calculate, is_integer, is_true, program_of
-from gnomon.formats.shell_words import DOCUMENT, OPERATORS, bracket_end, closing, double_quote_end, lex
+from gnomon.formats.shell_words import DOCUMENT, OPERATORS, bracket_end, closing, command_line, double_quote_end, lex
 
 UNKNOWN = "\ue000"
 """Opens and closes the name of a variable whose value the script does not give: `\\ue000TP\\ue000`."""
@@ -91,7 +90,7 @@ def launches(
     fixed = dict(fixed or {})
     given = fixed.pop(ARGUMENTS, "")
     script = Script(variables={**env, **fixed}, fixed=frozenset(fixed), folder=folder)
-    for number, word in enumerate(arguments(given), 1):
+    for number, word in enumerate(command_line(given, ARGUMENTS), 1):
         script.variables[str(number)] = word
     script.read.add(ARGUMENTS)
     if len(text) > MAX_SCRIPT:
@@ -103,16 +102,6 @@ def launches(
             "quotes and brackets are nested too deeply; give the training command itself", "line 1"
         ) from None
     return script
-
-
-def arguments(text: str) -> list[str]:
-    """Words of the script's own command line."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise FormatError(
-            f"--set {ARGUMENTS}={text[:60]} is no command line: {error}; close the quote", ARGUMENTS
-        ) from None
 
 
 def unknown(text: str) -> str | None:

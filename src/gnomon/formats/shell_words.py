@@ -7,6 +7,7 @@ was opened ends. Leaves out what words mean (`shell`).
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from gnomon.errors import FormatError
@@ -150,3 +151,11 @@ def bracket_end(text: str, at: int, line: int) -> int:
             at = (end if (end := text.find("\n", at)) >= 0 else len(text)) - 1
         at += 1
     raise FormatError(f"a {opener} is opened and never closed; close it", f"line {line}")
+
+
+def command_line(text: str, option: str) -> list[str]:
+    """Words of a command line that `--set OPTION=…` gives."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise FormatError(f"--set {option}={text[:60]} is no command line: {error}; close the quote", option) from None

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from gnomon.frontend.convert import Converter, Part, refs
+from gnomon.frontend.convert import Converter, refs
+from gnomon.frontend.draft import Part
 from gnomon.frontend.trace import Step, Trace
+from gnomon.frontend.write import write_block
 from gnomon.graph import Block, Call, Graph, Tensor
 from gnomon.graph.captured import Node, mutates
 
@@ -141,7 +143,7 @@ def graph_of(
     for place, part in enumerate(parts):
         wanted = {v for v, at in made.items() if at == place and (read.get(v, set()) - {place} or v in trace.outputs)}
         label = _label(part, place, len(parts), names)
-        written = converter.block(part.steps, part.prefix, label, wanted)
+        written = write_block(converter, part.steps, part.prefix, label, wanted)
         same = next((b for b in reversed(blocks) if replace(written.block, name=b.name) == b), None)
         if same is None:
             blocks.append(written.block)

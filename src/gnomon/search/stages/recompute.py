@@ -13,7 +13,8 @@ from typing import Literal
 
 from gnomon.plans.parts import Preset
 from gnomon.prediction.layer_types import LayerPrice
-from gnomon.search.stages.repredict import Presets, Trial, Trials
+from gnomon.search.stages.recut import Presets
+from gnomon.search.stages.repredict import Trial, Trials
 from gnomon.software import Stack
 
 Unit = Literal["stage", "block", "none"]
@@ -54,12 +55,12 @@ class Least:
         """Seconds of the split with no more recomputation than the plan's own preset asks for: with more it is not
         faster."""
         preset = self.trials.plan.saved.preset if self.unit == "none" else "none"
-        return self.trials.step_s(counts, self.trials.plain(counts, preset))
+        return self.trials.step_s(counts, self.trials.recut.plain(counts, preset))
 
     def _own(self, counts: Sequence[int]) -> Presets | None:
         if self.trials.plan.saved.rules or self.trials.plan.saved.every > 1:
             return None
-        presets = self.trials.plain(counts, self.trials.plan.saved.preset)
+        presets = self.trials.recut.plain(counts, self.trials.plan.saved.preset)
         return presets if max(self.trials.peaks(counts, presets)) <= self.limit else None
 
     def _least(self, counts: Sequence[int]) -> Presets | None:

@@ -15,9 +15,8 @@ import numpy as np
 
 from gnomon.graph import Layer
 from gnomon.lowering.optimizer import effective_zero
-from gnomon.plans import Plan, Saved, SavedRule, layer_presets, select, shared_parameters, stage_layers, transfers
+from gnomon.plans import Plan, Saved, layer_presets, select, shared_parameters, stage_layers, transfers
 from gnomon.plans.parts import Preset
-from gnomon.plans.select import format_layers
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.contention import contended
 from gnomon.prediction.layer_types import LayerPrice
@@ -26,13 +25,9 @@ from gnomon.prediction.predict import stages_of
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import TIED, Pricing
 from gnomon.program import Key
+from gnomon.search.stages.recut import LESS_KEPT, Presets, Recut
 from gnomon.simulate import Durations, period
 from gnomon.units import quantise
-
-Presets = tuple[tuple[Preset, ...], ...]
-"""Recompute preset of each repeated layer, stage by stage."""
-
-_ORDER: tuple[Preset, ...] = ("none", "selective", "full")
 
 _OF_SEVERAL = frozenset({"SEND_F", "SEND_B", "SEND_SKIP", "SEND_SKIP_GRAD"})
 """Actions whose price depends on more than their own stage."""
@@ -73,10 +68,8 @@ class Trials:
         self.prediction, self.plan = prediction, prediction.plan
         pricing = prediction.pricing
         self.graph, self.cluster, self.stack = pricing.graph, pricing.cluster, pricing.stack
-        self.layers = self.graph.layers()
-        repeated = [i for i, layer in enumerate(self.layers) if layer.call.first is not None]
-        self.counted = tuple(repeated or range(len(self.layers)))
-        """Positions in the graph of the layers that stages are counted in."""
+        self.recut = Recut(self.plan, self.graph)
+        self.layers, self.counted, self.num_stages = self.recut.layers, self.recut.counted, self.recut.num_stages
         fp8 = self.plan.precision.fp8
         narrow = {layer.label for layer in select(fp8.calls, self.graph)} if fp8 else set()
         self.kinds = tuple(
@@ -103,34 +96,10 @@ class Trials:
         self._parts = stage_layers(self.plan, self.graph)
         self._harvest(prediction.plan, pricing.stages)
 
-    @property
-    def num_stages(self) -> int:
-        """Stages, virtual ones counted."""
-        return self.plan.num_stages
-
-    def bounds(self, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """First and one past the last position in the graph of each stage's layers."""
-        ends = np.cumsum((0, *counts)).tolist()
-        places = [*self.counted, self.counted[-1] + 1]
-        for stage, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
-            last = stage == len(counts) - 1
-            yield (0 if stage == 0 else places[a]), (len(self.layers) if last else places[b])
-
-    def plain(self, counts: Sequence[int], preset: Preset = "none") -> Presets:
-        """One preset for every layer."""
-        return tuple((preset,) * count for count in counts)
-
-    def plan_of(self, counts: Sequence[int], presets: Presets) -> Plan:
-        """The plan, its presets as rules by stage."""
-        schedule = self.plan.schedule
-        if self.num_stages > 1:
-            schedule = replace(schedule, layers_per_stage=tuple(counts))
-        return replace(self.plan, schedule=schedule, saved=self._saved(counts, presets))
-
     def of(self, counts: Sequence[int], presets: Presets) -> Trial:
         """Time and memory of the plan. PlanError for a stage without a layer."""
-        plan = self.plan_of(counts, presets)
-        spans = tuple(self.bounds(counts))
+        plan = self.recut.plan_of(counts, presets)
+        spans = tuple(self.recut.bounds(counts))
         if not self._alike(plan) or not self._known(spans, presets):
             if plan not in self._made:
                 found = self._predict(plan)
@@ -144,16 +113,16 @@ class Trials:
 
     def step_s(self, counts: Sequence[int], presets: Presets) -> float:
         """Seconds of the plan's step alone."""
-        plan = self.plan_of(counts, presets)
-        spans = tuple(self.bounds(counts))
+        plan = self.recut.plan_of(counts, presets)
+        spans = tuple(self.recut.bounds(counts))
         if not self._alike(plan) or not self._known(spans, presets):
             return self.of(counts, presets).step_s
         return self._step(self._contents(spans, presets), self._pricing(plan, spans, presets))
 
     def peaks(self, counts: Sequence[int], presets: Presets) -> tuple[int, ...]:
         """Peak bytes of each rank class alone."""
-        plan = self.plan_of(counts, presets)
-        spans = tuple(self.bounds(counts))
+        plan = self.recut.plan_of(counts, presets)
+        spans = tuple(self.recut.bounds(counts))
         if not self._alike(plan) or not self._known(spans, presets):
             return self.of(counts, presets).peaks
         return self._memory(self._contents(spans, presets), self._pricing(plan, spans, presets))
@@ -186,10 +155,10 @@ class Trials:
     def layer_prices(self, stage: int, layer: int) -> dict[Preset, LayerPrice]:
         """Preset -> price of a counted layer where a stage is."""
         kind, where = self.kinds[self.counted[layer]], self._same.index(self._same[stage])
-        for preset in _ORDER:
+        for preset in LESS_KEPT:
             if (where, kind, preset) not in self._prices:
                 self._price(preset)
-        return {preset: self._prices[where, kind, preset] for preset in _ORDER}
+        return {preset: self._prices[where, kind, preset] for preset in LESS_KEPT}
 
     def _alike(self, plan: Plan) -> bool:
         """Whether the plan has the same Program."""
@@ -318,45 +287,6 @@ class Trials:
         blocks = tuple(frozenset(layer.call.block for layer in part) for part in parts if plan.mesh.tp > 1)
         shared = frozenset(shared_parameters(plan, self.graph).values())
         return tuple((t.source, t.target) for t in transfers(plan, self.graph)), shared, blocks
-
-    def _saved(self, counts: Sequence[int], presets: Presets) -> Saved:
-        """Presets as rules: one for all, then for each run of others in a stage a rule; as few as there can be."""
-        return min((self._saved_on(base, counts, presets) for base in _ORDER), key=lambda saved: len(saved.rules))
-
-    def _saved_on(self, base: Preset, counts: Sequence[int], presets: Presets) -> Saved:
-        rules: dict[tuple[Preset, str, int | None], list[int]] = {}
-        done = 0
-        for stage, (count, mine) in enumerate(zip(counts, presets, strict=True)):
-            if set(mine) - {base}:
-                layers = [self.layers[i] for i in self.counted[done : done + count]]
-                for preset, calls, first in _runs(base, mine, layers):
-                    rules.setdefault((preset, calls, first), []).append(stage)
-            done += count
-        found = tuple(
-            SavedRule(calls=calls, stages=tuple(stages) if self.num_stages > 1 else (), first_per_stage=n, preset=p)
-            for (p, calls, n), stages in sorted(rules.items(), key=lambda item: _ORDER.index(item[0][0]))
-        )
-        return Saved(preset=base, rules=found)
-
-
-def _runs(base: Preset, presets: Sequence[Preset], layers: Sequence[Layer]) -> Iterator[tuple[Preset, str, int | None]]:
-    """(preset, selector, first layers or None for all of them) of rules that give a stage's layers their presets."""
-    if len(set(presets)) == 1:
-        yield presets[0], "*", None
-        return
-    order = list(dict.fromkeys(presets))
-    if list(presets) == sorted(presets, key=order.index) and order == sorted(
-        order, key=_ORDER.index, reverse=True
-    ):  # each preset once, one after the other: count from the front
-        if order[-1] != base:
-            yield order[-1], "*", None
-        for preset in reversed(order[:-1]):
-            yield preset, "*", sum(order.index(each) <= order.index(preset) for each in presets)
-        return
-    for preset in order:
-        if preset != base:
-            chosen = [layer for layer, each in zip(layers, presets, strict=True) if each == preset]
-            yield from ((preset, calls, None) for calls in format_layers(chosen))
 
 
 def _where(stage: StagePrice) -> tuple[object, ...]:

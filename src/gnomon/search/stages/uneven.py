@@ -234,7 +234,7 @@ def _longest(weights: Sequence[float], trials: Trials, cut: Cut) -> float:
     total = np.concatenate([[0.0], np.cumsum(weights)])
     ranks = trials.plan.pipeline_ranks
     busy = [0.0] * (max(ranks) + 1)
-    for rank, (a, b) in zip(ranks, trials.bounds(cut), strict=True):
+    for rank, (a, b) in zip(ranks, trials.recut.bounds(cut), strict=True):
         busy[rank] += float(total[b] - total[a])
     return max(busy)
 

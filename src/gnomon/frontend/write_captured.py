@@ -1,0 +1,201 @@
+"""Steps that no kind says, written as their ATen ops: `opaque`, or `reshape` where all are views.
+
+`CapturedWriter.write` adds a step to a block, with what autograd keeps of it and the dims along which its ops look.
+Leaves out running them (`runtime.ops.captured`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gnomon.errors import CaptureError
+from gnomon.frontend.convert import refs
+from gnomon.frontend.draft import Draft
+from gnomon.frontend.rules import ALONG, MOVES, POINTWISE, base_name, products
+from gnomon.frontend.trace import LITERAL_ELEMENTS, Ref, Step
+from gnomon.frontend.trace import Node as Traced
+from gnomon.graph import Captured, Literal, Node, Op, Size, Tensor, Torch, Use, attrs
+from gnomon.graph.captured import mutates
+from gnomon.sharding.homes import TENSOR_DIMS, base
+
+_SIZED = ("view", "_unsafe_view", "reshape", "expand")
+
+
+class CapturedWriter:
+    """Of one block."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.owner, self.trace = draft, draft.owner, draft.trace
+
+    def write(self, step: Step) -> None:
+        """The step's ATen ops as they are."""
+        path = self.draft.path(step, step.func)
+        inner = {out for node in step.nodes for out in node.outs if out is not None}
+        inputs: dict[str, None] = {}
+        outputs: list[str] = []
+        sides: list[Tensor] = []
+        for node in step.nodes:
+            for index in refs(node):
+                if index not in inner and not self._literal(index):
+                    inputs[self.draft.read(index)] = None
+        outer = [out for out in sorted(inner) if self._used_outside(step, out)] or [max(inner)]
+        for count, out in enumerate(outer):
+            outputs.append(self.draft.make(out, path if count == 0 else f"{path}.o{count + 1}"))
+        for count, out in enumerate(sorted(inner - set(outer))):
+            name = f"{path}:{count}"
+            sides.append(Tensor(name=name, dims=self.owner.dims(out), dtype=self.owner.dtype(out)))
+            self.draft.own[out] = name
+        nodes = tuple(self._node(node) for node in step.nodes)
+        views = all(node.view for node in nodes) and len(inputs) == 1
+        keeps = self._keeps(step, inputs, outputs, sides)
+        values = self.trace.values
+        flows = any(values[out].grad for out in outer)
+        came = any(values[index].grad for node in step.nodes for index in refs(node) if index not in inner)
+        captured = Captured(
+            nodes=nodes, tensors=tuple(sides), keeps=keeps, whole=self._whole(step), where=_short(step.where)
+        )
+        self.draft.ops.append(
+            Op(
+                kind="reshape" if views else "opaque",
+                path=path,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                attrs=attrs(no_grad=True) if came and not flows else (),
+                captured=captured,
+            )
+        )
+        if not views:
+            self.draft.opaque.append((path, step.nodes[-1].target))
+
+    def _used_outside(self, step: Step, out: int) -> bool:
+        return out in self.draft.wanted or bool(self.owner.readers.get(out, set()) - {id(step)})
+
+    def _literal(self, index: int) -> bool:
+        value = self.trace.values[index]
+        return value.origin == "constant" and torch.Size(value.shape).numel() <= LITERAL_ELEMENTS
+
+    def _keeps(
+        self, step: Step, inputs: Mapping[str, None], outputs: Sequence[str], sides: Sequence[Tensor]
+    ) -> tuple[str, ...]:
+        """What autograd keeps, by name: an operand or result that looks into the same memory."""
+        found: dict[str, None] = {}
+        near = [index for node in step.nodes for index in (*refs(node), *(o for o in node.outs if o is not None))]
+        for storage, shape, _ in step.kept:
+            same = [i for i in near if self.trace.values[i].storage == storage and i in self.draft.own]
+            exact = [i for i in same if self.trace.values[i].shape == shape]
+            named = [self.draft.own[i] for i in (*exact, *same)]
+            known = [n for n in named if n in inputs or n in outputs] or named
+            if known:
+                found[known[0]] = None
+        return tuple(found)
+
+    def _whole(self, step: Step) -> tuple[str, ...]:
+        """Dims along which the ops look."""
+        found: set[str] = set()
+        for node in step.nodes:
+            name = base_name(node.target)
+            if name in ALONG and node.args and isinstance(node.args[0], (Ref, list, tuple)):
+                first = node.args[0] if isinstance(node.args[0], Ref) else next(iter(node.args[0]), None)
+                if not isinstance(first, Ref):
+                    return ("*",)
+                row = self.owner.rows[first.index]
+                place = node.args[ALONG[name]] if len(node.args) > ALONG[name] else node.kwargs.get("dim", 0)
+                if not isinstance(place, int) or not row:
+                    return ("*",)
+                found |= {a.name for a in self.owner.axes.dim(row[place % len(row)]).atoms}
+            elif name not in POINTWISE and name not in MOVES:
+                return ("*",)
+        return tuple(sorted(found))
+
+    def _node(self, node: Traced) -> Node:
+        twin = self.owner.others.get(id(node))
+        args = self._args(node.args, twin.args if twin else node.args)
+        kwargs = tuple(
+            (key, self._args(value, (twin.kwargs if twin else node.kwargs).get(key, value)))
+            for key, value in sorted(node.kwargs.items())
+            if key != "generator"
+        )
+        name = base_name(node.target)
+        if name in _SIZED and node.outs[0] is not None:
+            args = (args[0], self._target(node, args[1]), *args[2:])
+        shapes, pair = products(node, self.owner.extents)
+        values = self.trace.values
+        wanted = sum(1 for i in pair if values[i].grad) if pair and any(values[o].grad for o in node.outs if o) else 0
+        reads = [values[i] for i in refs(node)]
+        outs = [values[o] for o in node.outs if o is not None]
+        view = bool(outs) and not mutates(_named(node)) and all(
+            any(o.storage == r.storage for r in reads) for o in outs
+        )  # fmt: skip
+        return Node(
+            target=node.target,
+            args=args,
+            kwargs=kwargs,
+            outputs=tuple("" if o is None or o not in self.draft.own else self.draft.own[o] for o in node.outs),
+            many=node.many,
+            view=view,
+            products=shapes,
+            grads=wanted,
+        )
+
+    def _target(self, node: Traced, given: Any) -> Any:
+        """Sizes that a view asks for, by the dims of what it makes, so that they hold for parts too."""
+        out = node.outs[0]
+        assert out is not None, "asked only where there is one"
+        row = self.owner.rows[out]
+        found: list[Any] = []
+        for axis, old in zip(row, given, strict=False):
+            atoms = self.owner.axes.dim(axis).atoms
+            extent = self.owner.axes.extents[axis]
+            divided = any(base(a.name) in TENSOR_DIMS for a in atoms)
+            if old == -1 and base_name(node.target) == "expand":
+                found.append(-1)
+            elif divided and extent != 1 and not any(a.same_as for a in atoms):
+                found.append(Size(1, tuple(a.name for a in atoms)))
+            else:
+                found.append(extent)
+        return tuple(found)
+
+    def _args(self, x: Any, y: Any) -> Any:
+        if isinstance(x, Ref):
+            return self._operand(x.index)
+        if isinstance(x, (list, tuple)):
+            twins = y if isinstance(y, (list, tuple)) and len(y) == len(x) else x
+            return tuple(self._args(a, b) for a, b in zip(x, twins, strict=True))
+        if isinstance(x, bool) or x is None or isinstance(x, (float, str, complex)):
+            return x
+        if isinstance(x, int):
+            if isinstance(y, int) and x != y and not isinstance(y, bool):
+                return self.owner.sizes.extent(x, y, "a number")
+            return x
+        if isinstance(x, torch.device):
+            return Torch("device")
+        if isinstance(x, torch.dtype):
+            return Torch("compute" if x == self.owner.main else str(x).removeprefix("torch."))
+        if isinstance(x, (torch.layout, torch.memory_format)):
+            return Torch(str(x).removeprefix("torch."))
+        if isinstance(x, torch.Generator):
+            return None
+        raise CaptureError(f"an operand of type {type(x).__name__} has no place in a graph")
+
+    def _operand(self, index: int) -> Any:
+        if index not in self.draft.own and self._literal(index):
+            value = self.trace.values[index]
+            held = self.trace.constants[value.name]
+            return Literal(_nested(held.tolist()), str(value.dtype).removeprefix("torch."), value.shape)
+        return Use(self.draft.own[index] if index in self.draft.own else self.draft.read(index))
+
+
+def _named(node: Traced) -> Node:
+    return Node(target=node.target, args=())
+
+
+def _nested(x: Any) -> Any:
+    return tuple(_nested(y) for y in x) if isinstance(x, list) else x
+
+
+def _short(where: str) -> str:
+    """`package/file.py:12`: the last two folders are enough to find it."""
+    return "/".join(where.split("/")[-3:])

@@ -1,0 +1,139 @@
+"""Steps that a kind of the graph says, written as ops of that kind.
+
+`KindWriter.write` adds a step to a block; False where its operands' dims do not fit the kind. Attention's heads are
+turned by views. Leaves out which step has which kind (`kinds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gnomon.frontend.draft import Draft
+from gnomon.frontend.kinds import Kind
+from gnomon.frontend.trace import Step
+from gnomon.graph import Captured, Dim, Node, Op, Tensor, Use, attrs
+from gnomon.graph.types import AttrValue
+
+
+class KindWriter:
+    """Of one block."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.owner = draft, draft.owner
+        self.turned: dict[int, str] = {}
+
+    def write(self, step: Step, found: Kind) -> bool:
+        """Writes the step as its kind; False where operands' dims do not fit together."""
+        if found.kind == "attention":
+            return self._attention(step, found)
+        dims = [self.owner.dims(i) for i in found.operands]
+        out = self.owner.dims(found.out)
+        contracts: tuple[str, ...] = ()
+        values: dict[str, AttrValue] = dict(found.attrs)
+        renamed = None
+        match found.kind:
+            case "linear":
+                rest, weight = dims[0][:-1], dims[1]
+                if dims[0][-1] != weight[1] or out != (*rest, weight[0]):
+                    fresh = _other(weight[0], dims[0])
+                    if out[:-1] != rest or weight[0].factors:
+                        return False
+                    renamed, weight = (*rest, fresh), (fresh, dims[0][-1])
+                if {a.name for a in weight[0].atoms} & {a.name for d in dims[0] for a in d.atoms}:
+                    return False
+                contracts = tuple(a.name for a in dims[0][-1].atoms)
+                dims = [dims[0], weight, *([(weight[0],)] if len(dims) > 2 else [])]
+            case "embedding":
+                if out != (*dims[0], *dims[1][1:]):
+                    return False
+            case "cross_entropy":
+                if dims[0][:-1] != dims[1]:
+                    return False
+            case "norm":
+                if out != dims[0] or any(d != (dims[0][-1],) for d in dims[1:]):
+                    return False
+                values["over"] = dims[0][-1].name
+            case _:
+                if any(d != out for d in dims):
+                    return False
+        names = []
+        for index, wanted in zip(found.operands, dims, strict=True):
+            name = self.draft.read(index)
+            if self.draft.tensors[name].dims != wanted:
+                if self.draft.tensors[name].kind == "activation" or self._read_before(name):
+                    return False
+                self.draft.tensors[name] = _with_dims(self.draft.tensors[name], wanted)
+            names.append(name)
+        path = self.draft.path(step, found.kind)
+        made = self.draft.make(found.out, path) if renamed is None else self.draft.add(
+            Tensor(name=f"{path}.y", dims=renamed, dtype=self.owner.dtype(found.out))
+        )  # fmt: skip
+        self.draft.ops.append(
+            Op(
+                kind=found.kind,
+                path=path,
+                inputs=tuple(names),
+                outputs=(made,),
+                contracts=contracts,
+                attrs=attrs(**values),
+            )  # fmt: skip
+        )
+        if renamed is not None:
+            again = self.draft.make(found.out, f"{path}.renamed")
+            self.draft.ops.append(Op(kind="rename", path=again, inputs=(made,), outputs=(again,)))
+            self.draft.paths.add(again)
+        return True
+
+    def _read_before(self, name: str) -> bool:
+        return any(name in op.inputs for op in self.draft.ops)
+
+    def _attention(self, step: Step, found: Kind) -> bool:
+        """(batch, heads, positions, dim) become the graph's (batch, positions, heads, dim) by views."""
+        order = [self.owner.dims(i) for i in found.operands[:3]]
+        q, k, v = ([d[0], d[2], d[1], d[3]] for d in order)
+        out = self.owner.dims(found.out)
+        if q[0] != k[0] or k[:-1] != v[:-1] or q[-1] != k[-1] or tuple(out) != (q[0], q[2], q[1], v[3]):
+            return False
+        if len({d.name for d in q}) < 4:
+            return False
+        names = [self._turned(step, i) for i in found.operands[:3]]
+        values: dict[str, AttrValue] = dict(found.attrs)
+        if values.get("masked", False):
+            names.append(self.draft.read(found.operands[3]))
+        path = self.draft.path(step, "core")
+        made = self.draft.add(Tensor(name=path, dims=(q[0], q[1], q[2], v[3]), dtype=self.owner.dtype(found.out)))
+        self.draft.ops.append(
+            Op(kind="attention", path=path, inputs=tuple(names), outputs=(made,), attrs=attrs(**values))
+        )
+        back = self.draft.make(found.out, f"{path}.turned")
+        self.draft.paths.add(back)
+        self._view(back, made, back)
+        return True
+
+    def _turned(self, step: Step, index: int) -> str:
+        if index not in self.turned:
+            source = self.draft.read(index)
+            d = self.draft.tensors[source].dims
+            path = self.draft.path(step, "turned")
+            tensor = Tensor(name=path, dims=(d[0], d[2], d[1], d[3]), dtype=self.draft.tensors[source].dtype)
+            self._view(path, source, self.draft.add(tensor))
+            self.turned[index] = path
+        return self.turned[index]
+
+    def _view(self, path: str, source: str, made: str) -> None:
+        node = Node(target="aten.transpose.int", args=(Use(source), 1, 2), outputs=(made,), view=True)
+        captured = Captured(nodes=(node,))
+        self.draft.ops.append(Op(kind="reshape", path=path, inputs=(source,), outputs=(made,), captured=captured))
+
+
+def _other(dim: Dim, beside: Sequence[Dim]) -> Dim:
+    """The same extent under another name."""
+    taken = {a.name for d in beside for a in d.atoms}
+    name = f"{dim.name}.out"
+    while name in taken:
+        name += "_"
+    return Dim(name=name, size=dim.size, same_as=dim.same_as or ("" if dim.size is not None else dim.name))
+
+
+def _with_dims(tensor: Tensor, dims: tuple[Dim, ...]) -> Tensor:
+    return Tensor(name=tensor.name, dims=dims, dtype=tensor.dtype, kind=tensor.kind, lifetime=tensor.lifetime)

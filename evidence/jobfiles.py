@@ -38,6 +38,17 @@ STAND_IN = {"vocab_size": "50304", "vocab-size": "50304", "seq_len": "4096", "se
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3")
 """Networks given, one after the other, where a file does not say its own: of one kind, and with experts."""
 
+TRUE_REASONS = (
+    r"whose sizes are not known here|network, .* is not known|does not name a network|does not say its network",
+    r"which the script does not set|is missing: --set|missing key|to be filled in|\?\?\?",
+    r"does not say (the|how many|which)|is not in a checkout|which is not here|restores a network",
+    r"has no reader|is not described|is not read|only decoders .* are read|no text decoder",
+    r"is not (divisible|a multiple)|nearest (legal|number)|refuses it|leaves a stage without|refused with",
+    r"starts \d+ different trainings|trains a \w+ model|mcore_adapter|give --vocab-size|is not JSON|multiply to",
+)
+"""A refusal is for a true reason where its first message says one of these: what the file does not hold (a network, a
+value, a size), what has no description here, or what its own program refuses. Every other counts as refused wrongly."""
+
 OUTCOMES = ("as it stands", "with one", "refused", "mistake")
 
 
@@ -186,6 +197,11 @@ def reason(message: str) -> str:
     return short[:110]
 
 
+def is_true(outcome: Outcome) -> bool:
+    """Whether a file was refused, and for a true reason."""
+    return outcome.outcome == "refused" and any(re.search(rule, outcome.message) for rule in TRUE_REASONS)
+
+
 def outcomes(listed: Iterable[Listed], files: Path, *, whole: bool, workers: int) -> Iterator[Outcome]:
     """Of all, over processes."""
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
@@ -205,18 +221,28 @@ def report(found: Sequence[Outcome], reasons: int) -> Iterator[str]:
         yield f"{title}: {len(part)} files"
         rows = []
         for name in (*sorted({o.listed.format for o in part}), "all"):
-            counted = Counter(o.outcome for o in part if name in (o.listed.format, "all"))
-            total = sum(counted.values())
+            mine = [o for o in part if name in (o.listed.format, "all")]
+            counted = Counter(o.outcome for o in mine)
+            true = sum(is_true(o) for o in mine)
             good = counted["as it stands"] + counted["with one"]
-            rows.append((name, str(total), *(str(counted[each]) for each in OUTCOMES), f"{100 * good / total:.0f} %"))
-        columns = (Column(name="format", align="left"), *(Column(name=name) for name in ("tried", *OUTCOMES, "read")))
-        yield from table(columns, rows)
+            numbers = (
+                counted["as it stands"],
+                counted["with one"],
+                true,
+                counted["refused"] - true,
+                counted["mistake"],
+            )
+            rows.append((name, str(len(mine)), *map(str, numbers), f"{100 * good / len(mine):.0f} %"))
+        heads = ("tried", "as it stands", "with one", "true reason", "wrongly", "mistake", "read")
+        yield from table((Column(name="format", align="left"), *(Column(name=head) for head in heads)), rows)
         yield ""
     refused = Counter(
-        (o.listed.format, reason(o.message)) for o in found if o.outcome == "refused" and not o.listed.aside
+        (o.listed.format, "true" if is_true(o) else "wrong", reason(o.message))
+        for o in found
+        if o.outcome == "refused" and not o.listed.aside
     )
-    for (name, why), times in refused.most_common(reasons):
-        yield f"{times:4}  {name}: {why}"
+    for (name, how, why), times in refused.most_common(reasons):
+        yield f"{times:4}  {name} ({how}): {why}"
 
 
 def main() -> int:

@@ -61,8 +61,9 @@ def read(path, facts):
     found = dict(tp=a.tensor_model_parallel_size, pp=a.pipeline_model_parallel_size, cp=a.context_parallel_size,
         ep=a.expert_model_parallel_size, micro=a.micro_batch_size, batch=a.global_batch_size, seq_len=a.seq_length,
         dtype="bf16" if a.bf16 else "fp16" if a.fp16 else "fp32")
-    if a.ds_sequence_parallel_size if hasattr(a, "ds_sequence_parallel_size") else False:
-        del found["cp"]
+    for option, field in (("--ds-sequence-parallel-size", "cp"), ("--moe-expert-parallel-size", "ep")):
+        if option in words:  # Megatron-DeepSpeed's own
+            del found[field]
     if not facts["given_model"]:
         found |= dict(layers=layers, hidden=a.hidden_size, heads=a.num_attention_heads, ffn=a.ffn_hidden_size,
             kv_heads=a.num_query_groups if a.group_query_attention else a.num_attention_heads)
@@ -83,15 +84,27 @@ config.dist.get_rank = lambda *a: 0
 class Ranks:
     def get_data_parallel_world_size(self):
         return self.data
+def without(value):  # what the trainer fills in
+    if isinstance(value, dict):
+        return {k: without(v) for k, v in value.items() if v != "auto"}
+    return value
 def read(path, facts):
     ranks = Ranks()
     ranks.data = facts["data"]
-    c = config.DeepSpeedConfig(path, mpu=ranks)
+    written = json.load(open(path))
+    values = without(written)
+    batches = ("train_batch_size", "train_micro_batch_size_per_gpu")
+    if not any(key in values for key in batches):
+        values["train_micro_batch_size_per_gpu"] = facts["micro"]
+        values["gradient_accumulation_steps"] = 1
+    c = config.DeepSpeedConfig(values, mpu=ranks)
+    left = any(written.get(key, {}).get("enabled") == "auto" for key in ("bf16", "fp16"))
     half = "bf16" if c.bfloat16_config.enabled else "fp16" if c.float16_config.enabled else "fp32"
     z = c.zero_config
     offload = z.offload_optimizer is not None and str(z.offload_optimizer.device.value) != "none" and z.stage > 0
     return dict(batch=c.train_batch_size, micro=c.train_micro_batch_size_per_gpu, zero=c.zero_optimization_stage,
-        dtype=half, offload=offload, clip=c.gradient_clipping > 0 if not offload else None)
+        dtype=None if left else half, offload=offload,
+        clip=c.gradient_clipping > 0 if not offload and "gradient_clipping" in values else None)
 """
 
 NANOTRON = """
@@ -101,6 +114,8 @@ for name in ("flash_attn flash_attn.flash_attn_interface flash_attn.layers flash
         "ring_flash_attn grouped_gemm grouped_gemm.ops datasets datasets.download "
         "datasets.download.streaming_download_manager").split():
     sys.modules[name] = MagicMock(__spec__=None, __version__="2.8.0")
+import pathlib
+sys.modules["datasets.download.streaming_download_manager"].xPath = pathlib.Path
 from nanotron.config import get_config_from_file
 def read(path, facts):
     c = get_config_from_file(path, skip_unused_config_keys=True, skip_null_keys=True)
@@ -153,7 +168,8 @@ def read(path, facts):
         n = c.actor_rollout_ref.rollout.n
         found = dict(batch=a.ppo_mini_batch_size * n, seq_len=d.max_prompt_length + d.max_response_length,
             world=c.trainer.nnodes * c.trainer.n_gpus_per_node,
-            micro=None if a.use_dynamic_bsz else a.ppo_micro_batch_size_per_gpu)
+            micro=None if a.use_dynamic_bsz or a.ppo_micro_batch_size_per_gpu is None
+            else min(a.ppo_micro_batch_size_per_gpu, a.ppo_mini_batch_size * n // facts["ranks"]))
         engine = a.megatron if "megatron" in a else None
     else:
         found = dict(batch=c.data.train_batch_size, seq_len=c.data.max_length,
@@ -166,14 +182,16 @@ def read(path, facts):
         o = engine.override_transformer_config
         found["recompute"] = o.recompute_granularity or "none"
     else:
+        inner = a.get("fsdp_config", {}).get("ulysses_sequence_parallel_size", 1)
         found["cp"] = a.get("ulysses_sequence_parallel_size", 1)
+        found["cp"] = found["cp"] if found["cp"] > 1 else inner
         model = c.actor_rollout_ref.model if learning else c.model
         found["recompute"] = "full" if model.enable_gradient_checkpointing else "none"
     return found
 """
 
 OPENRLHF = """
-import argparse, ast, os
+import argparse, ast, datetime, os
 def parser_of(program):
     name = program.removeprefix("openrlhf.cli.")
     tree = ast.parse(open(os.path.join(checkout, "openrlhf", "cli", name + ".py")).read())
@@ -183,7 +201,7 @@ def parser_of(program):
         if "parse_args" in ast.unparse(node):
             break
         kept.append(node)
-    names = {"argparse": argparse}
+    names = {"argparse": argparse, "os": os, "datetime": datetime.datetime}
     exec(compile(ast.Module(kept, []), name, "exec"), names)
     return names["parser"]
 def read(path, facts):
@@ -241,7 +259,8 @@ def facts_of(job: Job) -> dict[str, object]:
         "ffn": getattr(model, "ffn_size", None) if not getattr(model, "num_experts", 0) else None,
         "vocab": getattr(model, "vocab_size", None),
         **{axis: getattr(mesh, axis) for axis in ("tp", "pp", "cp", "ep", "dp_replicate")},
-        "world": mesh.world_size,
+        "world": job.stated_devices,
+        "ranks": mesh.data_ranks,
         "data": mesh.data_ranks * mesh.cp,
         "micro": plan.schedule.micro_batch_size,
         "batch": work.global_batch_size,
@@ -332,6 +351,7 @@ def main() -> int:
     for name in ("peers", "megatron", "deepspeed", "nanotron", "verl", "openrlhf"):
         options.add_argument(f"--{name}", default="", metavar="DIR")
     options.add_argument("--format", default="", help="formats between commas; all")
+    options.add_argument("--most", type=int, default=1000, metavar="N", help="files of a format, spread over them")
     options.add_argument("--scratch", type=Path, default=Path("/tmp/jobfiles-check"), metavar="DIR")
     options.add_argument("--workers", type=int, default=2, metavar="N")
     asked = options.parse_args()
@@ -346,6 +366,7 @@ def main() -> int:
             x for x in (checkout, asked.peers, os.environ.get("PYTHONPATH", "")) if x
         )
         listed = [one for one in index() if one.format == name and one.below(asked.files).is_file()]
+        listed = listed[:: max(1, len(listed) // asked.most)]
         read = [
             o
             for o in outcomes(listed, asked.files, whole=False, workers=asked.workers)

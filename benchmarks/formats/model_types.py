@@ -41,10 +41,11 @@ def way(kind: str, values: dict[str, Any]) -> str:
 def built(config: Any) -> Iterator[int]:
     """Parameters of what transformers builds: the causal model, the body, the body with an untied head."""
     import torch
-    from transformers import AutoModel, AutoModelForCausalLM
+    import transformers
 
+    autos: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModel)
     text = config.get_text_config()
-    for auto in (AutoModelForCausalLM, AutoModel):
+    for auto in autos:
         for each in (text, config):
             try:
                 with torch.device("meta"):
@@ -62,11 +63,11 @@ def main() -> int:
     options.add_argument("--types", default="", help="names between commas; all of AutoModel")
     asked = options.parse_args()
     warnings.simplefilter("ignore")
-    import transformers
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, __version__, logging
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-    transformers.logging.set_verbosity_error()
+    quiet: Any = logging
+    quiet.set_verbosity_error()
     kinds = [k for k in asked.types.split(",") if k] or sorted({*MODEL_MAPPING_NAMES} & {*CONFIG_MAPPING.keys()})
     counted: Counter[str] = Counter()
     same: Counter[str] = Counter()
@@ -92,7 +93,7 @@ def main() -> int:
         if mine not in theirs:
             near = min(theirs, key=lambda n: abs(n - mine), default=0)
             print(f"{kind:28} {how}: {mine:,} parameters, transformers {near:,}", flush=True)
-    print(f"\ntransformers {transformers.__version__}: {len(kinds)} model types with a body")
+    print(f"\ntransformers {__version__}: {len(kinds)} model types with a body")
     for name in (*WAYS, "no default config"):
         parts = ", ".join(f"{n} {key.split(': ')[1]}" for key, n in sorted(same.items()) if key.startswith(f"{name}: "))
         print(f"  {name:24} {counted[name]:4}{'   parameters: ' + parts if parts else ''}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gnomon.errors import InputError
@@ -50,3 +52,11 @@ def test_microbatches_in_a_row(group: int, taken: bool) -> None:
     else:
         with pytest.raises(InputError, match=r"takes 4 \(pipeline ranks\) to 32"):
             read_megatron(text)
+
+
+def test_a_reader_of_images_is_no_decoder(tmp_path: Path) -> None:
+    path = tmp_path / "sft.sh"
+    words = "--num-layers 4 --hidden-size 64 --vision-model-type internvit --language-model-type qwen2.5_7B"
+    path.write_text(f"torchrun --nproc_per_node 8 examples/multimodal/train.py {words}")
+    with pytest.raises(InputError, match="trains a multimodal model, and only decoders"):
+        read_megatron(path)

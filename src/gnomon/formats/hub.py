@@ -69,7 +69,8 @@ SMALL = {
     "smollm2-1.7b": (24, 2048, 32, 32, 8192),
     "tinyllama-1.1b": (22, 2048, 32, 4, 5632),
 }
-"""Plain name -> (layers, hidden size, heads, KV heads, feed-forward), in Llama's form. Sizes of their config.json."""
+"""Plain name -> (layers, hidden size, heads, KV heads, feed-forward), in Llama's form. Sizes here and above are
+those of the models' config.json, as Lightning-AI/litgpt quotes them with addresses (litgpt/config.py, 2685705)."""
 
 ENDS = re.compile(
     r"(-bnb-4bit|-unsloth|-gptq.*|-awq.*|-aqlm.*|-bf16|-fp8|-hf|-instruct|-chat|-base|-it|-pt|-sft|-source|-thinking|"

@@ -50,7 +50,10 @@ IRRELEVANT = frozenset(
     deepspeed_activation_checkpointing no_async_tensor_model_parallel_allreduce DDP_impl data_impl
     no_query_key_layer_scaling lr_decay_tokens lr_warmup_tokens train_tokens deepspeed_mpi log_optimizer_states_to_*
     layernorm_epsilon rotary_position_embeddings_theta universal_checkpoint moe_loss_coeff kill_switch_file
-    make_vocab_size_divisible_by
+    make_vocab_size_divisible_by pipeline_dtype persist_layer_norm masked_softmax_fusion openai_gelu onnx_safe
+    gradient_accumulation_fusion apply_rope_fusion moe_use_legacy_grouped_gemm moe_router_force_load_balancing
+    moe_use_fused_router_with_aux_score no_fp8_weight_transpose_cache cuda_graph_scope cuda_graph_warmup_steps
+    use_te_rng_tracker load_weights create_moe_param_group dataloader_save use_te layernorm_zero_centered_gamma
     """.split()
 )
 """Patterns of options that change no step's work, memory or order: schedules of rates, checkpoints, logs, data, seeds,

@@ -59,6 +59,9 @@ from gnomon.software import Stack, stack
 OTHER_PROGRAMS = "bert|t5|vit|vision|vlm|mamba|hybrid|ict|retro|inpaint|dino|multimodal"
 """Parts of the names of programs whose options are like those of pretrain_gpt.py and mean another model."""
 
+MULTIMODAL = {"--vision-model-type", "--language-model-type", "--img-h", "--patch-dim"}
+"""Options of programs that train a reader of images with a decoder."""
+
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -105,7 +108,8 @@ def read_megatron(
                 raise InputError(
                     f"{file} uses no variable {asked!r}, and Megatron-LM has no such option{hint}", "--set"
                 )
-            if given.model is None and (other := re.search(OTHER_PROGRAMS, Path(launch.program).name)):
+            several = "multimodal" if MULTIMODAL & set(words) or "multimodal/" in launch.program else ""
+            if given.model is None and (other := re.search(OTHER_PROGRAMS, several or Path(launch.program).name)):
                 raise InputError(
                     f"{launch.program} trains a {other[0]} model, and only decoders (pretrain_gpt.py) are read; "
                     f"{GIVE_MODEL}"

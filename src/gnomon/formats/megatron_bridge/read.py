@@ -210,10 +210,10 @@ def _translate(
         raise InputError(f"{key!r} is in no section that is known{nearest(section, [*SECTIONS, *OTHER_SECTIONS])}", key)
     elif field in INVERTED:
         values[INVERTED[field]] = value is False
-    elif (name := RENAMED.get(field, field)) in known_options():
-        values[name] = value
     elif field in NEUTRAL:
         return
+    elif (name := RENAMED.get(field, field)) in known_options():
+        values[name] = value
     elif strict and section in ("model", "ddp", "comm_overlap"):
         raise InputError(f"unknown field {key!r}{nearest(name, known_options())}", key)
     else:

@@ -51,7 +51,7 @@ IRRELEVANT = frozenset(
     cluster_type model.fp16_lm_cross_entropy model.fp8_params model.transformer_block_type model.bias
     model.use_flash_attention model.grad_div_ar_fusion model.bias_dropout_add_fusion model.embedding_init_method_std
     model.hidden_size_per_head quantization* export* model.embedding_dropout model.version model.hf_* model.decoder_*
-    model.seq_len_interpolation*
+    model.seq_len_interpolation* model.layernorm_zero_centered_gamma model.fsdp_* model.fp8_wgrad
     """.split()
 )
 
@@ -59,7 +59,7 @@ INEXPRESSIBLE = {
     "model.num_micro_batches_with_partial_activation_checkpoints": "recomputation of some microbatches only",
     "model.activations_checkpoint_layers_per_pipeline": "recomputation that differs from stage to stage",
     "model.fp32_residual_connection": "residuals in fp32",
-    "model.overlap_p2p_comm": "sends between stages overlap",
+    "model.fsdp": "FSDP in place of the distributed optimizer",
     "model.*": "known to NeMo, but what it does is not described here",
 }
 
@@ -71,7 +71,10 @@ ACTIVATIONS = {
     "geglu": "gated_linear_unit",
     "reglu": "gated_linear_unit",
 }
-FUSIONS = {"bias_activation_fusion": "no_bias_swiglu_fusion", "bias_dropout_add_fusion": "no_bias_dropout_fusion"}
+FUSIONS = {"bias_activation_fusion": "no_bias_swiglu_fusion", "bias_dropout_add_fusion": "no_bias_dropout_fusion"} | {
+    "apply_rope_fusion": "no_rope_fusion",
+    "overlap_p2p_comm": "no_overlap_p2p_communication",
+}
 """NeMo's switches of fusions -> Megatron-LM's, which switch them off."""
 SENTENCEPIECE = {"llama": 32000, "baichuan": 125696, "mistral": 32000, "mixtral": 32000, "gemma": 256000}
 """Part of a tokenizer's file name -> its rows."""
@@ -136,7 +139,9 @@ def _read(path: Path, given: Given) -> Job:
     values: dict[str, object] = {**_switches(model, trainer), **_tokenizer(model)}
     for key, value in model.items():
         name = RENAMED.get(key, key)
-        if name in known_options() and name not in values and not (value is None or value is False and name != key):
+        if key in (*FUSIONS, "fp8_e4m3", "fp8_hybrid", "gradient_accumulation_fusion"):
+            whole.ignore(f"model.{key}")
+        elif name in known_options() and name not in values and not (value is None or value is False and name != key):
             values[name] = value
             whole.ignore(f"model.{key}")
     for key in ("activation", "bias", "share_embeddings_and_output_weights", "fp8", "fp8_e4m3", "fp8_hybrid", "gated"):

@@ -39,7 +39,7 @@ IRRELEVANT = frozenset(
     *.router_replay* model_engine engine actor optim@* model@* model.path use_remove_padding *.use_prefix_grouper
     *.log_prob* *.forward_only *.attn_implementation *.kl_ctrl* *.dtype *.dist_ckpt* *.distrib_optim_* *.rollout_n
     *.bypass* *.pad_mode *.truncation *.balance_dp_token reward_model* nnodes n_gpus_per_node *.seed *.pad_*
-    *.model_config* actor_rollout_ref.nccl_timeout lora.* *.qat.* *.hf_config_path
+    *.model_config* actor_rollout_ref.nccl_timeout lora.* *.qat.* *.hf_config_path *ulysses_sequence_parallel_size
     """.split()
 )
 
@@ -146,7 +146,8 @@ def _model(f: Fields, part: Part, given: Given, folder: Path, assumed: list[str]
 
 def _fsdp(f: Fields, part: Part, given: Given, model: Network | str, seq_len: int) -> Training:
     at, devices = part.fsdp, given.devices or 1
-    parallel = max(f.integer(f"{at}ulysses_sequence_parallel_size", 1) for at in ("", f"{part.at}.", f"{part.fsdp}."))
+    places = (f"{part.at}.", f"{part.fsdp}.", "")  # the actor's is older, and goes before its engine's
+    parallel = next((n for at in places if (n := f.integer(f"{at}ulysses_sequence_parallel_size", 1)) > 1), 1)
     micro, total = _batch(f, part, seq_len, max(1, devices // parallel), parallel)
     group = f.integer(f"{at}.fsdp_size", -1, least=-1)
     reduce = str(f.raw(f"{at}.mixed_precision.reduce_dtype") or "fp32")

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.torch
     [
         (Plan(layout=Layout(rules=(LayoutRule(dim="ffn"),))), "layout.rules"),
         (Plan(layout=Layout(vocab_parallel=False)), "vocab_parallel"),
-        (Plan(saved=Saved(rules=(SavedRule(),))), "saved.rules without a preset"),
+        (Plan(saved=Saved(preset="selective", rules=(SavedRule(),))), "tensors beside preset 'selective'"),
         (Plan(saved=Saved(preset="full", every=2, rules=(SavedRule(preset="none"),))), "beside saved.every"),
         (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every under ZeRO 3"),
         (Plan(overlap=Overlap(splits=(Split(op="x", dim="seq", parts=2),))), "overlap.splits"),

@@ -26,6 +26,7 @@ from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import ALONE, Axis
 from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
+from gnomon.runtime.saving import rules_of
 from gnomon.runtime.stage import Stage
 from gnomon.sharding import ShardedBlock, shard_graph
 from gnomon.sharding.context import whole_sequence_reason
@@ -61,13 +62,14 @@ def apply(
         for name, block in sharded.items()
     }
     found, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
+    rules = rules_of(plan, graph)
     for number, layers, parts in parts_held(graph, plan, groups, sharded, device):
         for held in parts:
             held.fill(start)
         found[number] = Stage(graph, layers, parts, runs, zero)
         still = tuple(slots_of(layers, sharded, axes, set(), frozen=True))
         found[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
-        found[number].presets, found[number].every = presets, plan.saved.every
+        found[number].presets, found[number].every, found[number].rules = presets, plan.saved.every, rules
     return found
 
 

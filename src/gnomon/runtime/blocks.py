@@ -9,9 +9,10 @@ blocks a stage has, and in which order stages run (`execute`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -141,17 +142,38 @@ class BlockRun:
         sizes: Mapping[str, int] | None = None,
         compute: torch.dtype = torch.float32,
         seen: Callable[[str, Tensor], None] | None = None,
+        keeper: Watcher | None = None,
     ) -> dict[str, Tensor]:
         """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
         backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
-        compute: what they compute in. seen: is told what each op makes."""
-        frame = _Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
-        for op in self.ops:
-            frame.do(op, again=op.site.op.path in again, seen=seen)
-        return {name: frame.values[name] for name in self.block.outputs}
+        compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward."""
+        frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
+        if keeper is None:
+            for op in self.ops:
+                frame.do(op, again=op.site.op.path in again, seen=seen)
+            return {name: frame.values[name] for name in self.block.outputs}
+        with keeper.watching(frame):
+            for index, op in enumerate(self.ops):
+                keeper.begin(index)
+                made = frame.do(op, again=False, seen=seen)
+                keeper.end(made)
+            return {name: frame.values[name] for name in self.block.outputs}
 
 
-class _Frame:
+class Watcher(Protocol):
+    """What sees a block's forward op by op (`saving`)."""
+
+    def watching(self, frame: Frame) -> AbstractContextManager[None]:
+        """The whole of it."""
+
+    def begin(self, index: int) -> None:
+        """Before an op."""
+
+    def end(self, made: Mapping[str, Tensor]) -> None:
+        """After it: what it made."""
+
+
+class Frame:
     """Tensors of one run of a block."""
 
     def __init__(
@@ -171,7 +193,15 @@ class _Frame:
         self.regathered: dict[Need, list[Any]] = {}
         self.routings: dict[str, Routing] = {}
 
-    def do(self, op: _Op, *, again: bool, seen: Callable[[str, Tensor], None] | None = None) -> None:
+    def anew(self, values: dict[str, Tensor]) -> Frame:
+        """Another run with the same parameters, from other tensors."""
+        found = Frame(self.owner, values, self.weights, self.state, self.packing, self.sizes, self.compute)
+        found.device = self.device
+        found.routings = dict(self.routings)
+        return found
+
+    def do(self, op: _Op, *, again: bool, seen: Callable[[str, Tensor], None] | None = None) -> Mapping[str, Tensor]:
+        """Runs an op and returns what it makes."""
         site = op.site
         kind = site.op.kind
         if kind == "linear":
@@ -192,16 +222,17 @@ class _Frame:
             if op.moves:
                 made = out if isinstance(out, tuple) else (out,)
                 out = tuple(moved(x, there, back) for x, there, back in zip(made, op.leave, op.enter, strict=True))
-        made = out if isinstance(out, tuple) else (out,)
-        self.values.update(zip(site.op.outputs, made, strict=True))
+        named = dict(zip(site.op.outputs, out if isinstance(out, tuple) else (out,), strict=True))
+        self.values.update(named)
         if seen is not None:
-            for name, x in zip(site.op.outputs, made, strict=True):
+            for name, x in named.items():
                 seen(name, x)
         for name in op.last:
             self.values.pop(name, None)
             if self.brought:
                 for need in [need for need in self.brought if need[0] == name]:
                     del self.brought[need]
+        return named
 
     def _captured(self, op: _Op) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         """The ATen ops of a captured op, at the sizes of this rank."""

@@ -6,7 +6,7 @@ gradients and puts weight gradients aside, W computes those. Left out: messages,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +85,14 @@ class Compute:
             y: Tensor = module(x, batch)
             return y
         apart = (*self._rotary, *self.feed.batch.values())
-        y, self._kept[stage] = kept(lambda: module(x, batch), x, vocab=self._vocab, apart=apart)
+
+        def noted(note: Callable[[Tensor], None]) -> Tensor:
+            module.note = note
+            made: Tensor = module(x, batch)
+            module.note = None
+            return made
+
+        y, self._kept[stage] = kept(noted, x, vocab=self._vocab, apart=apart)
         return y
 
     def _input(self, stage: int, unit: int, *, keep: bool = False) -> Tensor:

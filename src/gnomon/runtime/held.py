@@ -46,8 +46,11 @@ class Kept:
 NOTHING = Kept(activations=0, logits=0)
 
 
-def kept(run: Callable[[], Tensor], x: Tensor, *, vocab: int, apart: Sequence[Tensor]) -> tuple[Tensor, Kept]:
-    """(output of `run`, what its backward will read: what autograd saved, and x)."""
+def kept(
+    run: Callable[[Callable[[Tensor], None]], Tensor], x: Tensor, *, vocab: int, apart: Sequence[Tensor]
+) -> tuple[Tensor, Kept]:
+    """(output of `run`, what its backward will read: what autograd saved, and x). run: takes a function to tell what
+    it keeps by hooks of its own."""
     found: list[Tensor] = [x] if x.ndim else []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -58,7 +61,7 @@ def kept(run: Callable[[], Tensor], x: Tensor, *, vocab: int, apart: Sequence[Te
         return tensor
 
     with saved_tensors_hooks(pack, unpack):
-        y = run()
+        y = run(found.append)
     with torch.no_grad():
         return y, Kept.of(found, vocab=vocab, loss=y.ndim == 0, apart=apart)
 

@@ -8,9 +8,10 @@ rank holds and what their parameters begin as (`apply`), and when a stage runs (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +24,7 @@ from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.site import ALONE
 from gnomon.runtime.packing import Packing, packing_of
 from gnomon.runtime.parameters import Parameters, Tape, Weight
+from gnomon.runtime.saving import Decided, Keeper, Rules
 
 Batch = Mapping[str, Tensor]
 """Inputs of the graph by name, of one microbatch on this rank."""
@@ -45,6 +47,11 @@ class Stage(nn.Module):
         self.presets: Mapping[str, Preset] = {}
         """Label of a layer -> what of it is computed again in backward; left out: nothing."""
         self.every = 1
+        self.rules: Mapping[str, Rules] = {}
+        """Label of a layer -> what it keeps, tensor by tensor, in place of a preset."""
+        self.known: dict[Hashable, Decided] = {}
+        self.note: Callable[[Tensor], None] | None = None
+        """Is told what layers with rules keep on the device."""
         self.watch: Callable[[Layer, str, Tensor], None] | None = None
         """Is told each activation of each layer, by name, as it is made."""
         self._weights: dict[tuple[str, str, int], Weight] = {}
@@ -99,13 +106,17 @@ class Stage(nn.Module):
         first = 0
         while first < len(self.layers):
             stop = first + 1
-            again = self.presets.get(self.layers[first].label) == "full"
+            again = self._is_full(first)
             while again and stop < min(first + self.every, len(self.layers)):
-                if self.presets.get(self.layers[stop].label) != "full":
+                if not self._is_full(stop):
                     break
                 stop += 1
             yield range(first, stop), again
             first = stop
+
+    def _is_full(self, index: int) -> bool:
+        label = self.layers[index].label
+        return self.presets.get(label) == "full" and label not in self.rules
 
     def _outer(self, part: Sequence[int]) -> dict[str, None]:
         """What layers read that none of them makes."""
@@ -129,7 +140,9 @@ class Stage(nn.Module):
         for index in part:
             layer, run = self.layers[index], self.runs[self.layers[index].call.block]
             inputs = {own: values[name] for own, name in self.reads[index].items()}
-            again = frozenset[str]()
+            keeper, again = None, frozenset[str]()
+            if layer.label in self.rules and torch.is_grad_enabled():
+                keeper = Keeper(run, self.rules[layer.label], self.known, (layer.label, packing is None))
             if self.presets.get(layer.label) == "selective":
                 again = frozenset(op.path for op in run.block.ops if op.kind == "attention")
             made = run.run(
@@ -141,7 +154,11 @@ class Stage(nn.Module):
                 sizes=self.sizes,
                 compute=self.held[0].dtypes.param,
                 seen=None if self.watch is None else partial(self.watch, layer),
+                keeper=keeper,
             )
+            if keeper is not None and self.note is not None:
+                for tensor in keeper.held():
+                    self.note(tensor)
             values.update((name, made[own]) for own, name in self.writes[index].items())
 
     def _state(
@@ -218,13 +235,16 @@ def _writes(graph: Graph, layer: Layer) -> dict[str, str]:
 def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None) -> Callable[[str], Tensor]:
     """Arrays that nobody trains: positions, as long as the block's integers are, or within packed documents."""
 
+    shapes = {name: (x.shape, x.device) for name, x in inputs.items()}  # not the inputs, which may go to the host
+
     def state(name: str) -> Tensor:
         tensor = run.block.tensor(name)
-        source = next(n for n in inputs if tensor.dims[0] in run.block.tensor(n).dims)
+        source = next(n for n in shapes if tensor.dims[0] in run.block.tensor(n).dims)
         where = run.block.tensor(source).dims.index(tensor.dims[0])
         if packing is not None:
             return places(run.block, name, packing.positions)
-        own = run.axes.get("cp", ALONE).positions(inputs[source].shape[where], inputs[source].device)
+        shape, device = shapes[source]
+        own = run.axes.get("cp", ALONE).positions(shape[where], device)
         return places(run.block, name, own)
 
     return state

@@ -48,9 +48,12 @@ LACKS = (
     Lack(name="layout.vocab_parallel = false", asked=lambda plan: not plan.layout.vocab_parallel),
     Lack(name="layout.loss_parallel = false", asked=lambda plan: not plan.layout.loss_parallel),
     Lack(
-        name="saved.rules without a preset",
-        asked=lambda plan: any(rule.preset is None for rule in plan.saved.rules),
-        choice="activation_offload",
+        name="saved.rules of tensors beside preset 'selective'",
+        asked=lambda plan: (
+            any(rule.preset is None for rule in plan.saved.rules)
+            and "selective" in (plan.saved.preset, *(rule.preset for rule in plan.saved.rules))
+        ),
+        choice="activation_offload",  # runs where a plan says so; not searched, as processors gain nothing by it
     ),
     Lack(
         name="saved.rules beside saved.every",

@@ -1,0 +1,96 @@
+"""Tensors that rules keep, compute again or send to the host: no bit changes, and memory is as predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+import gnomon  # noqa: E402
+from gnomon.errors import PlanError  # noqa: E402
+from gnomon.graph import Graph  # noqa: E402
+from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
+from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
+from gnomon.plans import Plan, Precision, Saved, SavedRule, Schedule, Workload  # noqa: E402
+from gnomon.runtime.measure import CLASSES, Levels, Recorder  # noqa: E402
+from gnomon.software import stack  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SIZES = dict(num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=1, head_dim=16, vocab_size=128)
+MODELS: dict[str, Graph] = {
+    "llama": llama(LlamaConfig(name="narrow", ffn_size=96, **SIZES)),
+    "mixtral": mixtral(
+        MixtralConfig(name="narrow-moe", expert_ffn_size=32, num_experts=4, experts_per_token=2, **SIZES)
+    ),
+}
+WORK = Workload(global_batch_size=4, seq_len=32)
+FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
+IDS = torch.arange(4 * 33).view(4, 33) * 7 % 64
+AGAIN, AWAY = SavedRule(action="recompute"), SavedRule(action="offload")
+RULES: dict[str, tuple[SavedRule, ...]] = {
+    "all again": (AGAIN,),
+    "all on the host": (AWAY,),
+    "the input too": (SavedRule(tensors=("*", "input"), action="offload"),),
+    "feed-forward again": (SavedRule(tensors=("mlp.*", "block_sparse_moe.*"), action="recompute"),),
+    "attention away, the rest again": (AGAIN, SavedRule(tensors=("self_attn.*",), action="offload")),
+    "one layer": (SavedRule(calls="layers[0:1]", action="recompute"),),
+    "all but some": (AGAIN, SavedRule(tensors=("self_attn.*",), action="keep")),
+}
+
+
+def plan_of(rules: tuple[SavedRule, ...], name: str = "one_f_one_b") -> Plan:
+    return Plan(schedule=Schedule(name=name, num_microbatches=2), precision=FP32, saved=Saved(rules=rules))
+
+
+def planned(model: str, rule: str, schedule: str = "one_f_one_b") -> Plan:
+    """Without patterns of the other model, which a plan must not have."""
+    names = {name for block in MODELS[model].blocks for name in (*block.inputs, *(op.path for op in block.ops))}
+    rules = tuple(
+        replace(r, tensors=tuple(t for t in r.tensors if t in ("*", "input") or any(fnmatchcase(n, t) for n in names)))
+        for r in RULES.get(rule, ())
+    )
+    return plan_of(rules, schedule)
+
+
+@cache
+def trained(model: str, rule: str, schedule: str = "one_f_one_b") -> tuple[dict[str, torch.Tensor], list[Levels]]:
+    """Parameters after two steps, and what was held after each row of the second."""
+    with gnomon.prepare(MODELS[model], planned(model, rule, schedule), workload=WORK, seed=3) as job:
+        job.step(IDS)
+        recorder = Recorder(memory=True)
+        job.executor.step(IDS, recorder)
+        assert not job.executor.compute.saved
+        return job.state_dict(), [levels for _, levels in recorder.held]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("model", MODELS)
+def test_no_bit_changes(model: str, rule: str) -> None:
+    plain, found = trained(model, "")[0], trained(model, rule)[0]
+    assert all(torch.equal(value, found[name]) for name, value in plain.items())
+
+
+def test_nor_where_weight_gradients_wait() -> None:
+    plain, found = trained("llama", "")[0], trained("llama", "all again", "zero_bubble_h1")[0]
+    assert all(torch.equal(value, found[name]) for name, value in plain.items())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_stays_on_the_device_is_as_predicted(rule: str) -> None:
+    """Activations at their peak; with inputs of layers on the host, those of the head and the last layer are too, which
+    the prediction leaves on the device."""
+    held = max(levels[CLASSES.index("activations")] for levels in trained("llama", rule)[1])
+    found = gnomon.predict(MODELS["llama"], "local", planned("llama", rule), WORK, stack("gnomon"))
+    predicted = found.memory[0].by_class["activations"]
+    assert held == pytest.approx(predicted, rel=0.05) or (rule == "the input too" and held < predicted)
+
+
+def test_selective_beside_tensors_is_refused() -> None:
+    plan = Plan(schedule=Schedule(num_microbatches=2), precision=FP32, saved=Saved(preset="selective", rules=(AGAIN,)))
+    with pytest.raises(PlanError, match="beside preset 'selective'"):
+        gnomon.prepare(MODELS["llama"], plan, workload=WORK)

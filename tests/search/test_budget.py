@@ -36,7 +36,7 @@ def whole() -> Result:
     return gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK)
 
 
-@pytest.mark.parametrize("most", [0, 40, 400, 2000])
+@pytest.mark.parametrize("most", [0, 400])
 def test_the_rest_is_counted_and_bounded(most: int) -> None:
     found, best = planned(most), whole().best[0].step_s
     assert found.counts.covered == found.counts.space == whole().counts.space

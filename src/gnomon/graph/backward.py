@@ -1,6 +1,6 @@
 """The backward of a block, derived: its gradient steps and what they need kept, for one choice of kernels.
 
-`backward` lowers a block and walks it in reverse; `saved` says which tensors are kept, offloaded or made again under a
+`backward` lowers a block and walks it in reverse; `saved` says which tensors are kept, offloaded or recomputed under a
 policy. A tensor is identified by its storage: three linears reading one tensor keep it once, and a view keeps the
 storage it looks into. Parameters and states are not counted: they live anyway. Leaves out: numbers (`totals.py`).
 """
@@ -60,7 +60,7 @@ class Saved:
     offloaded: tuple[SavedTensor, ...]
     """Leave device memory and come back."""
     recomputed: tuple[SavedTensor, ...]
-    """Needed by backward but made again."""
+    """Needed by backward and recomputed."""
     recompute_ops: tuple[str, ...]
     """Paths of the lowered ops to run again before the backward, in forward order."""
 
@@ -206,11 +206,11 @@ def _check_policy(block: Block, policy: Policy) -> None:
 
 
 def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> Saved:
-    """What is kept, offloaded and made again under `policy` (empty: all that backward reads is kept).
+    """What is kept, offloaded and recomputed under `policy` (empty: all that backward reads is kept).
 
-    A tensor marked recompute is made again by its op from what that op reads: tensors that are kept or offloaded, block
-    inputs (which are then kept), and, failing these, others made again in turn. A name marked `keep` or `offload`
-    explicitly ends that chain there. Raises GraphError for a pattern that matches nothing.
+    A tensor marked recompute is recomputed by its op from what that op reads: tensors that are kept or offloaded, block
+    inputs (which are then kept), and, failing these, others that are recomputed in turn. A name marked `keep` or
+    `offload` explicitly ends that chain there. Raises GraphError for a pattern that matches nothing.
     """
     block = back.forward
     _check_policy(block, policy)

@@ -104,7 +104,7 @@ def saves(op: Op, block: Block, needs_grad: Collection[str]) -> tuple[str, ...]:
             return (*left, *(inputs[1:2] if inputs[0] in needs_grad else ()))
         case "attention":
             return (*inputs, *outputs)
-        case "state_space":  # convolution, states and products of chunks are made again
+        case "state_space":  # convolution, states and matmuls of chunks are recomputed
             return (*inputs, *outputs[1:])
         case "norm":
             return (*inputs[:2], *outputs[1:])
@@ -320,7 +320,7 @@ def grad_work(grad: GradOp, block: Block, setting: Setting) -> Work:
     reads = reads + _bytes(grad.reads, block, setting)
     multiplies = op.kind in _MIXERS or (bool(op.contracts) and bool(grad.reads))
     flops, extra = _matmul(op, block, setting) if multiplies else (0, 0)
-    if op.kind == "attention":  # dV, dP, dQ, dK: twice the forward; P is made again from q and k
+    if op.kind == "attention":  # dV, dP, dQ, dK: twice the forward; P is recomputed from q and k
         q, v = block.tensor(op.inputs[0]), block.tensor(op.inputs[2])
         d_k, d_v = size_of(q.dims[-1], setting.sizes), size_of(v.dims[-1], setting.sizes)
         flops, extra = 2 * flops, flops * d_k // (d_k + d_v)

@@ -1,4 +1,4 @@
-"""Ring attention: keys and values travel round the context-parallel ranks while each attends with its own queries
+"""Ring attention: keys and values go round the context-parallel ranks while each attends with its own queries
 (Liu, Zaharia, Abbeel 2023; zig-zag order as in ring-flash-attention).
 
 `ring_attention` is the forward of one layer's attention under a causal mask as a Program: rank r holds the tokens of

@@ -1,8 +1,8 @@
 """Rows to put beside the rows of one rank class, and the questions that passes ask of effects.
 
 `Insertions` collects rows before and after existing ones and then makes the new list. `bucket` is one action for
-several stages: a reduction of their gradients together, a tile that travels to the host. `last_row` finds the row after
-which a gradient is complete or a parameter no longer read. Left out: what any pass does with them.
+several stages: a reduction of their gradients together, a tile that is copied to the host. `last_row` finds the row
+after which a gradient is complete or a parameter no longer read. Left out: what any pass does with them.
 """
 
 from __future__ import annotations

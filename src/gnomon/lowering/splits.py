@@ -1,4 +1,4 @@
-"""Actions cut into parts, so that one part travels while another is computed.
+"""Actions split into chunks, so that the collective of one overlaps with the computing of another.
 
 `split(program, kinds, parts)` replaces each row of `kinds` by `parts` rows. Neighbouring split rows of one stage and
 unit (a gather and the product that reads it) are a run: what only the run touches becomes one buffer a part (`XG.0 …

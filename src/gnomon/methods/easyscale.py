@@ -2,7 +2,7 @@
 (Li et al., SC 2023).
 
 `easyscale(devices)` places worker v on device `devices[v]`. A device runs its workers one after the other; the
-gradients are added in the order of the workers, 0, 1, 2 …, wherever they are: the running sum travels from device to
+gradients are added in the order of the workers, 0, 1, 2 …, wherever they are: the running sum is sent from device to
 device, and the total back to all. `additions` reads that order off a Program. Data-parallel only: each device holds the
 whole model. Left out: the workers' other state (random numbers, data order, batch-norm buffers), which is the
 runtime's, and buckets, which repeat this for each bucket.

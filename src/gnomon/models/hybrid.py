@@ -78,7 +78,7 @@ class HybridMixture:
     shared_ffn_size: int = 0
     """Width of the expert that every token visits; 0 for none."""
     latent_size: int = 0
-    """Width in which routed rows travel (LatentMoE); 0: the hidden size."""
+    """Width in which routed rows are dispatched (LatentMoE); 0: the hidden size."""
     num_groups: int = 1
     """Groups of consecutive experts: a token's are all in some of them, which bounds the nodes that it is sent to."""
     groups_per_token: int = 1

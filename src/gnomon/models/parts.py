@@ -231,7 +231,7 @@ class Experts:
     activation: str = "gelu"
     """Of experts without a gate."""
     latent: Dim | None = None
-    """Width in which rows travel and experts work, between two linears of their own (LatentMoE, Nemotron 3)."""
+    """Width in which rows are dispatched and experts work, between two linears of their own (LatentMoE, Nemotron 3)."""
     limit: float = 0.0
     """Of the clamp; 0 where the Graph leaves out sinks, the router's and the experts' biases, as in predictions."""
     alpha: float = 0.0

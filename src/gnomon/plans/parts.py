@@ -43,7 +43,7 @@ class Stage:
     """Sequences of each microbatch that each data-parallel rank takes (Whale's uneven batches). Empty: equal."""
     inputs: tuple[int, ...] | None = None
     """Earlier stages, by number, that send to this one. Left out: those that hold what it reads. A value of a stage
-    that is not listed travels through one that is."""
+    that is not listed is sent through one that is."""
 
     @typed
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class SavedRule:
             raise PlanError(f"saved rule for {self.calls} names no tensors; give patterns, or '*' for all")
         if self.action == "recompute" and INPUT in self.tensors:
             raise PlanError(
-                f"saved rule for {self.calls} recomputes {INPUT!r}, from which everything else is made again; offload "
+                f"saved rule for {self.calls} recomputes {INPUT!r}, from which everything else is recomputed; offload "
                 "it, or keep fewer with preset 'full' and every = 2 or more"
             )
         if self.first_per_stage is not None and self.first_per_stage < 0:
@@ -238,7 +238,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """An op and its collective cut into parts, so that one part travels while another is computed."""
+    """An op split into chunks, so that the collective of one chunk overlaps with the computing of another."""
 
     op: str
     """Pattern over op paths, as in `mlp.down` or `*.combine`."""
@@ -271,7 +271,7 @@ class Overlap:
     optimizer: bool = False
     """Update parameters bucket by bucket during backward."""
     experts: bool = False
-    """Dispatch and combine of one microbatch travel while another computes."""
+    """Dispatch and combine of one microbatch overlap with the computing of another."""
     priority: tuple[str, ...] = ()
     """Collectives first in line when several wait for one link, most urgent first: `all_to_all`, `all_gather`,
     `reduce_scatter`, `all_reduce`, `send`. Empty: in the order of issue. Lina puts `all_to_all` first."""
@@ -363,7 +363,7 @@ class Precision:
     grad: DType = "fp32"
     """Gradients as they are accumulated over microbatches."""
     reduce: DType = "fp32"
-    """Gradients as they travel."""
+    """Dtype in which gradients are reduced."""
     master: MasterDType = "fp32"
     """The optimizer's own copy of the parameters; `none` when `param` is that copy."""
     states: DType = "fp32"

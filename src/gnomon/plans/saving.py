@@ -28,7 +28,7 @@ class LayerSaving:
     `graph.saved`."""
     input: Action
     """What happens to what the layer reads from the one before: `recompute` only in a run of several layers under
-    preset `full`, where it is made again from the first layer's input; `offload` where a rule names `input`."""
+    preset `full`, where it is recomputed from the first layer's input; `offload` where a rule names `input`."""
     whole: bool = False
     """Its whole forward is run again, as under preset `full` unless `Kernels.full_recompute` says otherwise, not the
     least that makes again what was not kept."""
@@ -69,7 +69,7 @@ class _Decided(NamedTuple):
     applies: bool
     """Whether presets are about it: it is a repeated layer."""
     again: bool
-    """Its input is made again."""
+    """Its input is recomputed."""
 
 
 def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:

@@ -1,4 +1,4 @@
-"""Which layers each stage computes, and what travels between stages.
+"""Which layers each stage computes, and what one stage sends another.
 
 `resolve` writes a plan's stages out for a graph, `stage_layers` lists their layers, `shared_parameters` what several
 of them hold, `transfers` the tensors that one stage sends another: residuals down the pipeline, an encoder's output
@@ -96,7 +96,7 @@ class Transfer:
 
 
 def transfers(plan: Plan, graph: Graph) -> tuple[Transfer, ...]:
-    """What travels between stages, by source and target. Each tensor travels a hop once however many layers read it.
+    """Tensors that one stage sends another, by source and target. Each is sent over a hop once, whoever reads it.
 
     A stage without `inputs` gets each tensor from the stage that made it. With `inputs`, a tensor comes from the
     maker if that is listed, otherwise through the listed stages, by the fewest hops. PlanError when no listed stage

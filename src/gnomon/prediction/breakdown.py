@@ -2,7 +2,7 @@
 
 `step_parts` plays the steady state and takes `gnomon.timeline.breakdown` of its compute stream; what holds the stream
 is divided further by the prices of its layers. The parts add up to the step to the bit. Leaves out other ranks, and
-what communication the clock shows hidden beside computing.
+what communication the clock shows overlapped with computing.
 """
 
 from __future__ import annotations

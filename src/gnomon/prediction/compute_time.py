@@ -1,8 +1,8 @@
 """Seconds of computing actions: kernels, the collectives within layers that they wait for, and their launches.
 
 A stage's forward lasts as long as its kernels and the collectives they wait for, or as its launches if the host is
-slower, or as its offloaded activations take to travel. Leaves out kernels beside those of layers (`around`), messages
-between stages and what happens to gradients and parameters.
+slower, or as its offloaded activations take over the host link. Leaves out kernels beside those of layers,
+messages between stages and what happens to gradients and parameters.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class ComputeTime:
         return total
 
     def _activation_copies(self, kind: str, block: int) -> float:
-        """Seconds that offloaded activations travel over the host link, one way."""
+        """Seconds of offloaded activations over the host link, one way."""
         stage, layers = self.priced.layers(block)
         size = sum(layer.offloaded_bytes * times for layer, times in layers)
         if not size or kind not in ("F", "B", "I"):

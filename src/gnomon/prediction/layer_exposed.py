@@ -73,7 +73,7 @@ class LayerExposed:
     def _exposed(self, collectives: Sequence[Collective], busy_s: float) -> list[tuple[str, float]]:
         """(axis, seconds that kernels wait) of the collectives of one op, which computes for `busy_s`.
 
-        A ring's rounds travel under the attention they feed: of n+1 rounds of computing, n hide a round of sending
+        A ring's rounds overlap with the attention they feed: of n+1 rounds of computing, n hide a round of sending
         each; rounds beyond (the last gradient on its way home) hide under nothing. A collective cut into n parts
         overlaps with its op but for one part.
         """
@@ -93,7 +93,7 @@ class LayerExposed:
         return out
 
     def _beside(self, collective: Collective) -> float:
-        """Seconds of products that a collective of the backward travels beside: of input gradients, for inputs that are
+        """Seconds of matmuls that a collective of the backward overlaps with: of input gradients, for inputs that are
         gathered again for the weight gradients; of these, for sums over ranks of input gradients."""
         scope = self.scope
         kind, again = collective.kind, collective.weight_grad

@@ -38,18 +38,18 @@ class KernelFacts:
     fused_casts: bool = False
     """A compiler fuses a cast to eight bits with the kernel before it, unless that is a product or attention."""
     narrow_sums: bool = False
-    """Partial sums of the forward travel in eight bits where products are narrow (`Stack.tp_reduce_dtype`)."""
+    """Partial sums of the forward are sent in eight bits where matmuls are (`Stack.tp_reduce_dtype`)."""
     dropout_add_fused: bool = False
     """Dropout runs in the kernel of the residual addition that follows it."""
     chunked_loss: bool = False
     """Head and loss run part by part, so that logits and their gradients are never whole."""
     backward_overlap: bool = False
-    """A backward's collectives travel beside the products that do not need them."""
+    """A backward's collectives overlap with the matmuls that do not need them."""
     fused_dispatch: bool = False
     """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
     routing_gathered: bool = False
     """HybridEP: before a forward's dispatch each rank gathers which experts every token of the others chose, and copies
-    of tokens travel with the weights of all experts in the NVLink domain."""
+    of tokens are sent with the weights of all experts in the NVLink domain."""
     sorted_rows: bool = False
     """Rows of experts are brought into order in passes of their own (`Stack.moe_rows`)."""
     experts: Experts = "grouped"
@@ -110,7 +110,7 @@ class LocalContext:
     device: Device
     """What the rank runs on."""
     expert_overlap: bool = False
-    """Dispatch and combine travel beside computing of another microbatch (`Overlap.experts`)."""
+    """Dispatch and combine overlap with the computing of another microbatch (`Overlap.experts`)."""
     split_paths: tuple[tuple[str, int], ...] = ()
     """(pattern over op paths, parts): collectives cut into parts that overlap with the op (asynchronous tensor
     parallelism)."""
@@ -195,7 +195,7 @@ class LayerPrice:
     remade_bytes: int
     """What recomputation makes again: alive while this layer's backward runs."""
     input_away: bool
-    """What it reads from the layer before is not kept: made again with it (recompute of runs of layers), or
+    """What it reads from the layer before is not kept: recomputed with it (recompute of runs of layers), or
     offloaded."""
     transient_bytes: int
     """Gradients of activations alive at once inside the backward, at most."""

@@ -287,7 +287,7 @@ def _inside_forward(pricing: Pricing, block: int) -> int:
 
 
 def _inside_backward(pricing: Pricing, block: int) -> int:
-    """The worst layer, the last first: its gradients and what is made again for it (for its whole run of layers), less
+    """The worst layer, the last first: its gradients and what is recomputed for it (for its whole run of layers), less
     what the layers after it have let go."""
     parts = _parts(pricing, block)
     again = sum(1 for layer, _ in parts if layer.remade_bytes)
@@ -499,10 +499,10 @@ def logits_bytes(pricing: Pricing, block: int) -> int:
 def buffer_sizes(pricing: Pricing) -> dict[str, float]:
     """Bytes of the Program's buffers by label.
 
-    S is what the layers behind a stage keep; X, Y, DX, DY and skips (SKIP_0_2) what travels. P and G are what comes
-    and goes under ZeRO: the gathered parameters and whole gradients of a block at stage 3, two buckets of gradients at
-    stage 2; without buckets all gradients of a stage, and GS the shards of stages 2 and 3. What stays between steps
-    is counted apart (0 here), and so is the host's memory (GH, PH).
+    S is what the layers behind a stage keep; X, Y, DX, DY and skips (SKIP_0_2) what stages send each other. P and G
+    are what comes and goes under ZeRO: the gathered parameters and whole gradients of a block at stage 3, two
+    buckets of gradients at stage 2; without buckets all gradients of a stage, and GS the shards of stages 2 and 3.
+    What stays between steps is counted apart (0 here), and so is the host's memory (GH, PH).
     """
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
     zero = pricing.plan.optimizer.zero

@@ -1,7 +1,7 @@
 """What pipeline stages send each other: bytes, and the price of a message on the link that it takes.
 
 `Messages` answers for one plan; what depends on fitted numbers (how much longer a network takes, waits) is added by
-`step`. Leaves out: when messages travel (the Program and the clock).
+`step`. Leaves out: when messages are sent (the Program and the clock).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Messages:
     stack: Stack
     stages: tuple[StagePrice, ...]
     sent: Mapping[tuple[int, int], tuple[tuple[str, str], ...]]
-    """(source, target) -> (call, tensor) of what travels."""
+    """(source, target) -> (call, tensor) that is sent."""
     _wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = field(default_factory=dict, repr=False)
     _sizes: dict[tuple[float, AxisLink], float] = field(default_factory=dict, repr=False)
     _links: dict[tuple[tuple[int, ...], tuple[int, ...]], AxisLink | None] = field(default_factory=dict, repr=False)
 
     def wire(self, source: int, target: int) -> tuple[float, AxisLink | None]:
         """(price of a microbatch's message, what it runs over); nothing where no two ranks are on different devices.
-        UnpricedError where nothing travels."""
+        UnpricedError where nothing is sent."""
         if (source, target) not in self.sent:
             raise UnpricedError(
-                f"stage {source} sends to stage {target}, but nothing travels between them in the graph"
+                f"stage {source} sends to stage {target}, but no tensor of the graph goes from one to the other"
             )
         if (source, target) not in self._wires:
             self._wires[source, target] = self._wire(source, target)

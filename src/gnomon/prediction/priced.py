@@ -72,5 +72,5 @@ class Priced:
         return price, layers if price.share is None else [(layer, len(labels)) for layer, labels in price.held]
 
     def slower(self, link: AxisLink) -> float:
-        """Seconds over price of what travels over a link, as training runs show it."""
+        """Seconds over price of transfers over a link, as training runs show it."""
         return self.numbers.link_factor(link.across_name or link.inside_name)

@@ -228,7 +228,7 @@ def _watch(executor: Executor, plain: _Plain, alone: Alone, grads: Tensor, found
         run = next(iter(executor.stages.values())).runs[layer.call.block]
         key = layer.label, name, executor.compute.unit
         if key in seen or name in routed_tensors(run.block) or not value.ndim:
-            return  # made again in backward, or rows of other ranks' tokens
+            return  # recomputed in backward, or rows of other ranks' tokens
         seen.add(key)
         want = _local(plain.values[key[:2]], run, name, executor)
         if want is not None:

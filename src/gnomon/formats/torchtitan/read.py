@@ -416,7 +416,7 @@ def saved_of(f: Fields, config: Network | str, mesh: Mesh) -> Saved:
 
 def kept_ops(graph: Graph, exchanged: bool) -> tuple[str, ...]:
     """What `selective_ac_option = "op"` keeps: attention, every other product in the order of a layer (those of experts
-    are grouped and made again), and what experts' ranks have exchanged."""
+    are grouped and recomputed), and what experts' ranks have exchanged."""
     kept = ["self_attn.core*"]
     for block in graph.blocks:
         if not any(op.kind == "attention" for op in block.ops):

@@ -37,7 +37,7 @@ BUFFERS = tuple(BufferClass(name=name) for name in ("HX", "VS", "VL", "HG", "EX"
 gradient of the hidden states; HG that gradient; EX embedded tokens; EG their gradient."""
 
 SHARED = ("CAST_H", "SUM_V", "SUM_H", "SUM_E", "CAST_E")
-"""Kinds in which all pipeline ranks meet, beside computing."""
+"""Kinds that are collectives of all pipeline ranks, on a stream that overlaps with computing."""
 
 PARTS = ("S", "T", "EMBED", "EGRAD")
 """Kinds that compute a rank's part of the head or the embedding."""
@@ -241,7 +241,7 @@ def _meet(rows: list[Action], kind: str, unit: int, count: int) -> int:
 def _v_half(num_ranks: int, count: int, barriers: int) -> list[list[Action]]:
     """Actions of every rank of V-Half: a building block in which a microbatch goes down two cells a rank and back up
     one, and turns back an interval later for each barrier, with parts of the vocabulary between two cells: the first
-    head's a cell after its forward, so that the hidden states have that cell to travel."""
+    head's a cell after its forward, so that the hidden states have that cell to be sent."""
     later = 3 * (num_ranks % 2 == 0) + CELLS * barriers
     block = v_passes(num_ranks, (2, 1, 2, 1), (1, 1 + later, 2))
     weights, warm = weight_cells(block), num_ranks // 2 + 1

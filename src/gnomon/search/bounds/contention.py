@@ -1,7 +1,7 @@
 """A bound on steps under ZeRO 3 with what kernels lose to the collectives beside them (`prediction.contention`).
 
-`slowed` follows the two rounds of `contended`: what is sure to run beside computing slows it, and slower computing has
-more beside it. Leaves out actions that wait for each other's gathers (`point_time.waiting`, `alone`).
+`slowed` follows the two rounds of `contended`: what is sure to overlap with computing slows it, and slower computing
+has more beside it. Leaves out actions that wait for each other's gathers (`point_time.waiting`, `alone`).
 """
 
 from __future__ import annotations

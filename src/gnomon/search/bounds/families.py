@@ -549,7 +549,7 @@ class Sends:
 
 
 _Hop = tuple[tuple[tuple[int, str], ...], AxisLink]
-"""(tensors that travel, as in `Pipeline.sent`; what they run over)."""
+"""(tensors that are sent, as in `Pipeline.sent`; what they run over)."""
 
 
 def is_split(schedule: str) -> bool:

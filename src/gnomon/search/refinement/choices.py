@@ -176,7 +176,7 @@ CHOICES: tuple[Choice, ...] = (
     ),
     Choice(
         name="async_tp",
-        says="products cut so that a part travels over tp while another is computed",
+        says="async tensor parallelism: TP matmuls are chunked so that collectives overlap with them",
         values=lambda plan, _, __: (False, True) if plan.mesh.tp > 1 and plan.layout.sequence_parallel else (),
         of=lambda plan: bool(plan.overlap.splits),
         make=_split,

@@ -141,15 +141,15 @@ class Space:
     recompute: tuple[Recompute, ...]
     zero: tuple[int, ...]
     overlap: tuple[bool, ...]
-    """Gradients and parameters travel beside computing, or not."""
+    """Whether reductions of gradients and gathers of parameters overlap with computing."""
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that the stack runs with several pipeline ranks."""
 
     gathers_ahead: tuple[int, ...] = (0, 1, 2, 3)
-    """ZeRO stages at which the stack gathers parameters beside computing, where a point overlaps."""
+    """ZeRO stages at which the stack overlaps gathers of parameters with computing, where a point overlaps."""
 
     cut: int = 0
-    """Tensor-parallel ranks, at most, between which products are cut, a part travelling while another is computed,
+    """Tensor-parallel ranks, at most, whose matmuls are chunked so that collectives overlap (async tensor parallelism),
     wherever sequences are divided among these ranks too. See `splits`."""
 
     repeated: tuple[str, int] = ("", 0)

@@ -68,6 +68,16 @@ def test_what_cannot_run_is_said(
     assert said in refused(file, tmp_path, capsys)
 
 
+@pytest.mark.parametrize("option", ["--data", "--tokenizer"])
+def test_a_file_that_is_not_there_is_said_before_torch_is_asked_for(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnomon.cli.run.need_torch", lambda _: pytest.fail("torch is asked for"))
+    save_plan_file(FILE, tmp_path / "plan.toml")
+    assert main(["run", str(tmp_path / "plan.toml"), option, "nosuch"]) == 2
+    assert "gnomon: 'nosuch' does not exist; name a folder or file " in capsys.readouterr().err
+
+
 def test_a_config_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt3", "n_embd": 64}))
     save_plan_file(replace(FILE, model=str(tmp_path / "config.json")), tmp_path / "plan.toml")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gnomon import hardware, schema
 from gnomon.errors import InputError, UnpricedError
-from gnomon.hardware import Cluster, Device, Link, Node, NodeGroup, PeakFlops, Price
+from gnomon.hardware import Cluster, Device, Link, Node, NodeGroup, PeakFlops, Price, parse_cluster
+from gnomon.hardware.kinds import apart
 
 LAPTOP_CORE = Device(
     name="my-laptop",
@@ -169,3 +170,11 @@ def test_a_price_is_of_one_device_hour() -> None:
         date="2026-11",
     )
     assert price.dollars_per_device_hour == 5.0
+
+
+def test_collectives_libraries_that_do_not_talk_to_each_other_are_named() -> None:
+    """NVIDIA's and AMD's in one job; two kinds of NVIDIA's share theirs."""
+    mixed, alike = parse_cluster("1x4xh100-sxm+1x4xmi300x"), parse_cluster("1x4xh100-sxm+1x4xa100-sxm-80gb")
+    [line] = apart(mixed.devices)
+    assert "h100-sxm-80gb (NCCL) and mi300x-192gb (RCCL): no program on record runs it" in line
+    assert apart(alike.devices) == apart(parse_cluster("4xmi300x").devices) == ()

@@ -61,6 +61,7 @@ CHECKPOINT_EVERY = 100
 def run(options: argparse.Namespace) -> int:
     """Read, predict, train, tell."""
     file = read_plan(options.plan)
+    _check_there(options)
     graph, notes = read_runnable_model(file.model)
     need_torch("running a plan")
     machines = parse_cluster(file.on)
@@ -262,6 +263,15 @@ def source_of(options: argparse.Namespace) -> Any:
     return load_late("gnomon.runtime.data.store:Source")(
         **paths, column=options.column or "", packing=options.packing or ""
     )
+
+
+def _check_there(options: argparse.Namespace) -> None:
+    """InputError for files that are not there, before torch is loaded and anything is started."""
+    for option, what in (("data", "folder or file with text in it"), ("tokenizer", "folder or file of a tokenizer")):
+        name = getattr(options, option)
+        paths = () if name is None else (Path(name).expanduser(), Path(f"{name}.bin").expanduser())
+        if paths and not any(path.exists() for path in paths):
+            raise InputError(f"{name!r} does not exist; name a {what} (--{option})")
 
 
 def _resume_command(options: argparse.Namespace) -> str:

@@ -122,6 +122,13 @@ def test_bad_values_are_named(changes: dict[str, Any], message: str) -> None:
         from_hf_config(config("llama-3.1-8b", **changes), "m")
 
 
+def test_a_number_too_large_for_one_is_named() -> None:
+    """A mutated file ended in an OverflowError."""
+    with pytest.raises(InputError, match="expected a number of at least 0, got 1000") as error:
+        from_hf_config(config("gpt-neox-20b", rotary_pct=10**400), "m")
+    assert error.value.path == "$.rotary_pct"
+
+
 def test_an_unknown_model_type_lists_the_nearest() -> None:
     with pytest.raises(CatalogueError, match="model_type 'lama' has no reader.*did you mean 'llama'"):
         from_hf_config({"model_type": "lama"}, "m")

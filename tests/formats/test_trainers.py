@@ -341,6 +341,23 @@ def test_torchtitans_registry_is_read_and_never_run(tmp_path: Path) -> None:
     assert found.read(path, Given(devices=8, settings={"config": "base"})).plan.mesh.dp_shard == 8
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("module: {}", "modules"),
+        ("modules: [1]", "modules"),
+        ("modules: {pre_trainer: megatron}", "pre_trainer"),
+        ("modules: {pre_trainer: {framework: megatron, overrides: [1]}}", "overrides"),
+    ],
+)
+def test_a_section_of_primus_that_is_none_is_named(text: str, name: str, tmp_path: Path) -> None:
+    """A mutated file ended in a KeyError."""
+    path = tmp_path / "file.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=f"'{name}' is no section with keys"):
+        programs.find("primus").read(path, Given(devices=8))
+
+
 def test_what_is_given_beside_a_file_is_in_place_of_it(tmp_path: Path) -> None:
     job = read(tmp_path, "axolotl", settings={"micro_batch_size": "1", "sequence_len": "512"}, model="llama-tiny")
     assert (job.plan.schedule.micro_batch_size, job.workload.seq_len) == (1, 512)

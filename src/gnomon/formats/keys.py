@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import NoReturn, TypeVar
 
@@ -112,8 +113,8 @@ class Keys:
         value = self.raw(key)
         if value is None:
             value = self._default(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            self.fail(key, f"expected a number of at least 0, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
+            self.fail(key, f"expected a number of at least 0, got {repr(value)[:40]}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -74,7 +74,8 @@ def _beyond(stack: Stack, plan: Plan) -> Iterator[str]:
     pipelined = len(plan.stages) > 1 or plan.mesh.pp > 1
     ranks = max(mesh.dp_replicate * mesh.dp_shard * mesh.cp for mesh in meshes)
     stages = (runs.zero_in_pipeline or runs.zero) if pipelined else runs.zero
-    if stages and zero not in stages and ranks > 1:
+    replicated = zero == 0 and (not runs.axes or "dp_replicate" in runs.axes)  # nothing divided, as in torch's DDP
+    if stages and zero not in stages and ranks > 1 and not replicated:
         where = " in a pipeline" if stages is not runs.zero else ""
         yield f"ZeRO {zero}{where} (it has {', '.join(map(str, stages))})"
     name = plan.schedule.name

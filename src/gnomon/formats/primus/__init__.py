@@ -8,9 +8,11 @@ Leaves out Primus' other backends.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from gnomon.errors import InputError
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, Given, Network
 from gnomon.formats.hub import network_called
@@ -76,13 +78,22 @@ def _network(f: Fields, name: str, given: Given, assumed: list[str]) -> Network 
     return found
 
 
+def _section(
+    inside: Mapping[str, object], name: str, file: str, absent: Mapping[str, object] | None = None
+) -> Mapping[str, object]:
+    """A part of the file. InputError where there is none, or it has no keys; absent: what stands for none."""
+    found = absent if inside.get(name) is None else inside[name]
+    if not isinstance(found, Mapping):
+        raise InputError(f"{file}: {name!r} is no section with keys, as Primus' files have it")
+    return found
+
+
 def _read(path: Path, given: Given) -> Job:
     text, file = read_source(path)
     tree = read_yaml(text, file)
-    modules = resolved(tree, given.env)["modules"]
-    assert isinstance(modules, dict)
-    module = modules.get("pre_trainer") or modules.get("post_trainer") or {}
-    overrides = module.get("overrides") or {}
+    modules = _section(resolved(tree, given.env), "modules", file)
+    module = _section(modules, "pre_trainer" if modules.get("pre_trainer") else "post_trainer", file)
+    overrides = _section(module, "overrides", file, absent={})
     f = Fields(flatten(overrides), file, given)
     assumed: list[str] = []
     if not isinstance(module.get("model"), str) and given.model is None:

@@ -101,7 +101,8 @@ def read(path, facts):
     left = any(written.get(key, {}).get("enabled") == "auto" for key in ("bf16", "fp16"))
     half = "bf16" if c.bfloat16_config.enabled else "fp16" if c.float16_config.enabled else "fp32"
     z = c.zero_config
-    offload = z.offload_optimizer is not None and str(z.offload_optimizer.device.value) != "none" and z.stage > 0
+    device = z.offload_optimizer.device if z.offload_optimizer is not None else "none"
+    offload = str(getattr(device, "value", device)) != "none" and z.stage > 0
     return dict(batch=c.train_batch_size, micro=c.train_micro_batch_size_per_gpu, zero=c.zero_optimization_stage,
         dtype=None if left else half, offload=offload,
         clip=c.gradient_clipping > 0 if not offload and "gradient_clipping" in values else None)
@@ -147,7 +148,10 @@ def read(path, facts):
     c = c.get_text_config()
     get = lambda *names: next((getattr(c, n) for n in names if isinstance(getattr(c, n, None), int)), None)
     heads = get("num_attention_heads")
-    return dict(layers=get("num_hidden_layers"), hidden=get("hidden_size"), heads=heads, vocab=get("vocab_size"),
+    layers = get("num_hidden_layers", "num_layers")
+    if getattr(c, "is_encoder_decoder", False):  # both parts count
+        layers += get("num_decoder_layers") or layers
+    return dict(layers=layers, hidden=get("hidden_size"), heads=heads, vocab=get("vocab_size"),
         kv_heads=get("num_key_value_heads") or heads, ffn=get("intermediate_size", "n_inner", "ffn_dim", "d_ff"))
 """
 

@@ -45,6 +45,7 @@ def built(config: Any) -> Iterator[int]:
 
     autos: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModel)
     text = config.get_text_config()
+    head = text.vocab_size * text.hidden_size if hasattr(text, "vocab_size") and hasattr(text, "hidden_size") else 0
     for auto in autos:
         for each in (text, config):
             try:
@@ -54,7 +55,7 @@ def built(config: Any) -> Iterator[int]:
                 continue
             count = sum(p.numel() for p in body.parameters())
             yield count
-            yield count + text.vocab_size * text.hidden_size if hasattr(text, "hidden_size") else count
+            yield count + head
 
 
 def main() -> int:

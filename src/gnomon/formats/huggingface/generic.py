@@ -99,9 +99,7 @@ SAME_KEYS: Mapping[str, str] = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "gpt-sw3": "gpt2",
     "glm4v_text": "glm4",
-    "glm_ocr_text": "glm4",
     "glm_image_text": "glm4",
-    "glm4v_moe_text": "glm4_moe",
 }
 """model_type -> the one whose reader reads its keys to the same network."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evidence.jobfiles import Listed, asked_for, index, nearest_devices, on, report, tried
+from evidence.jobfiles import Listed, Outcome, asked_for, index, is_true, nearest_devices, on, report, tried
 
 SCRIPT = (
     "torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
@@ -34,12 +34,30 @@ def test_a_file_is_tried(more: str, outcome: str, given: str, tmp_path: Path) ->
     one.below(tmp_path).parent.mkdir(parents=True)
     one.below(tmp_path).write_text(SCRIPT + more)
     found = tried(one, tmp_path, whole=False)
-    assert (found.outcome, found.given) == (outcome, given) or found.outcome == "refused" == outcome
+    assert (found.outcome, " ".join(found.given)) == (outcome, given) or found.outcome == "refused" == outcome
     assert any("megatron" in line for line in report([found], 5))
 
 
-def test_what_a_refusal_asks_for() -> None:
-    assert list(asked_for("give --vocab-size or --set a.b=…")) == [("--vocab-size", "50304"), ("--set", "a.b=1")]
+def test_arguments_are_those_of_the_scripts_own_usage(tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text("torchrun a.py $1")
+    (tmp_path / "README.md").write_text("```\nsh x.sh \\\ndsw \\\n7B 1\n```")
+    assert list(asked_for('or all of them, --set args="…"', path)) == [("--set", "args=dsw 7B 1")]
+
+
+def test_refusals_are_for_true_reasons_or_not() -> None:
+    one = Listed(repository="a/b", path="x.sh", commit="0" * 40, format="megatron")
+    said = ("the file trains 'x', whose sizes are not known here", "expected an integer")
+    found = [Outcome(listed=one, outcome="refused", given=(), message=message) for message in said]
+    assert [is_true(each) for each in found] == [True, False]
+
+
+def test_what_a_refusal_asks_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text("torchrun a.py")
+    asked = list(asked_for("give --vocab-size or --set a.b=…", path))
+    assert asked == [("--vocab-size", "50304"), ("--set", "a.b=1")]
+    assert list(asked_for("or another: --set c=2,1, or", path)) == [("--set", "c=2,1")]
     assert nearest_devices("; the nearest number of devices is 48", 8) == 48
     batch = "global = 96 is not a multiple of micro x data-parallel ranks = 2 x 8 = 16"
     assert nearest_devices(batch, 16) == 96

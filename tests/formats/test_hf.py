@@ -127,6 +127,8 @@ def test_a_number_too_large_for_one_is_named() -> None:
     with pytest.raises(InputError, match="expected a number of at least 0, got 1000") as error:
         from_hf_config(config("gpt-neox-20b", rotary_pct=10**400), "m")
     assert error.value.path == "$.rotary_pct"
+    with pytest.raises(GnomonError, match="query_scalar = 0.0 must be above 0"):  # a ZeroDivisionError
+        from_hf_config(config("gemma-2-9b", query_pre_attn_scalar=0), "m")
 
 
 def test_an_unknown_model_type_lists_the_nearest() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gnomon.errors import GraphError
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
 from gnomon.models.parts import (
     BATCH,
@@ -60,6 +61,8 @@ class Gemma2Config:
         positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
         positive(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, ffn_size=self.ffn_size)
         positive(vocab_size=self.vocab_size, window=self.window)
+        if not self.query_scalar > 0:
+            raise GraphError(f"query_scalar = {self.query_scalar} must be above 0: scores are divided by its root")
 
 
 def layer_block(c: Gemma2Config, name: str, window: int) -> Block:

@@ -288,7 +288,6 @@ def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.Captur
         (["--fix", "prefetsh=1"], "did you mean 'prefetch'"),
         (["--fix", "zero=4"], "is one of 0, 1, 2, 3"),
         (["--fix", "schedule=gpip"], "did you mean 'gpipe'"),
-        (["--fix", "optimizer_offload=yes"], "add --no-clip"),
         (["--fix", "optimizer_offload=yes", "--no-clip", "--stack", "torchtitan"], "is not known to run it"),
         (["--refine", "--pareto"], "--refine is for the fastest plan"),
     ],

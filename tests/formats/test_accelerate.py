@@ -131,5 +131,5 @@ def test_what_the_program_refuses_is_refused_with_the_fix(text: str, said: str) 
 def test_what_has_no_place_is_reported() -> None:
     found = job(FSDP + "fsdp_offload_params: true\n  fsdp_forward_prefetch: true\n  fsdp_auto_wrap_policy: NO_WRAP")
     names = {u.field.removeprefix("fsdp_config.fsdp_") for u in found.unexpressed}
-    assert names == {"forward_prefetch", "auto_wrap_policy", "gradient clipping"}
+    assert names == {"forward_prefetch", "auto_wrap_policy"}
     assert found.plan.optimizer.offload is not None and found.plan.optimizer.offload_parameters

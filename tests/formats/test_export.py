@@ -140,6 +140,7 @@ CHANGES = {
     "optimizer.offload": Change(Offload()),
     "optimizer.offload.fraction": Change(0.5, offload=True),
     "optimizer.offload.tiles": Change(4, offload=True),
+    "optimizer.offload.accumulate": Change("device", offload=True),
     "optimizer.offload_parameters": Change(True, zero=3),
     "optimizer.delay": Change(1),
     "optimizer.clip": Change(False),

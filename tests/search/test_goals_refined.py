@@ -43,7 +43,8 @@ def combinations(asked: Question, work: Workload) -> Iterator[Prediction]:
     for point, kept in product(space.points(), product((False, True), repeat=len(LEAN))):
         plan = space.plan(point)
         for (name, value), take in zip(LEAN.items(), kept, strict=True):
-            plan = choice(name).make(plan, asked.graph, value) if take else plan
+            tried = name != "optimizer_offload" or not plan.optimizer.clip  # searches try it without clipping
+            plan = choice(name).make(plan, asked.graph, value) if take and tried else plan
         host = choice("activation_offload")
         for layers in host.values(plan, asked.graph, CLUSTER) or (0,):
             try:

@@ -234,13 +234,6 @@ def chosen(stack: Stack, source: str, **values: object) -> Stack:
     return with_facts(stack, f"the job's own setting: {source}", "as read", **values)
 
 
-def clips(f: Fields, key: str, wanted: bool, *, offloaded: bool) -> bool:
-    """Whether the plan clips. With an offloaded optimizer it cannot, as lowering has no wait for the norm there."""
-    if wanted and offloaded:
-        f.note_default(key, "on", "clipping waits for all gradients before the offloaded update; left out, so too fast")
-    return wanted and not offloaded
-
-
 def microbatches(global_batch: int, micro_batch: int, data_ranks: int, names: tuple[str, str]) -> int:
     """Microbatches of a step. InputError, with `names` of (global, micro) batch, when they do not divide."""
     together = micro_batch * data_ranks

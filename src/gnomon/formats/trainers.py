@@ -18,7 +18,7 @@ from gnomon.errors import InputError
 from gnomon.formats.deepspeed import read as deepspeed
 from gnomon.formats.given import Given, Network
 from gnomon.formats.hub import network_called
-from gnomon.formats.job import Fields, Job, clips, divides, microbatches, network_graph, read_source
+from gnomon.formats.job import Fields, Job, divides, microbatches, network_graph, read_source
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
 from gnomon.models.lora import Adapters, with_adapters
@@ -113,7 +113,7 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
             reshard_after_forward=asked.zero != 2,
             offload=offload,
             offload_parameters=offload is not None,
-            clip=clips(f, "gradient clipping", asked.clip, offloaded=offload is not None),
+            clip=asked.clip,
         ),
         precision=asked.precision,
     )

@@ -25,6 +25,7 @@ from gnomon.lowering.messages import with_messages as with_messages
 from gnomon.lowering.offload import offload_optimizer as offload_optimizer
 from gnomon.lowering.sequence_parallel import tensor_parallel_regions as tensor_parallel_regions
 from gnomon.lowering.splits import split as split
+from gnomon.lowering.streaming import stream_gradients as stream_gradients
 from gnomon.lowering.zero import shard_optimizer as shard_optimizer
 from gnomon.orders.dualpipe_v import dualpipe_v as dualpipe_v
 from gnomon.orders.gpipe import gpipe as gpipe

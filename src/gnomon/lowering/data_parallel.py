@@ -12,17 +12,21 @@ from gnomon.errors import PlanError
 from gnomon.lowering.delayed_update import delay_update
 from gnomon.lowering.fsdp import fully_shard
 from gnomon.lowering.offload import offload_optimizer
+from gnomon.lowering.streaming import stream_gradients
 from gnomon.lowering.zero import shard_optimizer
 from gnomon.plans import Optimizer, Overlap
 from gnomon.program import Program
 
 
-def shard_state(program: Program, optimizer: Optimizer, overlap: Overlap, *, shards: int, replicas: int) -> Program:
+def shard_state(
+    program: Program, optimizer: Optimizer, overlap: Overlap, *, shards: int, replicas: int, stream: bool = False
+) -> Program:
     """The Program with data-parallel state as the plan has it.
 
     program: with all-reduces (AR, if any) and updates (OPT), each stage a block. shards, replicas: ranks that divide
     the state (dp_shard x cp), and copies of it (dp_replicate). blocks_per_bucket: for ZeRO 1 and 2, from
     `overlap.bucket_bytes` and the size of a block. With one shard a ZeRO stage means nothing and the AR rows stay.
+    stream: gradients go to an optimizer on the host as they are made; stage 1 then keeps them no longer than stage 2.
     """
     if overlap.optimizer:
         raise PlanError("overlap.optimizer (updates during backward) is not expressed yet; leave it out")
@@ -31,18 +35,24 @@ def shard_state(program: Program, optimizer: Optimizer, overlap: Overlap, *, sha
     elif shards > 1 and optimizer.zero:
         program = shard_optimizer(
             program,
-            zero=optimizer.zero,
+            zero=2 if stream and optimizer.offload and optimizer.offload.accumulate == "host" else optimizer.zero,
             overlap_reduce=overlap.grad_reduce,
             overlap_gather=overlap.param_gather,
             replicas=replicas > 1,
         )
     if optimizer.offload is not None:
-        if optimizer.offload.fraction < 1:
+        fraction, tiles = optimizer.offload.fraction, optimizer.offload.tiles
+        if stream:
+            beside = shards == 1 or optimizer.zero == 3 or overlap.grad_reduce  # reduced after each unit
+            each = optimizer.offload.accumulate == "host" and replicas == 1 and beside
+            program = stream_gradients(program, fraction=fraction, tiles=tiles, clip=optimizer.clip, each_unit=each)
+        elif fraction < 1:
             raise PlanError(
-                f"optimizer.offload.fraction = {optimizer.offload.fraction}: which blocks stay on the device is not "
-                f"decided here; call offload_optimizer with stages, or use 1"
+                f"optimizer.offload.fraction = {fraction}: which blocks stay on the device is not decided here; call "
+                f"offload_optimizer with stages, or use 1"
             )
-        program = offload_optimizer(program, tiles=optimizer.offload.tiles)
+        else:
+            program = offload_optimizer(program, tiles=tiles or 1)
     return delay_update(program) if optimizer.delay else program
 
 

@@ -28,8 +28,8 @@ def delay_update(program: Program) -> Program:
     buffers = [replace(b, lifetime="carried") for b in program.buffers if b.name == "GH"]
     listed = []
     for rows in rows_of(program):
-        first = [_reading(row) for row in rows if row.kind == "HOST_OPT"]
-        listed.append([*first, *(row for row in rows if row.kind != "HOST_OPT")])
+        first = [_reading(row) for row in rows if row.kind in ("NORM", "HOST_OPT")]
+        listed.append([*first, *(row for row in rows if row.kind not in ("NORM", "HOST_OPT"))])
     return with_rows(
         replace(program, buffers=with_buffers(*buffers, base=program.buffers)),
         listed,

@@ -64,16 +64,18 @@ def lower(
     workload: Workload | None = None,
     *,
     messages: Messages = "buffered",
+    by_layer: bool = False,
 ) -> Program:
     """The Program of one step, before the methods of `schedule.passes` that rewrite it (`gnomon.methods`). PlanError
     when the plan cannot run, or asks for what is not expressed here.
 
     workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
     num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and
-    end together, or the host sleeps between looks at each; a property of the software, not of the plan.
+    end together, or the host sleeps between looks at each; a property of the software, not of the plan. by_layer: a row
+    for each layer even where nothing acts inside a stage; where something does it is so anyway.
     """
     check(plan, graph, cluster, workload)
-    return build(outline(graph, plan, cluster, workload), messages=messages)
+    return build(outline(graph, plan, cluster, workload, by_layer=by_layer), messages=messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,9 @@ class Outline:
     workers: tuple[Workers, ...]
     """Data-parallel workers that are alike."""
     layers: tuple[int, ...]
-    """Of each stage, where each is gathered by itself; else none."""
+    """Of each stage, where each is gathered by itself, or its gradient goes to the host by itself; else none."""
+    stream: bool
+    """Whether gradients go to an optimizer on the host as they are made."""
     reduced: frozenset[int]
     """Stages whose gradients several ranks add up."""
     shared: tuple[Shared, ...]
@@ -116,8 +120,16 @@ class Outline:
     """Pairs of stages of which one reads the other from afar."""
 
 
-def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: Workload | None = None) -> Outline:
-    """What the Program of a plan that was checked follows from. PlanError for what rows cannot say."""
+def outline(
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    *,
+    by_layer: bool = False,
+) -> Outline:
+    """What the Program of a plan that was checked follows from. PlanError for what rows cannot say. by_layer: as in
+    `lower`."""
     _refuse_unexpressed(plan)
     count, units = _units(plan, workload)
     if count > MAX_UNITS or 2 * count * plan.num_stages > MAX_ROWS:  # a forward and a backward each
@@ -130,7 +142,14 @@ def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: 
         layers = tuple(tuple(layer for layer in part if layer.label not in divided) for part in layers)
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     parts = list(zip(meshes, layers, strict=True))
-    if zero == 3:
+    reduced = frozenset(stage for stage in range(plan.num_stages) if _reduces(graph, meshes[stage], layers[stage]))
+    shared = shared_stages(graph, layers, plan.pipeline_ranks)
+    tied = bool(shared or tied_stages(graph, [(layer,) for part in layers for layer in part]))
+    stream = len(workers) == 1 and streams(plan, zero, reduced=bool(reduced), tied=tied)
+    if stream and zero == 1 and plan.optimizer.offload is not None and plan.optimizer.offload.accumulate == "host":
+        zero = 2  # a gradient is not there whole for longer than its reduction
+    by_layer = by_layer or zero == 3 or stream
+    if by_layer:
         parts = [(mesh, (layer,)) for mesh, part in parts for layer in part]
     starts, skips = _chains(graph, plan)
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
@@ -146,14 +165,28 @@ def outline(graph: Graph, plan: Plan, cluster: Cluster | None = None, workload: 
         num_microbatches=count,
         units=units,
         workers=workers,
-        layers=tuple(len(part) for part in layers) if zero == 3 else (),
-        reduced=frozenset(stage for stage in range(plan.num_stages) if _reduces(graph, meshes[stage], layers[stage])),
-        shared=shared_stages(graph, layers, plan.pipeline_ranks),
+        layers=tuple(len(part) for part in layers) if by_layer else (),
+        stream=stream,
+        reduced=reduced,
+        shared=shared,
         tied=tied_stages(graph, [part for _, part in parts]),
         sums=tensor_sums(graph, plan.layout, parts),
         starts=starts,
         skips=skips,
     )
+
+
+def streams(plan: Plan, zero: int, *, reduced: bool, tied: bool) -> bool:
+    """Whether gradients of a plan go to its optimizer on the host layer by layer, as they are made.
+
+    zero: the stage in effect. reduced: ranks add gradients up without dividing them first (ZeRO 0), once a step, so
+    that all of them are on the device until then. tied: layers share parameters, whose gradients come from several.
+    """
+    if plan.optimizer.offload is None or plan.schedule.vocabulary != "ends":
+        return False
+    if orders.find(plan.schedule.name).composite or plan.schedule.passes:
+        return False
+    return not tied and (zero > 0 or not reduced)
 
 
 def _reduces(graph: Graph, mesh: Mesh, layers: Sequence[Layer]) -> bool:
@@ -179,19 +212,26 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         rows = _with_reductions(rows, given, unlike=unlike)
     rows = with_optimizer(rows, without=[same for _, same in given.shared])
     optimizer = given.optimizer
-    if not given.zero:  # a pass that divides gradients must come before ranks meet
+    late = bool(given.zero or given.layers)  # a pass that divides gradients or stages must come before ranks meet
+    if not late:
         rows = with_tensor_sums(rows, given.sums)
-        rows = with_meetings(rows, given.tied, clip=optimizer.clip and optimizer.offload is None)
+        rows = with_meetings(rows, given.tied, clip=optimizer.clip)
     program = _program(rows, given, units, messages)
     program = apply_optimizer(
-        program, optimizer, given.overlap, given.zero, replicated=given.replicated, blocks=given.layers
+        program,
+        optimizer,
+        given.overlap,
+        given.zero,
+        replicated=given.replicated,
+        blocks=given.layers,
+        stream=given.stream,
     )
     if given.zero and given.tied and optimizer.offload is not None:
         raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
-    if given.zero:
-        buffer = "G" if given.zero == 1 else "GS"
+    if late:
+        buffer = "G" if given.zero < 2 else "GS"
         rows = with_tensor_sums(Rows.of(program), given.sums, buffer=buffer)
-        rows = with_meetings(rows, given.tied, clip=optimizer.clip, buffer=buffer)
+        rows = with_meetings(rows, given.tied, clip=optimizer.clip and not given.stream, buffer=buffer)
         program = rows.like(program)
     return program
 

@@ -27,7 +27,7 @@ def offload_optimizer(program: Program, *, tiles: int | None = None, stages: Col
     device: best those whose gradients are complete last). PlanError when there are fewer blocks than tiles.
     """
     require_updates(program, "offload of the optimizer")
-    gradient, parameter = _update_buffers(by_name(program.kinds)["OPT"])
+    gradient, parameter = update_buffers(by_name(program.kinds)["OPT"])
     kinds = {
         "D2H": Kind(name="D2H", stream="d2h", effects=effects(f"consume {gradient}, write GH")),
         "HOST_OPT": Kind(name="HOST_OPT", stream="host", effects=effects("consume GH, read PH, write PH")),
@@ -39,12 +39,14 @@ def offload_optimizer(program: Program, *, tiles: int | None = None, stages: Col
     for rows in rows_of(program):
         ready = last_row(rows, before_update, gradient, *MODIFIES)
         updates = {row.stage: i for i, row in enumerate(rows) if row.kind == "OPT"}
+        norm = max((i for i, row in enumerate(rows) if row.kind == "NORM"), default=-1)
+        ready = {stage: max(index, norm) for stage, index in ready.items()}  # clipped before it goes
         for index, row in enumerate(rows):  # the new parameter comes when nothing in the step needs the old one
             if row.kind in readers and index < updates.get(row.stage, -1):
                 ready[row.stage] = max(ready[row.stage], index)
         moved = sorted((s for s in updates if stages is None or s in stages), key=lambda s: ready[s])
         new = Insertions(rows)
-        for tile in _tiles(moved, len(moved) if tiles is None else tiles):
+        for tile in tiles_of(moved, len(moved) if tiles is None else tiles):
             for kind in kinds.values():
                 new.after(max(ready[s] for s in tile), bucket(kind, tile))
         listed.append(new.without("OPT", moved))
@@ -56,13 +58,13 @@ def offload_optimizer(program: Program, *, tiles: int | None = None, stages: Col
     return with_rows(replace(program, buffers=buffers), listed, kinds=with_kinds(*kinds.values(), base=program.kinds))
 
 
-def _update_buffers(update: Kind) -> tuple[str, str]:
+def update_buffers(update: Kind) -> tuple[str, str]:
     """(gradient that the update uses up, parameter that it writes)."""
     gradient = next(effect.buffer for effect in update.effects if effect.op == "consume")
     return gradient, next(effect.buffer for effect in update.effects if effect.op == "write")
 
 
-def _tiles(stages: Sequence[int], count: int) -> list[tuple[int, ...]]:
+def tiles_of(stages: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """Stages in `count` runs, as equal as possible, longer ones first."""
     if not stages:
         return []

@@ -26,25 +26,34 @@ NORM = Kind(name="NORM", comm="norm")
 
 
 def apply_optimizer(
-    program: Program, optimizer: Optimizer, overlap: Overlap, zero: int, *, replicated: bool, blocks: Sequence[int]
+    program: Program,
+    optimizer: Optimizer,
+    overlap: Overlap,
+    zero: int,
+    *,
+    replicated: bool,
+    blocks: Sequence[int],
+    stream: bool,
 ) -> Program:
     """The Program with states, gradients and parameters divided, and updates moved, as the optimizer says.
 
     zero: the ZeRO stage in effect (`effective_zero`). replicated: whether shards have copies. blocks: layers of each
-    stage; under ZeRO 3 a stage is taken apart into them, because each is gathered by itself.
+    stage, where it is taken apart into them: under ZeRO 3, because each is gathered by itself, and where gradients
+    stream to the host (stream), because each one's goes by itself. Empty: stages stay whole.
     PlanError for a combination that the passes do not express.
     """
-    if optimizer.offload is not None and optimizer.clip:
+    if zero and optimizer.offload is not None and optimizer.clip and not stream:
         raise PlanError(
-            "optimizer.offload updates tile by tile as gradients arrive, but clip waits for the norm of all of them; "
-            "set optimizer.clip = false"
+            "optimizer.offload with clip and ZeRO needs gradients that go to the host layer by layer, which parameters "
+            "that layers share, passes and composite actions do not allow; set optimizer.clip = false"
         )
     return shard_state(
-        with_blocks(program, blocks) if zero == 3 else program,
+        with_blocks(program, blocks) if blocks else program,
         optimizer,
         overlap,
         shards=2 if zero else 1,  # more are the same rows
         replicas=2 if replicated else 1,
+        stream=stream,
     )
 
 

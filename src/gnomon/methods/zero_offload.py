@@ -1,7 +1,7 @@
-"""ZeRO-Offload: optimizer states and the update in host memory, gradients down and parameters back in tiles.
+"""ZeRO-Offload: optimizer states and the update in host memory, gradients down as they are made, parameters back.
 
-This file says what the method is; lowering makes its rows (`lowering.offload`). Leaves out the delayed update of the
-same paper, which is a method of its own, and activations and parameters on the host.
+This file says what the method is; lowering makes its rows (`lowering.streaming`, `lowering.offload`). Leaves out the
+delayed update of the same paper, which is a method of its own, and activations and parameters on the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _variants(plan: Plan) -> Iterator[Plan]:
 METHOD = Method(
     name="zero_offload",
     paper="ZeRO-Offload, Ren et al., ATC 2021",
-    about="optimizer states and the update in host memory (gradients are then not clipped)",
+    about="optimizer states and the update in host memory, gradients sent there as they are made",
     switch="optimizer.offload",
     exactness="up to the order of sums",
     missing={"run": "the runtime updates on the device"},

@@ -293,13 +293,18 @@ class Offload:
     """Optimizer states and the update on the host (ZeRO-Offload)."""
 
     fraction: float = 1.0
-    """Share of the parameters whose states are there."""
-    tiles: int = 1
-    """Pieces in which gradients go down and parameters come back, so that transfers overlap with the update."""
+    """Share of the layers whose states are there; the others, whose gradients are complete last, stay on the device
+    (Twin-Flow)."""
+    tiles: int | None = None
+    """Pieces in which parameters are updated and come back, so that transfers overlap with the update. Left out: one
+    for each layer."""
+    accumulate: Literal["host", "device"] = "host"
+    """Where gradients of several microbatches are added up. `host`: each goes down as it is made, so that a device
+    holds those of a layer or two. `device`: they go down after the last microbatch, which moves less."""
 
     @typed
     def __post_init__(self) -> None:
-        if not 0.0 < self.fraction <= 1.0 or self.tiles < 1:
+        if not 0.0 < self.fraction <= 1.0 or (self.tiles is not None and self.tiles < 1):
             raise PlanError(
                 f"optimizer offload with fraction {self.fraction} and {self.tiles} tiles: 0 < fraction <= 1, tiles >= 1"
             )

@@ -56,10 +56,15 @@ def zero(plan: Plan) -> Iterator[Single]:
 
 
 def offload(plan: Plan) -> Iterator[Single]:
+    """States and update on the host; gradients of several microbatches added up on the device, then there too."""
     if plan.optimizer.offload is None:
-        moved = replace(plan.optimizer, offload=Offload(), clip=False)
-        name = "optimizer on the host" + (", no clipping" if plan.optimizer.clip else "")
-        yield name, replace(plan, optimizer=moved)
+        summed = Offload(accumulate="device")
+        yield "optimizer on the host, gradients summed on the device", _moved(plan, summed)
+        yield "optimizer on the host", _moved(plan, Offload())
+
+
+def _moved(plan: Plan, offload: Offload) -> Plan:
+    return replace(plan, optimizer=replace(plan.optimizer, offload=offload))
 
 
 def tensor_parallel(plan: Plan, most: int = 4) -> Iterator[Single]:

@@ -8,7 +8,7 @@ allocator does) plus what lies outside it. Leaves out host memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
+from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, is_streamed, on_device
 from gnomon.prices.allocator import placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves
 from gnomon.sharding.parameters import shard_ranks, undivided_bytes
@@ -99,7 +100,7 @@ class RankMemory:
         }
 
 
-_NO_BYTES = ("X", "S", "Y", "DY", "DX", "P", "G", "PS", "GS", "M", "GH", "PH")
+_NO_BYTES = ("X", "S", "Y", "DY", "DX", "P", "G", "PS", "GS", "M", "GH", "GT", "PH")
 """Buffers, with nothing in them unless a stage says so."""
 
 _WORDS = {
@@ -120,7 +121,8 @@ _WORDS = {
 def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
     """Memory of every rank class, and the sizes of the Program's buffers that it follows from."""
     program = structure.program
-    sizes = buffer_sizes(pricing)
+    kept = blocks_on_device(program) if is_streamed(pricing) else frozenset[int]()
+    sizes = buffer_sizes(pricing, kept)
     changes = held_moves(structure, pricing, sizes)
     extra = temporaries(program, pricing)
     during = changes.during(program.num_rows) + extra
@@ -135,7 +137,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
         early = int(during[row] - needed[low:high].max())
-        found.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment))
+        found.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment, kept))
     return tuple(found), sizes
 
 
@@ -336,11 +338,12 @@ def _rank(
     temporary: int,
     early: int,
     moment: str,
+    kept: frozenset[int],
 ) -> RankMemory:
     here = [pricing.stages[s] for s in stages]
     by_class = {"parameters": 0, "gradients": 0, "master": 0, "states": 0}
     for stage in here:
-        for name, size in stage.static_bytes().items():
+        for name, size in _static_bytes(pricing, stage, kept).items():
             by_class[name] += size
 
     def total(*names: str) -> int:
@@ -348,7 +351,7 @@ def _rank(
 
     by_class["gradients"] += sum(_second_gradients(pricing, stage) for stage in here)
     by_class["parameters"] += total("P")
-    if pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2:
+    if is_streamed(pricing) or (pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2):
         by_class["gradients"] = 0
     by_class["gradients"] += total("G", "GS")
     logits = int(
@@ -400,6 +403,17 @@ def _rank(
         limit_bytes=device.memory_bytes,
         peak_at=moment,
     )
+
+
+def _static_bytes(pricing: Pricing, stage: StagePrice, kept: frozenset[int]) -> dict[str, int]:
+    """What stays between steps; of an optimizer of which layers stay on the device (kept), those."""
+    found = stage.static_bytes()
+    if kept:
+        number = next(i for i, each in enumerate(pricing.stages) if each is stage)
+        here = replace(stage.plan, optimizer=replace(stage.plan.optimizer, offload=None))
+        whole, share = replace(stage, plan=here).static_bytes(), on_device(pricing, number, kept)
+        found |= {name: round(whole[name] * share) for name in ("master", "states")}
+    return found
 
 
 def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
@@ -496,13 +510,14 @@ def logits_bytes(pricing: Pricing, block: int) -> int:
     return sum(kept.bytes for kept in stage.order[index].kept if kept.is_logits)
 
 
-def buffer_sizes(pricing: Pricing) -> dict[str, float]:
+def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[str, float]:
     """Bytes of the Program's buffers by label.
 
     S is what the layers behind a stage keep; X, Y, DX, DY and skips (SKIP_0_2) what stages send each other. P and G
     are what comes and goes under ZeRO: the gathered parameters and whole gradients of a block at stage 3, two
     buckets of gradients at stage 2; without buckets all gradients of a stage, and GS the shards of stages 2 and 3.
-    What stays between steps is counted apart (0 here), and so is the host's memory (GH, PH).
+    What stays between steps is counted apart (0 here), and so is the host's memory (GH, GT, PH). kept: where gradients
+    stream to the host, the blocks whose update is on the device.
     """
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
     zero = pricing.plan.optimizer.zero
@@ -528,6 +543,12 @@ def buffer_sizes(pricing: Pricing) -> dict[str, float]:
                 sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
             sizes[f"{block}G"] = float(reduced[0])
             sizes[f"{block}GS"] = float(-(-reduced[0] // shard_ranks(stage.mesh, experts=False))) if whole else 0.0
+        if index >= 0 and is_streamed(pricing):
+            sizes[f"{block}G"], sizes[f"{block}GS"] = gradient_sizes(
+                pricing, stage, first, int(reduced[0]), kept=block in kept
+            )
+        elif zero == 3 and index >= 0:
+            continue
         elif whole and zero == 2:
             sizes[f"{block}G"] = float(sum(stage.elements) * width(pricing.plan.precision.grad))
             sizes[f"{block}GS"] = float(stage.static_bytes()["gradients"])

@@ -205,9 +205,15 @@ class Timed:
 
     @staticmethod
     def of(
-        model: Graph | str, cluster: Cluster | str, plan: Plan, workload: Workload, stack: Stack = PLAIN_STACK
+        model: Graph | str,
+        cluster: Cluster | str,
+        plan: Plan,
+        workload: Workload,
+        stack: Stack = PLAIN_STACK,
+        *,
+        by_layer: bool = False,
     ) -> Timed:
-        """As `predict`."""
+        """As `predict`. by_layer: a row for each layer, as in `lower`."""
         graph = graph_of(model)
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
@@ -217,9 +223,8 @@ class Timed:
         count, size = batch(plan, workload)
         workers = _workers(plan, graph, machines, workload, size, kernels, stack)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
-        structure, blocks = _structure(
-            bare, graph, count, "buffered" if stack.messages.p2p_poll_s is None else "polled"
-        )
+        messages: Messages = "buffered" if stack.messages.p2p_poll_s is None else "polled"
+        structure, blocks = _structure(bare, graph, count, messages, by_layer=by_layer)
         every = tuple(Pricing(plan, graph, machines, stack, each, blocks, count) for each in _replicas(plan, workers))
         structure = with_methods(structure, every)
         played = []
@@ -336,15 +341,15 @@ def _workers(
 
 @lru_cache(maxsize=64)
 def _structure(
-    plan: Plan, graph: Graph, count: int, messages: Messages = "buffered"
+    plan: Plan, graph: Graph, count: int, messages: Messages = "buffered", *, by_layer: bool = False
 ) -> tuple[Structure, tuple[tuple[int, int], ...]]:
     """The plan's Program, validated, and what its stages stand for. What only prices depend on (precision, what is
     saved, placement) is left at its default, so that plans share it."""
     schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
     # Replicas with unequal shares or devices do the same at their own pace: one class, played for each, is enough.
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)
-    outlined = outline(graph, replace(plan, schedule=schedule, stages=equal))
-    if outlined.zero == 3:  # the Program's stages are then layers
+    outlined = outline(graph, replace(plan, schedule=schedule, stages=equal), by_layer=by_layer)
+    if outlined.layers:  # the Program's stages are then layers
         blocks = tuple((stage, i) for stage, layers in enumerate(outlined.layers) for i in range(layers))
     else:
         blocks = tuple((stage, -1) for stage in range(plan.num_stages))

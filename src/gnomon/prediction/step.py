@@ -188,8 +188,9 @@ class Pricing:
             return self._update(stage) + parameters_back_s(*self.priced.layers(stage), self.cluster)
         if kind == "NORM":
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
-        if kind in ("D2H", "H2D", "HOST_OPT"):
-            return on_host_s(kind, *self.priced.layers(stage), self.cluster)
+        if kind in ("D2H", "H2D", "HOST_OPT", "HOST_ADD"):
+            streamed = self.blocks[stage][1] >= 0
+            return on_host_s(kind, *self.priced.layers(stage), self.cluster, streamed=streamed)
         raise UnpricedError(f"action {key.label} has no price; add a rule for {kind} to gnomon.prediction.step")
 
     def fetched_s(self, block: int) -> float:

@@ -27,6 +27,16 @@ HOST_ADAM_S = 0.7e-9
 """Seconds a parameter of a vectorised Adam on all cores of a server: 8.2 s for 11.6 billion (DeepSpeed's figure)."""
 
 
+HOST_BYTES_PER_S = 100e9
+"""Of a server's memory, where nobody says."""
+
+ADDED_BYTES = 10
+"""Moved to add a gradient of two bytes to one of four: both read, one written."""
+
+REACHED = 0.5
+"""Share of the host memory's bandwidth that such a sum is taken to reach; not measured."""
+
+
 def update_parts(
     stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], stack: Stack, *, whole: bool
 ) -> tuple[float, int, float]:
@@ -59,6 +69,8 @@ def update_parts(
 def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:
     """Reading a rank's gradients, and an all-reduce of one number over all ranks."""
     count = stage.updated_elements()
+    if stage.plan.optimizer.offload is not None:  # gradients add to it as they are made
+        count = 0
     own = float(norm_seconds(count, stage.plan.precision, stage.device, curves_for(stage.device)))
     devices = np.unique(stage.plan.device_of)
     if len(devices) < 2:
@@ -67,17 +79,23 @@ def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:
     return own + summed + check_s(stack, len(devices))
 
 
-def on_host_s(kind: str, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
-    """`D2H` and `H2D`, copies over the host link, and `HOST_OPT`, the update on the host's cores, which the ranks of a
-    node share."""
+def on_host_s(
+    kind: str, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster, *, streamed: bool = False
+) -> float:
+    """`D2H` and `H2D`, copies over the host link; `HOST_OPT` and `HOST_ADD`, the update and a sum of gradients on the
+    host's cores, which the ranks of a node share. streamed: gradients go down as they are made."""
     if kind == "H2D" and stage.plan.optimizer.offload_parameters:
         return 0.0  # they are where they wait
     elements = sum(n * parameter_elements(layer) for layer, n in layers)
     share = stage.updated_elements() / max(sum(stage.elements), 1)
-    if kind == "HOST_OPT":
-        sharers = min(_node(stage, cluster).count, len(stage.plan.device_of))
-        return elements * share * sharers * HOST_ADAM_S
+    if kind in ("HOST_OPT", "HOST_ADD"):
+        node = _node(stage, cluster)
+        sharers = min(node.count, len(stage.plan.device_of))
+        added = ADDED_BYTES / (REACHED * (node.host_memory_bytes_per_s or HOST_BYTES_PER_S))
+        return elements * share * sharers * (HOST_ADAM_S if kind == "HOST_OPT" else added)
     dtype = stage.plan.precision.grad if kind == "D2H" else stage.plan.precision.param
+    if streamed and kind == "D2H" and stage.mesh.data_ranks * stage.mesh.cp == 1:  # as the backward makes it
+        dtype = min((dtype, stage.plan.precision.param), key=lambda each: DTYPE_BITS[each])
     return host_copy_s(stage, cluster, elements * share * (DTYPE_BITS[dtype] // 8))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from gnomon.errors import InputError
 from gnomon.formats.deepspeed.read import job_of, read_deepspeed
 from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
-from gnomon.formats.job import Fields, Job, chosen, clips, divides, flatten, read_source
+from gnomon.formats.job import Fields, Job, chosen, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.software import stack
@@ -217,7 +217,7 @@ def sharding_of(f: Fields, devices: int, fsdp: bool) -> tuple[Mesh, Optimizer]:
     if f.flag("fsdp_config.fsdp_offload_params", False):
         offload = Offload()
     f.notes.append("gradient clipping: the script's own; assumed to be on")
-    clip = clips(f, "gradient clipping", True, offloaded=offload is not None)
+    clip = True
     optimizer = Optimizer(
         zero=stage,  # type: ignore[arg-type]
         reshard_after_forward=reshard,

@@ -17,7 +17,7 @@ from typing import Literal
 
 from gnomon.errors import InputError
 from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
-from gnomon.formats.job import Fields, Job, chosen, clips, divides, flatten, microbatches, read_source
+from gnomon.formats.job import Fields, Job, chosen, divides, flatten, microbatches, read_source
 from gnomon.formats.keys import read_json
 from gnomon.plans import DType, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.software import stack
@@ -334,7 +334,7 @@ def optimizer_of(f: Fields) -> Optimizer:
         zero=stage,  # type: ignore[arg-type]
         offload=offload,
         offload_parameters=_on_host(f, stage),
-        clip=clips(f, "gradient_clipping", f.number("gradient_clipping", 1.0) > 0, offloaded=offload is not None),
+        clip=f.number("gradient_clipping", 1.0) > 0,
     )
 
 

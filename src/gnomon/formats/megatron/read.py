@@ -23,7 +23,6 @@ from gnomon.formats.job import (
     Fields,
     Job,
     chosen,
-    clips,
     divides,
     give_variable,
     layers_of,
@@ -511,14 +510,14 @@ def optimizer_of(f: Fields) -> Optimizer:
     f.ignore("data_parallel_sharding_strategy")
     offload = None
     if f.flag("optimizer_cpu_offload", False):
-        offload = Offload(fraction=f.number("optimizer_offload_fraction", 1.0))
+        offload = Offload(fraction=f.number("optimizer_offload_fraction", 1.0), accumulate="device")
     f.ignore("optimizer_offload_fraction")
     return Optimizer(
         kind=kind,  # type: ignore[arg-type]
         zero=zero,  # type: ignore[arg-type]
         reshard_after_forward=not f.flag("torch_fsdp2_no_reshard_after_forward", False),
         offload=offload,
-        clip=clips(f, "clip_grad", f.number("clip_grad", 1.0) > 0, offloaded=offload is not None),
+        clip=f.number("clip_grad", 1.0) > 0,
     )
 
 

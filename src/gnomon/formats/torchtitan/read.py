@@ -24,7 +24,6 @@ from gnomon.formats.job import (
     Fields,
     Job,
     chosen,
-    clips,
     divides,
     flatten,
     layers_of,
@@ -474,7 +473,7 @@ def optimizer_of(f: Fields, mesh: Mesh) -> Optimizer:
         keep_last_block=policy != "always",
         offload=offload,
         offload_parameters=sharded and offload is not None,
-        clip=clips(f, "training.max_norm", True, offloaded=offload is not None),
+        clip=True,
     )
 
 

@@ -28,11 +28,13 @@ def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
     param = 0 if optimizer.offload_parameters else DTYPE_BITS[precision.param] // 8
     states = STATE_TENSORS[optimizer.kind] * (DTYPE_BITS[precision.states] // 8)
     master = 0 if precision.master == "none" else DTYPE_BITS[precision.master] // 8
-    stays = 1.0 if optimizer.offload is None else 1.0 - optimizer.offload.fraction
+    stays = 1.0 if optimizer.offload is None else 0.0  # of a share of the layers: these differ in size
+    comes = stack.gradients.bucketed is False
     return (
         (param, 3),
-        # without buckets gradients come with the first backward, when more may be held than later
-        (0 if stack.gradients.bucketed is False else DTYPE_BITS[precision.grad] // 8, 2),
+        # without buckets gradients come with the first backward, when more may be held than later; to an optimizer on
+        # the host they go as they are made
+        (0 if comes or optimizer.offload is not None else DTYPE_BITS[precision.grad] // 8, 2),
         (stays * (master + states), 1),
     )
 

@@ -85,6 +85,8 @@ class Updates:
         return self._norms[key]
 
     def _norm_s(self, pipeline: Pipeline) -> float:
+        if self.optimizer.offload is not None:  # gradients add to it on their way to the host
+            return max(self.job.meeting_s - GRID_S, 0.0)
         owned = self.owned(pipeline.split)
         first = owned[pipeline.lowest]
         if not pipeline.own.all():
@@ -111,16 +113,15 @@ class Updates:
         return known[key]
 
     def _host_s(self, elements: float) -> float:
-        """Seconds of an update on the host, at least, where it is in one tile: the gradients of all of a rank's stages
-        go down after its last backward, and nothing of its next step begins before the parameters are back, so they
-        come on top of all its computing. An update in several tiles, or a step late, may hide."""
+        """Seconds of an update on the host, at least, where it is in one tile: it begins after a rank's last backward,
+        and nothing of its next step before the parameters are back, so they come on top of all its computing.
+        Gradients may have gone down before; an update layer by layer, in several tiles, or a step late, may hide."""
         offload = self.optimizer.offload
-        if offload is None or offload.tiles > 1 or offload.fraction < 1 or self.optimizer.delay:
+        if offload is None or offload.tiles != 1 or offload.fraction < 1 or self.optimizer.delay:
             return 0.0
         nodes = [group.node for group in self.job.cluster.groups]
         sharers = min(self.mesh.world_size * self.pp, *(node.count for node in nodes))
-        moved = DTYPE_BITS[self.precision.grad] // 8
-        moved += 0 if self.away else DTYPE_BITS[self.precision.param] // 8
+        moved = 0 if self.away else DTYPE_BITS[self.precision.param] // 8
         each = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
         return max(elements * each - 2 * GRID_S, 0.0)
 

@@ -124,17 +124,13 @@ PARTS = 20
 
 
 def _states_part(plan: Plan, graph: Graph) -> Amounts | None:
-    whole = next(changes.offload(plan), None)
-    if whole is None:
+    if plan.optimizer.offload is not None:
         return None
-    words, full = whole
 
     def part(number: int) -> Single:
-        if number == PARTS:
-            return words, full
-        share = number / PARTS
-        name = words.replace("optimizer on the host", f"{share:.0%} of the optimizer on the host")
-        return name, replace(full, optimizer=replace(full.optimizer, offload=Offload(fraction=share)))
+        offload = Offload(fraction=number / PARTS)
+        words = "optimizer on the host" if number == PARTS else f"{number / PARTS:.0%} of the optimizer on the host"
+        return words, replace(plan, optimizer=replace(plan.optimizer, offload=offload))
 
     return Amounts(most=PARTS, part=part)
 

@@ -398,7 +398,7 @@ def static_bytes(
     states = 0 if plan.optimizer.offload else STATE_TENSORS[plan.optimizer.kind] * width(precision.states)
     master = 0 if precision.master == "none" or plan.optimizer.offload else width(precision.master)
     param = 0 if plan.optimizer.offload_parameters else width(precision.param)
-    grads = 0 if stack.gradients.bucketed is False else width(precision.grad)
+    grads = 0 if stack.gradients.bucketed is False or plan.optimizer.offload else width(precision.grad)
     total: Doubles | float = 0.0
     for elements, parts in zip((dense, routed), ways, strict=True):
         for size, first in ((param, 3), (grads, 2), (master + states, 1)):

@@ -192,7 +192,7 @@ CHOICES: tuple[Choice, ...] = (
     ),
     Choice(
         name="optimizer_offload",
-        says="optimizer states and update on the host; needs --no-clip",
+        says="optimizer states and update on the host; tried with --no-clip",
         values=lambda plan, _, __: () if plan.optimizer.clip else (False, True),
         of=lambda plan: plan.optimizer.offload is not None,
         make=_offload,
@@ -283,11 +283,6 @@ def fixed_base(base: Plan, graph: Graph, fixed: Mapping[str, Value]) -> Plan:
     """The base plan with what is fixed, as far as the exact search can have it there. PlanError for what cannot be."""
     for name, value in fixed.items():
         of = choice(name)
-        if name == "optimizer_offload" and value and base.optimizer.clip:
-            raise PlanError(
-                "optimizer_offload updates tile by tile as gradients arrive, but clipping waits for the norm of all of "
-                "them; add --no-clip"
-            )
         if of.searched:
             base = of.make(base, graph, value)
     return base

@@ -1,0 +1,70 @@
+"""Memory and traffic of gradients that stream to an optimizer on the host (`lowering.streaming`).
+
+`is_streamed(pricing)` says whether the Program does so; `gradient_sizes` are the bytes of its gradient buffers, and
+`on_device` the share of the parameters whose update stays on the device. Leaves out seconds (`update`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.graph import DTYPE_BITS
+from gnomon.plans import Plan
+from gnomon.prediction.layer import parameter_elements
+from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.stage import StagePrice, width
+from gnomon.prediction.step import Pricing
+from gnomon.program import Program
+from gnomon.sharding.parameters import shard_ranks
+
+IN_FLIGHT = 2
+"""Gradients of a layer that a device holds: one on its way, one that is made."""
+
+
+def is_streamed(pricing: Pricing) -> bool:
+    """Whether gradients leave the device layer by layer."""
+    return pricing.plan.optimizer.offload is not None and any(index >= 0 for _, index in pricing.blocks)
+
+
+def down_bytes(plan: Plan, *, reduced: bool) -> int:
+    """Bytes of a gradient's element on its way to the host: as the backward makes it, or as ranks have added it up."""
+    return DTYPE_BITS[plan.precision.grad if reduced else _narrower(plan)] // 8
+
+
+def _narrower(plan: Plan) -> str:
+    precision = plan.precision
+    return min((precision.param, precision.grad), key=lambda dtype: DTYPE_BITS[dtype])
+
+
+def gradient_sizes(
+    pricing: Pricing, stage: StagePrice, layer: LayerPrice, reduced_bytes: int, *, kept: bool
+) -> tuple[float, float]:
+    """Bytes of (whole gradients, their shard) of a layer. reduced_bytes: of what its ranks reduce and scatter; 0 for a
+    rank that has none to do it with. kept: its update is on the device."""
+    precision, zero = pricing.plan.precision, pricing.plan.optimizer.zero
+    offload = pricing.plan.optimizer.offload
+    summed = offload is not None and offload.accumulate == "device"
+    if reduced_bytes and not (zero == 1 and summed):
+        whole = float(reduced_bytes if zero == 3 else IN_FLIGHT * reduced_bytes)
+        return whole, float(-(-reduced_bytes // shard_ranks(stage.mesh, experts=False)))
+    elements = parameter_elements(layer)
+    if kept or summed:
+        return float(elements * width(precision.grad)), 0.0
+    return float(IN_FLIGHT * elements * down_bytes(pricing.plan, reduced=False)), 0.0
+
+
+def blocks_on_device(program: Program) -> frozenset[int]:
+    """The Program's stages whose update is on the device."""
+    updates = [i for i, kind in enumerate(program.kinds) if kind.name == "OPT"]
+    return frozenset(program.stage[np.isin(program.kind, updates)].tolist())
+
+
+def on_device(pricing: Pricing, number: int, kept: frozenset[int]) -> float:
+    """Share of a stage's parameters whose update is on the device. kept: `blocks_on_device`."""
+    stage, own, total = pricing.stages[number], 0, 0
+    for block, (of, index) in enumerate(pricing.blocks):
+        if of == number:
+            elements = parameter_elements(stage.order[index])
+            total += elements
+            own += elements if block in kept else 0
+    return own / total if total else 0.0

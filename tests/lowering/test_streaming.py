@@ -1,0 +1,151 @@
+"""Gradients that stream to the host: what goes down and up, what waits for the norm, what stays on the device, and
+what a prediction makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gnomon.hardware import parse_cluster
+from gnomon.lowering.delayed_update import delay_update
+from gnomon.lowering.streaming import stream_gradients
+from gnomon.models.presets import model
+from gnomon.plans import Mesh, Offload, Optimizer, Plan, Saved, Schedule, Workload
+from gnomon.prediction import host_memory, predict
+from gnomon.prediction.predict import Timed
+from gnomon.program import Program, issue_order_peak, parse_program, print_program, validate
+from gnomon.search.planning import default_precision
+from gnomon.simulate import Clock, durations, play
+
+BLOCKS = """\
+gnomon.program/1
+stages 4
+units 2
+class 0
+  0F0 1F0 2F0 3F0 3B0 2B0 1B0 0B0 0F1 1F1 2F1 3F1 3B1 2B1 1B1 0B1 0OPT 1OPT 2OPT 3OPT
+"""
+SECONDS = {"F": 1, "B": 1, "D2H": 0.5, "HOST_ADD": 0.25, "HOST_OPT": 2, "H2D": 0.5, "NORM": 0, "OPT": 1}
+SIZES = {"P": 2, "G": 2, "GH": 0, "GT": 0, "PH": 0, "S": 0, "X": 0, "Y": 0, "DX": 0, "DY": 0}
+
+
+def kinds(program: Program) -> list[str]:
+    return [program.kinds[kind].name for kind in program.kind.tolist()]
+
+
+def times(program: Program) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Starts and ends of each kind's rows, from rest."""
+    names = np.array(kinds(program))
+    given = {name: seconds for name, seconds in SECONDS.items() if name in names}
+    structure = validate(program)
+    played = play(Clock.of(structure, durations(program, given)))
+    begin, end = (np.ravel(each)[structure.order.position] for each in (played.start, played.end))
+    return {n: begin[names == n].tolist() for n in set(names)}, {n: end[names == n].tolist() for n in set(names)}
+
+
+def test_every_gradient_goes_down_once_a_unit_and_every_parameter_comes_up_once() -> None:
+    program = stream_gradients(parse_program(BLOCKS))
+    assert parse_program(print_program(program)) == program
+    found = kinds(program)
+    assert (found.count("D2H"), found.count("HOST_ADD")) == (
+        8,
+        4,
+    )  # each of 4 gradients of 2 units; the later ones added
+    assert (found.count("HOST_OPT"), found.count("H2D"), found.count("OPT")) == (4, 4, 0)
+    once = kinds(stream_gradients(parse_program(BLOCKS), each_unit=False))
+    assert once.count("D2H") == once.count("H2D") == 4 and "HOST_ADD" not in once  # 2 Psi down and 2 Psi up: 4 Psi
+
+
+def test_a_device_holds_one_gradient_where_it_held_all() -> None:
+    for each_unit, most in ((True, 2), (False, 8)):
+        program = stream_gradients(parse_program(BLOCKS), each_unit=each_unit)
+        (peak,) = issue_order_peak(program, validate(program).deps, SIZES)
+        assert peak.bytes == 4 * SIZES["P"] + most
+
+
+def test_by_hand() -> None:
+    """Computing ends at 16. The last unit's gradients are complete at 13, 14, 15 and 16, on the host .5 later, and
+    added .25 after that, unless the host is at an update: that of block 3 begins at 13.75."""
+    begin, end = times(stream_gradients(parse_program(BLOCKS)))
+    assert max(end["B"]) == 16 and min(begin["HOST_OPT"]) == 13.75
+    assert max(end["H2D"]) == 13.75 + 4 * 2 + 3 * 0.25 + 0.5  # the host adds and updates without a pause
+
+
+def test_updates_wait_for_the_norm_of_all_gradients() -> None:
+    begin, end = times(stream_gradients(parse_program(BLOCKS), clip=True))
+    assert min(begin["HOST_OPT"]) >= begin["NORM"][0] >= max(end["D2H"]) == 16.5
+    assert max(end["H2D"]) == 16.75 + 4 * 2 + 0.5
+
+
+def test_a_share_stays_on_the_device_whose_gradients_come_last() -> None:
+    program = stream_gradients(parse_program(BLOCKS), fraction=0.5, clip=True)
+    validate(program)
+    rows = list(zip(kinds(program), program.stage.tolist(), strict=True))
+    assert [stage for kind, stage in rows if kind == "OPT"] == [0, 1]
+    assert sorted(stage for kind, stage in rows if kind == "HOST_OPT") == [2, 3]
+    begin, end = times(program)
+    assert min(begin["OPT"]) >= begin["NORM"][0] >= max(end["D2H"])
+
+
+def test_a_step_late() -> None:
+    for clip in (False, True):
+        program = delay_update(stream_gradients(parse_program(BLOCKS), clip=clip))
+        validate(program)
+        assert kinds(program)[: 4 + clip] == [*(["NORM"] if clip else []), *["HOST_OPT"] * 4]
+
+
+def test_thirteen_billion_parameters_fit_a_v100() -> None:
+    """ZeRO-Offload's claim: 13 billion parameters on one V100 with 32 GB, clipping included."""
+    cluster = parse_cluster("1x1xv100-sxm-32gb")
+    plan = Plan(
+        schedule=Schedule(micro_batch_size=1),
+        saved=Saved(preset="full"),
+        optimizer=Optimizer(offload=Offload()),
+        precision=default_precision(cluster),
+    )
+    work = Workload(global_batch_size=4, seq_len=1024)
+
+    def step(**changes: object) -> float:
+        optimizer = replace(plan.optimizer, **changes)  # type: ignore[arg-type]
+        found = predict("llama-2-13b", cluster, replace(plan, optimizer=optimizer), work)
+        sizes.append(found.tightest.by_class["gradients"])
+        fits.append(found.has_room)
+        assert host_memory(found).bytes > 12 * 13e9
+        return found.step_s
+
+    sizes, fits = list[int](), list[bool]()
+    clipped, free, late, summed = (
+        step(),
+        step(clip=False),
+        step(clip=False, delay=1),
+        step(clip=False, offload=Offload(accumulate="device")),
+    )
+    assert fits == [True, True, True, False]
+    assert max(sizes[:3]) < 2 * 2**30 < 48 * 2**30 < sizes[3]  # of two layers in fp16, where all take 48.5 GiB in fp32
+    assert late <= free <= clipped and summed < free
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "preset"),
+    [
+        (Mesh(), "one_f_one_b", "none"),
+        (Mesh(pp=4), "one_f_one_b", "full"),
+        (Mesh(pp=2, tp=2), "gpipe", "full"),
+        (Mesh(pp=2, tp=2), "zero_bubble_h1", "selective"),
+    ],
+)
+def test_both_grains_agree_where_nothing_acts_inside_a_stage(mesh: Mesh, schedule: str, preset: str) -> None:
+    """A row for each layer takes as long as a row for each stage, but for a launch a layer, and holds as much, but for
+    one layer's gradients."""
+    cluster = parse_cluster(f"1x{mesh.world_size}xh100-sxm")
+    plan = Plan(mesh=mesh, schedule=Schedule(name=schedule, micro_batch_size=1), saved=Saved(preset=preset))  # type: ignore[arg-type]
+    work = Workload(global_batch_size=8, seq_len=4096)
+    stages, layers = (
+        Timed.of(model("llama-3.1-8b"), cluster, plan, work, by_layer=by_layer).prediction()
+        for by_layer in (False, True)
+    )
+    assert layers.structure.program.num_stages > stages.structure.program.num_stages
+    assert layers.step_s == pytest.approx(stages.step_s, rel=1e-4)
+    for one, other in zip(stages.memory, layers.memory, strict=True):
+        assert other.peak_bytes == pytest.approx(one.peak_bytes, rel=0.015) and one.peak_at == other.peak_at

@@ -95,6 +95,17 @@ example:
 exit status: 0 equal; 1 a tensor differs, which is named; 2 the request is
 wrong, or the runtime does not run the plan."""
 
+_CHECK = """\
+Starts the plan's ranks as gnomon run would, here or in the torchrun that this is
+run in, and looks for a few seconds: software, free memory beside the predicted
+peak, disk beside a checkpoint, a product on every rank, short collectives and
+messages beside their prediction.
+
+example:
+  gnomon check plan.toml
+
+exit status: 0 ready; 1 something would end the run; 2 the request is wrong."""
+
 _CHECKPOINT = """\
 PATH is a checkpoint of gnomon run, or the folder of --checkpoints. A run reads
 one under any plan; convert writes one file for each rank of another plan.
@@ -201,6 +212,7 @@ def parser() -> argparse.ArgumentParser:
     _validate(_command(commands, "validate", "your measured runs beside their predictions", _VALIDATE))
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
+    _check(_command(commands, "check", "whether every rank has what a plan needs; slow ranks and links", _CHECK))
     _parity(_command(commands, "parity", "a plan against the plain model, in small", _PARITY))
     _generate(_command(commands, "generate", "a few words from a folder of weights", _GENERATE))
     _checkpoint(_command(commands, "checkpoint", "look at checkpoints, check, convert and export them", _CHECKPOINT))
@@ -404,6 +416,13 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")
     add_local_option(parser)
+
+
+def _check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
+    parser.add_argument("--checkpoints", type=some, metavar="DIR", help="whose disk is looked at; PLAN.checkpoints")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
+    parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _parity(parser: argparse.ArgumentParser) -> None:

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     graph, notes = read_runnable_model(file.model)
     need_torch("running a plan")
     machines = parse_cluster(file.on)
-    device = _device(file, machines, options.device)
+    device = device_of(file, machines, options.device)
     said: list[str] = []
     check_methods(file.plan, "run")
     found = predict(graph, machines, file.plan, file.workload, with_own(_stack(file), machines, options, said))
@@ -81,13 +81,13 @@ def run(options: argparse.Namespace) -> int:
         load_late("gnomon.runtime.pretrained:values_of")(model, graph)
     if options.export is not None:
         load_late("gnomon.runtime.pretrained:check_export")(Path(options.export).expanduser(), model)
-    shown = _is_rank_0() and not options.json
+    shown = is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, found, notes, options))
         sys.stdout.flush()
     job = _job(options, file, graph, found, folder, device=device)
     outcome = load_late("gnomon.runtime.train:run")(job)
-    if _is_rank_0():
+    if is_rank_0():
         _after(options, Told(file=file, found=found, outcome=outcome))
     return 128 + outcome.stopped if outcome.stopped else 0
 
@@ -129,7 +129,7 @@ def begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
     return (f"parameters begin as random numbers of seed {seed}{unread}",)
 
 
-def _device(file: PlanFile, machines: Cluster, asked: str | None) -> str:
+def device_of(file: PlanFile, machines: Cluster, asked: str | None) -> str:
     """`cpu` or `cuda`: what was asked, or else what the plan's machines have. PlanError for machines that the runtime
     does not drive, and without the GPUs."""
     names = {kind: name for name, kind in KINDS.items()}
@@ -167,7 +167,7 @@ def _check_memory(found: Prediction) -> tuple[str, ...]:
     return ()
 
 
-def _is_rank_0() -> bool:
+def is_rank_0() -> bool:
     """Whether this process speaks: under torchrun the first one alone does."""
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 

@@ -1,0 +1,136 @@
+"""`gnomon check`: before a run, whether every rank has what the plan needs, and which rank or link is slow.
+
+`run(options)` starts the plan's ranks here (or is one of the user's torchrun), looks for a few seconds, prints what was
+found beside the prediction, and returns 0, or 1 where something would end the run. Leaves out training.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from gnomon.cli.run import STACK, device_of, is_rank_0, need_torch, read_plan
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.hardware import parse_cluster
+from gnomon.late import load_late
+from gnomon.prediction import Prediction, predict
+from gnomon.prices.collectives import collective_seconds, p2p_seconds
+from gnomon.prices.links import axis_link
+from gnomon.report.tables import Column, gib, number, table, wrapped
+from gnomon.request.runnable import read_runnable_model
+from gnomon.software import stack
+from gnomon.units import show_bytes
+
+READY, NOT_READY = 0, 1
+STATES = 2
+"""Moments of an optimizer that a checkpoint holds beside the parameters."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predict, look, judge, tell."""
+    began, file = perf_counter(), read_plan(options.plan)
+    need_torch("looking at the ranks of a plan")
+    graph, _ = read_runnable_model(file.model)
+    machines = parse_cluster(file.on)
+    device = device_of(file, machines, options.device)
+    found = predict(graph, machines, file.plan, file.workload, stack(STACK))
+    folder = str(Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints")))
+    launch, look = load_late("gnomon.runtime.launch:launch"), load_late("gnomon.runtime.preflight:look")
+    backend = load_late("gnomon.runtime.launch:BACKENDS")[device]
+    reports = next(iter(launch(look, file.plan.world_size, folder, device == "cuda", backend=backend).values()))
+    if not is_rank_0():
+        return READY
+    verdict = load_late("gnomon.runtime.preflight:judge")(
+        reports,
+        peak_bytes={rank: each.peak_bytes for each in found.memory for rank in each.ranks},
+        checkpoint_bytes=_checkpoint_bytes(found, graph.num_parameters()),
+        folder=folder,
+        shared=device == "cpu",
+    )
+    links = _links(found, reports)
+    took = perf_counter() - began
+    if options.json:
+        print_json(
+            {
+                "schema": "gnomon.check/1",
+                "ranks": [asdict(report) for report in reports],
+                "links": links,
+                "problems": list(verdict.problems),
+                "warnings": list(verdict.warnings),
+                "took_s": took,
+            }
+        )
+    else:
+        print_lines(_lines(file.on, found, reports, links, verdict, took))
+    return NOT_READY if verdict.problems else READY
+
+
+def _checkpoint_bytes(found: Prediction, parameters: int) -> int:
+    precision = found.plan.precision
+    widths = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
+    master = 0 if precision.master == precision.param else widths.get(precision.master, 4)
+    return parameters * (widths.get(precision.param, 4) + STATES * widths.get(precision.states, 4) + master)
+
+
+def _links(found: Prediction, reports: Sequence[Any]) -> list[dict[str, Any]]:
+    """Collectives over all ranks, and messages, measured and predicted."""
+    sizes = load_late("gnomon.runtime.preflight:SIZES")
+    message = load_late("gnomon.runtime.preflight:MESSAGE_BYTES")
+    cluster, ranks = found.pricing.cluster, np.arange(found.plan.world_size)
+    if len(ranks) < 2 or len(reports) < 2:
+        return []
+    every, pair = axis_link(cluster, ranks[None, :]), axis_link(cluster, ranks[None, :2])
+    rows = [
+        {
+            "what": f"all-reduce of {show_bytes(size)}",
+            "measured_s": max(report.all_reduce_s[i] for report in reports),
+            "predicted_s": float(collective_seconds("all_reduce", size, every)),
+        }
+        for i, size in enumerate(sizes)
+    ]
+    slowest = max(report.link_s for report in reports)
+    rows.append(
+        {
+            "what": f"message of {show_bytes(message)}",
+            "measured_s": slowest,
+            "predicted_s": float(p2p_seconds(message, pair)),
+        }
+    )
+    return rows
+
+
+def _lines(
+    on: str, found: Prediction, reports: Sequence[Any], links: Sequence[dict[str, Any]], verdict: Any, took: float
+) -> tuple[str, ...]:
+    names = ("rank", "host", "needs GiB", "free GiB", "disk GiB", "product ms")
+    columns = tuple(Column(name=name, align="left" if name == "host" else "right") for name in names)
+    needs = {rank: each.peak_bytes for each in found.memory for rank in each.ranks}
+    rows = [
+        (
+            str(one.rank),
+            one.host,
+            gib(needs[one.rank]),
+            gib(one.free_bytes),
+            gib(one.disk_bytes),
+            number(1e3 * one.busy_s),
+        )
+        for one in reports
+    ]
+    wide = (Column(name="", align="left"), Column(name="measured ms"), Column(name="predicted ms"))
+    timed = [(row["what"], number(1e3 * row["measured_s"]), number(1e3 * row["predicted_s"])) for row in links]
+    return (
+        *wrapped(f"{found.model} on {on}: {len(reports)} ranks, {reports[0].software}", indent=""),
+        "",
+        *table(columns, rows),
+        *(("", *table(wide, timed)) if timed else ()),
+        "",
+        *(line for text in verdict.problems for line in wrapped(text, bullet="- problem: ")),
+        *(line for text in verdict.warnings for line in wrapped(text, bullet="- slow: ")),
+        f"{'not ready' if verdict.problems else 'ready'}: looked for {took:.1f} s",
+    )

@@ -10,7 +10,7 @@ import pytest
 
 from gnomon.cli import main
 from gnomon.errors import InputError
-from gnomon.fleet.submit import Submission, check_kueue, check_ray, check_slurm, kueue, ray, slurm
+from gnomon.fleet.submit import Submission, check_kubernetes, check_ray, check_slurm, kubernetes, ray, slurm
 
 JOB = Submission(name="llama", plan="/data/llama plan.toml", nodes=4, per_node=8, hours=36, queue="gpu")
 
@@ -42,10 +42,12 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def test_a_kueue_job() -> None:
-    made = kueue(JOB)
-    check_kueue(made, 32)
+    made = kubernetes(JOB, queued=True)
+    check_kubernetes(made, 32, queued=True)
     assert [item["kind"] for item in made["items"]] == ["Service", "Job"]
-    assert [item["kind"] for item in kueue(Submission(name="a", plan="p", nodes=1, per_node=2))["items"]] == ["Job"]
+    assert [
+        item["kind"] for item in kubernetes(Submission(name="a", plan="p", nodes=1, per_node=2), queued=True)["items"]
+    ] == ["Job"]
     for path, value, said in (
         ("spec.suspend", False, "created suspended"),
         ("spec.completions", 3, "asks for 24 devices"),
@@ -57,7 +59,7 @@ def test_a_kueue_job() -> None:
         wrong = json.loads(json.dumps(made))
         changed(path, value)(wrong["items"][1])
         with pytest.raises(InputError, match=said):
-            check_kueue(wrong, 32)
+            check_kubernetes(wrong, 32, queued=True)
 
 
 def test_a_ray_job_is_of_one_node() -> None:
@@ -78,6 +80,27 @@ def test_submit_prints_the_job(capsys: pytest.CaptureFixture[str], tmp_path: Any
     check_slurm(script, 8)
     assert "--job-name=tiny-1" in script
     assert main(["fleet", "submit", str(plan), "--via", "kueue", "--dry-run"]) == 0
-    check_kueue(json.loads(capsys.readouterr().out), 8)
+    check_kubernetes(json.loads(capsys.readouterr().out), 8, queued=True)
     assert main(["fleet", "submit", str(plan), "--via", "slurm", "--name", "A b", "--dry-run"]) == 2
     assert "must be of small letters" in capsys.readouterr().err
+
+
+def test_launch_prints_or_starts_what_submit_does(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    """One code for both; Kubernetes without a queue starts at once."""
+    plan = tmp_path / "tiny.toml"
+    text = 'schema = "gnomon.planfile/1"\nmodel = "llama-tiny"\non = "2x4xa100-sxm-80gb"\n[workload]\n'
+    plan.write_text(text + "global_batch_size = 8\nseq_len = 64\n[plan]\nmesh = {dp_shard = 8}\n")
+    assert main(["launch", str(plan), "--via", "kubernetes", "--dry-run"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    check_kubernetes(made, 8, queued=False)
+    assert made["items"][1]["spec"]["suspend"] is False
+    with pytest.raises(InputError, match="created suspended"):
+        check_kubernetes(made, 8, queued=True)
+    assert main(["launch", str(plan), "--via", "slurm", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert main(["fleet", "submit", str(plan), "--via", "slurm", "--dry-run"]) == 0
+    assert capsys.readouterr().out == script
+    assert main(["launch", str(plan), "--via", "torchrun", "--dry-run"]) == 0
+    assert "torchrun --nnodes=2 --nproc-per-node=4 " in capsys.readouterr().out
+    assert main(["launch", str(plan), "--via", "torchrun"]) == 2
+    assert "torchrun is started on each of them" in capsys.readouterr().err

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gnomon.cli.fleet_forecast import run as forecast
 from gnomon.cli.fleet_live import run as run_live
-from gnomon.cli.fleet_live import submit
 from gnomon.cli.fleet_play import played, policies_of
 from gnomon.cli.fleet_request import Asked, asked
 from gnomon.cli.fleet_what_if import run as what_if
+from gnomon.cli.launch import run as submit
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.fleet.page import fleet_page
 from gnomon.fleet.perfetto import fleet_trace

@@ -1,79 +1,18 @@
-"""`gnomon fleet submit` and `gnomon fleet run`: a plan for another scheduler, and jobs of this machine under a policy.
+"""`gnomon fleet run`: jobs of this machine under a policy.
 
-`submit(options)` and `run(options)` return the exit status. Leaves out the scripts and the controller (`gnomon.fleet`).
+`run(options)` returns the exit status. Leaves out the controller (`gnomon.fleet`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from gnomon.cli.terminal import print_json, print_lines
-from gnomon.errors import InputError
 from gnomon.fleet.live import Controller, read_tasks
 from gnomon.fleet.policies import policy
-from gnomon.fleet.submit import Submission, check_kueue, check_ray, check_slurm, kueue, ray, slurm
-from gnomon.hardware.specs import parse_cluster
-from gnomon.plans import load_plan_file
 from gnomon.report.tables import Column, table
-
-PROGRAMS = {
-    "slurm": ("sbatch",),
-    "kueue": ("kubectl", "create", "-f", "-"),
-}
-"""What a job is sent with: it is given on standard input."""
-
-
-def submit(options: argparse.Namespace) -> int:
-    """Print what would be submitted, or submit it."""
-    found = load_plan_file(options.plan)
-    cluster = parse_cluster(found.on)
-    groups = {(group.node.count, group.node.device.name) for group in cluster.groups}
-    if len(groups) > 1:
-        raise InputError(f"the plan is for nodes of several kinds ({found.on}); submit takes one kind")
-    name = options.name or Path(options.plan).stem.lower().replace("_", "-").replace(".", "-")
-    job = Submission(
-        name=name,
-        plan=options.plan,
-        nodes=cluster.num_nodes,
-        per_node=cluster.groups[0].node.count,
-        steps=options.steps,
-        hours=options.hours,
-        queue=options.queue or "",
-        image=options.image,
-    )
-    if options.via == "slurm":
-        text = slurm(job)
-        check_slurm(text, cluster.num_devices)
-    elif options.via == "kueue":
-        manifest = kueue(job)
-        check_kueue(manifest, cluster.num_devices)
-        text = json.dumps(manifest, indent=2)
-    else:
-        request = ray(job)
-        check_ray(request, cluster.num_devices)
-        text = json.dumps(request, indent=2)
-    if options.dry_run:
-        print(text)
-        return 0
-    return _send(options.via, text)
-
-
-def _send(via: str, text: str) -> int:
-    command = PROGRAMS.get(via)
-    if command is None:
-        raise InputError("a Ray job is sent by `ray job submit`; print it with --dry-run")
-    if shutil.which(command[0]) is None:
-        raise InputError(f"{command[0]} is not on this machine; --dry-run prints what it would be given")
-    done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
-    if done.returncode:
-        raise InputError(f"{' '.join(command)} refused the job: {done.stderr.strip()}")
-    print(done.stdout.strip())
-    return 0
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import sys
 from typing import NoReturn
 
 from gnomon.cli.options_fit import FIT_TEXT, fit_options
-from gnomon.cli.options_fleet import FLEET_TEXT, fleet_options
+from gnomon.cli.options_fleet import FLEET_TEXT, fleet_options, launch_options
 from gnomon.cli.options_plan import (
     EXPLAIN_TEXT,
     PLAN_TEXT,
@@ -94,6 +94,16 @@ example:
 
 exit status: 0 equal; 1 a tensor differs, which is named; 2 the request is
 wrong, or the runtime does not run the plan."""
+
+_LAUNCH = """\
+Writes the job that runs a plan file with gnomon run on each node, reads it back
+and checks it: options and types that the scheduler knows, as many devices as the
+plan has. The job writes a checkpoint when it is told to stop, and resumes.
+torchrun is started here; a job is sent by sbatch or kubectl.
+
+examples:
+  gnomon launch plan.toml --via torchrun
+  gnomon launch plan.toml --via slurm --dry-run > job.sh"""
 
 _CHECK = """\
 Starts the plan's ranks as gnomon run would, here or in the torchrun that this is
@@ -212,6 +222,10 @@ def parser() -> argparse.ArgumentParser:
     _validate(_command(commands, "validate", "your measured runs beside their predictions", _VALIDATE))
     _compare(_command(commands, "compare", "where a prediction and a measured run differ", _COMPARE))
     _run(_command(commands, "run", "train by a plan file, and compare with its prediction", _RUN))
+    launch_options(
+        _command(commands, "launch", "a plan by torchrun, Slurm, Kubernetes or Ray", _LAUNCH),
+        ("torchrun", "slurm", "kubernetes", "kueue", "ray"),
+    )
     _check(_command(commands, "check", "whether every rank has what a plan needs; slow ranks and links", _CHECK))
     _parity(_command(commands, "parity", "a plan against the plain model, in small", _PARITY))
     _generate(_command(commands, "generate", "a few words from a folder of weights", _GENERATE))

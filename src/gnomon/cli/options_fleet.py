@@ -7,7 +7,7 @@ read their values.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gnomon.cli.values import at_most, count, new_file, some
 
@@ -117,14 +117,21 @@ def _forecast(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit(parser: argparse.ArgumentParser) -> None:
+    launch_options(parser, ("slurm", "kubernetes", "kueue", "ray"))
+
+
+def launch_options(parser: argparse.ArgumentParser, via: Sequence[str]) -> None:
+    """Of `gnomon launch` and `gnomon fleet submit`."""
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file, on the cluster's file system")
-    parser.add_argument("--via", required=True, choices=("slurm", "kueue", "ray"), help="the scheduler")
+    parser.add_argument("--via", required=True, choices=via, help="what starts it")
     parser.add_argument("--dry-run", action="store_true", help="print the job, checked, in place of sending it")
     parser.add_argument("--name", type=some, metavar="NAME", help="of the job; default the file's")
     parser.add_argument("--steps", type=count, default=200, metavar="N", help="of training; 200")
     parser.add_argument("--hours", type=number_from(0.01, 8000), default=24.0, metavar="H", help="limit of time; 24")
     parser.add_argument("--queue", type=some, metavar="NAME", help="partition of Slurm, queue of Kueue")
-    parser.add_argument("--image", type=some, default="gnomon:latest", metavar="IMAGE", help="container, for Kueue")
+    parser.add_argument(
+        "--image", type=some, default="gnomon:latest", metavar="IMAGE", help="container, for Kubernetes"
+    )
 
 
 def _run(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
-"""A plan as a job of the scheduler that a cluster has: a Slurm script, a Kueue job, a Ray job.
+"""A plan as a job of the scheduler that a cluster has: a Slurm script, a Kubernetes or Kueue job, a Ray job.
 
-`slurm`, `kueue` and `ray` return what is to be submitted; `check_slurm` and `check_kueue` read it back and raise for
-what the scheduler would refuse, or for a number of devices that is not the plan's. Sources: sbatch(1) of Slurm 24.05;
+`slurm`, `kubernetes` and `ray` return what is to be submitted; `check_slurm` and `check_kubernetes` read it back and
+raise for what the scheduler would refuse, or for a number of devices that is not the plan's. Sources: sbatch(1) of
+Slurm 24.05;
 Kubernetes API batch/v1 and Kueue's label `kueue.x-k8s.io/queue-name`; Ray's job submission API. Leaves out sending it.
 """
 
@@ -58,9 +59,14 @@ class Submission:
         """What each node runs; `gnomon run` takes its rank from torchrun."""
         return (
             f"torchrun --nnodes={self.nodes} --nproc-per-node={self.per_node} --rdzv-backend=c10d "
-            f"--rdzv-endpoint=$HEAD:29500 -m gnomon run {quote(self.plan)} --steps {self.steps} "
-            f"--checkpoints {quote(self.plan + '.checkpoints')} --resume"
+            f"--rdzv-endpoint=$HEAD:29500 -m {' '.join(quote(word) for word in self.words)}"
         )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The module that every rank runs, and its arguments."""
+        kept = ("--checkpoints", f"{self.plan}.checkpoints", "--resume")
+        return ("gnomon", "run", self.plan, "--steps", str(self.steps), *kept)
 
 
 def slurm(job: Submission) -> str:
@@ -109,9 +115,9 @@ def check_slurm(script: str, devices: int) -> None:
         raise InputError(f"the script asks for {total} devices, the plan has {devices}")
 
 
-def kueue(job: Submission) -> dict[str, Any]:
-    """A List for `kubectl create`: a Job that Kueue starts all at once (suspended, indexed, a pod a node), and for
-    several nodes the headless Service by which they find the first."""
+def kubernetes(job: Submission, *, queued: bool) -> dict[str, Any]:
+    """A List for `kubectl create`: an indexed Job of a pod a node, and for several nodes the headless Service by which
+    they find the first. queued: suspended, for Kueue to start all at once."""
     resources = {"nvidia.com/gpu": str(job.per_node)}
     head = "localhost" if job.nodes == 1 else f"{job.name}-0.{job.name}"
     container = {
@@ -129,9 +135,12 @@ def kueue(job: Submission) -> dict[str, Any]:
     work = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": job.name, "labels": {"kueue.x-k8s.io/queue-name": job.queue or "default"}},
+        "metadata": {
+            "name": job.name,
+            "labels": {"kueue.x-k8s.io/queue-name": job.queue or "default"} if queued else {"app": "gnomon"},
+        },
         "spec": {
-            "suspend": True,
+            "suspend": queued,
             "completionMode": "Indexed",
             "completions": job.nodes,
             "parallelism": job.nodes,
@@ -149,7 +158,7 @@ def kueue(job: Submission) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": [*([service] if job.nodes > 1 else []), work]}
 
 
-def check_kueue(manifest: Mapping[str, Any], devices: int) -> None:
+def check_kubernetes(manifest: Mapping[str, Any], devices: int, *, queued: bool) -> None:
     """InputError for a field of the wrong type, one that Kueue needs and is missing, or other than so many devices."""
     wanted: tuple[tuple[str, type], ...] = (
         ("apiVersion", str), ("kind", str), ("metadata.name", str), ("metadata.labels", dict), ("spec.suspend", bool),
@@ -168,7 +177,7 @@ def check_kueue(manifest: Mapping[str, Any], devices: int) -> None:
         if not isinstance(value, kind):
             raise InputError(f"{path} must be of type {kind.__name__}, got {value!r}")
     spec = manifest["spec"]
-    if not manifest["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") or not spec["suspend"]:
+    if queued and (not manifest["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") or not spec["suspend"]):
         raise InputError("Kueue takes only jobs with the label kueue.x-k8s.io/queue-name that are created suspended")
     if not _NAME.fullmatch(manifest["metadata"]["name"]):
         raise InputError(f"metadata.name {manifest['metadata']['name']!r} is no name of Kubernetes")

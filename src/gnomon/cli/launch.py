@@ -1,0 +1,98 @@
+"""`gnomon launch`, also as `gnomon fleet submit`: a plan file by torchrun, or as a job of Slurm, Kubernetes or Ray.
+
+`run(options)` writes what the scheduler takes, reads it back and checks it, then prints (`--dry-run`) or sends it, and
+returns the exit status. Leaves out the scripts themselves (`fleet.submit`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.fleet.submit import (
+    Submission,
+    check_kubernetes,
+    check_ray,
+    check_slurm,
+    kubernetes,
+    ray,
+    slurm,
+)
+from gnomon.hardware.specs import parse_cluster
+from gnomon.plans import load_plan_file
+
+PROGRAMS = {
+    "slurm": ("sbatch",),
+    "kubernetes": ("kubectl", "create", "-f", "-"),
+    "kueue": ("kubectl", "create", "-f", "-"),
+}
+"""What a job is sent with: it is given on standard input."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what would be started or submitted, or do it."""
+    found = load_plan_file(options.plan)
+    cluster = parse_cluster(found.on)
+    groups = {(group.node.count, group.node.device.name) for group in cluster.groups}
+    if len(groups) > 1:
+        raise InputError(f"the plan is for nodes of several kinds ({found.on}); one kind is wanted")
+    name = options.name or Path(options.plan).stem.lower().replace("_", "-").replace(".", "-")
+    job = Submission(
+        name=name,
+        plan=options.plan,
+        nodes=cluster.num_nodes,
+        per_node=cluster.groups[0].node.count,
+        steps=options.steps,
+        hours=options.hours,
+        queue=options.queue or "",
+        image=options.image,
+    )
+    if options.via == "torchrun":
+        return _torchrun(job, dry_run=options.dry_run)
+    if options.via == "slurm":
+        text = slurm(job)
+        check_slurm(text, cluster.num_devices)
+    elif options.via in ("kubernetes", "kueue"):
+        queued = options.via == "kueue"
+        manifest = kubernetes(job, queued=queued)
+        check_kubernetes(manifest, cluster.num_devices, queued=queued)
+        text = json.dumps(manifest, indent=2)
+    else:
+        request = ray(job)
+        check_ray(request, cluster.num_devices)
+        text = json.dumps(request, indent=2)
+    if options.dry_run:
+        print(text)
+        return 0
+    return _send(options.via, text)
+
+
+def _torchrun(job: Submission, *, dry_run: bool) -> int:
+    """Torchrun's own exit status. InputError where this is only one of several nodes."""
+    if dry_run:
+        print(f"HEAD=localhost; {job.command}" if job.nodes == 1 else f"HEAD=first-node; {job.command}  # on each node")
+        return 0
+    if job.nodes > 1:
+        raise InputError(
+            f"the plan has {job.nodes} nodes, and torchrun is started on each of them; --dry-run prints the command"
+        )
+    words = ["--standalone", f"--nproc-per-node={job.per_node}", "-m", *job.words]
+    return subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], check=False).returncode
+
+
+def _send(via: str, text: str) -> int:
+    command = PROGRAMS.get(via)
+    if command is None:
+        raise InputError("a Ray job is sent by `ray job submit`; print it with --dry-run")
+    if shutil.which(command[0]) is None:
+        raise InputError(f"{command[0]} is not on this machine; --dry-run prints what it would be given")
+    done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise InputError(f"{' '.join(command)} refused the job: {done.stderr.strip()}")
+    print(done.stdout.strip())
+    return 0

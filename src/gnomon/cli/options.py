@@ -97,8 +97,8 @@ wrong, or the runtime does not run the plan."""
 
 _LAUNCH = """\
 Writes the job that runs a plan file with gnomon run on each node, reads it back
-and checks it: options and types that the scheduler knows, as many devices as the
-plan has. The job writes a checkpoint when it is told to stop, and resumes.
+and checks it: options and types that the scheduler knows, and the devices that
+the plan has. The job writes a checkpoint when it is told to stop, and resumes.
 torchrun is started here; a job is sent by sbatch or kubectl.
 
 examples:
@@ -106,9 +106,9 @@ examples:
   gnomon launch plan.toml --via slurm --dry-run > job.sh"""
 
 _CHECK = """\
-Starts the plan's ranks as gnomon run would, here or in the torchrun that this is
-run in, and looks for a few seconds: software, free memory beside the predicted
-peak, disk beside a checkpoint, a product on every rank, short collectives and
+Starts the plan's ranks as gnomon run would, here or in the torchrun that this
+is run in, and looks for a few seconds: software, free memory beside the
+predicted peak, disk beside a checkpoint, a product on every rank, short collectives and
 messages beside their prediction.
 
 example:

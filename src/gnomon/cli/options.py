@@ -108,8 +108,8 @@ examples:
 _CHECK = """\
 Starts the plan's ranks as gnomon run would, here or in the torchrun that this
 is run in, and looks for a few seconds: software, free memory beside the
-predicted peak, disk beside a checkpoint, a product on every rank, short collectives and
-messages beside their prediction.
+predicted peak, disk beside a checkpoint, a product on every rank, short
+collectives and messages beside their prediction.
 
 example:
   gnomon check plan.toml

@@ -12,6 +12,7 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -82,7 +83,7 @@ def _own(folder: str, cuda: bool) -> Report:
         free_bytes=_free_bytes(cuda),
         disk_bytes=_disk_bytes(Path(folder)),
         busy_s=_repeated(product, 4 * REPEATS),
-        all_reduce_s=tuple(_repeated(lambda tensor=tensor: dist.all_reduce(tensor), REPEATS) for tensor in reduces),
+        all_reduce_s=tuple(_repeated(partial(dist.all_reduce, tensor), REPEATS) for tensor in reduces),
         link_s=_links(rank, size, device),
     )
 

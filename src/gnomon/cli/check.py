@@ -41,9 +41,7 @@ def run(options: argparse.Namespace) -> int:
     device = device_of(file, machines, options.device)
     found = predict(graph, machines, file.plan, file.workload, stack(STACK))
     folder = str(Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints")))
-    launch, look = load_late("gnomon.runtime.launch:launch"), load_late("gnomon.runtime.preflight:look")
-    backend = load_late("gnomon.runtime.launch:BACKENDS")[device]
-    reports = next(iter(launch(look, file.plan.world_size, folder, device == "cuda", backend=backend).values()))
+    reports = load_late("gnomon.runtime.preflight:reports")(file.plan.world_size, folder, device)
     if not is_rank_0():
         return READY
     verdict = load_late("gnomon.runtime.preflight:judge")(
@@ -80,8 +78,7 @@ def _checkpoint_bytes(found: Prediction, parameters: int) -> int:
 
 def _links(found: Prediction, reports: Sequence[Any]) -> list[dict[str, Any]]:
     """Collectives over all ranks, and messages, measured and predicted."""
-    sizes = load_late("gnomon.runtime.preflight:SIZES")
-    message = load_late("gnomon.runtime.preflight:MESSAGE_BYTES")
+    sizes, message = load_late("gnomon.runtime.preflight:sizes")()
     cluster, ranks = found.pricing.cluster, np.arange(found.plan.world_size)
     if len(ranks) < 2 or len(reports) < 2:
         return []

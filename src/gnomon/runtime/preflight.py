@@ -1,6 +1,6 @@
 """Before a run: what every rank has (software, memory, disk, speed) and how fast its links are, beside the prediction.
 
-`look(folder, cuda)` runs in every process of the job and takes a few seconds; `judge(...)` is pure: what would end the
+`reports(world_size, folder, device)` starts the ranks, each of which looks for a few seconds (`look`); `judge(...)` is pure: what would end the
 run (problems), and which rank or link is slower than the others (warnings). Leaves out the job itself.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gnomon.runtime.launch import BACKENDS, launch
 from gnomon.units import show_bytes
 
 SIZES = (8, 1 << 20, 16 << 20)
@@ -55,6 +56,17 @@ class Report:
     """Over all ranks, by SIZES."""
     link_s: float
     """A message of MESSAGE_BYTES to the next rank and back, halved; 0 for a rank alone."""
+
+
+def sizes() -> tuple[tuple[int, ...], int]:
+    """(bytes of the all-reduces that are timed, bytes of a message)."""
+    return SIZES, MESSAGE_BYTES
+
+
+def reports(world_size: int, folder: str, device: str) -> list[Report]:
+    """Of all ranks, started here or by the torchrun that this process is in. device: `cpu` or `cuda`."""
+    found = launch(look, world_size, folder, device == "cuda", backend=BACKENDS[device])
+    return next(iter(found.values()))
 
 
 def look(folder: str, cuda: bool) -> list[Report]:

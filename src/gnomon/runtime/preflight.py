@@ -1,7 +1,8 @@
 """Before a run: what every rank has (software, memory, disk, speed) and how fast its links are, beside the prediction.
 
-`reports(world_size, folder, device)` starts the ranks, each of which looks for a few seconds (`look`); `judge(...)` is pure: what would end the
-run (problems), and which rank or link is slower than the others (warnings). Leaves out the job itself.
+`reports(world_size, folder, device)` starts the ranks, each of which looks for a few seconds (`look`); `judge(...)` is
+pure: what would end the run (problems), and which rank or link is slower than the others (warnings). Leaves out the job
+itself.
 """
 
 from __future__ import annotations

@@ -115,6 +115,8 @@ def _check(path: Path, record: Record) -> None:
     names = [file.name for file in record.files]
     if any(Path(name).name != name or name in ("", ".", "..") or "\0" in name for name in names):
         raise InputError(f"{path / RECORD} names files outside of its folder")
+    if not names:
+        raise InputError(f"{path / RECORD} names no file")
     if len(set(names)) < len(names):
         raise InputError(f"{path / RECORD} names a file twice")
 

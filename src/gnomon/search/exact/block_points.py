@@ -207,6 +207,7 @@ class Opening:
             ),
             (len(every),),
         )
+        bounds = np.maximum(bounds, [each.updates.host_s(pipeline) for each in every])
         if first.zero == 3 and clip:
             bounds = np.maximum(bounds, self._slowed(group, given, together))
         static, joins = self.blocks.memory.static(block.family, pipeline)[list(group.members)], self._joins(block)

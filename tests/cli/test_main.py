@@ -273,6 +273,9 @@ def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert out.startswith("my-model on 1xa100-sxm-80gb\n")
 
 
+BRIDGE = str(Path(__file__).parents[1] / "formats" / "fixtures" / "megatron-bridge" / "llama3_70b.txt")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -283,11 +286,11 @@ def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["predict", "gpt2", "--on", "8xh100-sxm", "--stack", "megatron-ml"], "did you mean"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--from", "jax", "x"], "unknown format 'jax'"),
         (
-            ["predict", "--on", "8xh100-sxm", "--from", "megatron-bridge", "x"],
+            ["predict", "--on", "8xh100-sxm", "--from", "megatron-bridge", BRIDGE],
             "do not say the model; give --model NAME",
         ),
         (
-            ["predict", "vit-b-16", "--on", "8xh100-sxm", "--from", "megatron-bridge", "x"],
+            ["predict", "vit-b-16", "--on", "8x8xh100-sxm", "--from", "megatron-bridge", BRIDGE],
             "no config that Megatron",
         ),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--plan", "none.toml"], "none.toml"),

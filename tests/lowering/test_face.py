@@ -12,6 +12,7 @@ FOLDER = Path(str(face.__file__)).parent
 PARTS = {
     "edit",
     "insertions",
+    "norm",
     "optimizer",
     "shared",
     "skips",

@@ -87,4 +87,4 @@ def test_launches_forward_are_dearer_and_those_of_a_layer_as_dear_together() -> 
 def test_nobody_plans_for_a_simulator() -> None:
     found = run(stack("vtrain"))
     with pytest.raises(PlanError, match="is a simulator, which runs nothing"):
-        stack_limits(stack("vtrain"), found.pricing.graph)
+        stack_limits(stack("vtrain"), found.pricing.graph, Plan())

@@ -71,7 +71,7 @@ def test_one_stage_has_no_messages_to_look_at() -> None:
 @pytest.mark.parametrize("stack", [CHECKED, POLLED])
 def test_the_search_has_no_bounds_of_them(stack: Stack) -> None:
     with pytest.raises(PlanError, match="no bounds"):
-        stack_limits(stack, model("gpt2"))
+        stack_limits(stack, model("gpt2"), Plan())
 
 
 HEADER = (

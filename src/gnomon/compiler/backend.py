@@ -34,8 +34,10 @@ KEPT = 64
 
 def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The backend. Options are accepted and ignored, so that code written for another backend runs."""
-    if not has_compiler() and not has_triton():
-        say_once("no C++ compiler was found (g++ or CXX): backend 'gnomon' runs PyTorch's own operations")
+    on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
+    if not (has_triton() if on_gpu else has_compiler()):
+        lacks = "Triton is not installed" if on_gpu else "no C++ compiler was found (g++ or CXX)"
+        say_once(f"{lacks}: backend 'gnomon' runs PyTorch's own operations")
         return module.forward
     through = aot_autograd(
         fw_compiler=compile_graph,

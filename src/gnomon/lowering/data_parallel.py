@@ -2,8 +2,7 @@
 
 `shard_state(program, optimizer, overlap, …)` chooses and runs the passes (`fsdp`, `zero`, `offload`, `delayed_update`)
 that `plan.optimizer` and `plan.overlap` ask for. What they ask for and no pass does is a PlanError, so that nothing is
-lost. Returns a Program. Left out: taking stages apart into blocks (`with_blocks`), which comes before, and the small
-all-reduce of gradient clipping.
+lost. Returns a Program. Left out: taking stages apart into blocks (`with_blocks`), which comes before.
 """
 
 from __future__ import annotations
@@ -11,21 +10,32 @@ from __future__ import annotations
 from gnomon.errors import PlanError
 from gnomon.lowering.delayed_update import delay_update
 from gnomon.lowering.fsdp import fully_shard
-from gnomon.lowering.offload import offload_optimizer
+from gnomon.lowering.insertions import by_name
+from gnomon.lowering.norm import with_norm
+from gnomon.lowering.offload import offload_optimizer, update_buffers
 from gnomon.lowering.streaming import stream_gradients
 from gnomon.lowering.zero import shard_optimizer
 from gnomon.plans import Optimizer, Overlap
 from gnomon.program import Program
+from gnomon.program.rows import Rows
 
 
 def shard_state(
-    program: Program, optimizer: Optimizer, overlap: Overlap, *, shards: int, replicas: int, stream: bool = False
+    program: Program,
+    optimizer: Optimizer,
+    overlap: Overlap,
+    *,
+    shards: int,
+    replicas: int,
+    stream: bool = False,
+    meets: bool = False,
 ) -> Program:
     """The Program with data-parallel state as the plan has it.
 
     program: with all-reduces (AR, if any) and updates (OPT), each stage a block. shards, replicas: ranks that divide
     the state (dp_shard x cp), and copies of it (dp_replicate). blocks_per_bucket: for ZeRO 1 and 2, from
     `overlap.bucket_bytes` and the size of a block. With one shard a ZeRO stage means nothing and the AR rows stay.
+    meets: ranks wait for the global norm before gradients go to an optimizer on the host, and have not met before.
     stream: gradients go to an optimizer on the host as they are made; stage 1 then keeps them no longer than stage 2.
     """
     if overlap.optimizer:
@@ -52,6 +62,9 @@ def shard_state(
                 f"offload_optimizer with stages, or use 1"
             )
         else:
+            if meets:
+                gradient = update_buffers(by_name(program.kinds)["OPT"])[0]
+                program = with_norm(Rows.of(program), buffer=gradient).like(program)
             program = offload_optimizer(program, tiles=tiles or 1)
     return delay_update(program) if optimizer.delay else program
 

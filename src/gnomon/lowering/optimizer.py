@@ -9,20 +9,16 @@ rule keeps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from gnomon.errors import PlanError
 from gnomon.lowering.blocks import with_blocks
 from gnomon.lowering.data_parallel import shard_state
 from gnomon.lowering.gradients import with_tied_all_reduce
+from gnomon.lowering.norm import NORM as NORM
+from gnomon.lowering.norm import with_norm as with_norm
 from gnomon.plans import Optimizer, Overlap, Plan
-from gnomon.program import NO_UNIT, BufferRef, Communicator, Kind, Override, Program, RowEffect, with_kinds
-from gnomon.program.rows import Inserted, Rows, insert
-
-NORM = Kind(name="NORM", comm="norm")
-"""The global gradient norm: own gradients, then one small all-reduce over all ranks. Holds the compute stream."""
+from gnomon.program import Program
+from gnomon.program.rows import Rows
 
 
 def apply_optimizer(
@@ -42,11 +38,6 @@ def apply_optimizer(
     stream to the host (stream), because each one's goes by itself. Empty: stages stay whole.
     PlanError for a combination that the passes do not express.
     """
-    if zero and optimizer.offload is not None and optimizer.clip and not stream:
-        raise PlanError(
-            "optimizer.offload with clip and ZeRO needs gradients that go to the host layer by layer, which parameters "
-            "that layers share, passes and composite actions do not allow; set optimizer.clip = false"
-        )
     return shard_state(
         with_blocks(program, blocks) if blocks else program,
         optimizer,
@@ -54,6 +45,7 @@ def apply_optimizer(
         shards=2 if zero else 1,  # more are the same rows
         replicas=2 if replicated else 1,
         stream=stream,
+        meets=bool(zero) and optimizer.clip,
     )
 
 
@@ -86,34 +78,3 @@ def with_meetings(rows: Rows, tied: Sequence[Sequence[int]], *, clip: bool, buff
     for stages in tied:
         rows = with_tied_all_reduce(rows, stages, buffer=buffer)
     return with_norm(rows, buffer=buffer) if clip else rows
-
-
-def with_norm(rows: Rows, *, buffer: str = "G") -> Rows:
-    """The rows with a NORM on every rank class before its first OPT: one group, so all ranks meet there.
-
-    buffer: the gradients that it reads. Source: clipping by the global norm (Pascanu et al. 2013); Qi et al. 2023 on
-    what that wait costs a pipeline without bubbles.
-    """
-    updates = np.flatnonzero(rows.is_kind("OPT"))
-    if not len(updates):
-        return rows
-    rank_class = rows.rank_class[updates]
-    classes, first = np.unique(rank_class, return_index=True)
-    kinds = with_kinds(NORM, base=rows.kinds)
-    group = int(rows.group.max(initial=-1)) + 1
-    parts = []
-    for cls, at in zip(classes.tolist(), updates[first].tolist(), strict=True):
-        mine = rows.stage[updates[rank_class == cls]].tolist()
-        parts.append(
-            Inserted(
-                anchor=np.array([at], np.int64),
-                kind=np.array([kinds.index(NORM)], np.int8),
-                stage=rows.stage[[at]],
-                unit=np.array([NO_UNIT], np.int32),
-                before=True,
-                override=Override(effects=tuple(RowEffect("read", BufferRef(buffer, stage)) for stage in mine)),
-                group=group,
-            )
-        )
-    comms = (*rows.comms, Communicator(name="norm", semantics="collective"))
-    return replace(insert(rows, parts, kinds), comms=comms)

@@ -289,10 +289,6 @@ BRIDGE = str(Path(__file__).parents[1] / "formats" / "fixtures" / "megatron-brid
             ["predict", "--on", "8xh100-sxm", "--from", "megatron-bridge", BRIDGE],
             "do not say the model; give --model NAME",
         ),
-        (
-            ["predict", "vit-b-16", "--on", "8x8xh100-sxm", "--from", "megatron-bridge", BRIDGE],
-            "no config that Megatron",
-        ),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--plan", "none.toml"], "none.toml"),
         (["predict", "--on", "8xh100-sxm"], "no model; give a name"),
         (["predict", "/none/config.json", "--on", "8xh100-sxm"], "cannot read"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -207,7 +208,7 @@ class Processes:
         pipe = self.ranks[rank].results
         try:
             if rank not in self.found and pipe.poll():
-                self.found[rank] = pipe.recv()
+                self.found[rank] = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):  # it ends without one
             pass
 
@@ -337,7 +338,8 @@ def _begin(
     os.environ.clear()  # a fork server's are those of its own start
     os.environ.update(environment)
     try:
-        results.send(function(TCPStore("127.0.0.1", port, is_master=False), rank, world_size, *args))
+        made = function(TCPStore("127.0.0.1", port, is_master=False), rank, world_size, *args)
+        results.send_bytes(pickle.dumps(made))  # torch's own way leaves tensors with the sender, which ends
     except Exception as failed:
         tell_failure(type(failed).__name__, str(failed), traceback.format_exc())
         sys.stdout.flush()

@@ -8,8 +8,10 @@ import pytest
 
 import gnomon
 from gnomon.errors import PlanError
+from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Fp8, Goal, Optimizer, Overlap, Plan, Precision, Workload
+from gnomon.search import make_space
 from gnomon.software import stack
 
 EIGHT = "1x8xa100-sxm-80gb"
@@ -37,6 +39,14 @@ TWO = "1x2xa100-sxm-80gb"
 def test_contradictions(model: str, on: str, batch: int, seq_len: int, fixed: dict[str, object], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         gnomon.plan(model, on, Workload(global_batch_size=batch, seq_len=seq_len), fixed=fixed)
+
+
+def test_a_search_has_up_to_eight_virtual_stages() -> None:
+    """As docs/plan.md says; more only where they are asked for."""
+    work, machines = Workload(global_batch_size=64, seq_len=4096), parse_cluster("8x8xh100-sxm")
+    space = make_space(model("llama-3.1-405b"), machines, work)
+    assert max(space.virtual_stages) == 8
+    assert make_space(model("llama-3.1-405b"), machines, work, fixed={"virtual_stages": 14}).virtual_stages == (14,)
 
 
 def test_a_plan_whose_program_cannot_run_does_not_end_the_search() -> None:

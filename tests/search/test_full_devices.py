@@ -57,11 +57,11 @@ def test_a_family_without_choices_is_too_large() -> None:
     cluster = parse_cluster("1x2xh100-sxm")
     space = make_space(GRAPH, cluster, WORK, base=Plan(), fixed={"pp": 1, "tp": 1})
     blocks = Search(GRAPH, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
-    family = next(family for _, family in blocks.families() if blocks.choices(family).kept)
-    assert not blocks.too_large(family)
-    none = blocks.choose(family, ())
-    blocks.choices = lambda _: none  # type: ignore[method-assign]
-    assert blocks.too_large(family) and not list(blocks.rows(family))
+    family = next(family for _, family in blocks.families() if blocks.legality.choices(family).kept)
+    assert not blocks.memory.too_large(family)
+    none = blocks.legality.choose(family, ())
+    blocks.legality.choices = lambda _: none  # type: ignore[method-assign]
+    assert blocks.memory.too_large(family) and not list(blocks.rows(family))
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
@@ -72,12 +72,12 @@ def test_what_is_known_before_prices_rules_out_no_more_than_what_is_known_after(
     blocks = Search(graph, cluster, WORK, space, PLAIN_STACK, Goal(memory_bytes=cluster.groups[0].node.count)).blocks
     assert not list(blocks.families()) and blocks.counts.too_large > 0  # a few bytes: no layer was priced
     assert not blocks.job.priced.known
-    sure, roomy = blocks.least, Search(graph, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
-    families = [family for _, family in roomy.families() if roomy.choices(family).kept]
+    sure, roomy = blocks.memory.least, Search(graph, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
+    families = [family for _, family in roomy.families() if roomy.legality.choices(family).kept]
     assert families
     for family in families:
-        assert not roomy.too_large(family)
+        assert not roomy.memory.too_large(family)
         ways = np.array([family.tp, family.ep * family.mesh.etp])
         held = roomy._layers @ family.table.elements
         assert (roomy.job.elements / ways <= held * (1 + 1e-12)).all()
-    assert sure <= roomy.least
+    assert sure <= roomy.memory.least

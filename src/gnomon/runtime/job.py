@@ -147,23 +147,40 @@ def prepare(
         raise PlanError("a Plan says nothing of the batch: give workload = Workload(global_batch_size=…, seq_len=…)")
     graph = model if isinstance(model, Graph) else read_runnable_model(str(model))[0]
     owns = _join(decided.world_size, BACKENDS[device])
+    try:
+        return PreparedJob(_executor(graph, decided, given, file, settings, weights, seed, device), owns_group=owns)
+    except BaseException:
+        if owns:
+            dist.destroy_process_group()
+        raise
+
+
+def _executor(
+    graph: Graph,
+    plan: Plan,
+    workload: Workload,
+    file: PlanFile | None,
+    settings: AdamWSettings | None,
+    weights: str | Path | None,
+    seed: int,
+    device: Literal["cpu", "cuda"],
+) -> Executor:
     program = None
-    if rewrites(decided):
+    if rewrites(plan):
         if file is None:
             raise PlanError("a plan whose passes rewrite the Program wants its machines: give a plan file")
-        found: Prediction = predict(graph, parse_cluster(file.on), decided, given, stack("gnomon"))
+        found: Prediction = predict(graph, parse_cluster(file.on), plan, workload, stack("gnomon"))
         program = found.structure.program
-    executor = Executor(
+    return Executor(
         graph,
-        decided,
-        given,
+        plan,
+        workload,
         seed=seed,
         settings=settings or AdamWSettings(),
         program=program,
         device=own_device(BACKENDS[device]),
         values=None if weights is None else values_of(Path(weights), graph),
     )
-    return PreparedJob(executor, owns_group=owns)
 
 
 def _join(world_size: int, backend: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 from prediction.jobs import plan, small
@@ -74,6 +75,17 @@ def test_advice_may_take_two_changes_or_none() -> None:
     hopeless = predict("llama-3.1-70b", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), WORK)
     assert advice(hopeless) == ()
     assert advice(small(plan(), "1x1xh100-sxm")) == ()
+
+
+def test_an_optimizer_on_the_host_is_tried_where_that_takes_no_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, work = (
+        Plan(mesh=Mesh(tp=8), schedule=Schedule(micro_batch_size=1)),
+        Workload(global_batch_size=4, seq_len=4096),
+    )
+    found = predict("llama-3.1-70b", "1x8xh100-sxm", job, work)
+    assert any("optimizer on the host" in each.what for each in advice(found))
+    monkeypatch.setattr(import_module("gnomon.prediction.advice"), "MOST_STREAMED", 80 * 4 - 1)
+    assert not any("optimizer on the host" in each.what for each in advice(found))
 
 
 @pytest.mark.parametrize("zero", [0, 3])

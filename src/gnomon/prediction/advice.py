@@ -2,7 +2,7 @@
 
 `advice(prediction)` tries changes in the order of how little they change a job and returns those that fit, the fastest
 first, with their time and memory. A bounded number of predictions. Leaves out other meshes than those that move ranks
-from data to tensor or pipeline parallelism, which are for `search`.
+from data to tensor or pipeline parallelism, which are for `search`, and an optimizer on the host for very long steps.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ TRIES = 24
 """Predictions at most: with 20 ms each, half a second. Fewer, but FEWEST, for jobs of thousands of devices."""
 FEWEST = 4
 MANY_DEVICES = 1024
+MOST_STREAMED = 20_000
+"""Layers times microbatches up to which an optimizer on the host is tried: gradients that stream there have rows of
+their own for each, and a prediction of more takes ten seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ def advice(prediction: Prediction, *, most: int = 4) -> tuple[Advice, ...]:
     plan = prediction.plan
     found: list[Advice] = []
     enough: list[frozenset[str]] = []
+    long = len(prediction.pricing.graph.layers()) * prediction.pricing.count > MOST_STREAMED
     tries, limit = 0, max(FEWEST, min(TRIES, TRIES * MANY_DEVICES // plan.world_size))
     for names, changed in chain(_changes(plan), _several(plan, 2), _several(plan, 3)):
         if tries == limit:
@@ -61,6 +65,8 @@ def advice(prediction: Prediction, *, most: int = 4) -> tuple[Advice, ...]:
         if any(fewer < frozenset(names) for fewer in enough):
             continue
         if not proposes(prediction.pricing.stack, plan, changed):
+            continue
+        if long and changed.optimizer.offload is not None and plan.optimizer.offload is None:
             continue
         tries += 1
         made = _try(prediction, " and ".join(names), changed)

@@ -100,7 +100,8 @@ class _Text:
     nest: Nest
     sizes: list[Size] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    said: set[int] = field(default_factory=set)
+    emitted: set[int] = field(default_factory=set)
+    """Values that the function has a name for by now."""
 
     def size(self, value: Size) -> str:
         if isinstance(value, int) and value in (0, 1):
@@ -135,7 +136,7 @@ def triton_kernel(nest: Nest) -> TritonKernel:
     bodies: list[list[str]] = []
     walks = nest.has_row and not columns
     for name, written in (("whole", True), ("walk", walks), ("after", _stored_after(nest))):
-        text.lines, text.said = [], set()
+        text.lines, text.emitted = [], set()
         if written:
             {"whole": _whole, "walk": _walk, "after": _after}[name](text, values)
         bodies.append(text.lines)
@@ -208,10 +209,10 @@ def _mask(text: _Text, axes: Iterable[int]) -> str:
 
 # ---- values
 def _value(text: _Text, value: int, depth: int) -> None:
-    """`v{value} = …`, unless it was said."""
-    if value in text.said:
+    """`v{value} = …`, unless it has been written."""
+    if value in text.emitted:
         return
-    text.said.add(value)
+    text.emitted.add(value)
     ins = text.nest.body.code[value]
     if ins.op == "check":
         rows = f" | ~({mask})" if (mask := _mask_of(text, ins.args[0])) else ""
@@ -362,7 +363,7 @@ def _whole(text: _Text, values: Sequence[int]) -> None:
         if role is None:
             _value(text, i, depth)
         elif role == "row":
-            text.said.add(i)
+            text.emitted.add(i)
             made = _reduced(code[i].op, code[i].kind, _source(text, i, "cm"), 1)
             text.say(depth, f"v{i} = {made}{' != 0' if code[i].kind == 'B' else ''}")
         else:
@@ -424,7 +425,7 @@ def _walk(text: _Text, values: Sequence[int]) -> None:
     row_level = [i for i in values if not code[i].axes & inner and level[i] != POST and roles.get(i) is None]
     for step in nest.passes:
         for i in row_level:
-            if level[i] <= step.level and all(a in text.said for a in code[i].args):
+            if level[i] <= step.level and all(a in text.emitted for a in code[i].args):
                 _value(text, i, 1)
         for i in step.reductions:
             if text.along(code[i].args[0])[1]:
@@ -433,7 +434,7 @@ def _walk(text: _Text, values: Sequence[int]) -> None:
         text.say(1, f"for at in range(0, {_count(text, nest.inner)}, BN):")
         text.say(2, "col = at + tl.arange(0, BN)[None, :]")
         _places(text, 2)
-        before = set(text.said)
+        before = set(text.emitted)
         roots = [code[i].args[0] for i in step.reductions] + [nest.outputs[n].value for n in step.stores]
         for i in _closure(text, [*roots, *(i for i in step.values if code[i].op == "check")]):
             _value(text, i, 2)
@@ -443,10 +444,10 @@ def _walk(text: _Text, values: Sequence[int]) -> None:
                 text.say(2, f"r{i} = {_joined(code[i].op, code[i].kind, f'r{i}', made)}")
         for n in step.stores:
             _store(text, n, 2)
-        text.said = before
+        text.emitted = before
         for i in step.reductions:
             if roles[i] == "row":
-                text.said.add(i)
+                text.emitted.add(i)
                 made = _reduced(code[i].op, code[i].kind, f"r{i}", 1)
                 text.say(1, f"v{i} = {made}{' != 0' if code[i].kind == 'B' else ''}")
             else:
@@ -467,11 +468,11 @@ def _walk(text: _Text, values: Sequence[int]) -> None:
 
 
 def _closure(text: _Text, roots: Sequence[int]) -> list[int]:
-    """Values to compute for these, in order: what was said is known."""
+    """Values to compute for these, in order: without those that the function has already."""
     code, wanted, waiting = text.nest.body.code, set[int](), list(roots)
     while waiting:
         i = waiting.pop()
-        if i in wanted or i in text.said:
+        if i in wanted or i in text.emitted:
             continue
         wanted.add(i)
         waiting += code[i].args
@@ -514,7 +515,7 @@ def _after(text: _Text, values: Sequence[int]) -> None:
             text.say(1, f"v{i} = {made}{' != 0' if ins.kind == 'B' else ''}")
         elif role is None:
             _value(text, i, 1)
-        text.said.add(i)
+        text.emitted.add(i)
     for n, out in enumerate(nest.outputs):
         if level[out.value] != POST and out.strides:
             continue

@@ -49,7 +49,7 @@ class Draft:
         self.lines: dict[str, str] = {}
 
     def done(self) -> Part:
-        """The block as it is now."""
+        """The block with the ops added so far."""
         outputs = [(self.own[v], v) for v in sorted(self.wanted) if v in self.own and self._made(v)]
         used = set(self.inputs) | {n for op in self.ops for n in (*op.inputs, *op.outputs)}
         block = Block(

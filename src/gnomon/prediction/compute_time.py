@@ -102,10 +102,10 @@ class ComputeTime:
 
     def _each_launch_s(self, stage: int, layer: LayerPrice) -> dict[str, float]:
         """Host seconds of a launch in each phase of a layer, `host_kernel_s` on average over forward and backward."""
-        dear = self.priced.stack.launch.forward_launches or 1.0
+        longer = self.priced.stack.launch.forward_launches or 1.0
         forward, backward = layer.forward.launches, layer.input_grad.launches + layer.weight_grad.launches
-        each = self.priced.launch_s[stage] * (forward + backward) / max(dear * forward + backward, 1.0)
-        return {"forward": dear * each, "recompute": dear * each, "input_grad": each, "weight_grad": each}
+        each = self.priced.launch_s[stage] * (forward + backward) / max(longer * forward + backward, 1.0)
+        return {"forward": longer * each, "recompute": longer * each, "input_grad": each, "weight_grad": each}
 
     def vocabulary(self, kind: str, block: int) -> float:
         """An action of a divided embedding or head: its kernels or their launches, and what ranks exchange in it."""

@@ -1,8 +1,8 @@
-"""Seconds of collectives of parameters and gradients: what the computing beside them leaves of them.
+"""Seconds of collectives of parameters and gradients: what of them is exposed beside compute.
 
-Where the Program's stages are whole stages, a collective that goes bucket by bucket beside computing is priced as what
-is exposed of it; where they are layers, it is priced whole and the clock shows what overlaps. Leaves out collectives
-within layers (`compute_time`) and the update.
+Where the Program's stages are whole stages, a collective that goes bucket by bucket, overlapped with compute, is priced
+as what is exposed of it; where they are layers, it is priced whole and the clock shows what overlaps. Leaves out
+collectives within layers (`compute_time`) and the update.
 """
 
 from __future__ import annotations

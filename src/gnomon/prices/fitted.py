@@ -135,7 +135,7 @@ class LinkNumber:
     link: str
     """Name in the catalogue."""
     factor: float
-    """Seconds over the price of what travels outside layers: messages between stages, gradients, parameters; from 0.2
+    """Seconds over the price of communication outside layers: messages between stages, gradients, parameters; from 0.2
     to 10. In layers a stack's `exposed` says it."""
     provenance: Provenance
     hop_s: Seconds = 0.0

@@ -2,7 +2,7 @@
 
 `ring_seconds(…)` is for a causal mask and sequences dealt in zigzag, where of the steps after the first one half has
 all queries and half of the keys, and the other half of the queries and all keys. Leaves out: the kernels of attention
-and what travels (`sharding`), and merging of the softmax's statistics, which are a head size smaller.
+and which tensors are sent (`sharding`), and merging of the softmax's statistics, which are a head size smaller.
 Source: NVIDIA/TransformerEngine v1.11 transformer_engine/pytorch/attention.py AttnFuncWithCPAndKVP2P, read 2026-11-23.
 """
 

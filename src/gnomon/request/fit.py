@@ -27,7 +27,7 @@ class FitRequest:
     graph: Graph
     cluster: Cluster
     plan: Plan
-    """As it is now."""
+    """The plan before any change."""
     workload: Workload
     stack: Stack
     memory_bytes: int | None = None

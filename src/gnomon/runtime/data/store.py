@@ -30,7 +30,7 @@ from gnomon.runtime.data.encode import Encoded, Encoder
 from gnomon.runtime.data.megatron import Writer, dtype_for, prefix_of
 
 FORMAT = 1
-"""Of what is made; another number is made again."""
+"""Of the cached tokens; a cache of another version is rebuilt."""
 HELD_OUT = 20
 """One document in so many, chosen by what is in it, is for validation."""
 PATIENCE_S = 2.0

@@ -1,6 +1,6 @@
 """`norm`: RMSNorm and LayerNorm over a tensor's last dim, in float32 or wider.
 
-Statistics are kept for backward and what is normed is made again. torch's fused kernels do it where it has them
+Statistics are kept for backward, which recomputes the normalised values. torch's fused kernels do it where it has them
 (LayerNorm; RMSNorm on GPUs), a kernel for each arithmetic step elsewhere. Attributes: `fn` (rms, layer), `eps`, and
 `offset`, which is added to the weight (Gemma). Groups of channels are in `image`. Leaves out a dim that ranks divide.
 """

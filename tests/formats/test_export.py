@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gnomon.errors import InputError, PlanError
 from gnomon.formats import programs
 from gnomon.formats.export import REASONS, Export, asked_for, exported, reason_for
-from gnomon.formats.settled import settled
+from gnomon.formats.normalized import normalized
 from gnomon.graph import Graph
 from gnomon.models.presets import CONFIGS, model
 from gnomon.plans import (
@@ -347,7 +347,7 @@ def test_what_megatron_can_say_comes_back(case: tuple[str, Plan]) -> None:
     work = replace(WORK, global_batch_size=plan.mesh.data_ranks * plan.mesh.pp * 3)
     found = export("megatron", plan, name, work)
     left = set(lost(found)) - {"model.vocab_size"}
-    zero = settled(plan, graph_of(name), work).optimizer.zero
+    zero = normalized(plan, graph_of(name), work).optimizer.zero
     gathers = plan.overlap.param_gather and (not plan.overlap.grad_reduce) and zero > 0
     assert left <= ({"overlap.param_gather"} if gathers else set())
 
@@ -576,7 +576,7 @@ def test_stages_that_differ_in_layers_only_are_a_mesh() -> None:
         Stage(calls=("layers[20:]", "head"), mesh=mesh),
     )
     plan = Plan(stages=stages, schedule=Schedule(micro_batch_size=1), layout=Layout(sequence_parallel=True))
-    short = settled(plan, graph_of("llama-3.1-8b"))
+    short = normalized(plan, graph_of("llama-3.1-8b"))
     assert short.mesh == Mesh(pp=2, dp_shard=2, tp=2) and short.schedule.layers_per_stage == (20, 12)
     assert "'E" + "t" * 20 + "|" in export("megatron", plan).text
     unlike = replace(plan, stages=(stages[0], replace(stages[1], mesh=Mesh(dp_shard=4))))

@@ -29,7 +29,7 @@ from gnomon.formats.huggingface.weights import layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.models.numerics import with_numerics
-from gnomon.runtime.alone import Alone
+from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.weights import Folder, reader, settled
 
 VOCAB, TOKENS, SEQUENCES = 96, 24, 3
@@ -340,7 +340,7 @@ def compare(kind: str, folder: Path) -> Compared:
             graph = with_numerics(read.graph, read.numerics)
             found = Folder.of(folder / "weights")
             where = settled(found, layout(graph, kind.partition(" ")[0]))
-            ours = Alone(graph, values=reader(found, where), dtype=torch.float64)
+            ours = OneProcess(graph, values=reader(found, where), dtype=torch.float64)
         except GnomonError as error:
             return Compared(kind=kind, refusal=str(error))
         given = inputs_of(graph)
@@ -348,7 +348,7 @@ def compare(kind: str, folder: Path) -> Compared:
         loss = functional.cross_entropy(logits.flatten(0, -2), given["labels"].flatten())
         loss.backward()
         own = ours.loss(given, count=given["labels"].numel())
-        raw = Alone(without_loss(graph), values=reader(found, where), dtype=torch.float64)
+        raw = OneProcess(without_loss(graph), values=reader(found, where), dtype=torch.float64)
         with torch.no_grad():
             off = float((raw.output(given) - logits).abs().max() / logits.abs().max())
             for parameter in model.parameters():

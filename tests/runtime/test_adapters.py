@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
 
-from runtime.alone import alone  # noqa: E402
 from runtime.hf_models import Wide, build, inputs_of, quiet  # noqa: E402
+from runtime.one_process import alone  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -20,8 +20,8 @@ from gnomon.formats.huggingface.safetensors import read_header  # noqa: E402
 from gnomon.models.lora import Adapters, with_adapters  # noqa: E402
 from gnomon.plans import Plan, Precision, Schedule, Workload  # noqa: E402
 from gnomon.runtime import adapters, pretrained  # noqa: E402
-from gnomon.runtime.alone import Alone  # noqa: E402
 from gnomon.runtime.execute import Executor  # noqa: E402
+from gnomon.runtime.one_process import OneProcess  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_adapters_add_to_the_base_and_only_they_are_trained(base: Path) -> None:
     graph = with_adapters(pretrained.model_of(base).graph, Adapters(rank=4, targets=("q_proj", "down_proj")))
-    ours = Alone(graph, values=pretrained.values_of(base, graph), dtype=torch.float64)
+    ours = OneProcess(graph, values=pretrained.values_of(base, graph), dtype=torch.float64)
     assert {slot.name.rpartition(".lora_")[0].rpartition(".")[2] for slot in ours.slots} == {"q_proj", "down_proj"}
     flat = ours.parameters.flat
     assert flat is not None
@@ -99,4 +99,4 @@ def test_adapters_go_to_a_folder_of_peft_and_back(base: Path, tmp_path: Path) ->
 def test_a_base_in_four_bits_is_refused_by_name(base: Path) -> None:
     graph = with_adapters(pretrained.model_of(base).graph, Adapters(rank=4, base="nf4"))
     with pytest.raises(PlanError, match="in four bits .* in place of \\+qlora"):
-        Alone(graph)
+        OneProcess(graph)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import parity, resharded  # noqa: E402
-from runtime.alone import alone  # noqa: E402
+from runtime.one_process import alone  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 
 from gnomon.errors import InputError, RunError  # noqa: E402

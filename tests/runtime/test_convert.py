@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import parity  # noqa: E402
-from runtime.alone import alone  # noqa: E402
+from runtime.one_process import alone  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402

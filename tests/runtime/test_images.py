@@ -17,7 +17,7 @@ from torch.nn import functional  # noqa: E402
 
 from gnomon.models.dit import DitConfig, dit  # noqa: E402
 from gnomon.models.unet import unet, unet_tiny  # noqa: E402
-from gnomon.runtime.alone import Alone  # noqa: E402
+from gnomon.runtime.one_process import OneProcess  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -26,7 +26,7 @@ Named = Callable[[str], Tensor]
 LIMIT = 1e-9
 
 
-def compare(model: Alone, batch: dict[str, Tensor], plain: Callable[[Named, dict[str, Tensor]], Tensor]) -> None:
+def compare(model: OneProcess, batch: dict[str, Tensor], plain: Callable[[Named, dict[str, Tensor]], Tensor]) -> None:
     """Fails unless loss and gradients agree."""
     held = {slot.name: model.parameters.value(slot.name).clone().requires_grad_() for slot in model.slots}
     still = model.stage.frozen
@@ -41,7 +41,7 @@ def compare(model: Alone, batch: dict[str, Tensor], plain: Callable[[Named, dict
         assert difference <= LIMIT * expected.abs().max().clamp(min=1e-6), slot.name
 
 
-def randomised(model: Alone) -> Alone:
+def randomised(model: OneProcess) -> OneProcess:
     """With values that are no constants, so that no gradient is zero by chance."""
     flat = model.parameters.flat
     assert flat is not None
@@ -156,7 +156,7 @@ def noise(*shape: int) -> Tensor:
 
 
 def test_a_unet_computes_what_plain_torch_computes() -> None:
-    model = randomised(Alone(unet(unet_tiny()), dtype=torch.float64))
+    model = randomised(OneProcess(unet(unet_tiny()), dtype=torch.float64))
     batch = {"image": noise(2, 3, 8, 8), "target": noise(2, 3, 8, 8) + 1, "time": torch.tensor([3.0, 40.0]).double()}
     compare(model, batch, plain_unet)
 
@@ -172,7 +172,7 @@ def test_a_diffusion_transformer_computes_what_plain_torch_computes() -> None:
         num_classes=5,
         frequencies=8,
     )
-    model = randomised(Alone(dit(c), dtype=torch.float64))
+    model = randomised(OneProcess(dit(c), dtype=torch.float64))
     batch = {
         "latent": noise(2, 4, 4, 4),
         "time": torch.tensor([3.0, 40.0]).double(),

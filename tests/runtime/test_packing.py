@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import parity  # noqa: E402
-from runtime.alone import alone  # noqa: E402
+from runtime.one_process import alone  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402

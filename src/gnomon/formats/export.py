@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from gnomon.errors import InputError, PlanError
 from gnomon.formats.job import Job, ModelConfig
-from gnomon.formats.settled import Difference, differences, settled
+from gnomon.formats.normalized import Difference, differences, normalized
 from gnomon.graph import Graph
 from gnomon.models.gpt import GptConfig
 from gnomon.plans import DType, Plan, Precision, Workload
@@ -68,7 +68,7 @@ class Asked:
     graph: Graph
     """The model."""
     plan: Plan
-    """Every decision, `settled`."""
+    """Every decision, `normalized`."""
     workload: Workload
     """The batch: sequences of one length."""
     processes_per_node: int
@@ -148,12 +148,12 @@ class Export:
 def asked_for(
     label: str, model: ModelConfig | None, graph: Graph, plan: Plan, workload: Workload, processes_per_node: int
 ) -> Asked:
-    """The request, its plan settled. PlanError for what no job file of these programs can say; see `settled`."""
+    """The request, its plan normalized. PlanError for what no job file of these programs can say; see `normalized`."""
     if not workload.seq_len:
         raise InputError(
             "the workload lists sequence lengths, or a distribution of them; a job file takes one length: give seq_len"
         )
-    plan = settled(plan, graph, workload)
+    plan = normalized(plan, graph, workload)
     nearby = processes_per_node if plan.world_size % processes_per_node == 0 else plan.world_size
     return Asked(
         label=label,
@@ -191,7 +191,7 @@ def exported(asked: Asked, draft: Draft) -> Export:
     found = draft.job
     lost = list(_model(asked, found))
     graph = asked.graph if found.model is None or isinstance(found.model, str) else found.graph()
-    lost += differences(asked.plan, settled(found.plan, graph, found.workload))
+    lost += differences(asked.plan, normalized(found.plan, graph, found.workload))
     lost += differences(asked.workload, found.workload, "workload")
     reasons = (*draft.reasons, *REASONS.items())
     unwritten = tuple(

@@ -16,9 +16,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gnomon.graph import Graph
 from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.feed import Feed, size_named
-from gnomon.runtime.held import NOTHING, Kept, kept
 from gnomon.runtime.ops.attention import rotary_tables
 from gnomon.runtime.parameters import Aside
+from gnomon.runtime.resident_bytes import NOTHING, Kept, kept
 from gnomon.runtime.rows import Action
 from gnomon.runtime.stage import Stage
 from gnomon.runtime.state import State

@@ -29,12 +29,12 @@ from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.compute import Compute
 from gnomon.runtime.feed import Feed, size_named
-from gnomon.runtime.held import levels
 from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, stage_sets
 from gnomon.runtime.messages import Messages
 from gnomon.runtime.optim import AdamWSettings, Update
 from gnomon.runtime.parameters import CPU, Parameters, Slot
+from gnomon.runtime.resident_bytes import levels
 from gnomon.runtime.rows import Action, Row, followed, plan_stages, rows, stages_of_row
 from gnomon.runtime.stage import Batch
 from gnomon.runtime.state import State

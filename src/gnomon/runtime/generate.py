@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import PlanError
-from gnomon.runtime.alone import Alone
+from gnomon.runtime.one_process import OneProcess
 
 
 def generate(
-    model: Alone,
+    model: OneProcess,
     ids: Sequence[int],
     *,
     count: int,

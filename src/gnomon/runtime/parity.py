@@ -1,9 +1,9 @@
 """A plan against the plain model, in small: whether it computes the same, and the first tensor that differs.
 
 `in_small(graph, plan, workload)` gives the tiny job: the plan's own axes, schedule and layout with short dims and few
-ranks on each axis. `compare(job)` runs in every rank of it: three steps in float64 beside `Alone`, torch's autograd on
-whole tensors; it compares each activation as it lies on the rank, then each gradient, loss, gradient norm and updated
-parameter. Returns `Compared`. Leaves out what float64 hides (dtypes) and speed.
+ranks on each axis. `compare(job)` runs in every rank of it: three steps in float64 beside `OneProcess`, torch's
+autograd on whole tensors; it compares each activation as it lies on the rank, then each gradient, loss, gradient norm
+and updated parameter. Returns `Compared`. Leaves out what float64 hides (dtypes) and speed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.models.tiny import tiny
 from gnomon.plans import Mesh, Plan, Precision, Workload, check
-from gnomon.runtime.alone import Alone
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.execute import Executor
+from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.ops.site import Axis
 from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares
 from gnomon.runtime.parameters import Parameters, Slot
@@ -130,7 +130,7 @@ def compare(job: Small) -> Compared:
 
 def _compare(job: Small) -> Compared:
     executor = Executor(job.graph, job.plan, job.workload, seed=3, settings=SETTINGS)
-    alone = Alone(job.graph, seed=3, dtype=torch.float64)
+    alone = OneProcess(job.graph, seed=3, dtype=torch.float64)
     update = Update.of(alone.parameters, job.plan.optimizer.kind)
     found, losses = _Found(), []
     for step in range(STEPS):
@@ -207,7 +207,7 @@ class _Found:
 class _Plain:
     """Activations of the plain model, by layer and name, in order."""
 
-    def __init__(self, alone: Alone) -> None:
+    def __init__(self, alone: OneProcess) -> None:
         self.values: dict[tuple[str, str], Tensor] = {}
         self.stage = alone.stage
         self.stage.watch = self._note
@@ -219,7 +219,7 @@ class _Plain:
         self.stage.watch = None
 
 
-def _watch(executor: Executor, plain: _Plain, alone: Alone, grads: Tensor, found: _Found) -> None:
+def _watch(executor: Executor, plain: _Plain, alone: OneProcess, grads: Tensor, found: _Found) -> None:
     """Compares what the step computes as it does."""
     place = {key: at for at, key in enumerate(plain.values)}
     seen = set[tuple[str, str, int]]()

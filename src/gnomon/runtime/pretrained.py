@@ -22,12 +22,12 @@ from gnomon.models.lora import with_adapters
 from gnomon.plans import Plan
 from gnomon.runtime.adapters import adapters_of
 from gnomon.runtime.adapters import export as export_adapters
-from gnomon.runtime.alone import Alone
 from gnomon.runtime.checkpoint.convert import holdings
 from gnomon.runtime.checkpoint.files import Reader
 from gnomon.runtime.checkpoint.record import read_record
 from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.execute import Executor
+from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.parameters import CPU, Parameters
 from gnomon.runtime.weights import DTYPES, INDEX, Folder, Values, Writer, copy_rest, reader, settled, start_folder
 
@@ -65,11 +65,13 @@ def _size(graph: Graph) -> str:
     return f"{graph.num_parameters():,} parameters"
 
 
-def load(path: Path, *, logits: bool = False, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Alone:
+def load(
+    path: Path, *, logits: bool = False, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> OneProcess:
     """The model in `path` with its weights on this process. logits: without its loss, to generate with."""
     graph = model_of(path).graph
     values = values_of(path, graph)
-    return Alone(without_loss(graph) if logits else graph, values=values, dtype=dtype, device=device)
+    return OneProcess(without_loss(graph) if logits else graph, values=values, dtype=dtype, device=device)
 
 
 def check_export(target: Path, model: Path) -> None:

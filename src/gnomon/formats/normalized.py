@@ -1,7 +1,8 @@
-"""A plan written so that two which mean the same are equal: what has no effect is at its default, what follows is said.
+"""A plan in one normal form: a field without effect is at its default, a value that follows from others is written.
 
-`settled(plan, graph, workload)` returns such a plan; `differences(asked, found)` lists the fields in which two values
-differ. Used to compare a plan with what another program's file says of it. Leaves out whether a plan can run (`check`).
+`normalized(plan, graph, workload)` returns such a plan; `differences(asked, found)` lists the fields in which two
+values differ. Used to compare a plan with what another program's file says of it. Leaves out whether a plan can run
+(`check`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Difference:
     """The second value's."""
 
 
-def settled(plan: Plan, graph: Graph, workload: Workload | None = None) -> Plan:
+def normalized(plan: Plan, graph: Graph, workload: Workload | None = None) -> Plan:
     """The plan with one mesh, its batch as micro_batch_size, its layers counted, and nothing that has no effect.
 
     PlanError for stages that differ in more than their layers, and for a batch that does not divide.

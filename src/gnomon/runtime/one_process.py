@@ -1,6 +1,6 @@
 """A model on one process, without a plan: what every plan must agree with, and what writes a few words.
 
-`Alone(graph, …)` holds all weights and runs the Graph's blocks on whole tensors; it needs no `torch.distributed`.
+`OneProcess(graph, …)` holds all weights and runs the Graph's blocks on whole tensors; it needs no `torch.distributed`.
 `loss(batch)` leaves gradients in `gradient(name)`; `output(batch)` is the first output of the Graph (that of
 `without_loss` has logits). Leaves out the update and everything that a plan decides.
 """
@@ -24,7 +24,7 @@ from gnomon.runtime.stage import Batch, Stage
 from gnomon.sharding import shard_graph
 
 
-class Alone:
+class OneProcess:
     """All layers of a model on this process."""
 
     def __init__(

@@ -354,7 +354,7 @@ class Tally:
     """Of processor time, all of them."""
     slowest: tuple[float, int] = (0.0, -1)
     largest: tuple[int, int] = (0, -1)
-    found: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     """What is wrong, a line each."""
 
     @property
@@ -372,8 +372,8 @@ class Tally:
         self.largest = max(self.largest, (used.ru_maxrss, mutation.number))
         if problem := wrong(state, used, said):
             line = (said.strip().splitlines() or [""])[-1][:200]
-            self.found.append(f"{mutation.number} {mutation.seed.name}: {problem}: {mutation.command}: {line}")
-            print(self.found[-1], flush=True)
+            self.failures.append(f"{mutation.number} {mutation.seed.name}: {problem}: {mutation.command}: {line}")
+            print(self.failures[-1], flush=True)
 
 
 def run(mutations: Sequence[Mutation], folder: Path, processes: int) -> Tally:
@@ -396,7 +396,7 @@ def run(mutations: Sequence[Mutation], folder: Path, processes: int) -> Tally:
             end_one()
         if time.monotonic() - told > TOLD_S:
             told = time.monotonic()
-            print(f"{tally.count:,} of {len(mutations):,}, found: {len(tally.found)}", file=sys.stderr, flush=True)
+            print(f"{tally.count:,} of {len(mutations):,}, found: {len(tally.failures)}", file=sys.stderr, flush=True)
         place = places.pop()
         busy[begin(place, mutation.seed, mutation.command, mutation.text)] = place, mutation
     while busy:
@@ -458,7 +458,7 @@ def report() -> int:
     print("\n".join(lines))
     if options.output is not None:
         options.output.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return 1 if tally.found else 0
+    return 1 if tally.failures else 0
 
 
 def page(tally: Tally, known: int, seconds: float) -> list[str]:
@@ -478,8 +478,8 @@ def page(tally: Tally, known: int, seconds: float) -> list[str]:
         f"- exit status {statuses}",
         f"- most processor time {tally.slowest[0]:.1f} s of {CPU_S} (mutation {tally.slowest[1]})",
         f"- most memory {tally.largest[0] / 1024:.0f} MiB of {MEMORY_BYTES // 2**20} (mutation {tally.largest[1]})",
-        f"- found: {len(tally.found)}",
-        *(f"    - {line}" for line in tally.found),
+        f"- found: {len(tally.failures)}",
+        *(f"    - {line}" for line in tally.failures),
     ]
 
 

@@ -47,11 +47,11 @@ class ImportReader(ast.NodeVisitor):
 
     def __init__(self, package: str, known: Mapping[str, object]) -> None:
         self.package, self.known = package, known
-        self.found: list[Import] = []
+        self.imports: list[Import] = []
         self.depth = 0
 
     def add(self, node: ast.stmt | ast.expr, target: str) -> None:
-        self.found.append(Import(line=node.lineno, target=target, in_function=self.depth > 0))
+        self.imports.append(Import(line=node.lineno, target=target, in_function=self.depth > 0))
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.depth += 1
@@ -82,7 +82,7 @@ class ImportReader(ast.NodeVisitor):
                     pass
                 case [ast.Constant(value=str(target))] | [ast.JoinedStr(values=[ast.Constant(value=str(target)), *_])]:
                     module = target.partition(":")[0].removesuffix(".")
-                    self.found.append(Import(line=node.lineno, target=module, in_function=False, late=True))
+                    self.imports.append(Import(line=node.lineno, target=module, in_function=False, late=True))
                 case _:
                     self.add(node, "<computed>")
         if name in ("import_module", "__import__", "resolve_name"):
@@ -147,8 +147,8 @@ def problems(files: Mapping[str, str]) -> list[str]:
             out.append(f"{path} must open with two lines or more: what it is, what it returns, what it leaves out")
         reader = ImportReader(module if path.endswith("__init__.py") else module.rpartition(".")[0], known)
         reader.visit(tree)
-        edges[module] = {found.target for found in reader.found if found.target in known and not found.late}
-        out += [problem for found in reader.found for problem in import_problems(path, room, found)]
+        edges[module] = {found.target for found in reader.imports if found.target in known and not found.late}
+        out += [problem for found in reader.imports for problem in import_problems(path, room, found)]
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:

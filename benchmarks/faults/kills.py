@@ -81,7 +81,7 @@ class Found:
     place: str
     found_s: float
     lost: int
-    said: str
+    message: str
     equal: bool
 
 
@@ -185,7 +185,7 @@ def kill(number: int, folder: Path, whole: dict[str, tuple[Outcome, dict[str, to
         place=place,
         found_s=told[0] - float(mark.read_text()),
         lost=max(0, reached - outcome.resumed_from),
-        said=err.getvalue().strip(),
+        message=err.getvalue().strip(),
         equal=equal,
     )
 
@@ -210,19 +210,19 @@ def main() -> int:
                 f"{'equal' if one.equal else 'NOT EQUAL'}",
                 flush=True,
             )
-            if not re.search(r"rank \d of \d was killed by SIGKILL, so the run ended", one.said):
-                print(f"     said: {one.said}", flush=True)
+            if not re.search(r"rank \d of \d was killed by SIGKILL, so the run ended", one.message):
+                print(f"     said: {one.message}", flush=True)
     print("\nplan                kills  found median  worst  lost mean  waits told  equal")
     for name in (*PLANS, "all"):
         mine = [one for one in rows if name in (one.plan, "all")]
         if mine:
             seconds = [one.found_s for one in mine]
-            told = sum("waited" in one.said for one in mine)
+            told = sum("waited" in one.message for one in mine)
             print(
                 f"{name:18} {len(mine):6} {median(seconds):11.2f} s {max(seconds):4.1f} s "
                 f"{sum(one.lost for one in mine) / len(mine):9.1f} {told:11} {sum(one.equal for one in mine):6}"
             )
-    print(f"\nan example: {rows[-1].said}")
+    print(f"\nan example: {rows[-1].message}")
     return 0 if all(one.equal for one in rows) else 1
 
 

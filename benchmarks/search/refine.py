@@ -51,10 +51,10 @@ def main() -> None:
         hasty, start = time.process_time() - start, time.process_time()
         refined = refine(found, choices=open_)
         spent = time.process_time() - start
-        gain = 1 - refined.found.step_s / found.best[0].step_s
+        gain = 1 - refined.best.step_s / found.best[0].step_s
         gains.append(gain)
         by = ", ".join(f"{s.choice.name} {show_value(s.choice, s.after)}" for s in refined.steps) or "nothing"
-        little = f"{(1 - quick.found.step_s / found.best[0].step_s) * 100:.2f}"
+        little = f"{(1 - quick.best.step_s / found.best[0].step_s) * 100:.2f}"
         cells = (model, machines, name, f"{searched:.1f}", f"{hasty:.1f}", little)
         cells += (f"{spent:.1f}", f"{refined.tried}", f"{gain * 100:.2f}", by)
         print(f"| {' | '.join(cells)} |", flush=True)

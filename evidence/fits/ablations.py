@@ -1,6 +1,6 @@
 """What each term of a prediction is worth: the error of families without it, the numbers of their stack fitted again.
 
-    python -m evidence.fits.ablations published_runs.csv [--each 16] [--kernels | --composed]
+    python -m evidence.fits.ablations published_runs.csv [--per-family 16] [--kernels | --composed]
 
 A term is taken out of the prices of every case, the stack's numbers are found again (`fit_stacks`), and the median and
 mean absolute error of each family are printed. Leaves out terms that belong to a run's plan (stages, microbatches).
@@ -149,7 +149,7 @@ def composed(runs: Iterable[Run]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--each", type=int, default=16, help="runs of a family")
+    parser.add_argument("--per-family", type=int, default=16, help="runs of a family")
     parser.add_argument("--kernels", action="store_true", help="only what MosaicML's benchmarks ran on")
     parser.add_argument("--composed", action="store_true", help="only how vTrain puts its layers together")
     options = parser.parse_args()
@@ -161,7 +161,7 @@ def main() -> None:
         kernels(runs)
         return
     good = [run for run in runs if usable(run)]
-    found = {f: cases(spread_evenly([r for r in good if r.family == f], options.each)) for f in FAMILIES}
+    found = {f: cases(spread_evenly([r for r in good if r.family == f], options.per_family)) for f in FAMILIES}
     print("| without | " + " | ".join(FAMILIES) + " |\n|---|" + "---|" * len(FAMILIES))
     for term in ("", *TERMS):
         put_back = take_out(term)
@@ -170,7 +170,7 @@ def main() -> None:
         shown = errors(found)
         put_back()
         print(f"| {term or '(nothing)'} | " + " | ".join(shown.get(f, "") for f in FAMILIES) + " |", flush=True)
-    every = cases(spread_evenly([run for run in runs if run.family == "nanotron-ultrascale"], 20 * options.each))
+    every = cases(spread_evenly([run for run in runs if run.family == "nanotron-ultrascale"], 20 * options.per_family))
     late = [case for case in every if case.run.stack.messages.p2p_poll_s is not None]
     print(f"\n| without | nanotron, {len(every)} of all runs | {len(late)} that polled |\n|---|---|---|")
     for term in ("", *FACTS):

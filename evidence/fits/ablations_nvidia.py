@@ -1,6 +1,6 @@
 """What each term is worth in NVIDIA's runs (dgxc-benchmarking) and Korthikanti et al.'s; what no prediction beats.
 
-    python -m evidence.fits.ablations_nvidia published_runs.csv [--each 60]
+    python -m evidence.fits.ablations_nvidia published_runs.csv [--per-family 60]
 
 Numbers of the stacks are fitted once, to a sample. Then a fact of NVIDIA's scripts is not read, or a term of the prices
 is left out; what is common to a family's errors, which its speed of kernels would take up, is taken out of them (the
@@ -97,7 +97,7 @@ def floors(runs: Sequence[Run]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--each", type=int, default=60, help="runs of a family")
+    parser.add_argument("--per-family", type=int, default=60, help="runs of a family")
     options = parser.parse_args()
     every = read_runs(options.table)[0]
     floors(every)
@@ -105,7 +105,7 @@ def main() -> None:
 
     def chosen(runs: Iterable[Run]) -> list[Run]:
         few = list(runs)
-        return [run for f in FAMILIES for run in spread_evenly([r for r in few if r.family == f], options.each)]
+        return [run for f in FAMILIES for run in spread_evenly([r for r in few if r.family == f], options.per_family)]
 
     found = cases(chosen(every))
     print("\n| without | " + " | ".join(FAMILIES) + " |\n|---|" + "---|" * len(FAMILIES))

@@ -1,6 +1,6 @@
 """What kernels and collectives lose to each other: errors of families by the seconds lost to each second together.
 
-    python -m evidence.fits.contention published_runs.csv [--each 24] [--term collectives] [--values 0 0.25]
+    python -m evidence.fits.contention published_runs.csv [--per-family 24] [--term collectives] [--values 0 0.25]
 
 `collectives`: what they lose to kernels (`contention.BACK`), in runs under ZeRO 3; beside them, of stacks with numbers
 of their own, as many other runs of the family take part in the fit. `kernels`: what they lose to collectives of whole
@@ -108,7 +108,7 @@ def without(fits: Cases, job: Job, fold: int) -> Fitted:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--each", type=int, default=24, help="runs of a family")
+    parser.add_argument("--per-family", type=int, default=24, help="runs of a family")
     parser.add_argument("--term", choices=sorted(VALUES), help="one of them; both if left out")
     parser.add_argument("--values", type=float, nargs="+", help="seconds lost to each second together")
     parser.add_argument("--families", nargs="+", help="these alone")
@@ -117,7 +117,7 @@ def main() -> None:
     runs = [run for run in read_runs(options.table)[0] if usable(run)]
     runs = [run for run in runs if not options.families or run.family in options.families]
     for term in [options.term] if options.term else sorted(VALUES):
-        shows, fits = sample(term, runs, options.each)
+        shows, fits = sample(term, runs, options.per_family)
         print(f"\n| {term} lose | family | runs | on record | fitted again |\n|---:|---|---:|---|---|", flush=True)
         for value in options.values or VALUES[term]:
             for case in (case for given in (*shows.values(), *fits.values()) for case in given):

@@ -62,7 +62,7 @@ class Row:
     family: str
     log_ratio: float
     """Of measured over predicted."""
-    found: Evidence
+    evidence: Evidence
     memory: float | None = None
     """The same of the peak."""
 
@@ -96,7 +96,7 @@ def design(rows: Sequence[Row]) -> Array:
     names = [name for name in START if name not in ("below", "above")]
     zero = dict.fromkeys(START, 0.0)
     units = [blank({**zero, name: 1.0}) for name in names]
-    both = np.array([[log_widths(row.found, unit) for unit in units] for row in rows])
+    both = np.array([[log_widths(row.evidence, unit) for unit in units] for row in rows])
     return np.moveaxis(both, -1, 0)
 
 
@@ -178,7 +178,7 @@ def inside(rows: Sequence[Row], values: dict[str, float]) -> tuple[Array, Array]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--each", type=int, default=100, help="most runs of a source")
+    parser.add_argument("--per-family", type=int, default=100, help="most runs of a source")
     parser.add_argument("--write", action="store_true", help="replace the numbers on record")
     options = parser.parse_args()
     runs, _ = read_runs(options.table)
@@ -186,7 +186,7 @@ def main() -> None:
     some = [
         run
         for source in sources
-        for run in spread_evenly([r for r in runs if r.family == source and sound(r)], options.each)
+        for run in spread_evenly([r for r in runs if r.family == source and sound(r)], options.per_family)
     ]
     rows = [row for row in map(predicted, some) if row is not None]
     own = [

@@ -1,6 +1,6 @@
 """What kernels lose to collectives beside them, chosen again without each source: checks `prediction.contention`.
 
-    python -m evidence.fits.fit_contention published_runs.csv [--each 40]
+    python -m evidence.fits.fit_contention published_runs.csv [--per-family 40]
 
 Runs under ZeRO 3 of every family are predicted with the rates to which no run of their source was fitted, for each
 value of SLOWED and FULL_RATE in GRID. The pair with the least mean |log(predicted / measured)|, every family with the
@@ -68,12 +68,12 @@ def shown(rows: Sequence[Mapping[Pair, float]], pair: Pair) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--each", type=int, default=40, help="most runs of a family")
+    parser.add_argument("--per-family", type=int, default=40, help="most runs of a family")
     options = parser.parse_args()
     runs = [run for run in read_runs(options.table)[0] if run.plan.optimizer.zero == 3 and run.family != COMPOSED]
     families: dict[str, list[Mapping[Pair, float]]] = {}
     for name in sorted({run.family for run in runs}):
-        mine = spread_evenly([run for run in runs if run.family == name], options.each)
+        mine = spread_evenly([run for run in runs if run.family == name], options.per_family)
         found = [one for one in map(errors, mine) if one is not None]
         if len(found) >= SMALLEST:
             families[name] = found

@@ -28,12 +28,12 @@ WORK = Workload(global_batch_size=16, seq_len=256)
 def case(label: str, micro: int = 1, *, full: bool = False, why: str = "") -> Case:
     """A case with a plan of that micro batch, or with none."""
     if why:
-        return Case(label=label, cluster=ON, workload=WORK, found=None, why=why)
+        return Case(label=label, cluster=ON, workload=WORK, best=None, why=why)
     saved = Saved(preset="full" if full else "none")
     plan = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(micro_batch_size=micro), saved=saved)
     prediction = predict("llama-tiny", ON, plan, WORK)
     point = Point(1, 1, 1, 1, 1, 2, "one_f_one_b", 1, micro, False, False, "ring", saved.preset, 0, True)
-    return Case(label=label, cluster=ON, workload=WORK, found=Found(point=point, plan=plan, prediction=prediction))
+    return Case(label=label, cluster=ON, workload=WORK, best=Found(point=point, plan=plan, prediction=prediction))
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,11 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str]]] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, {name: value or "" for name, value in attrs}))
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
 
 
 def test_which_points_no_other_beats() -> None:
@@ -77,10 +77,10 @@ def test_axes_have_round_marks_around_their_values() -> None:
 
 def test_a_front_is_points_over_their_stairs(cases: tuple[Case, ...]) -> None:
     page = sweep_page(cases, "a <model>", "Each plan is the fastest.", front=True)
-    elements = Elements(page).found
+    elements = Elements(page).tags
     points = [attrs for tag, attrs in elements if tag == "a"]
     front = [attrs for attrs in points if attrs["class"] == "point"]
-    memory = {c.label: c.found.prediction.tightest.peak_bytes for c in cases if c.found}
+    memory = {c.label: c.best.prediction.tightest.peak_bytes for c in cases if c.best}
     assert len(points) == 4 and 2 <= len(front) <= 4
 
     placed = []
@@ -110,7 +110,7 @@ def test_a_front_is_points_over_their_stairs(cases: tuple[Case, ...]) -> None:
 def test_other_cases_are_bars_from_zero(cases: tuple[Case, ...]) -> None:
     page = sweep_page(cases, "sweep")
     widths = [float(value) for value in re.findall(r'class="step" style="width:([\d.]+)%', page)]
-    seconds = [c.found.step_s if c.found else 0.0 for c in cases]
+    seconds = [c.best.step_s if c.best else 0.0 for c in cases]
     assert widths == pytest.approx([100 * each / max(seconds) for each in seconds], abs=0.01)
     assert "<polyline" not in page and "<th>case</th>" in page
 

@@ -294,7 +294,7 @@ class Answer:
     """What one rank says of a case."""
 
     kind: Literal["trained", "refused", "failed"]
-    said: str = ""
+    message: str = ""
     """The error."""
     curve: tuple[tuple[float, float], ...] = ()
     held_out: float = 0.0
@@ -306,7 +306,7 @@ def attempt(case: Case) -> Answer:
     try:
         executor = Executor(llama(case.config), case.plan, case.workload, seed=7, settings=SETTINGS)
     except GnomonError as error:
-        return Answer(kind="refused", said=str(error))
+        return Answer(kind="refused", message=str(error))
     curve = []
     for step in range(STEPS):
         ids = token_ids(step, case.config, case.workload)
@@ -350,7 +350,7 @@ def serve(rank: int, folder: str, orders: Connection) -> None:
         try:
             orders.send(attempt(case))
         except Exception:
-            orders.send(Answer(kind="failed", said=format_exc(limit=-3)))
+            orders.send(Answer(kind="failed", message=format_exc(limit=-3)))
 
 
 # --- all ranks of it
@@ -410,7 +410,7 @@ class Workers:
                 try:
                     found[ranks[pipe]] = pipe.recv()
                 except EOFError:
-                    found[ranks[pipe]] = Answer(kind="failed", said="the process died")
+                    found[ranks[pipe]] = Answer(kind="failed", message="the process died")
             if any(answer.kind == "failed" for answer in found.values()):
                 until = min(until, monotonic() + 5.0)  # the others may wait for it, or say better what is wrong
         if len(found) < len(ranks) or any(answer.kind == "failed" for answer in found.values()):
@@ -426,14 +426,14 @@ class Workers:
 def judge(case: Case, answers: dict[int, Answer]) -> tuple[Verdict, str]:
     """(verdict, what is wrong or why it is refused)."""
     kinds = {answer.kind for answer in answers.values()}
-    if failed := {rank: answer.said for rank, answer in answers.items() if answer.kind == "failed"}:
+    if failed := {rank: answer.message for rank, answer in answers.items() if answer.kind == "failed"}:
         return "wrong", "; ".join(f"rank {rank}: {said}" for rank, said in failed.items())
     if len(answers) < case.plan.world_size:
         silent = sorted(set(range(case.plan.world_size)) - set(answers))
         others = f"; others: {sorted(kinds)}" if kinds else ""
         return "hung", f"ranks {silent} gave no answer{others}"
     if "refused" in kinds:
-        reasons = {answer.said for answer in answers.values()}
+        reasons = {answer.message for answer in answers.values()}
         if kinds != {"refused"} or len(reasons) > 1:
             return "wrong", f"ranks do not agree: {sorted(kinds)} {sorted(reasons)}"
         return "refused", reasons.pop()

@@ -80,7 +80,7 @@ def test_a_plan_in_small_keeps_its_axes_and_divides_its_model() -> None:
     small = in_small(model("mixtral-8x7b"), plan, Workload(global_batch_size=512, seq_len=8192))
     assert small.plan.mesh == Mesh(pp=2, cp=2, tp=2, ep=4)
     assert small.graph.num_parameters() < 100_000
-    assert any("in small" in said for said in small.said)
+    assert any("in small" in said for said in small.simplified)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "gpt2"])

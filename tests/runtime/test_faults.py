@@ -163,8 +163,8 @@ def test_torch_s_words_become_ours() -> None:
 
 
 def test_the_cause_is_told_before_what_follows_from_it() -> None:
-    follows = Failure(rank=0, exitcode=1, kind="PeerError", said="rank 0 waited", at=1.0)
-    error = Failure(rank=1, exitcode=1, kind="RunError", said="the loss is nan", at=2.0)
+    follows = Failure(rank=0, exitcode=1, kind="PeerError", message="rank 0 waited", at=1.0)
+    error = Failure(rank=1, exitcode=1, kind="RunError", message="the loss is nan", at=2.0)
     killed = Failure(rank=2, exitcode=-9, at=3.0)
     assert [each.rank for each in FailedError([follows, error, killed], 3).failures] == [2, 1, 0]
     assert str(FailedError([error], 3)) == "rank 1 of 3 the loss is nan"

@@ -30,8 +30,8 @@ def test_a_case_that_hangs_or_fails_is_told_from_one_that_trains() -> None:
     """And ranks that do not agree are wrong, whatever each of them says."""
     case = next(case for case in map(grid.draw, range(99)) if case.plan.world_size == 2)
     trained = grid.Answer(kind="trained", curve=((1.0, 1.0),) * grid.STEPS)
-    failed = grid.Answer(kind="failed", said="error")
-    refused = grid.Answer(kind="refused", said="not done")
+    failed = grid.Answer(kind="failed", message="error")
+    refused = grid.Answer(kind="refused", message="not done")
     assert grid.judge(case, {0: refused, 1: refused}) == ("refused", "not done")
     assert grid.judge(case, {0: refused, 1: trained})[0] == "wrong"
     assert grid.judge(case, {0: failed, 1: trained}) == ("wrong", "rank 0: error")

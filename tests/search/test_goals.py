@@ -57,7 +57,7 @@ def test_the_front_is_that_of_every_plan() -> None:
     every = everything(CLUSTER, WORK)
     front = {(s, b) for s, b in every if not any(t <= s and c <= b and (t, c) != (s, b) for t, c in every)}
     cases = pareto(ASKED, CLUSTER, WORK)
-    shown = [(c.found.step_s, c.found.prediction.tightest.peak_bytes) for c in cases if c.found is not None]
+    shown = [(c.best.step_s, c.best.prediction.tightest.peak_bytes) for c in cases if c.best is not None]
     assert len(front) > 1 and set(shown) == front and shown == sorted(shown)
 
 
@@ -66,7 +66,7 @@ def test_the_longest_sequence_is_that_of_trying_all() -> None:
     asked = replace(ASKED, goal=Goal(memory_bytes=limit))
     fits = [n for n in range(64, 1025, 64) if min(b for _, b in everything(CLUSTER, replace(WORK, seq_len=n))) <= limit]
     cases = longest(asked, CLUSTER, WORK, multiple=64)
-    assert cases[-1].workload.seq_len == max(fits) and cases[-1].found is not None
+    assert cases[-1].workload.seq_len == max(fits) and cases[-1].best is not None
 
 
 def test_no_sequence_fits() -> None:
@@ -89,7 +89,7 @@ def test_each_value_has_its_best_plan() -> None:
     cases = vary(ASKED, CLUSTER, WORK, "seq_len", (64, 256))
     for case, length in zip(cases, (64, 256), strict=True):
         best = min(s for s, _ in everything(CLUSTER, replace(WORK, seq_len=length)))
-        assert case.found is not None and case.found.step_s == best
+        assert case.best is not None and case.best.step_s == best
     with pytest.raises(PlanError, match="cannot vary"):
         vary(ASKED, CLUSTER, WORK, "heads", (1,))
 
@@ -97,19 +97,19 @@ def test_each_value_has_its_best_plan() -> None:
 def test_a_case_takes_a_faster_plan_of_another_that_fits_it() -> None:
     """What comes after the exact search begins from few plans: one case may find what others miss."""
     own = {case.label: case for case in vary(ASKED, CLUSTER, WORK, "links", (0.5, 1.0, 2.0))}
-    worse = pareto(ASKED, CLUSTER, WORK)[-1].found
-    assert isinstance(worse, Found) and worse.step_s > max(c.found.step_s for c in own.values() if c.found)
+    worse = pareto(ASKED, CLUSTER, WORK)[-1].best
+    assert isinstance(worse, Found) and worse.step_s > max(c.best.step_s for c in own.values() if c.best)
 
     def lucky_on_slow_links(result: Result) -> Found:
         return result.best[0] if result.cluster == own["links=0.5x"].cluster else worse
 
     cases = vary(replace(ASKED, improve=lucky_on_slow_links), CLUSTER, WORK, "links", (0.5, 1.0, 2.0))
-    steps = [case.found.step_s for case in cases if case.found is not None]
+    steps = [case.best.step_s for case in cases if case.best is not None]
     assert steps == sorted(steps, reverse=True) and len(steps) == 3
-    first, middle, last = (case.found.plan for case in cases if isinstance(case.found, Found))
+    first, middle, last = (case.best.plan for case in cases if isinstance(case.best, Found))
     assert first == middle == last != worse.plan
     longer = vary(replace(ASKED, improve=lucky_on_slow_links), CLUSTER, WORK, "seq_len", (128, 256))
-    assert all(case.found is worse for case in longer)  # other work is another case's
+    assert all(case.best is worse for case in longer)  # other work is another case's
 
 
 def test_two_things_vary_together() -> None:
@@ -119,8 +119,8 @@ def test_two_things_vary_together() -> None:
     labels = [f"{on} seq_len={n}" for n in (64, 128) for on in (CLUSTER.name, other.name)]
     assert [case.label for case in cases] == labels
     for case in cases:
-        assert case.found is not None
-        assert case.found.step_s == min(s for s, _ in everything(case.cluster, case.workload))
+        assert case.best is not None
+        assert case.best.step_s == min(s for s, _ in everything(case.cluster, case.workload))
     with pytest.raises(PlanError, match="together"):
         sweep(ASKED, CLUSTER, WORK, (varied[0], varied[0]))
 
@@ -129,11 +129,11 @@ def test_slower_links_and_less_memory_are_those_of_other_machines() -> None:
     work = Workload(global_batch_size=8, seq_len=512)
     asked = replace(ASKED, fixed={**ASKED.fixed, "tp": 2})
     slow, same, fast = vary(asked, CLUSTER, work, "links", (0.01, 1.0, 4.0))
-    assert slow.found and same.found and fast.found
-    assert slow.found.step_s > same.found.step_s >= fast.found.step_s
-    assert same.found.step_s == asked.best(CLUSTER, work).found.step_s  # type: ignore[union-attr]
+    assert slow.best and same.best and fast.best
+    assert slow.best.step_s > same.best.step_s >= fast.best.step_s
+    assert same.best.step_s == asked.best(CLUSTER, work).best.step_s  # type: ignore[union-attr]
     small, large = vary(ASKED, CLUSTER, work, "memory", (2**20, 80 * 2**30))
-    assert small.found is None and small.why == "nothing fits in memory" and large.found is not None
+    assert small.best is None and small.why == "nothing fits in memory" and large.best is not None
     with pytest.raises(GnomonError, match="no network"):
         scaled(local_cluster(2), network=2.0)
 
@@ -153,11 +153,11 @@ def test_the_cheapest_is_not_the_fastest() -> None:
     cases = among(asked, (CLUSTER, parse_cluster("1x2xh100-sxm")), WORK)
     cheap, fast = best_case(cases, "cost"), best_case(cases, "step")
     assert cheap is cases[0] and fast is cases[1]
-    assert cheap.found is not None and cheap.dollars_per_token is not None
-    tokens_an_hour = 4 * 128 / cheap.found.step_s * 3600
+    assert cheap.best is not None and cheap.dollars_per_token is not None
+    tokens_an_hour = 4 * 128 / cheap.best.step_s * 3600
     assert cheap.dollars_per_token == pytest.approx(2 * 1.0 / tokens_an_hour)
     (lacking,) = among(ASKED, (parse_cluster("1x2xv100-sxm-32gb"),), WORK)
-    assert lacking.found is None and "v100-sxm-32gb has none" in lacking.why
+    assert lacking.best is None and "v100-sxm-32gb has none" in lacking.why
     unpriced = among(ASKED, (parse_cluster("1x2xa100-pcie-80gb"),), WORK)
     with pytest.raises(PlanError, match="--price"):
         best_case(unpriced, "cost")
@@ -168,7 +168,7 @@ def test_no_step_is_shorter_than_at_the_peak_of_every_device() -> None:
         for work in (WORK, Workload(global_batch_size=64, seq_len=2048)):
             assert peak_step_s(ASKED, cluster, work) < min(s for s, _ in everything(cluster, work))
     (case,) = fewest_devices(ASKED, (CLUSTER,), WORK, peak_step_s(ASKED, CLUSTER, WORK) / 2)
-    assert case.found is None and "even at the peak" in case.why
+    assert case.best is None and "even at the peak" in case.why
 
 
 def test_whole_nodes_up_to_a_number_of_devices() -> None:
@@ -196,17 +196,17 @@ def test_the_largest_depth_is_that_of_trying_all() -> None:
     config, work = CONFIGS["llama-tiny"](), Workload(global_batch_size=4, seq_len=64)
     asked = replace(ASKED, limits=(), fixed={**ASKED.fixed, "recompute": "none", "zero": 0, "pp": 1, "tp": 1})
     eleven = replace(asked, graph=grown(config, "layers", 11).graph).best(CLUSTER, work)
-    assert eleven.found is not None
-    asked = replace(asked, goal=Goal(memory_bytes=eleven.found.prediction.tightest.peak_bytes))
+    assert eleven.best is not None
+    asked = replace(asked, goal=Goal(memory_bytes=eleven.best.prediction.tightest.peak_bytes))
     cases = largest(asked, CLUSTER, work, config, "layers")
     last = cases[-1]
-    assert last.found is not None
+    assert last.best is not None
 
     def fits(layers: int) -> bool:
         each = replace(asked, graph=grown(config, "layers", layers).graph)
-        return each.best(CLUSTER, work).found is not None
+        return each.best(CLUSTER, work).best is not None
 
-    layers = max(int(case.label.split("=")[1].split()[0]) for case in cases if case.found is not None)
+    layers = max(int(case.label.split("=")[1].split()[0]) for case in cases if case.best is not None)
     assert last.label.startswith(f"layers={layers} ")
     assert fits(layers) and not fits(layers + 1)
     with pytest.raises(PlanError, match="not even layers=1"):
@@ -224,7 +224,7 @@ def test_a_question_that_is_stopped_says_what_it_did_not_look_at(calls: int) -> 
     """The answer fits and is no larger than the whole one; without one it says that time was too short."""
     config, work = CONFIGS["llama-tiny"](), Workload(global_batch_size=4, seq_len=64)
     asked = replace(ASKED, limits=(), fixed={**ASKED.fixed, "recompute": "none", "zero": 0, "pp": 1, "tp": 1})
-    eleven = replace(asked, graph=grown(config, "layers", 11).graph).best(CLUSTER, work).found
+    eleven = replace(asked, graph=grown(config, "layers", 11).graph).best(CLUSTER, work).best
     assert eleven is not None
     asked = replace(asked, goal=Goal(memory_bytes=eleven.prediction.tightest.peak_bytes))
     whole = largest(asked, CLUSTER, work, config, "layers")
@@ -234,7 +234,7 @@ def test_a_question_that_is_stopped_says_what_it_did_not_look_at(calls: int) -> 
     except PlanError as error:
         assert not calls and "the time allowed is spent" in str(error)
         return
-    last, best = cases[-1].found, whole[-1].found
+    last, best = cases[-1].best, whole[-1].best
     assert isinstance(last, Found) and isinstance(best, Found)
     assert last.prediction.pricing.graph.num_parameters() <= best.prediction.pricing.graph.num_parameters()
     stopped = any("not looked at: the time allowed is spent" in case.why for case in cases)
@@ -246,4 +246,4 @@ def test_the_largest_of_models() -> None:
     graphs = [model(name) for name in ("llama-tiny", "llama-3.1-405b", "llama-3.2-1b")]
     cases = largest_of(ASKED, CLUSTER, WORK, graphs)
     assert [case.label.split()[0] for case in cases] == ["llama-3.1-405b", "llama-3.2-1b"]
-    assert cases[-1].found is not None
+    assert cases[-1].best is not None

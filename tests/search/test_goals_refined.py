@@ -61,7 +61,7 @@ def fits(asked: Question, work: Workload) -> bool:
 
 def needs_all(asked: Question, case: Case) -> None:
     """The plan fits, is a prediction of its plan, and does not fit without any one of the choices."""
-    limit, found, fitted = asked.goal.memory_bytes, case.found, case.fitted
+    limit, found, fitted = asked.goal.memory_bytes, case.best, case.fitted
     assert limit is not None and found is not None and fitted is not None and fitted.made
     again = predict(asked.graph, CLUSTER, found.prediction.plan, case.workload)
     assert again.step_s == found.step_s and again.tightest.peak_bytes <= limit
@@ -106,7 +106,7 @@ def test_the_largest_fits_by_choices_and_the_next_does_not() -> None:
     graphs = [grown(config, "layers", n).graph for n in (before, layers, layers + 1)]
     assert largest_of(squeezing(asked), CLUSTER, WORK, graphs)[-1].fitted is not None
     shut = largest(squeezing(asked, "optimizer_offload=yes"), CLUSTER, WORK, config, "layers")[-1]
-    assert shut.found is not None and shut.found.prediction.plan.optimizer.offload is None
+    assert shut.best is not None and shut.best.prediction.plan.optimizer.offload is None
 
 
 def test_nothing_fits_even_so() -> None:
@@ -126,16 +126,16 @@ def test_further_finds_the_greatest(most: int) -> None:
 def test_a_front_with_choices_beats_the_one_without() -> None:
     work = replace(WORK, seq_len=2048)
     plain, front = (pareto(each, CLUSTER, work) for each in (ASKED, squeezing(ASKED)))
-    shown = [(c.found.step_s, c.found.prediction.tightest.peak_bytes) for c in front if c.found is not None]
-    before = [(c.found.step_s, c.found.prediction.tightest.peak_bytes) for c in plain if c.found is not None]
+    shown = [(c.best.step_s, c.best.prediction.tightest.peak_bytes) for c in front if c.best is not None]
+    before = [(c.best.step_s, c.best.prediction.tightest.peak_bytes) for c in plain if c.best is not None]
     assert shown == sorted(shown) and [p for _, p in shown] == sorted({p for _, p in shown}, reverse=True)
     assert all(any(t <= s and b <= p for t, b in shown) for s, p in before)
     assert set(shown) - set(before)
     for case in front:
-        assert case.found is not None
-        again = predict(ASKED.graph, CLUSTER, case.found.prediction.plan, work)
+        assert case.best is not None
+        again = predict(ASKED.graph, CLUSTER, case.best.prediction.plan, work)
         assert (again.step_s, again.tightest.peak_bytes) in shown
     names = {
-        each.name for case in front for each in CHOICES if each.of(case.found.prediction.plan) != each.of(ASKED.base)
+        each.name for case in front for each in CHOICES if each.of(case.best.prediction.plan) != each.of(ASKED.base)
     }  # type: ignore[union-attr]
     assert names <= {*LEAN, "activation_offload"} and names

@@ -122,7 +122,7 @@ def test_what_is_too_large_at_less_work_is_not_looked_at_again() -> None:
     peak = max(rank.peak_bytes for rank in whole.best[0].prediction.memory)
     for limit in (peak, 150_000_000, 120_000_000, 90_000_000):  # communicators take most of so small a model's peak
         short = search(0, limit, Large())
-        known = Large(known=frozenset(short.large.found))
+        known = Large(known=frozenset(short.large.added))
         ruled += len(known.known)
         plain, quick = (search(1, limit, large) for large in (Large(), known))
         assert [each.step_s for each in plain.best] == [each.step_s for each in quick.best]

@@ -47,31 +47,31 @@ def test_choices_are_every_number_of_each_kind() -> None:
 
 def test_the_best_case_is_that_of_the_search_over_kinds() -> None:
     case = ASKED.best(MIXED, WORK)
-    assert isinstance(case.found, MixedFound)
+    assert isinstance(case.best, MixedFound)
     found = plan_mixed(ASKED.graph, MIXED, WORK, base=Plan(), fixed=FIXED)
-    assert case.found.step_s == found.best[0].step_s
+    assert case.best.step_s == found.best[0].step_s
 
 
 def test_machines_by_time_and_by_cost() -> None:
     cases = among(ASKED, up_to(MIXED), WORK)
-    steps = [case.found.step_s for case in cases if case.found is not None]
+    steps = [case.best.step_s for case in cases if case.best is not None]
     assert len(steps) == 3 and [is_mixed(case.cluster) for case in cases] == [False, False, True]
     fastest = best_case(cases, "step")
-    assert fastest is not None and fastest.found is not None and fastest.found.step_s == min(steps)
+    assert fastest is not None and fastest.best is not None and fastest.best.step_s == min(steps)
     cheapest = best_case(cases, "cost")
     assert cheapest is not None and cheapest.dollars_per_token == min(c.dollars_per_token or 1.0 for c in cases)
     limit = sorted(steps)[0]
-    assert fewest_devices(ASKED, up_to(MIXED), WORK, limit)[-1].found is not None
+    assert fewest_devices(ASKED, up_to(MIXED), WORK, limit)[-1].best is not None
 
 
 def test_fronts_and_sweeps() -> None:
     front = pareto(ASKED, MIXED, WORK, resolution_bytes=2**28)
-    points = [(c.found.step_s, max(r.peak_bytes for r in c.found.prediction.memory)) for c in front if c.found]
+    points = [(c.best.step_s, max(r.peak_bytes for r in c.best.prediction.memory)) for c in front if c.best]
     assert (
         points and points == sorted(points) and [p for _, p in points] == sorted((p for _, p in points), reverse=True)
     )
     swept = sweep(ASKED, MIXED, WORK, (Varied(name="network", values=(0.5, 2.0)),))
-    slow, fast = (case.found.step_s for case in swept if case.found is not None)
+    slow, fast = (case.best.step_s for case in swept if case.best is not None)
     assert fast <= slow
     assert longest(ASKED, MIXED, WORK, multiple=256, most=512)[-1].label == "seq_len=512"
 
@@ -96,8 +96,8 @@ def test_the_longest_that_fits_and_no_plan_that_fits_beyond_it(limit: int) -> No
     kinds."""
     cases = longest(replace(ASKED, goal=Goal(memory_bytes=limit)), MIXED, WORK, multiple=512)
     best = cases[-1]
-    assert best.found is not None and len(cases) > 3
-    again = predict(ASKED.graph, MIXED, best.found.plan, best.workload)
+    assert best.best is not None and len(cases) > 3
+    again = predict(ASKED.graph, MIXED, best.best.plan, best.workload)
     assert max(rank.peak_bytes for rank in again.memory) <= limit
     beyond = replace(WORK, seq_len=best.workload.sequence_lengths()[0] + 512)
     peaks = [peak for _, peak in every_peak(beyond)]
@@ -112,7 +112,7 @@ def test_a_search_over_kinds_that_is_stopped_says_so() -> None:
     whole = longest(asked, MIXED, WORK, multiple=512)[-1].workload.sequence_lengths()[0]
     left = iter(range(10))
     cases = longest(replace(asked, more=lambda: next(left, None) is not None), MIXED, WORK, multiple=512)
-    assert cases[-1].found is not None and cases[-1].workload.sequence_lengths()[0] <= whole
+    assert cases[-1].best is not None and cases[-1].workload.sequence_lengths()[0] <= whole
     assert any("the time allowed is spent" in case.why for case in cases)
     beyond = replace(WORK, seq_len=whole + 512)
     with pytest.raises(PlanError, match="nothing that fits in memory was found.*the time allowed is spent"):

@@ -62,8 +62,8 @@ def test_each_step_gains_and_is_a_prediction_of_its_plan() -> None:
     for step in found.steps:
         assert step.prediction.step_s < before and step.choice.of(step.prediction.plan) == step.after
         before = step.prediction.step_s
-    again = predict(result.graph, CLUSTER, found.found.plan, WORK)
-    assert again.step_s == found.found.step_s <= result.best[0].step_s
+    again = predict(result.graph, CLUSTER, found.best.plan, WORK)
+    assert again.step_s == found.best.step_s <= result.best[0].step_s
     assert again.tightest.peak_bytes <= result.limit_bytes and found.complete
 
 
@@ -77,7 +77,7 @@ def test_the_quick_way_tries_each_choice_once_and_keeps_what_is_worth_it() -> No
         assert step.prediction.step_s < before * (1 - QUICK.gain)
         before = step.prediction.step_s
     none = refine(result, choices=every(), effort=replace(QUICK, gain=0.9))  # type: ignore[arg-type]
-    assert none.steps == () and none.found is none.start
+    assert none.steps == () and none.best is none.start
     few = refine(result, choices=every(), effort=replace(QUICK, tries=2))  # type: ignore[arg-type]
     assert few.tried == 2 and not few.complete
 
@@ -87,14 +87,14 @@ def test_no_single_change_gains_in_the_end() -> None:
     found = refine(result, choices=every(), effort=replace(THOROUGH, starts=1, large=1))  # type: ignore[arg-type]
     looked = 0
     for each in CHOICES:
-        for value in () if each.asked else each.values(found.found.plan, result.graph, CLUSTER):
+        for value in () if each.asked else each.values(found.best.plan, result.graph, CLUSTER):
             try:
-                other = predict(result.graph, CLUSTER, each.make(found.found.plan, result.graph, value), WORK)
+                other = predict(result.graph, CLUSTER, each.make(found.best.plan, result.graph, value), WORK)
             except GnomonError:
                 continue
             if other.tightest.peak_bytes <= result.limit_bytes:
                 looked += 1
-                assert other.step_s > found.found.step_s * (1 - 2e-4), (each.name, value)
+                assert other.step_s > found.best.step_s * (1 - 2e-4), (each.name, value)
     assert looked > 5
 
 
@@ -104,21 +104,21 @@ def test_a_plan_that_was_too_large_may_fit_with_a_choice() -> None:
     most = max(each.prediction.tightest.peak_bytes for each in free.best)
     result = searched(zero=1, memory=most - 2**20, clip=False)
     found = refine(result, choices=every())  # type: ignore[arg-type]
-    assert found.found.prediction.tightest.peak_bytes <= result.limit_bytes
-    assert found.found.step_s <= result.best[0].step_s
+    assert found.best.prediction.tightest.peak_bytes <= result.limit_bytes
+    assert found.best.step_s <= result.best[0].step_s
 
 
 def test_what_is_fixed_or_forbidden_holds() -> None:
     result = searched()
     held = refine(result, choices=every(fixed=("prefetch",)), fixed={"prefetch": 0})  # type: ignore[arg-type]
-    assert held.found.plan.overlap.prefetch == 0
+    assert held.best.plan.overlap.prefetch == 0
     shut = parse_choice_limit("reshard_after_forward")
     assert shut is not None
     assert "reshard_after_forward" not in {each.name for each in every(forbid=(shut,))}  # type: ignore[attr-defined]
     most = parse_choice_limit("prefetch>1")
     assert most is not None and most.forbids(2) and not most.forbids(1)
     limited = refine(result, choices=every(), forbid=(most,))  # type: ignore[arg-type]
-    assert limited.found.plan.overlap.prefetch <= 1
+    assert limited.best.plan.overlap.prefetch <= 1
     assert parse_choice_limit("pp>1") is None
     with pytest.raises(PlanError, match="has no order"):
         parse_choice_limit("order>pp")
@@ -127,10 +127,10 @@ def test_what_is_fixed_or_forbidden_holds() -> None:
 def test_what_is_fixed_and_means_nothing_is_said() -> None:
     result = searched(zero=1)
     alone = refine(result, choices=(), fixed={"async_tp": True})
-    assert (alone.idle == ("async_tp",)) == (alone.found.plan.mesh.tp == 1)
+    assert (alone.idle == ("async_tp",)) == (alone.best.plan.mesh.tp == 1)
     held = refine(result, choices=(), fixed={"activation_offload": 3})
-    assert held.idle == () and held.found.plan.saved.rules[0].first_per_stage == 3
-    assert held.found.prediction.tightest.peak_bytes < result.best[0].prediction.tightest.peak_bytes
+    assert held.idle == () and held.best.plan.saved.rules[0].first_per_stage == 3
+    assert held.best.prediction.tightest.peak_bytes < result.best[0].prediction.tightest.peak_bytes
 
 
 def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
@@ -244,7 +244,7 @@ def test_more_memory_never_gives_a_slower_plan() -> None:
         goal = Goal(memory_bytes=limit * 2**30)
         result = plan("llama-3.2-1b", "1x4xa100-sxm-80gb", work, goal=goal, fixed=fixed, unlike=True)
         found = refine(result, choices=choices, effort=QUICK)
-        assert found.found.prediction.tightest.peak_bytes <= goal.memory_bytes  # type: ignore[operator]
-        steps.append(found.found.step_s)
+        assert found.best.prediction.tightest.peak_bytes <= goal.memory_bytes  # type: ignore[operator]
+        steps.append(found.best.step_s)
         methods |= {step.choice.name for step in found.steps}
     assert steps == sorted(steps, reverse=True) and "mario" in methods

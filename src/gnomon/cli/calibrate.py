@@ -48,11 +48,11 @@ def run(options: argparse.Namespace) -> int:
     schema.save_file(cluster, target)
     again = refit(cluster) if target == local_file() and runs_folder().is_dir() else None
     if options.json:
-        own = None if again is None else again.said
+        own = None if again is None else again.summary
         print_json({"file": str(target), "noisy": measured.noisy, "own_runs": own, **_mapping(cluster)})
     else:
         print_lines(report(cluster, target))
-        print_lines(wrapped(f"runs that were tried here: {again.said}", indent="") if again is not None else ())
+        print_lines(wrapped(f"runs that were tried here: {again.summary}", indent="") if again is not None else ())
     if measured.noisy:
         print(f"gnomon: {_warning(measured)}", file=sys.stderr)
     return 0

@@ -104,7 +104,7 @@ class Refit:
 
     stack: Stack | None
     """With their numbers, as predictions now take them; None where they are too few or do no good."""
-    said: str
+    summary: str
     """What was done, in a line."""
 
 
@@ -120,13 +120,13 @@ def refit(machines: Cluster) -> Refit:
         if after <= before and found.stack.own is not None:
             schema.save_file(found.stack, path)
             said = f"from now on predictions for this machine take what {len(found.runs)} runs say ({path}; {IGNORE})"
-            return Refit(stack=found.stack, said=said)
+            return Refit(stack=found.stack, summary=said)
         why = (
             f"each of {len(found.runs)} runs is predicted {percent(after)} % off with numbers of the others, and "
             f"{percent(before)} % without"
         )
     path.unlink(missing_ok=True)
-    return Refit(stack=None, said=f"predictions stay as they are: {why}")
+    return Refit(stack=None, summary=f"predictions stay as they are: {why}")
 
 
 def accuracy(machines: Cluster, stack: Stack) -> tuple[str, ...]:

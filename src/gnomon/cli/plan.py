@@ -206,7 +206,7 @@ def _other(options: argparse.Namespace, asked: Asked) -> int:
 class Answer:
     """The search's result, and what was made of its best plans."""
 
-    found: Result
+    result: Result
     """With the best uneven stages among its plans."""
     stages: Uneven | None
     refined: Refined | None
@@ -215,7 +215,7 @@ class Answer:
     @property
     def best(self) -> Found:
         """The fastest of all."""
-        best = self.found.best[0] if self.refined is None else self.refined.found
+        best = self.result.best[0] if self.refined is None else self.refined.best
         other = None if self.replicas is None else self.replicas.best
         return replace(best, plan=other.plan, prediction=other) if other and other.step_s < best.step_s else best
 
@@ -265,9 +265,9 @@ def _searched(options: argparse.Namespace, asked: Asked, budget: Budget) -> Answ
         asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
     refined = asked.chosen.refined(found, budget)
     return Answer(
-        found=found,
+        result=found,
         stages=stages,
-        refined=refined if refined is None or comes_back(refined.found, asked.target) else None,
+        refined=refined if refined is None or comes_back(refined.best, asked.target) else None,
         replicas=_replicas(found, asked) if options.uneven_replicas else None,
     )
 
@@ -285,7 +285,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     cost = rent(asked.machines, parse_prices(tuple(options.price)))
     with Budget(options.budget, ONE) as budget:
         made = _searched(options, asked, budget)
-    found, best, assumed = made.found, made.best, asked.assumed
+    found, best, assumed = made.result, made.best, asked.assumed
     assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, found))
     no_effect = "no_effect: "
     assumed += (note.removeprefix(no_effect) for note in best.prediction.notes if note.startswith(no_effect))
@@ -311,7 +311,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
         text = plan_text(found, assumed=assumed, notes=asked.notes, rent=cost, refined=made.refined, stages=made.stages)
         print_lines(text)
         if made.replicas is not None:
-            before = found.best[0] if made.refined is None else made.refined.found
+            before = found.best[0] if made.refined is None else made.refined.best
             print_lines(replicas_text(made.replicas, before.step_s))
         if tries is not None:
             print_lines(("", *tries.text(options.output)))

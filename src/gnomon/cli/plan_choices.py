@@ -146,7 +146,7 @@ class Chosen:
     def best(self, found: Result) -> Found:
         """The best plan of a search, refined as far as is asked."""
         refined = self.refined(found)
-        return found.best[0] if refined is None else refined.found
+        return found.best[0] if refined is None else refined.best
 
 
 def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:

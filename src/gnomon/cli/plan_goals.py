@@ -146,7 +146,7 @@ def _found_so(cases: Sequence[Case], spent: str) -> str:
         words += "; of larger ones not every plan was looked at, so that one may fit"
     if last.fitted is None:
         return words
-    plain = [case.label for case in cases if case.found is not None and case.fitted is None]
+    plain = [case.label for case in cases if case.best is not None and case.fitted is None]
     before = f"; without such choices {plain[-1]} does" if plain else ""
     return f"{words}; it fits by {fitted_words(last.fitted)}{before}"
 
@@ -157,7 +157,7 @@ def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     falls = f"the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more"
     said = f"Each plan is {falls}."
     usual = made(asked.base)
-    if not is_mixed(cluster) and any(case.found is not None and made(case.found.plan) != usual for case in cases):
+    if not is_mixed(cluster) and any(case.best is not None and made(case.best.plan) != usual for case in cases):
         said = f"Each plan of the exact search is {falls}; plans with offload and the like are made of those."
     return cases, said, bool(cases)
 
@@ -245,10 +245,10 @@ def _time_limit(options: argparse.Namespace, workload: Workload) -> tuple[float,
 
 def _spent(case: Case, steps: int) -> str:
     """Machines, and the whole training's time and rent if its length is known."""
-    assert case.found is not None
+    assert case.best is not None
     words = f"{case.cluster.num_devices}, in whole nodes ({case.cluster.name})"
     if steps:
-        words += f"; the training takes {case.found.step_s * steps / 86400:.3g} days"
+        words += f"; the training takes {case.best.step_s * steps / 86400:.3g} days"
         if case.dollars_per_step is not None:
             words += f" and {dollars(case.dollars_per_step * steps)}"
     elif case.dollars_per_token is not None:

@@ -141,7 +141,7 @@ class Tries:
             said = f"with the numbers that {len(self.fit.runs)} runs give: {own.error if own else ''}"
             lines += [*wrapped(said, indent=""), f"a stack file with them, for --stack: {self.stack}"]
         if self.refit is not None:
-            lines += wrapped(self.refit.said, indent="")
+            lines += wrapped(self.refit.summary, indent="")
         if output and best_of(self.attempts):
             lines.append(f"written to {output}: gnomon run {output}")
         return tuple(lines)
@@ -149,14 +149,14 @@ class Tries:
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
         stack = None if self.fit is None else str(self.stack)
-        kept = None if self.refit is None else {"taken": self.refit.stack is not None, "said": self.refit.said}
+        kept = None if self.refit is None else {"taken": self.refit.stack is not None, "said": self.refit.summary}
         return {**tried_mapping(self.attempts), "folder": str(self.folder), "stack": stack, "calibration": kept}
 
     def status(self) -> int:
         """0; RunError if none ran."""
         if best_of(self.attempts) is None:
             raise RunError(
-                f"none of the {len(self.attempts)} plans tried ran; the first: {self.attempts[0].said}; logs: "
+                f"none of the {len(self.attempts)} plans tried ran; the first: {self.attempts[0].reason}; logs: "
                 f"{self.folder}"
             )
         return 0
@@ -183,7 +183,7 @@ def try_plans(
     assert tries.fit is not None
     save_file(tries.fit.stack, tries.stack)
     if options.output:
-        save_plan_file(replace(plan_file(kept.found), measured=kept.ran), options.output)
+        save_plan_file(replace(plan_file(kept.candidate), measured=kept.ran), options.output)
     return tries
 
 
@@ -193,7 +193,9 @@ def _calibrated(attempts: Sequence[Attempt], machines: Cluster) -> Refit | None:
         keep(load_plan_file(each.file) for each in attempts if each.ran is not None)
         return refit(machines)
     except OSError as error:
-        return Refit(stack=None, said=f"predictions stay as they are: cannot write {error.filename}: {error.strerror}")
+        return Refit(
+            stack=None, summary=f"predictions stay as they are: cannot write {error.filename}: {error.strerror}"
+        )
 
 
 def _bare(file: PlanFile) -> PlanFile:
@@ -217,8 +219,8 @@ def _tried(options: argparse.Namespace, each: Found, file: PlanFile, folder: Pat
     ran = None if done.measured is None else _ran(done.measured)
     if ran is not None:
         save_plan_file(replace(file, measured=ran), path)
-    _say(f"  measured {show_seconds(ran.step_s)}" if ran is not None else f"  {done.ended}: {done.said}")
-    return Attempt(found=each, file=str(path), ran=ran, ended=done.ended, said=done.said, wall_s=done.wall_s)
+    _say(f"  measured {show_seconds(ran.step_s)}" if ran is not None else f"  {done.ended}: {done.reason}")
+    return Attempt(candidate=each, file=str(path), ran=ran, ended=done.ended, reason=done.reason, wall_s=done.wall_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +231,7 @@ class Done:
     """What `gnomon run --json` printed, if it measured anything."""
     ended: Ended
     """How."""
-    said: str
+    reason: str
     """Its last line of errors, or what became of it."""
     wall_s: float
     """Seconds it took."""
@@ -265,11 +267,11 @@ def attempt(plan: Path, *, steps: int, limit_s: float) -> Done:
     wall_s = time.monotonic() - began
     if timed_out:
         said = f"ended after the limit of {show_seconds(limit_s)} (--try-timeout)"
-        return Done(measured=None, ended="timed out", said=said, wall_s=wall_s)
+        return Done(measured=None, ended="timed out", reason=said, wall_s=wall_s)
     if process.returncode == 0 and (measured := _printed(out)) is not None:
-        return Done(measured=measured, ended="ran", said="", wall_s=wall_s)
+        return Done(measured=measured, ended="ran", reason="", wall_s=wall_s)
     ended, said = _why(process.returncode, log)
-    return Done(measured=None, ended=ended, said=said, wall_s=wall_s)
+    return Done(measured=None, ended=ended, reason=said, wall_s=wall_s)
 
 
 def _why(status: int, log: Path) -> tuple[Ended, str]:

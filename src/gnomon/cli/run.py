@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     job = _job(options, file, graph, found, folder, device=device)
     outcome = load_late("gnomon.runtime.train:run")(job)
     if is_rank_0():
-        _after(options, Told(file=file, found=found, outcome=outcome))
+        _after(options, Told(file=file, prediction=found, outcome=outcome))
     return 128 + outcome.stopped if outcome.stopped else 0
 
 
@@ -312,7 +312,7 @@ class Told:
 
     file: PlanFile
     """What was asked."""
-    found: Prediction
+    prediction: Prediction
     """What was predicted."""
     outcome: Any
     """What happened: a `gnomon.runtime.Outcome`."""
@@ -324,7 +324,7 @@ class Told:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        o, found = self.outcome, self.found
+        o, found = self.outcome, self.prediction
         return {
             "schema": "gnomon.run/1",
             "model": found.model,
@@ -387,7 +387,7 @@ def summary(told: Told) -> tuple[str, ...]:
     outcome = told.outcome
     if not outcome.records:
         return (f"nothing to do: {outcome.resumed_from} steps are behind it already; ask for more with --steps",)
-    predicted, measured = told.found.step_s, outcome.step_s
+    predicted, measured = told.prediction.step_s, outcome.step_s
     columns = (Column(name="", align="left"), *(Column(name=name) for name in ("predicted", "measured", "off by")))
     rows = [
         ("step s", number(predicted), number(measured), _off(predicted, measured)),

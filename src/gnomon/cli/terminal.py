@@ -69,7 +69,7 @@ class Progress:
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total = what, total
         self.terminal = sys.stderr.isatty()
-        self.began = self.said = time.monotonic()
+        self.began = self.printed_at = time.monotonic()
         self.shown = False
 
     def show(self, done: int, more: str = "") -> None:
@@ -80,9 +80,9 @@ class Progress:
     def say(self, text: str) -> None:
         """Say what is done; at most five times a second on a terminal, every ten seconds elsewhere."""
         now = time.monotonic()
-        if now - self.began < PATIENCE_S or now - self.said < (0.2 if self.terminal else 10.0):
+        if now - self.began < PATIENCE_S or now - self.printed_at < (0.2 if self.terminal else 10.0):
             return
-        self.said, self.shown = now, True
+        self.printed_at, self.shown = now, True
         print(f"\r{text}" if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:

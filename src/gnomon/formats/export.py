@@ -195,7 +195,7 @@ def exported(asked: Asked, draft: Draft) -> Export:
     lost += differences(asked.workload, found.workload, "workload")
     reasons = (*draft.reasons, *REASONS.items())
     unwritten = tuple(
-        Unwritten(field=d.field, asked=d.asked, becomes=d.found, why=reason_for(d.field, reasons))
+        Unwritten(field=d.field, asked=d.asked, becomes=d.actual, why=reason_for(d.field, reasons))
         for d in lost
         if not any(fnmatchcase(d.field, pattern) for pattern in draft.code)
     )

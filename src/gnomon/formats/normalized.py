@@ -28,7 +28,7 @@ class Difference:
     """Its path, as in `optimizer.zero`."""
     asked: str
     """The first value's."""
-    found: str
+    actual: str
     """The second value's."""
 
 
@@ -158,7 +158,7 @@ def differences(asked: object, found: object, path: str = "") -> Iterator[Differ
             inner = f"{path}.{field.name}" if path else field.name
             yield from differences(getattr(asked, field.name), getattr(found, field.name), inner)
     else:
-        yield Difference(field=path, asked=text_of(asked), found=text_of(found))
+        yield Difference(field=path, asked=text_of(asked), actual=text_of(found))
 
 
 def text_of(value: object) -> str:

@@ -49,7 +49,7 @@ def plan_text(
 ) -> tuple[str, ...]:
     """Lines of at most 80 columns. rent: of the cluster, if it has a price. refined: of the best plans, if asked.
     stages: what uneven ones gain."""
-    best = found.best[0] if refined is None else refined.found
+    best = found.best[0] if refined is None else refined.best
     lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
     lines += wrapped(_choices(best))
     lines += wrapped(links_text(best.plan, found.cluster))
@@ -325,7 +325,7 @@ def refined_mapping(refined: Refined) -> dict[str, Any]:
         "starts": refined.starts,
         "choices": [each.name for each in refined.choices],
         "exact": False,
-        "prediction": refined.found.prediction.to_mapping(),
+        "prediction": refined.best.prediction.to_mapping(),
     }
 
 
@@ -335,7 +335,7 @@ def result_mapping(
     """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price. stages: what uneven ones
     gain. refined: of the best plans, if asked. `safest` is an index into `best`."""
     counts = found.counts
-    safer = safest(found.best[0] if refined is None else refined.found, found.best)
+    safer = safest(found.best[0] if refined is None else refined.best, found.best)
     step = None if rent is None else rent.dollars_per_hour / 3600 * found.best[0].step_s
     return {
         "schema": "gnomon.search/1",

@@ -33,16 +33,14 @@ def sweep_text(cases: Sequence[Case], first: str) -> tuple[str, ...]:
     long = any(len(case.label) > LONG for case in cases)
     shown = [replace(case, label=f"{i}") if long else case for i, case in enumerate(cases, 1)]
     lines = [*table(columns, [row(case, names) for case in shown])]
-    cut = [
-        case for case, line in zip(shown, lines[1:], strict=True) if case.found and not line.endswith(words_of(case))
-    ]
+    cut = [case for case, line in zip(shown, lines[1:], strict=True) if case.best and not line.endswith(words_of(case))]
     if cut:
         lines += ["", "plans in full", *(li for c in cut for li in wrapped(f"{c.label}: {words_of(c)}", bullet="- "))]
     if long:
         lines += ["", *(line for i, c in enumerate(cases, 1) for line in wrapped(c.label, bullet=f"{i}: "))]
-    if any(case.found is None for case in cases):
+    if any(case.best is None for case in cases):
         lines += ["", "no plan"]
-        lines += [line for c in cases if c.found is None for line in wrapped(f"{c.label}: {c.why}", bullet="- ")]
+        lines += [line for c in cases if c.best is None for line in wrapped(f"{c.label}: {c.why}", bullet="- ")]
     return tuple(lines)
 
 
@@ -54,7 +52,7 @@ def heads(cases: Sequence[Case]) -> tuple[str, ...]:
 
 def row(case: Case, names: Sequence[str], *, whys: bool = False) -> tuple[str, ...]:
     """Cells of a case under `names`; without a plan why there is none, if `whys`."""
-    devices, found = f"{case.cluster.num_devices:,}", case.found
+    devices, found = f"{case.cluster.num_devices:,}", case.best
     if found is None:
         return case.label, devices, *("" for _ in names[3:]), case.why if whys else ""
     rate = number(found.prediction.tokens_per_s_per_device, 4)
@@ -69,16 +67,16 @@ def _gib(found: Found | MixedFound) -> str:
 
 def words_of(case: Case) -> str:
     """The plan in a few words, with the kinds of devices that do the work where there are several."""
-    assert case.found is not None
-    if isinstance(case.found, MixedFound):
-        return short_mixed(case.found, kinds_of(case.cluster))
-    plan = case.found.plan
+    assert case.best is not None
+    if isinstance(case.best, MixedFound):
+        return short_mixed(case.best, kinds_of(case.cluster))
+    plan = case.best.plan
     return "; ".join((short_plan(plan), *(f"{c.name} {show_value(c, value, plan)}" for c, value in made(plan))))
 
 
 def fitted_words(fitted: Fitted) -> str:
     """By which choices a plan fits and what they cost, as in `activation_offload 8 (+3.1 % step)`."""
-    plan = fitted.found.plan
+    plan = fitted.candidate.plan
     names = " and ".join(f"{c.name} {show_value(c, value, plan)}" for c, value in fitted.made)
     need = gib(fitted.without.tightest.peak_bytes)
     return f"{names}, {100 * fitted.cost:+.1f} % of the step of the same plan without, which takes {need} GiB"
@@ -91,9 +89,9 @@ def sweep_mapping(cases: Sequence[Case]) -> dict[str, Any]:
 
 def _mapping(case: Case) -> dict[str, Any]:
     given = {"label": case.label, "devices": case.cluster.num_devices}
-    if case.found is None:
+    if case.best is None:
         return {**given, "why": case.why}
-    found = case.found
+    found = case.best
     return {
         **given,
         "step_s": found.step_s,

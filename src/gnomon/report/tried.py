@@ -27,7 +27,7 @@ Ended = Literal["ran", "refused", "failed", "timed out"]
 class Attempt:
     """One plan that was tried."""
 
-    found: Found
+    candidate: Found
     """The plan, as predicted."""
     file: str
     """Its plan file."""
@@ -35,7 +35,7 @@ class Attempt:
     """What was measured; None where it did not come so far."""
     ended: Ended
     """How it ended."""
-    said: str
+    reason: str
     """Why it has no measurement; empty if it has."""
     wall_s: float
     """Seconds that trying it took in all."""
@@ -43,7 +43,7 @@ class Attempt:
     @property
     def off(self) -> float | None:
         """Predicted over measured, minus 1."""
-        return None if self.ran is None else self.found.step_s / self.ran.step_s - 1
+        return None if self.ran is None else self.candidate.step_s / self.ran.step_s - 1
 
 
 def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
@@ -65,8 +65,8 @@ def tried_text(attempts: Sequence[Attempt]) -> tuple[str, ...]:
         ran = each.ran
         rows.append(
             (
-                f"{number} {short(each.found)}",
-                show_seconds(each.found.step_s),
+                f"{number} {short(each.candidate)}",
+                show_seconds(each.candidate.step_s),
                 "-" if ran is None else show_seconds(ran.step_s),
                 "-" if each.off is None else percent(each.off),
                 "-" if ran is None else percent(ran.spread),
@@ -75,8 +75,8 @@ def tried_text(attempts: Sequence[Attempt]) -> tuple[str, ...]:
         )
     lines = [*table(columns, rows)]
     for number, each in enumerate(attempts, 1):
-        if each.said:
-            lines += wrapped(f"{short(each.found)}: {each.said}", bullet=f"{number} ")
+        if each.reason:
+            lines += wrapped(f"{short(each.candidate)}: {each.reason}", bullet=f"{number} ")
     if best is not None:
         lines += ["", *wrapped(worth(attempts), indent="")]
     if said := unsteady(attempts):
@@ -151,7 +151,7 @@ def ranked_mapping(again: Result, attempts: Sequence[Attempt]) -> list[dict[str,
 
 def _ran(found: Found, attempts: Sequence[Attempt]) -> Ran | None:
     """What was measured of a plan, if it was tried and ran."""
-    return next((each.ran for each in attempts if each.found.plan == found.plan), None)
+    return next((each.ran for each in attempts if each.candidate.plan == found.plan), None)
 
 
 def tried_mapping(attempts: Sequence[Attempt]) -> dict[str, Any]:
@@ -162,12 +162,12 @@ def tried_mapping(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "kept": None if best is None else attempts.index(best),
         "attempts": [
             {
-                "plan": short(each.found),
+                "plan": short(each.candidate),
                 "file": each.file,
                 "ended": each.ended,
-                "said": each.said,
+                "said": each.reason,
                 "wall_s": each.wall_s,
-                "predicted_step_s": each.found.step_s,
+                "predicted_step_s": each.candidate.step_s,
                 "measured_step_s": None if each.ran is None else each.ran.step_s,
                 "off": each.off,
                 "spread": None if each.ran is None else each.ran.spread,

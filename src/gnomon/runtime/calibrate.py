@@ -159,7 +159,7 @@ def measure(budget: Budget) -> list[Times]:
         talk.round()
     gc.enable()
     progress.end()
-    return found + talk.found
+    return found + talk.times
 
 
 def _time_is_up(mine: bool) -> bool:
@@ -209,7 +209,7 @@ class Talk:
     """Messages and collectives between the processes: in groups of every size that divides them."""
 
     def __init__(self, budget: Budget) -> None:
-        world, self.found = dist.get_world_size(), list[Times]()
+        world, self.times = dist.get_world_size(), list[Times]()
         self.share = 0.2 * budget.seconds / budget.rounds
         sizes = BYTES if budget.fine else BYTES[:4:3]
         self.bytes = Axis(name="bytes", sizes=sizes)
@@ -218,12 +218,12 @@ class Talk:
         if not counts:
             return
         for kind in ("all_reduce", "all_gather", "reduce_scatter"):
-            self.found.append(Times.of((kind, "", ""), (Axis(name="ranks", sizes=counts), self.bytes)))
-        self.found.append(Times.of(("send_recv", "", ""), (self.bytes,)))
+            self.times.append(Times.of((kind, "", ""), (Axis(name="ranks", sizes=counts), self.bytes)))
+        self.times.append(Times.of(("send_recv", "", ""), (self.bytes,)))
 
     def round(self) -> None:
         """One visit of every point."""
-        for times in self.found:
+        for times in self.times:
             counts = times.axes[0].sizes if times.key[0] != "send_recv" else (2,)
             for at, (ranks, size) in enumerate((r, s) for r in counts for s in self.bytes.sizes):
                 times.busy[at] += self._repeats(times.key[0], self.groups[ranks], size)
@@ -283,15 +283,15 @@ class _Progress:
     def __init__(self, total: int, *, shown: bool) -> None:
         self.total, self.done, self.shown = total, 0, shown
         self.terminal = sys.stderr.isatty()
-        self.began = self.said = perf_counter()
+        self.began = self.printed_at = perf_counter()
 
     def step(self) -> None:
         """One more point was visited."""
         self.done += 1
         now = perf_counter()
-        if not self.shown or now - self.said < (0.2 if self.terminal else 10.0):
+        if not self.shown or now - self.printed_at < (0.2 if self.terminal else 10.0):
             return
-        self.said = now
+        self.printed_at = now
         left = (now - self.began) * (self.total / self.done - 1)
         text = f"measuring {100 * self.done // self.total} %, {left:.0f} s left"
         print(f"\r{text}  " if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)

@@ -47,8 +47,8 @@ def plain(error: Exception, rank: int, at: str) -> Exception:
 def ended(failed: FailedError, world_size: int, *, left: Path | None, resume_with: str) -> RunError:
     """What to tell of a run whose processes failed. left: the newest whole checkpoint."""
     first, *others = failed.failures
-    waited = "".join(f"; {each.said}" for each in [each for each in others if each.error is PeerError][:SAID])
-    cause = first.said if first.error else f"rank {first.rank} of {world_size} {first.describe()}"
+    waited = "".join(f"; {each.message}" for each in [each for each in others if each.error is PeerError][:SAID])
+    cause = first.message if first.error else f"rank {first.rank} of {world_size} {first.describe()}"
     after = f"the checkpoint {left} is whole: {resume_with or 'resume from it'}" if left else "no checkpoint"
     kind = PeerError if may_start_again(failed) else RunError
     return kind(f"{cause}, so the run ended{waited}; {after}")

@@ -62,7 +62,7 @@ def launch(
         error = failed.failures[0].error
         if error is None or error is PeerError:
             raise
-        raise error(failed.failures[0].said) from failed
+        raise error(failed.failures[0].message) from failed
 
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

@@ -45,7 +45,7 @@ class Small:
     graph: Graph
     plan: Plan
     workload: Workload
-    said: tuple[str, ...] = ()
+    simplified: tuple[str, ...] = ()
     """What was made smaller than in the plan, other than sizes."""
 
 
@@ -97,7 +97,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
         except PlanError as error:
             why = error
             continue
-        return Small(graph=small, plan=chosen, workload=given, said=tuple(said))
+        return Small(graph=small, plan=chosen, workload=given, simplified=tuple(said))
     assert why is not None
     raise why
 
@@ -286,7 +286,7 @@ def _part(parameters: Parameters, slot: Slot, flat: Tensor | None) -> Tensor:
 def lines(found: Compared, job: Small) -> Iterator[str]:
     """For people."""
     w = job.workload
-    yield from job.said
+    yield from job.simplified
     yield (
         f"{job.graph.name}: {job.graph.num_parameters():,} parameters, {w.global_batch_size} sequences of {w.seq_len} "
         f"tokens on {job.plan.world_size} ranks, {STEPS} steps in fp64 beside the plain model"
@@ -308,5 +308,5 @@ def to_mapping(found: Compared, job: Small) -> dict[str, Any]:
         "loss": list(found.loss),
         "ranks": job.plan.world_size,
         "parameters": job.graph.num_parameters(),
-        "smaller": list(job.said),
+        "smaller": list(job.simplified),
     }

@@ -56,7 +56,7 @@ class Failure:
     """Below 0: the number of the signal that killed it."""
     kind: str = ""
     """Name of the error, empty where it left none."""
-    said: str = ""
+    message: str = ""
     traceback: str = ""
     out_of_memory: bool = False
     """Whether Linux has killed a process of this machine meanwhile, as memory ran out."""
@@ -76,7 +76,7 @@ class Failure:
             return f"was killed by {signal.Signals(-self.exitcode).name}{why}"
         if not self.kind:
             return f"ended with status {self.exitcode} and said nothing"
-        return self.said if self.error else f"failed: {self.kind}: {self.said[:400]}"
+        return self.message if self.error else f"failed: {self.kind}: {self.message[:400]}"
 
 
 class FailedError(RunError):
@@ -93,7 +93,9 @@ class FailedError(RunError):
 
 def _cause_first(failure: Failure) -> tuple[int, float]:
     """Killed by others, then errors as they came; that a peer is gone follows from something else."""
-    return (failure.error is PeerError or "onnection" in failure.said, failure.at) if failure.kind else (-1, failure.at)
+    return (
+        (failure.error is PeerError or "onnection" in failure.message, failure.at) if failure.kind else (-1, failure.at)
+    )
 
 
 @dataclass(slots=True)
@@ -123,7 +125,7 @@ class Processes:
         self.context: Any = get_context(start_method)
         self.start_method = start_method
         self.ranks: list[_Rank] = []
-        self.found: dict[int, Any] = {}
+        self.returned: dict[int, Any] = {}
         self.stopped, self.grace_s = 0, grace_s
         self.until = float("inf")
         self.oom_kills = oom_kills()
@@ -141,9 +143,9 @@ class Processes:
             del store
             if failed:
                 raise FailedError([self._failure(rank) for rank in failed], self.world_size)
-            if len(self.found) < self.world_size:
+            if len(self.returned) < self.world_size:
                 raise SystemExit(128 + self.stopped)
-            return dict(sorted(self.found.items()))
+            return dict(sorted(self.returned.items()))
 
     def _start(self, folder: Path, port: int) -> None:
         if self.start_method == "forkserver":
@@ -185,7 +187,7 @@ class Processes:
         failed: list[int] = []
         while running := [i for i, rank in enumerate(self.ranks) if not rank.seen_s]:
             ends: dict[Any, int] = {self.ranks[i].process.sentinel: i for i in running}
-            pipes: dict[Any, int] = {self.ranks[i].results: i for i in running if i not in self.found}
+            pipes: dict[Any, int] = {self.ranks[i].results: i for i in running if i not in self.returned}
             ready = connection.wait([*ends, *pipes], LOOK_S)
             for one in ready:
                 if (rank := pipes.get(one)) is not None:
@@ -196,7 +198,7 @@ class Processes:
                 self._receive(rank)
                 self.ranks[rank].process.join()
                 self.ranks[rank].seen_s = time()
-                if rank not in self.found and self.ranks[rank].process.exitcode != 128 + self.stopped:
+                if rank not in self.returned and self.ranks[rank].process.exitcode != 128 + self.stopped:
                     failed.append(rank)
                     self.until = min(self.until, monotonic() + FAILED_S)
             if monotonic() > self.until:
@@ -207,8 +209,8 @@ class Processes:
         """What a rank returned, if it has."""
         pipe = self.ranks[rank].results
         try:
-            if rank not in self.found and pipe.poll():
-                self.found[rank] = pickle.loads(pipe.recv_bytes())
+            if rank not in self.returned and pipe.poll():
+                self.returned[rank] = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):  # it ends without one
             pass
 
@@ -225,7 +227,7 @@ class Processes:
             rank=rank,
             exitcode=process.exitcode or 0,
             kind=kind,
-            said=said,
+            message=said,
             traceback=extra["py_callstack"],
             at=float(extra["at"]),
         )

@@ -56,7 +56,7 @@ class Progress:
     """Where to."""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=SMOOTH))
     """Seconds of the last steps."""
-    said: float = float("-inf")
+    printed_at: float = float("-inf")
     """When the last line went to a log."""
 
     def show(
@@ -72,8 +72,8 @@ class Progress:
             text = f"{line}\n{_held_out(held_out)}" if held_out is not None or last else line
             print(f"\r\x1b[K{text}", end="", file=self.out, flush=True)
             return
-        if monotonic() - self.said >= LOG_S or held_out is not None or last:
-            self.said = monotonic()
+        if monotonic() - self.printed_at >= LOG_S or held_out is not None or last:
+            self.printed_at = monotonic()
             print(f"{line}\n{_held_out(held_out)}", end="", file=self.out, flush=True)
 
     def line(self, step: int, loss: float, width: int | None = None) -> str:

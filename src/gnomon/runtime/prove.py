@@ -62,7 +62,7 @@ class CapturedRun:
     def __init__(self, module: nn.Module, found: Captured, dtype: torch.dtype) -> None:
         graph = found.graph
         check_runnable(graph)
-        self.graph, self.found = graph, found
+        self.graph, self.captured = graph, found
         kept = GraphDtypes(param="fp32", compute="fp32")
         sharded = shard_graph(graph, Layout(), Mesh(), symbols(graph), kept)
         self.runs = {name: BlockRun(block, {}) for name, block in sharded.items()}

@@ -34,7 +34,7 @@ class Steady:
     cause: NDArray[np.int64]
     """Position each waited for; -1 where it only runs ahead."""
     cause_steps: NDArray[np.int64]
-    found: Period
+    period: Period
 
 
 def steady(structure: Structure, durations: Durations) -> Steady:
@@ -58,7 +58,7 @@ def steady(structure: Structure, durations: Durations) -> Steady:
         period_s=float(np.ceil(ratio / parts / TICK_S) * TICK_S),
         cause=cause,
         cause_steps=cause_steps,
-        found=found,
+        period=found,
     )
 
 

@@ -112,10 +112,10 @@ def undominated(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
 
 def _front(cases: Sequence[Case]) -> str:
     """A point a plan, memory across and time up, over the staircase of what is fastest in each memory."""
-    shown = [(i, case) for i, case in enumerate(cases, 1) if case.found is not None]
+    shown = [(i, case) for i, case in enumerate(cases, 1) if case.best is not None]
     if not shown:
         return ""
-    points = [(c.found.prediction.tightest.peak_bytes / GIB, c.found.step_s) for _, c in shown if c.found is not None]
+    points = [(c.best.prediction.tightest.peak_bytes / GIB, c.best.step_s) for _, c in shown if c.best is not None]
     most = max(seconds for _, seconds in points)
     unit, factor = ("s", 1.0) if most >= 1 else ("ms", 1e3) if most >= 1e-3 else ("us", 1e6)
     across = Axis.of("peak memory of the fullest device (GiB)", [memory for memory, _ in points])
@@ -165,10 +165,10 @@ def _numbered(placed: Sequence[tuple[float, float]]) -> list[bool]:
 
 def _point(index: int, case: Case, at: tuple[float, float], *, front: bool, numbered: bool) -> str:
     """A point that leads to its row, and what stands over the plot while the pointer is on it."""
-    assert case.found is not None
-    memory = gib(case.found.prediction.tightest.peak_bytes)
+    assert case.best is not None
+    memory = gib(case.best.prediction.tightest.peak_bytes)
     plan = row(case, heads((case,)))[-1]
-    said = escape(f"{index}: {show_seconds(case.found.step_s)}, {memory} GiB: {plan}")
+    said = escape(f"{index}: {show_seconds(case.best.step_s)}, {memory} GiB: {plan}")
     kind = "point" if front else "point beaten"
     shown = f"<b>{index}</b>" if numbered else ""
     return (
@@ -179,11 +179,11 @@ def _point(index: int, case: Case, at: tuple[float, float], *, front: bool, numb
 
 def _bars(cases: Sequence[Case]) -> str:
     """A bar of the step's seconds for each case, from zero."""
-    most = max((case.found.step_s for case in cases if case.found is not None), default=1.0)
+    most = max((case.best.step_s for case in cases if case.best is not None), default=1.0)
     rows = []
     for case in cases:
-        seconds = 0.0 if case.found is None else case.found.step_s
-        said = "no plan" if case.found is None else show_seconds(seconds)
+        seconds = 0.0 if case.best is None else case.best.step_s
+        said = "no plan" if case.best is None else show_seconds(seconds)
         rows.append(
             f'<div class="bar-row"><span class="bar-label">{escape(case.label)}</span>'
             f'<span class="bar" title="{escape(case.why or said)}"><span class="step" '

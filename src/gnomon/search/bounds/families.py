@@ -380,19 +380,19 @@ class Ends:
     """[1 or columns] of the norm, in which all ranks meet: as long as the slowest one's."""
     reduce: Doubles
     """Gradients after the last backward."""
-    each: Doubles
+    microbatch_reduce: Doubles
     """Gradients of every microbatch, between one backward and the next (ZeRO 2)."""
     blocked: Doubles
     """Of these, reductions that hold the compute stream, one stage after another, because they may not overlap."""
 
 
-ENDS = ("update", "head", "norm", "reduce", "each", "blocked")
+ENDS = ("update", "head", "norm", "reduce", "microbatch_reduce", "blocked")
 
 
 def no_ends(stages: int) -> Ends:
     """Nothing before and after: a bound without them holds too."""
     zero = np.zeros((stages, 1))
-    return Ends(update=zero, head=zero, norm=zero[0], reduce=zero, each=zero, blocked=zero)
+    return Ends(update=zero, head=zero, norm=zero[0], reduce=zero, microbatch_reduce=zero, blocked=zero)
 
 
 def time_bound(
@@ -449,10 +449,10 @@ def time_bound(
     if most is not None:
         passing = head + before + count * length / np.maximum(most, 1) + behind + tail
         found = np.maximum(found, passing.max(axis=0))
-    if ends.each.any():
+    if ends.microbatch_reduce.any():
         own = act.weight if split_backward else act.whole
-        found = np.maximum(found, (count * (own + ends.each)).max(axis=0))
-        found = np.maximum(found, (pipeline.on_rank @ ends.each * count).max(axis=0))
+        found = np.maximum(found, (count * (own + ends.microbatch_reduce)).max(axis=0))
+        found = np.maximum(found, (pipeline.on_rank @ ends.microbatch_reduce * count).max(axis=0))
     return found + ends.norm
 
 

@@ -172,7 +172,7 @@ class Sharding:
         if self.zero == 3:
             update = self.updates.by_layer(pipeline)
             head, reduce = _of_rank(pipeline, update), self.late(pipeline, back)
-            return Ends(update=update, head=head, norm=norm, reduce=reduce, each=nothing, blocked=nothing)
+            return Ends(update=update, head=head, norm=norm, reduce=reduce, microbatch_reduce=nothing, blocked=nothing)
         found = self.traffic(pipeline, overlap=overlap)
         if not overlap:
             forward = back = nothing
@@ -185,7 +185,7 @@ class Sharding:
             head=np.maximum(updates, found.update + gather) if overlap else updates + _of_rank(pipeline, gather),
             norm=norm,
             reduce=reduce + both,
-            each=reduce if self.zero == 2 and overlap else nothing,
+            microbatch_reduce=reduce if self.zero == 2 and overlap else nothing,
             blocked=reduce + both if self.zero and not overlap else nothing,
         )
 

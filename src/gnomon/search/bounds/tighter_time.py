@@ -57,7 +57,7 @@ class Loose:
         """What its reductions are for the skeleton."""
         if self.sharding.zero == 3:
             return "layers"
-        if self.ends.each.any():
+        if self.ends.microbatch_reduce.any():
             return "stages"
         return "once" if self.ends.reduce.any() and not self.ends.blocked.any() else ""
 
@@ -104,7 +104,7 @@ class Tighten:
         found = gaps(point.schedule, point.pp, point.virtual_stages, loose.count)
         before = way(pipeline, act.forward, loose.sends)[pipeline.lowest, 0]
         head = loose.ends.head[pipeline.root[pipeline.lowest]]
-        seconds = float((head + before + stalled(found, act, loose.ends.each)).max() + loose.ends.norm)
+        seconds = float((head + before + stalled(found, act, loose.ends.microbatch_reduce)).max() + loose.ends.norm)
         waiting = self._waiting[self._group(loose)]
         waiting[loose] = max(waiting[loose], seconds)
         return seconds
@@ -143,7 +143,7 @@ class Tighten:
     def _reductions(self, loose: Loose) -> tuple[Doubles, Doubles]:
         """([stages] seconds of a reduction of every microbatch, of the last with what follows on its stream)."""
         if loose.reductions != "layers":
-            return loose.ends.each, loose.ends.reduce
+            return loose.ends.microbatch_reduce, loose.ends.reduce
         counts, sharding = loose.pipeline.split.counts, loose.sharding
         reduce = counts @ sharding.reduced_s
         return reduce, reduce + counts @ sharding.summed_s * loose.pipeline.own

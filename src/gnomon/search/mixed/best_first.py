@@ -71,7 +71,7 @@ class Large:
 
     known: frozenset[Shape | MixedBlock] = frozenset()
     """Shown so at less work, longer sequences or a larger model taking no less memory: not looked at."""
-    found: set[Shape | MixedBlock] = field(default_factory=set)
+    added: set[Shape | MixedBlock] = field(default_factory=set)
     """Shown so by this search, which adds them."""
 
 
@@ -176,7 +176,7 @@ class MixedSearch:
                 self._push(self._rough(block), block)
 
     def _too_large(self, item: Shape | MixedBlock, points: int) -> None:
-        self.large.found.add(item)
+        self.large.added.add(item)
         self.counts.too_large += points
 
     def worst(self) -> float:
@@ -220,7 +220,7 @@ class MixedSearch:
             members = self.space.members(block.shape, block.microbatches)
             self.counts.too_large += members * (len(every) - len(pipe.variants))
             if not pipe.variants:
-                self.large.found.add(block)
+                self.large.added.add(block)
             for split in (False, True):
                 node = Node(pipe, split, (), 0, 0.0, 0.0)
                 if node.variants:

@@ -48,7 +48,7 @@ class Case:
     """What was varied, as in `seq_len=4096`."""
     cluster: Cluster
     workload: Workload
-    found: Found | MixedFound | None
+    best: Found | MixedFound | None
     """None where nothing runs or fits; a `MixedFound` on machines of several kinds."""
     why: str = ""
     """Why there is none."""
@@ -57,19 +57,19 @@ class Case:
     left: int = 0
     """Plans of its search that were not looked at before the budget was spent."""
     fitted: Fitted | None = None
-    """By which choices beyond the exact search `found` fits, where no plan of that does."""
+    """By which choices beyond the exact search `best` fits, where no plan of that does."""
 
     @property
     def tokens(self) -> float | None:
         """Tokens of a step; samples where the model has no sequences."""
-        return None if self.found is None else tokens_of(self.found)
+        return None if self.best is None else tokens_of(self.best)
 
     @property
     def dollars_per_step(self) -> float | None:
         """Rent of a step's time; None without a plan or a price."""
-        if self.found is None or self.rent is None:
+        if self.best is None or self.rent is None:
             return None
-        return self.rent.dollars_per_hour / 3600 * self.found.step_s
+        return self.rent.dollars_per_hour / 3600 * self.best.step_s
 
     @property
     def dollars_per_token(self) -> float | None:
@@ -123,7 +123,7 @@ class Question:
         """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's. known, most_nodes:
         of a search over several kinds, as `plan_mixed` takes them."""
         goal = self.goal if memory_bytes is None else replace(self.goal, memory_bytes=memory_bytes)
-        case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
+        case = Case(label=label, cluster=cluster, workload=workload, best=None, rent=rent(cluster, self.prices))
         if is_mixed(cluster):
             return self._over_kinds(case, memory_bytes, known, most_nodes)
         try:
@@ -147,7 +147,7 @@ class Question:
         case = replace(case, left=found.counts.left)
         if found.best:
             try:
-                return replace(case, found=found.best[0] if self.improve is None else self.improve(found))
+                return replace(case, best=found.best[0] if self.improve is None else self.improve(found))
             except PlanError as error:  # what is fixed beyond the search fits in none
                 return replace(case, why=str(error))
         if case.left:
@@ -178,7 +178,7 @@ class Question:
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
-        return replace(case, found=found.best[0])
+        return replace(case, best=found.best[0])
 
     def fitting(
         self,
@@ -193,14 +193,14 @@ class Question:
         """A plan that fits; without one, the reason. On machines of several kinds not the fastest, which takes longer
         to find: `like` are cases whose plans are tried first, and with `only` no others. large: what need not be looked
         at."""
-        case = Case(label=label, cluster=cluster, workload=workload, found=None, rent=rent(cluster, self.prices))
+        case = Case(label=label, cluster=cluster, workload=workload, best=None, rent=rent(cluster, self.prices))
         if not self.more():
             return replace(case, why=NOT_TRIED)
         if self.told is not None:
             self.told(label)
         if not is_mixed(cluster):
             return replace(self, improve=None).best(cluster, workload, label=label)
-        known = tuple(each.found for each in like if isinstance(each.found, MixedFound))
+        known = tuple(each.best for each in like if isinstance(each.best, MixedFound))
         try:
             found = fitting(
                 self.graph,
@@ -218,7 +218,7 @@ class Question:
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
-        return replace(case, found=found)
+        return replace(case, best=found)
 
     def fastest(self, case: Case) -> Case:
         """The same case with the fastest plan, where `fitting` or `squeezed` has found another; over
@@ -226,17 +226,17 @@ class Question:
         if not self.more():
             return case
         if case.fitted is not None:
-            better = self.squeeze(case.cluster, case.workload).fitted([case.fitted.found.point])
-            slower = better is None or better.found.step_s >= case.fitted.found.step_s
-            return case if better is None or slower else replace(case, found=better.found, fitted=better)
+            better = self.squeeze(case.cluster, case.workload).fitted([case.fitted.candidate.point])
+            slower = better is None or better.candidate.step_s >= case.fitted.candidate.step_s
+            return case if better is None or slower else replace(case, best=better.candidate, fitted=better)
         if self.improve is None and not is_mixed(case.cluster):
             return case
-        known = (case.found,) if isinstance(case.found, MixedFound) else ()
+        known = (case.best,) if isinstance(case.best, MixedFound) else ()
         best = self.best(case.cluster, case.workload, label=case.label, known=known, most_nodes=FASTEST_NODES)
-        if self.spares and isinstance(best.found, Found):  # activations on the host in place of recompute
-            others = (best.found, *self.squeeze(case.cluster, case.workload).smaller(best.found))
-            best = replace(best, found=min(others, key=lambda each: each.step_s))
-        if best.found is None or (case.found is not None and case.found.step_s <= best.found.step_s):
+        if self.spares and isinstance(best.best, Found):  # activations on the host in place of recompute
+            others = (best.best, *self.squeeze(case.cluster, case.workload).smaller(best.best))
+            best = replace(best, best=min(others, key=lambda each: each.step_s))
+        if best.best is None or (case.best is not None and case.best.step_s <= best.best.step_s):
             return case
         return best
 
@@ -262,7 +262,7 @@ class Question:
     def squeezed(self, case: Case, like: Iterable[Case]) -> Case:
         """A case without a plan, with one that fits by choices beyond the exact search, if one is found. like: cases of
         smaller work, whose plans are tried first."""
-        if is_mixed(case.cluster) or not self.spares or case.found is not None:
+        if is_mixed(case.cluster) or not self.spares or case.best is not None:
             return case
         if not self.more():
             return replace(case, why=f"{case.why}; choices beyond the exact search not tried: {SPENT}")
@@ -275,8 +275,8 @@ class Question:
         known = [*like]
         squeeze = self.squeeze(case.cluster, case.workload)
         fitted = next((f for each in known if each.fitted and (f := squeeze.alike(each.fitted))), None)
-        fitted = fitted or squeeze.fitted(each.found.point for each in known if isinstance(each.found, Found))
-        return case if fitted is None else replace(case, found=fitted.found, why="", fitted=fitted)
+        fitted = fitted or squeeze.fitted(each.best.point for each in known if isinstance(each.best, Found))
+        return case if fitted is None else replace(case, best=fitted.candidate, why="", fitted=fitted)
 
 
 def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_bytes: int = 1) -> tuple[Case, ...]:
@@ -292,11 +292,11 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
     limit, why = max(memory_limits(kinds_of(cluster), asked.goal)), ""
     while limit > 0:
         case = asked.best(cluster, workload, memory_bytes=limit)
-        if case.found is None:
+        if case.best is None:
             why = case.why
             break
-        peak = _peak_bytes(case.found)
-        while cases and cases[-1].found is not None and cases[-1].found.step_s >= case.found.step_s:
+        peak = _peak_bytes(case.best)
+        while cases and cases[-1].best is not None and cases[-1].best.step_s >= case.best.step_s:
             cases.pop()  # as fast, with more memory
         cases.append(replace(case, label=show_bytes(limit)))
         limit = peak - resolution_bytes
@@ -313,14 +313,14 @@ def _smaller(asked: Question, cases: Sequence[Case]) -> Iterator[Case]:
     for case in cases:
         if asked.spare.told is not None:
             asked.spare.told(case.label)
-        if isinstance(case.found, Found):
-            for found in asked.squeeze(case.cluster, case.workload).smaller(case.found):
-                yield replace(case, label=show_bytes(_peak_bytes(found)), found=found)
+        if isinstance(case.best, Found):
+            for found in asked.squeeze(case.cluster, case.workload).smaller(case.best):
+                yield replace(case, label=show_bytes(_peak_bytes(found)), best=found)
 
 
 def _front_of(cases: Iterable[Case], resolution_bytes: int) -> tuple[Case, ...]:
     """Those that no other beats, the fastest first, each with so much less memory than the one before."""
-    able = [(case.found.step_s, _peak_bytes(case.found), case) for case in cases if case.found is not None]
+    able = [(case.best.step_s, _peak_bytes(case.best), case) for case in cases if case.best is not None]
     front: list[Case] = []
     last = float("inf")
     for _, peak, case in sorted(able, key=lambda each: each[:2]):
@@ -342,7 +342,7 @@ def fewest_devices(
     cases: list[Case] = []
     for case in fast_enough(asked, clusters, workload, max_step_s):
         cases.append(case)
-        if case.found is not None and case.found.step_s <= max_step_s:
+        if case.best is not None and case.best.step_s <= max_step_s:
             break
     return tuple(cases)
 
@@ -359,7 +359,7 @@ def fast_enough(asked: Question, clusters: Iterable[Cluster], workload: Workload
                 label=label,
                 cluster=cluster,
                 workload=workload,
-                found=None,
+                best=None,
                 why=why,
                 rent=rent(cluster, asked.prices),
             )
@@ -386,7 +386,7 @@ def among(asked: Question, clusters: Iterable[Cluster], workload: Workload) -> t
 def best_case(cases: Iterable[Case], by: Literal["step", "cost"], max_step_s: float = float("inf")) -> Case | None:
     """The case with the shortest step or the cheapest token, of those whose step is no longer than `max_step_s`; of
     equal ones that with fewer devices. PlanError for the cheapest where machines have no price."""
-    able = [case for case in cases if case.found is not None and case.found.step_s <= max_step_s]
+    able = [case for case in cases if case.best is not None and case.best.step_s <= max_step_s]
     if by == "cost" and (unknown := [case for case in able if case.rent is None]):
         raise PlanError(
             f"no price of {unknown[0].cluster.name} is known; give dollars of a device-hour with --price 2.5, or "
@@ -394,8 +394,8 @@ def best_case(cases: Iterable[Case], by: Literal["step", "cost"], max_step_s: fl
         )
 
     def key(case: Case) -> tuple[float, int]:
-        assert case.found is not None
-        value = case.found.step_s if by == "step" else case.dollars_per_token
+        assert case.best is not None
+        value = case.best.step_s if by == "step" else case.dollars_per_token
         return value or 0.0, case.cluster.num_devices
 
     return min(able, key=key, default=None)
@@ -419,9 +419,9 @@ def longest(
         work = replace(workload, seq_len=length)
         shown = large_of(large, count)
         case = asked.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried), only=known, large=shown)
-        if case.found is not None or not known:
+        if case.best is not None or not known:
             tried[count] = case
-        return case.found is not None
+        return case.best is not None
 
     def squeezes(count: int) -> bool:
         if count * multiple > most:
@@ -431,12 +431,12 @@ def longest(
             label=f"seq_len={length}",
             cluster=cluster,
             workload=replace(workload, seq_len=length),
-            found=None,
+            best=None,
             why="nothing fits in memory",
             rent=rent(cluster, asked.prices),
         )
         tried[count] = asked.squeezed(tried.get(count, case), like_of(tried))
-        return tried[count].found is not None
+        return tried[count].best is not None
 
     low = int(fits(1))
     if is_mixed(cluster):
@@ -477,19 +477,19 @@ def by_known(fits: Callable[..., bool], low: int, most: int) -> int:
 
 def large_of(shown: dict[int, Large], count: int) -> Large:
     """What need not be looked at of a count, since it is too large at a smaller one; what is found is added."""
-    shown[count] = Large(known=frozenset().union(*(each.found for less, each in shown.items() if less < count)))
+    shown[count] = Large(known=frozenset().union(*(each.added for less, each in shown.items() if less < count)))
     return shown[count]
 
 
 def like_of(tried: Mapping[int, Case]) -> list[Case]:
     """The largest cases that fit, whose plans may fit others."""
-    return [case for _, case in sorted(tried.items(), reverse=True) if case.found is not None][:4]
+    return [case for _, case in sorted(tried.items(), reverse=True) if case.best is not None][:4]
 
 
 def others(tried: Mapping[int, Case], low: int) -> Iterator[Case]:
     """The other cases than the answer, in order. Those below it without a plan are left out: only the exact search was
     asked for one."""
-    return (case for count, case in sorted(tried.items()) if count > low or (count < low and case.found is not None))
+    return (case for count, case in sorted(tried.items()) if count > low or (count < low and case.best is not None))
 
 
 def further(fits: Callable[[int], bool], low: int) -> int:

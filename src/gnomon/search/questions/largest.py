@@ -111,7 +111,7 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
         name = f"layers={made.config.num_layers} heads={made.config.num_heads}"
         tried[count] = _case(asked, cluster, workload, made.graph, name, large_of(large, count))
         graphs[count] = made.graph
-        return tried[count].found is not None
+        return tried[count].best is not None
 
     def squeezes(count: int) -> bool:
         if count > MOST:
@@ -121,7 +121,7 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
         case = tried.get(count) or _without(asked, cluster, workload, made.graph, name)
         tried[count] = replace(asked, graph=made.graph).squeezed(case, like_of(tried))
         graphs[count] = made.graph
-        return tried[count].found is not None
+        return tried[count].best is not None
 
     least = getattr(config, "num_dense_layers", 0) + 1 if rule != "hidden" else 1
     own = config.num_heads if rule == "hidden" else config.num_layers
@@ -173,7 +173,7 @@ def largest_of(asked: Question, cluster: Cluster, workload: Workload, graphs: It
     cases = []
     for graph in sorted(graphs, key=lambda graph: graph.num_parameters(), reverse=True):
         cases.append(replace(asked, graph=graph).squeezed(_case(asked, cluster, workload, graph, graph.name), ()))
-        if cases[-1].found is not None:
+        if cases[-1].best is not None:
             cases[-1] = replace(asked, graph=graph).fastest(cases[-1])
             return tuple(cases)
     named = ", ".join(f"{case.label}: {case.why}" for case in cases)
@@ -189,7 +189,7 @@ def _case(
 def _without(asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:
     """A size of which the exact search is known to have no plan."""
     why, cost = "nothing fits in memory", rent(cluster, asked.prices)
-    return Case(label=_said(graph, label), cluster=cluster, workload=workload, found=None, why=why, rent=cost)
+    return Case(label=_said(graph, label), cluster=cluster, workload=workload, best=None, why=why, rent=cost)
 
 
 def _said(graph: Graph, label: str) -> str:

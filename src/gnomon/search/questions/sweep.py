@@ -90,13 +90,13 @@ def _with_plans_of(asked: Question, case: Case, cases: Sequence[Case]) -> Case:
     plans: dict[Plan, Found] = {}
     for other in cases:
         same = other.workload == case.workload and other.cluster.num_devices == case.cluster.num_devices
-        if other is not case and same and isinstance(other.found, Found) and not is_mixed(other.cluster):
-            plans.setdefault(other.found.plan, other.found)
-    if isinstance(case.found, Found):
-        plans.pop(case.found.plan, None)
-    tried = [case.found, *(_tried(asked, case, each) for each in plans.values())]
+        if other is not case and same and isinstance(other.best, Found) and not is_mixed(other.cluster):
+            plans.setdefault(other.best.plan, other.best)
+    if isinstance(case.best, Found):
+        plans.pop(case.best.plan, None)
+    tried = [case.best, *(_tried(asked, case, each) for each in plans.values())]
     able = [each for each in tried if each is not None]
-    return replace(case, found=min(able, key=lambda each: each.step_s), why="") if able else case
+    return replace(case, best=min(able, key=lambda each: each.step_s), why="") if able else case
 
 
 def _tried(asked: Question, case: Case, found: Found) -> Found | None:

@@ -51,7 +51,7 @@ class Spare:
 class Fitted:
     """A plan that fits by such choices."""
 
-    found: Found
+    candidate: Found
     made: tuple[tuple[Choice, Value], ...]
     """What it needs: without any one of them it does not fit."""
     without: Prediction
@@ -60,7 +60,7 @@ class Fitted:
     @property
     def cost(self) -> float:
         """Share by which they lengthen the step of that plan."""
-        return self.found.step_s / self.without.step_s - 1
+        return self.candidate.step_s / self.without.step_s - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Squeeze:
 
     def alike(self, other: Fitted) -> Fitted | None:
         """A plan that fits like that of other work, by the same choices: quicker than `fitted`, not the fastest."""
-        point = other.found.point
+        point = other.candidate.point
         try:
             plan = self._space(self.base).plan(point)
         except GnomonError:
@@ -257,7 +257,7 @@ class Squeeze:
         for choice, _ in made:
             plan = choice.make(plan, self.graph, choice.of(self.base))
         without = self._predicted(plan) if made else None
-        return None if without is None else Fitted(found=found, made=tuple(made), without=without)
+        return None if without is None else Fitted(candidate=found, made=tuple(made), without=without)
 
     def _predicted(self, plan: Plan) -> Prediction | None:
         """None for a plan that cannot run."""

@@ -67,7 +67,7 @@ class Refined:
     """Where the best one began."""
     steps: tuple[Step, ...]
     """Its changes in order, what is fixed first; none if nothing is gained."""
-    found: Found
+    best: Found
     """The best plan."""
     tried: int
     """Predictions made."""
@@ -109,7 +109,7 @@ def refine(
     return Refined(
         start=best[0],
         steps=best[1],
-        found=best[2],
+        best=best[2],
         tried=descent.tried,
         starts=len(begins),
         choices=tuple(choices),

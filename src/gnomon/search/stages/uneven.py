@@ -124,7 +124,7 @@ class _Pass:
 
     def __init__(self, found: Result, cut: Cut | None, told: Callable[[int, int], None] | None, more: More) -> None:
         self.more = more
-        self.found, self.space, self.cut, self.told = found, found.space, cut, told
+        self.result, self.space, self.cut, self.told = found, found.space, cut, told
         free = {"none", "full"} <= set(found.space.recompute)
         self.unit: Unit = unit_of(found.stack) if free else "none"
         self.best: tuple[float, Found] | None = None
@@ -149,7 +149,9 @@ class _Pass:
                 point.recompute == "offload"
             ):  # what is on the host is not divided further: the same plan, all of it kept
                 point = point._replace(recompute="none")
-                prediction = predict(self.found.graph, self.found.cluster, shape, self.found.workload, self.found.stack)
+                prediction = predict(
+                    self.result.graph, self.result.cluster, shape, self.result.workload, self.result.stack
+                )
             trials = Trials(prediction)
             hope = self._hope(trials)
             if hope < self.worst:
@@ -180,13 +182,13 @@ class _Pass:
         return step * min(ideal / start, 1.0)
 
     def _own_rule(self) -> bool:
-        return self.found.stack.name in OWN_RULE
+        return self.result.stack.name in OWN_RULE
 
     def _cut(self, point: Point, trials: Trials) -> bool:
         """Gives one plan its best cut; whether it is the best plan so far."""
         if self.told is not None:
             self.told(len(self.tried) + 1, PLANS * ROUNDS)
-        least = Least(trials, self.found.limit_bytes, self.unit)
+        least = Least(trials, self.result.limit_bytes, self.unit)
         budget = max(8, min(120, ROWS // trials.prediction.structure.program.num_rows))
         trial: Trial | None
         try:
@@ -203,7 +205,7 @@ class _Pass:
         self.tried.append(Tried(point=point, equal_s=trials.prediction.step_s, step_s=step, cuts=cuts))
         if trial is None or trial.step_s >= self.worst:
             return False
-        made = predict(self.found.graph, self.found.cluster, trial.plan, self.found.workload, self.found.stack)
+        made = predict(self.result.graph, self.result.cluster, trial.plan, self.result.workload, self.result.stack)
         self.best = made.step_s, Found(point=point, plan=trial.plan, prediction=made)
         return True
 
@@ -218,7 +220,7 @@ class _Pass:
             if not kept or not _allowed(point, self.space) or _shape(plan) in self.done or not self.more():
                 continue
             try:
-                found = predict(self.found.graph, self.found.cluster, plan, self.found.workload, self.found.stack)
+                found = predict(self.result.graph, self.result.cluster, plan, self.result.workload, self.result.stack)
             except GnomonError:
                 continue
             yield point, found

@@ -40,7 +40,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", "head_dim": 64, "query_pre_attn_scalar": 64, **SIZES},
     "phi3": {"model_type": "phi3", "pad_token_id": 0, **SIZES},
     "gpt2": {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 4096, "n_positions": 512},
-    "gpt_neox": {"model_type": "gpt_neox", **SIZES},
+    "gpt_neox": {"model_type": "gpt_neox", **{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **SIZES},
 }
 

@@ -248,6 +248,7 @@ def test_a_plan_file_says_model_machines_and_batch(tmp_path: Path, capsys: pytes
     status, out, _ = ask(capsys, "predict", "--plan", str(path), "--json")
     words = ["--zero", "1", "--tp", "2", "--micro-batch-size", "2", "--stack", "torchtitan", "--json"]
     assert (status, out) == ask(capsys, *LLAMA, *words)[:2]
+    assert (status, out) == ask(capsys, "predict", str(path), "--json")[:2]
     _, out, _ = ask(capsys, "predict", "--plan", str(path), "--global-batch", "64", "--on", "2x8xh100-sxm", "--tp", "1")
     assert out.startswith("llama-3.1-8b on 2x8xh100-sxm\n")
     assert "dp_shard=16; ZeRO 1; one_f_one_b, 2 microbatches of 2 x 4096" in out

@@ -167,7 +167,6 @@ mesh = {dp_shard = 2}
 
 ASKED = [
     ("plan p.toml --on 1x2xa100-sxm-80gb --global-batch 4", "is no model: give a name"),
-    ("predict p.toml --on 1x2xa100-sxm-80gb", "a plan file goes behind --plan"),
     ("plan llama-tiny --on 1x2xv100-sxm-32gb --global-batch 4 --precision bf16", "use --precision fp16 or fp32"),
     ("plan llama-tiny --on 1x2xh101 --global-batch 4", "did you mean 'h100-sxm-80gb'"),
     (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -10,9 +12,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime import parity  # noqa: E402
 
+from gnomon.errors import InputError  # noqa: E402
 from gnomon.hardware import measured_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
-from gnomon.plans import Mesh, Plan, Schedule  # noqa: E402
+from gnomon.plans import Mesh, Optimizer, Plan, Schedule  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.runtime.calibrate import Budget, calibrate, memory_bytes, physical_cores, relative_iqr  # noqa: E402
 from gnomon.software import stack  # noqa: E402
@@ -33,6 +36,24 @@ def test_two_processes_are_measured_and_predicted_with() -> None:
     predicted = predict(llama(parity.CONFIG), cluster, plan, parity.WORKLOAD, stack("gnomon"))
     assert 0 < predicted.step_s < math.inf
     assert found.note in predicted.assumptions
+
+
+def test_computing_loses_to_collectives_beside_it_what_was_measured() -> None:
+    """Under ZeRO 3 of this runtime, whose gathers run ahead; not where all communication follows the backward."""
+    machine = calibrate(2, TINY)
+    assert machine.lost_beside is not None and machine.lost_beside >= 0
+
+    def step_s(lost: float | None, zero: Literal[0, 3]) -> float:
+        cluster = measured_cluster(replace(machine, lost_beside=lost), memory_bytes())
+        mesh = Mesh(dp_shard=2) if zero else Mesh(dp_replicate=2)
+        plan = Plan(mesh=mesh, schedule=Schedule(num_microbatches=2), precision=parity.FP32)
+        plan = replace(plan, optimizer=Optimizer(zero=zero))
+        return predict(llama(parity.CONFIG), cluster, plan, parity.WORKLOAD, stack("gnomon")).step_s
+
+    assert step_s(None, 3) == step_s(0.0, 3) < step_s(0.5, 3) < step_s(1.0, 3)
+    assert step_s(None, 0) == step_s(1.0, 0)
+    with pytest.raises(InputError, match="lost_beside must be 0 or more"):
+        replace(machine, lost_beside=-1.0)
 
 
 def test_the_machine_has_cores_and_memory() -> None:

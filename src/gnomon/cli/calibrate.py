@@ -102,6 +102,9 @@ def report(cluster: Cluster, target: Path) -> list[str]:
     rates = {name: getattr(peak, name) for name in ("fp32", "bf16", "fp64")}
     best = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items() if rate)
     lines += ["", f"best: {best}; {device.memory_bytes_per_s / 1e9:.0f} GB/s in a process"]
+    if measured.lost_beside is not None:
+        share = 100 * measured.lost_beside
+        lines.append(f"overlap: computing loses {share:.0f} % of the time that a collective runs beside it")
     lines.append(f"spread of repeats (interquartile range over median): {100 * measured.spread:.0f} % at the median")
     lines.append(f"written to {target}" + ("; --on local reads it" if target == local_file() else ""))
     return lines

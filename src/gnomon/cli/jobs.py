@@ -28,10 +28,9 @@ def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None
         found = programs.recognised(path)
         if found is None:
             known = ", ".join(programs.names())
-            plan = "; a plan file goes behind --plan" if path.suffix == ".toml" else ""
             raise InputError(
                 f"{options.model!r} is no model and no job file that is recognised; name its format, as in --from "
-                f"megatron {options.model} (known: {known}){plan}"
+                f"megatron {options.model} (known: {known})"
             )
         return found, path
     if options.network is not None:

@@ -67,7 +67,9 @@ def counts(text: str) -> tuple[int, ...]:
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """What a job is: a model and machines, a plan file, or a job file."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="name, config.json or its folder, or a job file")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="name, config.json or its folder, a job file, or a plan file"
+    )
     parser.add_argument("--on", type=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
     parser.add_argument("--plan", type=some, metavar="FILE", help="a plan in TOML; the options below change it")
     parser.add_argument(

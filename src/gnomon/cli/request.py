@@ -25,7 +25,19 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.models.t5 import ENC_SEQ
 from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
-from gnomon.plans import Fp8, Mesh, Plan, PlanFile, Precision, RouterLoad, Saved, Schedule, Workload, load_plan
+from gnomon.plans import (
+    Fp8,
+    Mesh,
+    Plan,
+    PlanFile,
+    Precision,
+    RouterLoad,
+    Saved,
+    Schedule,
+    Workload,
+    is_plan_file,
+    load_plan,
+)
 from gnomon.plans.check import learned_positions, open_dims, sample_tokens
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.model import with_inputs
@@ -69,6 +81,7 @@ class Request:
 
 def read_request(options: argparse.Namespace) -> Request:
     """The request of `gnomon predict`'s options."""
+    _plan_as_model(options)
     given_plan = None if options.plan is None else load_plan(options.plan)
     file = given_plan if isinstance(given_plan, PlanFile) else None
     machines = _machines(options, file)
@@ -106,6 +119,14 @@ def read_request(options: argparse.Namespace) -> Request:
         assumed=tuple(assumed),
         notes=notes,
     )
+
+
+def _plan_as_model(options: argparse.Namespace) -> None:
+    """`gnomon predict plan.toml` is `gnomon predict --plan plan.toml`, as other commands take a plan file."""
+    path = options.model
+    if options.plan is None and options.source is None and path and path.endswith(".toml") and Path(path).is_file():
+        if is_plan_file(path):
+            options.plan, options.model = path, None
 
 
 def adapted_name(options: argparse.Namespace, name: str | None) -> str | None:

@@ -102,8 +102,13 @@ class Measured:
     """Of each."""
     tables: tuple[Table, ...]
     """One for each operation, number format and direction."""
+    lost_beside: float | None = None
+    """Seconds that computing loses to each second of a collective beside it: near 1 where every core has a process that
+    computes, near 0 where cores are idle. None where it was not measured: calibrations before 2026-11-26."""
 
     def __post_init__(self) -> None:
+        if self.lost_beside is not None and not 0 <= self.lost_beside < math.inf:
+            raise InputError(f"lost_beside must be 0 or more, got {self.lost_beside}")
         if not (self.host and self.date and self.software):
             raise InputError("a calibration must say its host, date and software")
         if min(self.processes, self.threads) < 1:

@@ -8,6 +8,8 @@ are no public measurements of kernels beside NCCL to fit more to.
 A collective weighs by the bytes that its link can move past each device a second, up to FULL_RATE: memory traffic and
 the SMs that copy grow with them, and one that waits for a slow network moves few. That form, a straight line through
 the origin, is a choice: runs set its upper end, and six runs over slower networks fit it.
+On a machine that `gnomon calibrate` has measured, the share is the one it saw (`Measured.lost_beside`), for collectives
+of any rate.
 Copies to and from the host go by copy engines and weigh nothing.
 Leaves out messages between stages, and collectives of whole stages, which are priced with the computing beside them
 (`step`): ZeRO 0 to 2, where runs show nothing (evidence/fits/contention).
@@ -19,6 +21,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gnomon.hardware import Device
 from gnomon.orders.patterns.vocabulary import SHARED
 from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.step import Pricing
@@ -56,7 +59,8 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     from which `period` may go on)."""
     alone, keys = pricing.durations(structure.program), structure.program.keys
     divided = pricing.stages[0].share is not None
-    if (pricing.blocks[0][1] < 0 and not divided) or pricing.stages[0].device.measured is not None:
+    lost_to_each = slowed(pricing.stages[0].device)
+    if (pricing.blocks[0][1] < 0 and not divided) or not lost_to_each:
         return alone, None
     moving = SHARED if divided else TRANSFERS
     loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int], tuple[float, float]]()
@@ -76,7 +80,7 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     lost, now, beside = np.zeros(len(keys)), alone, Beside(structure, kernels > 0, others)
     back = Beside(structure, others > 0, kernels) if BACK else None
     for _ in range(ROUNDS):
-        found = np.maximum(SLOWED * kernels * beside.seconds(now) - idle, 0.0)
+        found = np.maximum(lost_to_each * kernels * beside.seconds(now) - idle, 0.0)
         if back is not None:
             found += BACK * others * back.seconds(now)
         grown = np.maximum(found, lost)  # never less than before: the rounds only climb
@@ -84,6 +88,11 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
             break
         lost, now = grown, Durations(busy=quantise(alone.busy + grown), lag=alone.lag)
     return now, beside.last
+
+
+def slowed(device: Device) -> float:
+    """Seconds that kernels lose to each second of a collective of full weight: SLOWED, or as a calibration measured."""
+    return SLOWED if device.measured is None else device.measured.lost_beside or 0.0
 
 
 def _kernels(parts: Mapping[str, float]) -> tuple[float, float]:
@@ -108,5 +117,7 @@ def weight(pricing: Pricing, key: Key, busy: float) -> float:
 def share(link: AxisLink) -> float:
     """Of SLOWED, what a collective over the link takes, by the bytes that a ring moves past each of its devices at
     most: all that enters a node passes each of the group's devices there."""
+    if link.measured is not None:  # what is lost was measured with such collectives
+        return 1.0
     rate = link.across_bytes_per_s if link.nodes > 1 else link.inside_bytes_per_s
     return min(1.0, rate / FULL_RATE)

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
 
 from gnomon.hardware import Axis, Measured, Table
 from gnomon.runtime.calibrate_cases import Timed, after, cases
@@ -38,6 +39,10 @@ REPEATS = 2
 """Fewest repeats of a point in a round, unless asked otherwise."""
 MOST_REPEATS = 30
 """Most repeats of a point in a round."""
+BESIDE_BYTES = 1 << 22
+"""Size of the buffers of collectives that run beside products: about a layer of a small model."""
+BESIDE_SIDE = 256
+"""Of the square products that they run beside: well under a millisecond each."""
 BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 """Sizes of messages and of the buffers of collectives."""
 
@@ -81,17 +86,27 @@ class Times:
         return Times(key=key, axes=axes, busy=[[] for _ in range(count)], alone=[[] for _ in range(count)])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """All that one process measured."""
+
+    times: list[Times]
+    """A table each, the same ones on every process."""
+    lost_beside: list[float]
+    """Seconds that products lost to each second of a collective beside them, one for each repeat."""
+
+
 def calibrate(processes: int, budget: Budget) -> Measured:
     """What this machine does with so many processes of one thread each. Torch's errors where they cannot start."""
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    found = launch(measure, processes, budget)
-    return assembled([found[rank] for rank in sorted(found)], processes=processes, date=date)
+    ranks = launch(measure, processes, budget)
+    return assembled([ranks[rank] for rank in sorted(ranks)], processes=processes, date=date)
 
 
-def assembled(ranks: Sequence[Sequence[Times]], *, processes: int, date: str) -> Measured:
+def assembled(ranks: Sequence[Repeats], *, processes: int, date: str) -> Measured:
     """One calibration from the repeats of all processes."""
-    tables = []
-    for same in zip(*ranks, strict=True):
+    tables, beside = [], [share for rank in ranks for share in rank.lost_beside]
+    for same in zip(*(rank.times for rank in ranks), strict=True):
         busy = [list(chain(*points)) for points in zip(*(each.busy for each in same), strict=True)]
         tables.append(
             Table(
@@ -111,18 +126,19 @@ def assembled(ranks: Sequence[Sequence[Times]], *, processes: int, date: str) ->
         processes=processes,
         threads=1,
         tables=tuple(tables),
+        lost_beside=_digits(max(float(np.median(beside)), 0.0)) if beside else None,
     )
 
 
-def pooled(visits: Sequence[Sequence[Times]]) -> list[Times]:
+def pooled(visits: Sequence[Repeats]) -> Repeats:
     """The repeats of several calls of `measure` on one process, as if of one."""
-    found = [Times.of(times.key, times.axes) for times in visits[0]]
+    pool = [Times.of(times.key, times.axes) for times in visits[0].times]
     for visit in visits:
-        for times, more in zip(found, visit, strict=True):
+        for times, more in zip(pool, visit.times, strict=True):
             for at in range(len(times.busy)):
                 times.busy[at] += more.busy[at]
                 times.alone[at] += more.alone[at]
-    return found
+    return Repeats(times=pool, lost_beside=[share for visit in visits for share in visit.lost_beside])
 
 
 def relative_iqr(repeats: Sequence[float]) -> float:
@@ -139,11 +155,11 @@ def _digits(value: float) -> float:
 # --- in every process
 
 
-def measure(budget: Budget) -> list[Times]:
+def measure(budget: Budget) -> Repeats:
     """This process's repeats. All processes of the job must call it."""
     listed = cases(budget.dtypes, fine=budget.fine)
-    found = [Times.of((c.what, c.dtype, c.direction), c.axes) for c in listed]
-    points = [(t, c, at) for t, c in zip(found, listed, strict=True) for at in enumerate(c.points())]
+    tables = [Times.of((c.what, c.dtype, c.direction), c.axes) for c in listed]
+    points = [(t, c, at) for t, c in zip(tables, listed, strict=True) for at in enumerate(c.points())]
     modes = 2 if budget.alone and dist.get_world_size() > 1 else 1
     share = 0.8 * budget.seconds / (len(points) * budget.rounds * modes)
     talk = Talk(budget)
@@ -159,7 +175,7 @@ def measure(budget: Budget) -> list[Times]:
         talk.round()
     gc.enable()
     progress.end()
-    return found + talk.times
+    return Repeats(times=tables + talk.times, lost_beside=talk.lost_beside)
 
 
 def _time_is_up(mine: bool) -> bool:
@@ -209,7 +225,7 @@ class Talk:
     """Messages and collectives between the processes: in groups of every size that divides them."""
 
     def __init__(self, budget: Budget) -> None:
-        world, self.times = dist.get_world_size(), list[Times]()
+        world, self.times, self.lost_beside = dist.get_world_size(), list[Times](), list[float]()
         self.share = 0.2 * budget.seconds / budget.rounds
         sizes = BYTES if budget.fine else BYTES[:4:3]
         self.bytes = Axis(name="bytes", sizes=sizes)
@@ -227,6 +243,9 @@ class Talk:
             counts = times.axes[0].sizes if times.key[0] != "send_recv" else (2,)
             for at, (ranks, size) in enumerate((r, s) for r in counts for s in self.bytes.sizes):
                 times.busy[at] += self._repeats(times.key[0], self.groups[ranks], size)
+        if self.times:
+            for kind in ("all_gather", "reduce_scatter"):
+                self.lost_beside += _lost_beside(kind, self.groups[dist.get_world_size()])
 
     def _repeats(self, kind: str, group: ProcessGroup, size: int) -> list[float]:
         """As many on every process: larger ones fewer."""
@@ -251,18 +270,45 @@ def _group(ranks: int) -> ProcessGroup:
     return found
 
 
-def _talk(kind: str, group: ProcessGroup, size: int) -> tuple[Tensor, Callable[[], object]]:
-    """(what is sent, one collective on a buffer of `size` bytes or a message there and one back)."""
+def _lost_beside(kind: str, group: ProcessGroup) -> list[float]:
+    """Seconds that products lose to each second of a collective that runs meanwhile, as all processes do both: 1 where
+    the collective takes the only core from them, 0 where it has one of its own."""
+    buffer, run = _talk(kind, group, BESIDE_BYTES)
+    x = torch.full((BESIDE_SIDE, BESIDE_SIDE), 0.5)
+
+    def seconds(products: int, start: Callable[[], Work | None]) -> float:
+        after(buffer)
+        dist.barrier(group=group)
+        begin = perf_counter()
+        work = start()
+        for _ in range(products):
+            x @ x
+        if work is not None:
+            work.wait()
+        return perf_counter() - begin
+
+    lasts = []
+    for _ in range(3 * REPEATS):
+        talking = seconds(0, lambda: run(wait=False))
+        one = seconds(20, lambda: None) / 20
+        count = 1 + int(2.0 * talking / one)
+        alone, both = seconds(count, lambda: None), seconds(count, lambda: run(wait=False))
+        lasts.append((both - alone) / talking)
+    return lasts
+
+
+def _talk(kind: str, group: ProcessGroup, size: int) -> tuple[Tensor, Callable[..., Any]]:
+    """(what is sent, one collective of `size` bytes, which takes `wait`, or a message there and one back)."""
     ranks, me = dist.get_world_size(group), dist.get_rank(group)
     whole = torch.full((max(ranks, size // 4),), 0.5)
     part = torch.full((whole.numel() // ranks,), 0.5)
     whole = whole[: part.numel() * ranks]
     if kind == "all_reduce":
-        return whole, lambda: all_reduce(whole, group)
+        return whole, lambda wait=True: all_reduce(whole, group, wait=wait)
     if kind == "all_gather":
-        return part, lambda: all_gather(whole, part, group)
+        return part, lambda wait=True: all_gather(whole, part, group, wait=wait)
     if kind == "reduce_scatter":
-        return whole, lambda: reduce_scatter(part, whole, group)
+        return whole, lambda wait=True: reduce_scatter(part, whole, group, wait=wait)
     if me > 1:
         return whole, lambda: None
     other = dist.get_global_rank(group, 1 - me)

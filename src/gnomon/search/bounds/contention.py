@@ -45,8 +45,8 @@ def slowed(
     takes b + L1, of which l_a in action a, and loses L2 ≥ A - s T1 + Σ SLOWED w Σ_a min(λ, κ_a) l_a. For any μ ≤ λ the
     last is at least s' (L1 - q), with s' = Σ SLOWED w μ and q what actions with κ_a < μ can have lost at most. With the
     chain T ≥ around + b + L2 and T ≥ T1, T0: T ≥ (around + b + (1 + s') A - s' q) / (1 + s + s' s). Weights of two
-    streams add up as long as they, lowered where needed, do not pass 1 together. Nothing is lost on measured
-    machines, and what is lost beside copies of activations to the host is left out.
+    streams add up as long as they, lowered where needed, do not pass 1 together. What is lost on measured
+    machines and beside copies of activations to the host is left out.
     """
     first = shardings[0]
     if any(device.measured is not None for device in first.job.devices) or first.table.copied_s.any():

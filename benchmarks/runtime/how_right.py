@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Saved, Schedule, Workload, save_plan_file
 from gnomon.timeline import parse_timeline, peaks
@@ -101,8 +102,11 @@ def run(model: str, name: str, plan: Plan, folder: Path, steps: int) -> Pair:
 
 
 def rank_correlation(pairs: list[Pair]) -> float:
-    """Spearman's."""
-    return statistics.correlation([p.predicted_s for p in pairs], [p.measured_s for p in pairs], method="ranked")
+    """Spearman's: the correlation of ranks, of which no two are alike."""
+    ranks = [
+        np.argsort(np.argsort(times)) for times in zip(*((p.predicted_s, p.measured_s) for p in pairs), strict=True)
+    ]
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def main() -> int:
@@ -126,9 +130,9 @@ def main() -> int:
                     continue
             p = pairs[-1]
             print(f"{model}, {name}: {p.predicted_s:.3f} s predicted, {p.measured_s:.3f} measured", flush=True)
+            options.output.write_text("\n".join(lines(pairs, failed, options.steps)) + "\n")
     if not pairs:
         return 1
-    options.output.write_text("\n".join(lines(pairs, failed, options.steps)) + "\n")
     return 0
 
 
